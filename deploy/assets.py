@@ -1,0 +1,25 @@
+"""The data folders of the project: inside the package in a wheel, at the top in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def asset(*parts: str) -> Path:
+    """Return the path of a shipped file or folder, such as `asset("lmcache_configs", "a.yaml")`.
+
+    Raises:
+        FileNotFoundError: nothing of that name is shipped; a fault of the build, not of the user.
+    """
+    for root in (_PACKAGE / "_data", _PACKAGE.parent):
+        path = root.joinpath(*parts)
+        if path.exists():
+            return path
+    raise FileNotFoundError("/".join(parts))
+
+
+def connector_path() -> Path:
+    """Return the folder to put on an engine's PYTHONPATH so that `pdkit_connector` imports."""
+    return _PACKAGE / "connector"

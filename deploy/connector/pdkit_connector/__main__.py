@@ -1,0 +1,50 @@
+"""Print the fixes and their state for the LMCache installed here.
+
+Exit code 0: no fix failed; 1: one did; 3: LMCache or something it needs is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import sys
+
+from pdkit_connector.registry import Outcome, Registry, State, disabled_ids, discover
+from pdkit_connector.setting import Setting
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Apply the fixes in this process and print what became of each; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pdkit_connector", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print a JSON list on stdout")
+    options = parser.parse_args(argv)
+    missing = [name for name in ("lmcache", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"{' and '.join(missing)} not installed for {sys.executable}: run this with the "
+            "engine's Python, or in its image",
+            file=sys.stderr,
+        )
+        return 3
+    # vLLM logs to stdout, which here is for the answer alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        fixes = discover()
+        outcomes = Registry(fixes).apply(Setting(), disabled_ids(fixes))
+    print(
+        json.dumps([o.as_dict() for o in outcomes], indent=2) if options.json else table(outcomes)
+    )
+    return int(any(outcome.state is State.FAILED for outcome in outcomes))
+
+
+def table(outcomes: tuple[Outcome, ...]) -> str:
+    """Return one line a fix: id, state, title, link, evidence."""
+    return "\n".join(
+        f"{o.fix.id:<5} {o.state.value:<15} {o.fix.title} [{o.fix.link}]\n{'':<22}{o.evidence}"
+        for o in outcomes
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

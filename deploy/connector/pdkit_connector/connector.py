@@ -1,0 +1,69 @@
+"""The connector that vLLM loads by `kv_connector_module_path: pdkit_connector.connector`."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+
+from pdkit_connector.errors import ConnectorError, UnsupportedSetting
+from pdkit_connector.log import get_logger
+from pdkit_connector.registry import Registry, State, disabled_ids, discover
+from pdkit_connector.setting import Setting
+
+
+@cache
+def process_registry() -> Registry:
+    """Return the registry of this process; its scheduler and worker connectors share it."""
+    return Registry(discover())
+
+
+class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
+    """LMCacheConnectorV1 on top of the fixes; refuses to run where KV could never be shared."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        """Apply the fixes, then start LMCache; raise ConnectorError where either fails."""
+        if vllm_config.kv_transfer_config.get_from_extra_config("use_native", False):
+            raise UnsupportedSetting(
+                "kv_connector_extra_config has use_native: true, which runs vLLM's own copy of the "
+                "LMCache adapter past these fixes; remove it"
+            )
+        self._registry = process_registry()
+        self._registry.apply(
+            Setting.from_vllm(vllm_config, kv_cache_config), disabled_ids(self._registry.fixes)
+        )
+        if role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0:
+            announce(self._registry)
+        self._registry.require_no_failure()
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._require_lmcache("start")
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Check vLLM's KV tensors against the fixes, then give them to LMCache."""
+        self._registry.check_kv_caches(kv_caches)
+        super().register_kv_caches(kv_caches)
+        self._require_lmcache("take vLLM's KV tensors")
+
+    def _require_lmcache(self, what: str) -> None:
+        """Raise where LMCache gave up and would only recompute from here on.
+
+        With a fix turned off by hand the engine goes on, since that is how one looks at the bug.
+        """
+        manager = self._lmcache_engine._manager
+        if not manager._init_failed:
+            return
+        reason = str(manager._init_failed_reason).strip().splitlines()[-1]
+        message = f"LMCache failed to {what}, so this engine can never share KV: {reason}"
+        get_logger().error("pdkit-connector ERROR %s", message)
+        if not self._registry.disabled:
+            raise ConnectorError(message)
+
+
+def announce(registry: Registry) -> None:
+    """Log one line a fix; only one process of an engine should, though all apply the fixes."""
+    levels = {State.FAILED: logging.ERROR, State.DISABLED: logging.WARNING}
+    for outcome in registry.outcomes:
+        get_logger().log(levels.get(outcome.state, logging.INFO), "%s", outcome.line())

@@ -1,0 +1,55 @@
+"""B2d: a layerwise retrieve that finds nothing reads a variable it never set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from pdkit_connector.layer_steps import Steps, probe_steps, replace_method
+from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.setting import Setting
+
+
+def probe(setting: Setting) -> Finding:
+    """Step a retriever that finds nothing."""
+    if setting.lmcache_value("use_layerwise") is False:
+        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
+    short, evidence = probe_steps("retrieve_layer")
+    return Finding(Verdict.NEEDED if short < 0 else Verdict.NOT_NEEDED, evidence)
+
+
+def apply(_setting: Setting) -> str:
+    """End a miss with a mask that says so."""
+    from lmcache.v1.cache_engine import LMCacheEngine
+
+    replace_method(LMCacheEngine, "retrieve_layer", _completed)
+    return "a miss ends in an empty mask"
+
+
+def _completed(retrieve_layer: Callable[..., Steps]) -> Callable[..., Steps]:
+    @wraps(retrieve_layer)
+    def complete(self: Any, tokens: Any, *args: Any, **kwargs: Any) -> Steps:
+        import torch
+
+        try:
+            yield from retrieve_layer(self, tokens, *args, **kwargs)
+        except UnboundLocalError as exc:
+            if "mem_obj_consumer" not in str(exc):
+                raise
+            yield torch.zeros(len(tokens), dtype=torch.bool)
+
+    return complete
+
+
+FIX = Fix(
+    id="B2d",
+    title="a layerwise retrieve ends the engine's core on a miss",
+    link="https://github.com/LMCache/LMCache/issues/899",
+    reason=(
+        "When the keys are gone between lookup and load, retrieve_layer uses its consumer without "
+        "having made one: the UnboundLocalError ends the engine's core."
+    ),
+    probe=probe,
+    apply=apply,
+)

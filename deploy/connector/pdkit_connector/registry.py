@@ -1,0 +1,198 @@
+"""The fixes: what one is, where they are found, and what became of each in this process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+from pdkit_connector.errors import ConnectorError, FixFailed, UnsupportedSetting
+from pdkit_connector.setting import Setting
+
+DISABLE_ENV = "PDKIT_DISABLE_FIXES"
+
+
+class Verdict(Enum):
+    """What a probe found in the installed code."""
+
+    NEEDED = "needed"
+    NOT_NEEDED = "not needed"
+    NOT_APPLICABLE = "not applicable"
+
+
+class State(Enum):
+    """What became of a fix in this process."""
+
+    APPLIED = "applied"
+    NOT_NEEDED = "not needed"
+    NOT_APPLICABLE = "not applicable"
+    FAILED = "failed"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A probe's verdict and the observation it rests on."""
+
+    verdict: Verdict
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One upstream bug and its mend.
+
+    `probe` looks at the installed code or runs it. `apply` patches this process and returns what it
+    did; after it, `probe` must no longer say NEEDED. `on_kv_caches` sees vLLM's KV tensors by layer
+    name once, before LMCache does, and raises to refuse them. Lower `rank` is applied earlier.
+    """
+
+    id: str
+    title: str
+    link: str
+    reason: str
+    probe: Callable[[Setting], Finding]
+    apply: Callable[[Setting], str]
+    on_kv_caches: Callable[[Mapping[str, Any]], None] | None = None
+    rank: int = 100
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Sort by rank, then by the number in the id, so that B2b precedes B15."""
+        number = re.search(r"\d+", self.id)
+        return self.rank, int(number.group()) if number else 0, self.id
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A fix, its state in this process, and why."""
+
+    fix: Fix
+    state: State
+    evidence: str
+
+    def line(self) -> str:
+        """Return the one log line of this fix, for people and for grep."""
+        state = self.state.value.replace(" ", "-")
+        return (
+            f"pdkit-connector fix={self.fix.id} state={state} evidence={json.dumps(self.evidence)}"
+        )
+
+    def as_dict(self) -> dict[str, str]:
+        """Return what `python -m pdkit_connector --json` prints of this fix."""
+        return {
+            "id": self.fix.id,
+            "state": self.state.value,
+            "title": self.fix.title,
+            "evidence": self.evidence,
+            "link": self.fix.link,
+            "reason": self.fix.reason,
+        }
+
+
+def discover(package: ModuleType | None = None) -> tuple[Fix, ...]:
+    """Return the `FIX` of every module in `package` (default: `fixes`), in order of application.
+
+    Raises ConnectorError where a module has no `FIX` or two share an id.
+    """
+    if package is None:
+        package = importlib.import_module("pdkit_connector.fixes")
+    found: dict[str, Fix] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        fix = getattr(module, "FIX", None)
+        if not isinstance(fix, Fix):
+            raise ConnectorError(f"{module.__name__} defines no FIX")
+        if fix.id in found:
+            raise ConnectorError(f"two modules of {package.__name__} claim fix {fix.id}")
+        found[fix.id] = fix
+    return tuple(sorted(found.values(), key=lambda fix: fix.order))
+
+
+def disabled_ids(fixes: Iterable[Fix], environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Return the ids that PDKIT_DISABLE_FIXES turns off; raise ConnectorError on an unknown one."""
+    named = {part.strip() for part in environ.get(DISABLE_ENV, "").split(",") if part.strip()}
+    known = {fix.id for fix in fixes}
+    if unknown := sorted(named - known):
+        raise ConnectorError(
+            f"{DISABLE_ENV} names unknown fixes {', '.join(unknown)}; "
+            f"known: {', '.join(sorted(known))}"
+        )
+    return frozenset(named)
+
+
+def apply_fix(fix: Fix, setting: Setting) -> Outcome:
+    """Probe, apply where needed, and probe again; raise only UnsupportedSetting."""
+    try:
+        finding = fix.probe(setting)
+    except Exception as exc:  # noqa: BLE001 - the installed code is unknown: any error is a finding
+        return Outcome(fix, State.FAILED, f"probe raised {describe(exc)}")
+    if finding.verdict is not Verdict.NEEDED:
+        return Outcome(fix, State(finding.verdict.value), finding.evidence)
+    try:
+        done = fix.apply(setting)
+        after = fix.probe(setting)
+    except UnsupportedSetting:
+        raise  # the fix took; it is the configuration that must change
+    except Exception as exc:  # noqa: BLE001 - as above
+        return Outcome(fix, State.FAILED, f"{finding.evidence}; apply raised {describe(exc)}")
+    if after.verdict is Verdict.NEEDED:
+        return Outcome(fix, State.FAILED, f"applied ({done}), yet {after.evidence}")
+    return Outcome(fix, State.APPLIED, f"{finding.evidence}; {done}")
+
+
+def describe(exc: BaseException) -> str:
+    """Return an exception's type and message on one line."""
+    return f"{type(exc).__name__}: {exc}".splitlines()[0]
+
+
+@dataclass
+class Registry:
+    """The fixes of this process; patches are process-wide, so their record is too."""
+
+    fixes: tuple[Fix, ...]
+    outcomes: tuple[Outcome, ...] = ()
+
+    def apply(self, setting: Setting, disabled: Collection[str]) -> tuple[Outcome, ...]:
+        """Apply every fix once and return the outcomes; later calls patch nothing."""
+        if not self.outcomes:
+            self.outcomes = tuple(
+                Outcome(fix, State.DISABLED, f"turned off by {DISABLE_ENV}")
+                if fix.id in disabled
+                else apply_fix(fix, setting)
+                for fix in self.fixes
+            )
+        return self.outcomes
+
+    def require_no_failure(self) -> None:
+        """Raise FixFailed naming each failed fix, its bug and the way out."""
+        failed = [o for o in self.outcomes if o.state is State.FAILED]
+        if failed:
+            raise FixFailed("\n".join(_failure_message(outcome) for outcome in failed))
+
+    def check_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Show vLLM's KV tensors to every applied fix; one that cannot serve them raises."""
+        for outcome in self.outcomes:
+            if outcome.state is State.APPLIED and outcome.fix.on_kv_caches is not None:
+                outcome.fix.on_kv_caches(kv_caches)
+
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        """Ids of the fixes that were turned off by hand."""
+        return tuple(o.fix.id for o in self.outcomes if o.state is State.DISABLED)
+
+
+def _failure_message(outcome: Outcome) -> str:
+    fix = outcome.fix
+    return (
+        f"fix {fix.id} ({fix.title}) is needed and could not be applied: {outcome.evidence}. "
+        f"Upstream: {fix.link}. {fix.reason} Way out: use an LMCache and vLLM pair that the kit "
+        f"knows, or set {DISABLE_ENV}={fix.id} to run with the bug."
+    )

@@ -1,0 +1,91 @@
+"""The errors a user can meet.
+
+Every one carries a message (what is wrong, naming field and value), a hint (the next command to
+type), a stable code for scripts, and the exit code. Only the CLI boundary turns them into text.
+
+    PdkitError
+    ├── CheckFailed             1  the stack is up, and a check of it failed
+    ├── UsageError              2  a flag, an environment variable, deploy.yaml, or stored state
+    │   ├── ConfigError            a value that is wrong in itself or against another one
+    │   └── StateError             a state file that cannot be read, or that belies the request
+    ├── MachineError            3  something this machine lacks
+    │   ├── MissingTool            redis-server, an engine's Python, a package
+    │   ├── PortTaken
+    │   ├── NotEnoughMemory
+    │   └── StackLocked            another deploy command works on the same stack
+    ├── StackUnhealthy          4  a service died, or was not ready by its deadline
+    └── Interrupted           130  Ctrl-C or SIGTERM
+"""
+
+from __future__ import annotations
+
+
+class PdkitError(Exception):
+    """Base of all errors meant for the user."""
+
+    code = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", details: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the JSON shape: code, message, hint, details (lines, such as a log's last)."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "details": list(self.details),
+        }
+
+
+class CheckFailed(PdkitError):
+    code = "check_failed"
+    exit_code = 1
+
+
+class UsageError(PdkitError):
+    code = "usage"
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    code = "config"
+
+
+class StateError(UsageError):
+    code = "state"
+
+
+class MachineError(PdkitError):
+    code = "machine"
+    exit_code = 3
+
+
+class MissingTool(MachineError):
+    code = "missing_tool"
+
+
+class PortTaken(MachineError):
+    code = "port_taken"
+
+
+class NotEnoughMemory(MachineError):
+    code = "not_enough_memory"
+
+
+class StackLocked(MachineError):
+    code = "stack_locked"
+
+
+class StackUnhealthy(PdkitError):
+    code = "stack_unhealthy"
+    exit_code = 4
+
+
+class Interrupted(PdkitError):
+    code = "interrupted"
+    exit_code = 130
