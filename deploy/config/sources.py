@@ -1,0 +1,169 @@
+"""Merge flags, environment variables and deploy.yaml into one spec that knows its sources.
+
+Precedence: flags, then `PDKIT_*` variables, then the file, then the defaults of the spec.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+DEFAULT_FILE = Path("deploy.yaml")
+
+# Top-level scalar fields that a `PDKIT_<FIELD>` variable may set.
+ENV_FIELDS = (
+    "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp", "model",
+    "connector", "layerwise", "save_decode_cache", "port", "bind",
+)  # fmt: skip
+
+_SHAPES = {
+    "name": "lower-case letters, digits, '-' and '_', at most 40, such as 'demo'",
+    "topology": "a form like 1p3d: producers (prefill), then consumers (decode)",
+}
+
+
+@dataclass(frozen=True)
+class SpecSource:
+    """A spec, and for each top-level field that was set, where: '--gpus', 'PDKIT_GPUS', a file."""
+
+    spec: StackSpec
+    origins: Mapping[str, str]
+    file: Path | None
+
+
+def load_spec(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None
+) -> SpecSource:
+    """Return the spec from flags (None means not given), environment and file.
+
+    Without `file`, a deploy.yaml in the current folder is read if there is one.
+
+    Raises:
+        ConfigError: naming field, value, origin and what would be right.
+    """
+    path = file or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin_values in (
+        _from_file(path) if path else {},
+        _from_environ(environ),
+        _from_flags(flags),
+    ):
+        for field, (value, origin) in origin_values.items():
+            values[field] = value
+            origins[field] = origin
+    _drop_overruled_split(values, origins)
+    try:
+        spec = StackSpec.model_validate(values)
+    except ValidationError as exc:
+        raise _explain(exc.errors()[0], origins) from exc
+    return SpecSource(spec, origins, path)
+
+
+def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(
+            f"-f {path}: cannot be read ({exc.strerror})", hint="name an existing file with -f"
+        ) from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        mark = getattr(exc, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            f"{path}: not valid YAML{where}", hint=f"mend {path} and run the command again"
+        ) from exc
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"{path}: a mapping is expected at the top, not a {type(document).__name__}",
+            hint="write lines such as 'topology: 1p1d'",
+        )
+    return {str(field): (value, str(path)) for field, value in document.items()}
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    found = {}
+    for field in ENV_FIELDS:
+        variable = f"PDKIT_{field.upper()}"
+        if environ.get(variable):
+            found[field] = (environ[variable], variable)
+    return found
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    return {
+        field: (value, f"--{field.replace('_', '-')}")
+        for field, value in flags.items()
+        if value is not None
+    }
+
+
+def _drop_overruled_split(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Let a split given by a stronger source replace one given by a weaker source.
+
+    `--gpus 4` over a file's `topology: 1p1d` means four engines, not a contradiction; two forms
+    from the same source stay and are compared by the planner.
+    """
+    strength = {"topology": 0, "producers": 0, "consumers": 0, "gpus": 0}
+    for field in strength:
+        origin = origins.get(field, "")
+        strength[field] = 3 if origin.startswith("--") else 2 if origin.startswith("PDKIT_") else 1
+    given = {field: rank for field, rank in strength.items() if field in values}
+    strongest = max(given.values(), default=0)
+    for field, rank in given.items():
+        if rank < strongest:
+            del values[field], origins[field]
+
+
+def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
+    location = tuple(str(part) for part in error["loc"])
+    field = ".".join(location)
+    origin = origins.get(location[0], "") if location else ""
+    shown = origin if origin.startswith(("--", "PDKIT_")) else f"{origin}: {field}"
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(location, origin)
+    return ConfigError(
+        f"{shown}: {error['input']!r} is not valid: {_expectation(error, location)}",
+        hint="deploy plan --help",
+    )
+
+
+def _expectation(error: ErrorDetails, location: tuple[str, ...]) -> str:
+    if error["type"] == "string_pattern_mismatch" and location[-1] in _SHAPES:
+        return f"expected {_SHAPES[location[-1]]}"
+    return error["msg"][0].lower() + error["msg"][1:]
+
+
+def _unknown_key(location: tuple[str, ...], origin: str) -> ConfigError:
+    *parents, key = location
+    known = _keys_at(parents)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    guess = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(known)}"
+    return ConfigError(
+        f"{origin}: unknown key '{'.'.join(location)}'{guess}",
+        hint=f"mend {origin} and run the command again",
+    )
+
+
+def _keys_at(parents: list[str]) -> list[str]:
+    model: type[BaseModel] = StackSpec
+    for parent in parents:
+        annotation = model.model_fields[parent].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)

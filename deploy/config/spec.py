@@ -1,0 +1,79 @@
+"""The stack a user asks for, as written in deploy.yaml, flags and environment variables.
+
+Pydantic models at the edge: strict, frozen, unknown keys refused. Defaults that depend on the
+vendor or the machine are `None` here and are settled by the planner.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+VendorChoice = Literal["auto", "cpu"]
+RuntimeChoice = Literal["auto", "process"]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+Count = Annotated[int, Field(ge=1, le=64)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Gibibytes = Annotated[float, Field(gt=0, le=4096)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+
+class EngineSpec(_Strict):
+    """How every vLLM engine of the stack is run."""
+
+    python: Path | None = Field(None, description="interpreter that has vLLM and LMCache")
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    block_size: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="tokens a KV block")
+    max_model_len: Annotated[int, Field(ge=64)] | None = None
+    kv_cache_gib: Gibibytes | None = Field(None, description="KV space of one engine")
+    args: tuple[str, ...] = Field((), description="further vLLM arguments, for all engines")
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class LMCacheSpec(_Strict):
+    """The LMCache instance inside every engine."""
+
+    chunk_size: Annotated[int, Field(ge=1, le=8192)] = Field(256, description="tokens a chunk")
+    staging_gib: Gibibytes = Field(0.5, description="host memory for chunks on their way")
+
+
+class RedisSpec(_Strict):
+    """The store between producers and consumers."""
+
+    server: Path | None = Field(None, description="redis-server binary")
+    memory_gib: Gibibytes = Field(1.0, description="maxmemory; least recently used chunks go first")
+
+
+class TimeoutSpec(_Strict):
+    """Deadlines of `up` and `down`, in seconds."""
+
+    ready_s: Seconds = 600.0
+    stop_s: Seconds = 15.0
+
+
+class StackSpec(_Strict):
+    """One stack: as many producers and consumers as asked for, a Redis and a router."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = "pdkit"
+    vendor: VendorChoice = "auto"
+    runtime: RuntimeChoice = "auto"
+    gpus: Count | None = None
+    topology: Annotated[str, Field(pattern=r"^[1-9][0-9]?p[1-9][0-9]?d$")] | None = None
+    producers: Count | None = None
+    consumers: Count | None = None
+    tp: Count = 1
+    model: Annotated[str, Field(min_length=1)] | None = None
+    connector: Literal["lmcache"] = "lmcache"
+    layerwise: bool = False
+    save_decode_cache: bool = False
+    port: Port = 8000
+    bind: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    engine: EngineSpec = EngineSpec()
+    lmcache: LMCacheSpec = LMCacheSpec()
+    redis: RedisSpec = RedisSpec()
+    timeouts: TimeoutSpec = TimeoutSpec()

@@ -1,0 +1,44 @@
+"""Plain tables that fit a terminal and paste well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return rows under a header, columns padded, numbers to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    numeric = [
+        bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
+        for index in range(len(header))
+    ]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join((line(header), line(["-" * width for width in widths]), *map(line, cells)))
+
+
+def percent(rate: float) -> str:
+    """Return a rate as a percentage with one digit, never rounding up to 100."""
+    text = f"{100 * rate:.1f} %"
+    return "99.9 %" if text == "100.0 %" and rate < 1.0 else text
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(mib: float) -> str:
+    """Return MiB as MiB or GiB."""
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"

@@ -1,0 +1,172 @@
+"""Each command's result as people read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.output.table import duration, percent, size, table
+from deploy.planning.plan import Plan
+from deploy.verify.report import CheckReport
+from deploy.workflows.status import StackStatus
+from deploy.workflows.up import UpResult
+
+
+def plan_view(plan: Plan) -> str:
+    """Return the plan as facts and a table of services."""
+    shared = f"http://{plan.bind}:{plan.router_port}"
+    facts = [
+        f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
+        f"model    {plan.model.served_name} ({plan.model.ref})",
+        f"context  {plan.max_model_len or 'as the model says'} tokens, block {plan.block_size}, "
+        f"chunk {plan.chunk_size}"
+        + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else ""),
+        f"memory   {size(plan.memory_mib)} expected",
+        f"address  {shared}",
+    ]
+    rows: list[tuple[object, ...]] = [
+        ("redis", "store", "-", plan.redis_port, size(plan.redis_memory_mib)),
+        *(
+            (
+                engine.name,
+                "prefill" if engine.role == "producer" else "decode",
+                _devices(plan, engine.devices, engine.cpu_threads),
+                engine.port,
+                size(engine.memory_mib),
+            )
+            for engine in plan.engines
+        ),
+        ("router", "front", "-", plan.router_port, "-"),
+    ]
+    body = table(("service", "does", "devices", "port", "memory"), rows)
+    return "\n".join((*facts, "", body))
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """Return the plan for scripts."""
+    return {
+        "name": plan.name,
+        "vendor": plan.vendor.name,
+        "runtime": plan.runtime,
+        "topology": str(plan.topology),
+        "tp": plan.tp,
+        "model": {
+            "ref": plan.model.ref,
+            "served_name": plan.model.served_name,
+            "source": plan.model.source,
+        },
+        "router": {"host": plan.bind, "port": plan.router_port},
+        "redis": {"port": plan.redis_port, "memory_mib": plan.redis_memory_mib},
+        "block_size": plan.block_size,
+        "chunk_size": plan.chunk_size,
+        "max_model_len": plan.max_model_len,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_cache_bytes": plan.kv_cache_bytes,
+        "memory_mib": plan.memory_mib,
+        "layerwise": plan.layerwise,
+        "save_decode_cache": plan.save_decode_cache,
+        "engines": [
+            {
+                "name": engine.name,
+                "role": engine.role,
+                "port": engine.port,
+                "devices": list(engine.devices),
+                "cpu_threads": engine.cpu_threads,
+                "memory_mib": engine.memory_mib,
+            }
+            for engine in plan.engines
+        ],
+    }
+
+
+def check_view(report: CheckReport) -> str:
+    """Return the check as one table, a verdict, and causes where it failed."""
+    rows = [
+        (
+            f"{pair.producer} → {pair.consumer}",
+            pair.hits.queries,
+            pair.hits.hits,
+            pair.hits.eligible,
+            percent(pair.hits.rate),
+            percent(pair.hits.eligible_rate),
+        )
+        for pair in report.pairs
+    ]
+    total, race, same = report.total, report.race, report.equivalence
+    if len(rows) > 1:
+        rows.append(
+            ("all pairs", total.queries, total.hits, total.eligible, percent(total.rate),
+             percent(total.eligible_rate))
+        )  # fmt: skip
+    rows.append(
+        ("router, no gap", race.queries, race.hits, race.eligible, percent(race.rate),
+         percent(race.eligible_rate))
+    )  # fmt: skip
+    header = ("prefill → decode", "queries", "hits", "eligible", "hit rate", "eligible hit rate")
+    lines = [
+        table(header, rows),
+        "",
+        f"External prefix cache hit rate: {percent(total.rate)} (vLLM's own: hits / queries)",
+        f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
+        f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
+        f"largest log-probability difference {same.max_logprob_diff:.4f}",
+        f"Redis: {report.store.keys_before} → {report.store.keys_after} keys, "
+        f"{size(report.store.used_memory_bytes / 2**20)} used, "
+        f"{report.store.evicted_keys} evicted",
+        "",
+        f"check {'passed' if report.passed else 'FAILED'} in {report.seconds:.1f} s",
+        *(f"  failed: {failure}" for failure in report.failures),
+    ]
+    for cause in report.diagnosis:
+        lines += [f"  cause: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
+    return "\n".join(lines)
+
+
+def up_view(result: UpResult, total_s: float) -> str:
+    """Return how long the start took, and where the stack is reached."""
+    plan = result.running.prepared.plan
+    url = result.running.stack.service("router").url
+    lines = [f"The stack '{plan.name}' ({plan.topology}) serves {plan.model.served_name} at {url}"]
+    if result.started:
+        lines.append(
+            f"slowest engine's own start: {result.slowest_engine_s:.1f} s; "
+            f"deploy up, all told: {total_s:.1f} s"
+        )
+    return "\n".join(lines)
+
+
+def status_view(status: StackStatus) -> str:
+    """Return a stack's services as a table, with the hit rate since the engines started."""
+    if not status.up:
+        return f"the stack '{status.name}' is not up"
+    rows = [
+        (
+            service.name,
+            service.condition,
+            service.pid or "-",
+            duration(service.uptime_s) if service.uptime_s else "-",
+            size(service.resident_mib) if service.resident_mib else "-",
+            service.restarts,
+            percent(service.cache.external_hits / service.cache.external_queries)
+            if service.cache and service.cache.external_queries
+            else "-",
+        )
+        for service in status.services
+    ]
+    header = ("service", "state", "pid", "up", "memory", "restarts", "external hits")
+    lines = [
+        f"stack '{status.name}': {status.topology}, {status.model}, {status.url}",
+        "",
+        table(header, rows),
+    ]
+    if status.store:
+        used = size(status.store.used_memory_bytes / 2**20)
+        most = size(status.store.max_memory_bytes / 2**20)
+        lines += ["", f"Redis: {status.store.keys} keys, {used} of {most}, "
+                  f"{status.store.evicted_keys} evicted"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _devices(plan: Plan, devices: tuple[int, ...], threads: int) -> str:
+    if devices:
+        return ",".join(map(str, devices))
+    return f"{plan.vendor.name}, {threads} thread{'s' if threads > 1 else ''}"

@@ -1,0 +1,1 @@
+"""Effects: processes, files, ports, HTTP and Redis. No layer below touches the machine."""

@@ -1,0 +1,142 @@
+"""An engine or router over HTTP: health, models, completions, tokenisation, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from deploy.verify.equivalence import Answer
+
+# vLLM 0.25 to 0.32 count in tokens: queries are the tokens not found in the engine's own cache.
+EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+LOCAL_QUERIES = "vllm:prefix_cache_queries"
+LOCAL_HITS = "vllm:prefix_cache_hits"
+
+
+class ApiError(Exception):
+    """A request that was not answered as asked; `status` is 0 where there was no answer at all."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class CacheCounters:
+    """An engine's own prefix cache counters, in tokens since its start."""
+
+    external_queries: int
+    external_hits: int
+    local_queries: int
+    local_hits: int
+
+    def since(self, earlier: CacheCounters) -> CacheCounters:
+        return CacheCounters(
+            self.external_queries - earlier.external_queries,
+            self.external_hits - earlier.external_hits,
+            self.local_queries - earlier.local_queries,
+            self.local_hits - earlier.local_hits,
+        )
+
+
+class EngineApi:
+    """A client for one base URL. The environment's proxy settings are not used."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = 120.0) -> None:
+        # Engines speak plain HTTP on this machine. Reading the certificates all the same would take
+        # longer than the request, several times a second while engines start.
+        self._client = httpx.Client(
+            base_url=base_url,
+            timeout=httpx.Timeout(timeout_s, connect=2.0),
+            trust_env=False,
+            verify=False,  # noqa: S501
+        )
+
+    def __enter__(self) -> EngineApi:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def is_healthy(self, path: str = "/health") -> bool:
+        try:
+            return self._client.get(path, timeout=2.0).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def tokenize(self, model: str, text: str) -> list[int]:
+        """Return the token ids of a text, without special tokens added."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return [int(token) for token in self._post("/tokenize", body)["tokens"]]
+
+    def max_model_len(self) -> int:
+        """Return the longest prompt and answer together, in tokens."""
+        return int(self._get("/v1/models")["data"][0]["max_model_len"])
+
+    def complete(self, model: str, prompt: Sequence[int], *, max_tokens: int) -> Answer:
+        """Complete token ids greedily, with the five likeliest tokens at each step.
+
+        Raises:
+            ApiError: no answer, or not 200.
+        """
+        body = {
+            "model": model,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "logprobs": 5,
+            "ignore_eos": True,
+            "return_tokens_as_token_ids": True,
+        }
+        answer = self._post("/v1/completions", body)
+        logprobs = answer["choices"][0]["logprobs"]
+        return Answer(
+            tuple(logprobs["tokens"]),
+            tuple(dict(step) for step in logprobs["top_logprobs"]),
+            int(answer["usage"]["prompt_tokens"]),
+        )
+
+    def cache_counters(self) -> CacheCounters:
+        """Read the engine's prefix cache counters.
+
+        Raises:
+            ApiError: no answer, or a counter is missing: an engine that does not count external
+                hits runs without a connector.
+        """
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = self._request("GET", "/metrics").text
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name.endswith("_total"):
+                    name = sample.name.removesuffix("_total")
+                    totals[name] = totals.get(name, 0.0) + sample.value
+        names = (EXTERNAL_QUERIES, EXTERNAL_HITS, LOCAL_QUERIES, LOCAL_HITS)
+        missing = [name for name in names if name not in totals]
+        if missing:
+            raise ApiError(0, f"its metrics lack {', '.join(missing)}")
+        return CacheCounters(*(int(totals[name]) for name in names))
+
+    def _get(self, path: str) -> Any:
+        return self._request("GET", path).json()
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._request("POST", path, body).json()
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        try:
+            response = self._client.request(method, path, json=body)
+        except httpx.HTTPError as exc:
+            url = self._client.base_url
+            raise ApiError(0, f"no answer from {url} ({type(exc).__name__})") from exc
+        if response.status_code != httpx.codes.OK:
+            excerpt = response.text[:300]
+            raise ApiError(response.status_code, f"HTTP {response.status_code}: {excerpt}")
+        return response

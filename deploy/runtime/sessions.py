@@ -1,0 +1,146 @@
+"""Operating-system sessions: start a program in one of its own, find and end all that is in it.
+
+An engine starts helpers of its own. They share its session, so the session, not the one process,
+is what is watched and ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import psutil
+
+# Two readings of one process's start differ by rounding only.
+_SAME_START_S = 0.5
+_POLL_S = 0.05
+_TRACKER_GRACE_S = 1.0
+
+
+def spawn(
+    argv: tuple[str, ...], env: Mapping[str, str], *, log: Path, cwd: Path
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, its output appended to `log`.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def start_time(pid: int) -> float:
+    """Return when a process started, in seconds since the epoch; 0.0 if it is gone."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+def is_running(pid: int, started: float) -> bool:
+    """Tell whether that very process runs: not another with its pid, nor one that has ended."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) < _SAME_START_S
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def session_members(session: int, started: float) -> list[psutil.Process]:
+    """Return the living processes of a session whose leader started at `started`.
+
+    The kernel gives no new process a pid that is a session's id still in use, so if the leader's
+    pid belongs to a process with another start, the session is gone.
+    """
+    leader_start = start_time(session)
+    if leader_start and abs(leader_start - started) >= _SAME_START_S:
+        return []
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+    return members
+
+
+def marked_sessions(variable: str, value: str) -> dict[int, float]:
+    """Return session id → leader's start of every process whose environment holds `variable`."""
+    found: dict[int, float] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if process.environ().get(variable) == value:
+                session = os.getsid(process.pid)
+                found[session] = start_time(session) or process.create_time()
+    return found
+
+
+def end_sessions(sessions: Mapping[int, float], *, grace_s: float) -> None:
+    """End sessions together: TERM, wait up to `grace_s`, KILL what is left, wait for it to go."""
+    _signal(_to_terminate(sessions), signal.SIGTERM)
+    _wait_until_gone(sessions, grace_s)
+    # Python's resource trackers free shared memory and semaphores once all that used them are dead.
+    _signal([p for p in _members(sessions) if not _is_resource_tracker(p)], signal.SIGKILL)
+    _wait_until_gone(sessions, _TRACKER_GRACE_S)
+    while left := _members(sessions):
+        _signal(left, signal.SIGKILL)
+        _wait_until_gone(sessions, 1.0)
+
+
+def _to_terminate(sessions: Mapping[int, float]) -> list[psutil.Process]:
+    """Return each session's leader, which ends its helpers in order, or all where it is dead."""
+    chosen = []
+    for session, started in sessions.items():
+        members = session_members(session, started)
+        chosen += [process for process in members if process.pid == session] or members
+    return chosen
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def resident_mib(members: Iterable[psutil.Process]) -> int:
+    """Return the resident memory of processes, shared pages counted in each."""
+    total = 0
+    for process in members:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total // 2**20
+
+
+def _members(sessions: Mapping[int, float]) -> list[psutil.Process]:
+    return [
+        process
+        for session, started in sessions.items()
+        for process in session_members(session, started)
+    ]
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def _wait_until_gone(sessions: Mapping[int, float], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while _members(sessions) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

@@ -1,0 +1,102 @@
+"""What is remembered of a running stack: its spec, and each service's process."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from deploy.errors import StateError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ServiceRecord:
+    """A started service.
+
+    Attributes:
+        pid: also the id of its session.
+        start_time: seconds since the epoch by the kernel's clock, to tell a reused pid.
+        starts: how often it was started since `up`; more than one means it was repaired.
+    """
+
+    name: str
+    pid: int
+    start_time: float
+    log: str
+    starts: int = 1
+
+
+@dataclass(frozen=True)
+class StackState:
+    """The whole state file.
+
+    Attributes:
+        spec: the spec as plain values, so that the plan can be made again.
+        machine: what was detected when the stack was planned, for the same reason.
+        fingerprint: of the stack as it was started.
+    """
+
+    name: str
+    fingerprint: str
+    spec: dict[str, Any]
+    machine: dict[str, Any]
+    services: dict[str, ServiceRecord] = field(default_factory=dict)
+
+    def with_service(self, record: ServiceRecord) -> StackState:
+        return replace(self, services={**self.services, record.name: record})
+
+
+def read_state(path: Path, name: str) -> StackState | None:
+    """Return the state, or None where the stack has none.
+
+    Raises:
+        StateError: the file is there and cannot be understood.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] > FORMAT:
+            raise StateError(
+                f"the state of stack '{name}' was written by a newer pdkit ({path})",
+                hint="use that version",
+            )
+        services = {
+            key: ServiceRecord(
+                name=key,
+                pid=int(value["pid"]),
+                start_time=float(value["start_time"]),
+                log=str(value["log"]),
+                starts=int(value.get("starts", 1)),
+            )
+            for key, value in raw["services"].items()
+        }
+        return StackState(
+            raw["name"], raw["fingerprint"], dict(raw["spec"]), dict(raw["machine"]), services
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise StateError(
+            f"the state file of stack '{name}' is broken: {path} ({type(exc).__name__}: {exc})",
+            hint=f"deploy down --name {name} finds its processes without it and clears it away",
+        ) from exc
+
+
+def write_state(path: Path, state: StackState) -> None:
+    """Replace the state file in one step, so that a crash leaves the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    text = json.dumps({"format": FORMAT, **asdict(state)}, indent=1, sort_keys=True)
+    write_private(path.with_suffix(".tmp"), text)
+    path.with_suffix(".tmp").replace(path)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whatever the umask."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

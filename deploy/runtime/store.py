@@ -1,0 +1,86 @@
+"""Redis as its operator sees it: is it there, how full is it, was it flushed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.runtime.secrets import Secret
+
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """A reading of Redis.
+
+    Attributes:
+        flushes: FLUSHALL and FLUSHDB commands since its start.
+        run_id: changes when Redis restarts.
+    """
+
+    keys: int
+    used_memory_bytes: int
+    max_memory_bytes: int
+    evicted_keys: int
+    flushes: int
+    run_id: str
+
+
+class Store:
+    """A connection to a stack's Redis."""
+
+    def __init__(self, host: str, port: int, password: Secret | None) -> None:
+        import redis
+
+        self._errors = (redis.RedisError, OSError)
+        self._client: Any = redis.Redis(
+            host=host,
+            port=port,
+            password=password.reveal() if password else None,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+        )
+
+    def ping(self) -> bool:
+        """Tell whether Redis answers and accepts the password."""
+        try:
+            return bool(self._client.ping())
+        except self._errors:
+            return False
+
+    def stats(self) -> StoreStats | None:
+        """Return a reading, or None if Redis does not answer."""
+        try:
+            info = self._client.info()
+            commands = self._client.info("commandstats")
+            keys = int(self._client.dbsize())
+        except self._errors:
+            return None
+        flushes = sum(
+            int(commands.get(f"cmdstat_{name}", {}).get("calls", 0))
+            for name in ("flushall", "flushdb")
+        )
+        return StoreStats(
+            keys=keys,
+            used_memory_bytes=int(info["used_memory"]),
+            max_memory_bytes=int(info["maxmemory"]),
+            evicted_keys=int(info["evicted_keys"]),
+            flushes=flushes,
+            run_id=str(info["run_id"]),
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def open_store(host: str, port: int, password: Secret | None) -> Iterator[Store]:
+    """Open a store and close it again."""
+    store = Store(host, port, password)
+    try:
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,53 @@
+"""Show a stack as one YAML document, secrets by name only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from deploy.stack.service import Service, Stack
+
+
+def stack_document(stack: Stack) -> dict[str, Any]:
+    """Return the document as plain values, in a stable order."""
+    return {
+        "stack": stack.name,
+        "runtime": stack.runtime,
+        "secrets": list(stack.secrets),
+        "services": {service.name: _service(service) for service in stack.services},
+    }
+
+
+def document_yaml(document: dict[str, Any]) -> str:
+    """Return the document as YAML; equal input gives equal bytes."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, so that configuration files can be read."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _service(service: Service) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "role": service.role,
+        "argv": list(service.argv),
+        "env": dict(sorted(service.env.items())),
+        "files": {file.path: file.text for file in service.files},
+        "listen": f"{service.host}:{service.port}",
+        "extra_ports": list(service.extra_ports),
+        "health": {"kind": service.health.kind, "path": service.health.path},
+        "ready_s": service.ready_s,
+        "depends_on": list(service.depends_on),
+        "devices": list(service.devices),
+        "memory_mib": service.memory_mib,
+    }
+    return {key: value for key, value in shown.items() if value not in ([], {}, 0)}

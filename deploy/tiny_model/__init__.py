@@ -1,0 +1,7 @@
+"""A tiny Llama made on the spot, the same bytes everywhere, that shows when its KV is wrong."""
+
+from __future__ import annotations
+
+from deploy.tiny_model.store import ensure_tiny_model, model_folder_name
+
+__all__ = ["ensure_tiny_model", "model_folder_name"]

@@ -1,0 +1,153 @@
+"""From what was measured to a cause: why KV did not arrive, and the next command to type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deploy.verify.report import Diagnosis
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the rules look at, gathered while the check ran.
+
+    Attributes:
+        stack: its name, for hints.
+        hash_seeds: engine → PYTHONHASHSEED it really runs with; "" where it has none.
+        fixes: engine → fix id → state, as its connector reported at start; empty where it did not.
+        store_reachable: Redis answered before and after.
+        stored_chunks, expected_chunks: chunks seen to arrive in Redis, and those prompts held.
+        flushes, evicted: during the check.
+        store_restarted: Redis has another run id than at the start of the check.
+        failed_requests: engine → what it answered.
+        missed: some eligible tokens were not loaded.
+        mismatched: some answers differ.
+    """
+
+    stack: str
+    hash_seeds: Mapping[str, str]
+    fixes: Mapping[str, Mapping[str, str]]
+    store_reachable: bool
+    stored_chunks: int
+    expected_chunks: int
+    flushes: int
+    evicted: int
+    store_restarted: bool
+    failed_requests: Mapping[str, str]
+    missed: bool
+    mismatched: bool
+
+
+def diagnose(evidence: Evidence) -> list[Diagnosis]:
+    """Return the causes that the evidence supports, likeliest first; none for a healthy stack."""
+    if not (evidence.missed or evidence.mismatched or evidence.failed_requests):
+        return []
+    found = [
+        cause
+        for rule in (_store, _fixes, _hash_seeds, _lost_keys, _requests, _nothing_stored)
+        if (cause := rule(evidence))
+    ]
+    return found or [_unexplained(evidence)]
+
+
+def _store(evidence: Evidence) -> Diagnosis | None:
+    if evidence.store_reachable:
+        return None
+    return Diagnosis(
+        "store_unreachable",
+        "Redis does not answer, so nothing can be stored or found",
+        f"deploy logs redis --name {evidence.stack}",
+    )
+
+
+def _fixes(evidence: Evidence) -> Diagnosis | None:
+    off: dict[str, list[str]] = {}
+    for engine, states in evidence.fixes.items():
+        if not states:
+            off.setdefault("no report of the patched connector", []).append(engine)
+        for fix, state in states.items():
+            if state in ("disabled", "failed"):
+                off.setdefault(f"fix {fix} is {state}", []).append(engine)
+    if not off:
+        return None
+    said = "; ".join(f"{what} in {_join(engines)}" for what, engines in off.items())
+    return Diagnosis(
+        "fix_not_applied",
+        f"the connector cannot move KV as it should: {said}",
+        f"unset PDKIT_DISABLE_FIXES; deploy down --name {evidence.stack}; deploy up",
+    )
+
+
+def _hash_seeds(evidence: Evidence) -> Diagnosis | None:
+    by_seed: dict[str, list[str]] = {}
+    for engine, seed in evidence.hash_seeds.items():
+        by_seed.setdefault(seed, []).append(engine)
+    if len(by_seed) < 2 and "" not in by_seed:
+        return None
+    said = "; ".join(
+        f"{_join(engines)} {'has none' if not seed else f'has {seed}'}"
+        for seed, engines in by_seed.items()
+    )
+    return Diagnosis(
+        "hash_seed_differs",
+        f"PYTHONHASHSEED is not the same in all engines, so their keys never match: {said}",
+        f"deploy down --name {evidence.stack}; deploy up",
+    )
+
+
+def _lost_keys(evidence: Evidence) -> Diagnosis | None:
+    if evidence.store_restarted:
+        what = "Redis was restarted during the check and lost its keys"
+    elif evidence.flushes:
+        what = f"Redis was flushed during the check ({evidence.flushes} times)"
+    elif evidence.evicted:
+        what = f"Redis evicted {evidence.evicted} keys during the check: it is full"
+    else:
+        return None
+    return Diagnosis(
+        "keys_lost",
+        f"{what}, between a prefill that stored KV and a decode that asked for it",
+        "raise redis.memory_gib"
+        if evidence.evicted
+        else f"deploy check --name {evidence.stack}, with nobody flushing Redis",
+    )
+
+
+def _requests(evidence: Evidence) -> Diagnosis | None:
+    if not evidence.failed_requests:
+        return None
+    engine, answer = next(iter(evidence.failed_requests.items()))
+    return Diagnosis(
+        "request_failed",
+        f"{engine} did not answer: {answer}",
+        f"deploy logs {engine} --name {evidence.stack}",
+    )
+
+
+def _nothing_stored(evidence: Evidence) -> Diagnosis | None:
+    if evidence.stored_chunks >= evidence.expected_chunks or evidence.flushes:
+        return None
+    return Diagnosis(
+        "not_stored",
+        f"of {evidence.expected_chunks} chunks {evidence.stored_chunks} reached Redis",
+        f"deploy logs --name {evidence.stack}, and look for 'put error'",
+    )
+
+
+def _unexplained(evidence: Evidence) -> Diagnosis:
+    if evidence.mismatched and not evidence.missed:
+        return Diagnosis(
+            "kv_differs",
+            "KV was found and loaded, yet the answers differ from recomputed ones: it is wrong",
+            f"deploy down --name {evidence.stack}, and do not serve from it",
+        )
+    return Diagnosis(
+        "not_found",
+        "KV reached Redis and the consumer did not find it, though seeds and fixes agree",
+        f"deploy logs --name {evidence.stack}, and compare the model names in LMCache's metadata",
+    )
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names)

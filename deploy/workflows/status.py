@@ -1,0 +1,130 @@
+"""`deploy status`: what runs, how long, how full, and how often the store was hit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
+from deploy.runtime.home import Home
+from deploy.runtime.store import StoreStats
+from deploy.stack.service import Service
+from deploy.workflows.running import RunningStack, find_stack, store_of
+
+ServiceCondition = Literal["ready", "not ready", "exited", "not started"]
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """One service as it is now.
+
+    Attributes:
+        uptime_s: since its process started; 0 if it does not run.
+        resident_mib: of the process and its helpers.
+        cache: an engine's own counters since its start; None for other services, or no answer.
+    """
+
+    name: str
+    role: str
+    condition: ServiceCondition
+    pid: int
+    url: str
+    uptime_s: float
+    resident_mib: int
+    restarts: int
+    log: str
+    cache: CacheCounters | None
+
+
+@dataclass(frozen=True)
+class StackStatus:
+    """A stack as it is now; `up` tells whether it was started and not taken down."""
+
+    name: str
+    up: bool
+    topology: str = ""
+    model: str = ""
+    url: str = ""
+    services: Sequence[ServiceStatus] = ()
+    store: StoreStats | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self.up and all(service.condition == "ready" for service in self.services)
+
+    @property
+    def external_hit_rate(self) -> float:
+        """External prefix cache hit rate of the consumers since they started."""
+        caches = [s.cache for s in self.services if s.role == "consumer" and s.cache]
+        queries = sum(cache.external_queries for cache in caches)
+        return sum(cache.external_hits for cache in caches) / queries if queries else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "healthy": self.healthy,
+            "external_hit_rate": round(self.external_hit_rate, 6),
+        }
+
+
+def stack_status(home: Home, name: str) -> StackStatus:
+    """Look at a stack.
+
+    Raises:
+        StateError: its state file cannot be understood.
+    """
+    running = find_stack(home, name)
+    if running is None:
+        return StackStatus(name, up=False)
+    plan = running.prepared.plan
+    store = store_of(running)
+    try:
+        stats = store.stats()
+    finally:
+        store.close()
+    return StackStatus(
+        name=name,
+        up=True,
+        topology=str(plan.topology),
+        model=plan.model.served_name,
+        url=running.stack.service("router").url,
+        services=[_service_status(running, service) for service in running.stack.services],
+        store=stats,
+    )
+
+
+def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
+    record = running.state.services.get(service.name)
+    condition = _condition(running, service)
+    alive = record is not None and condition in ("ready", "not ready")
+    return ServiceStatus(
+        name=service.name,
+        role=service.role,
+        condition=condition,
+        pid=record.pid if record and alive else 0,
+        url=service.url if service.role != "redis" else f"{service.host}:{service.port}",
+        uptime_s=round(time.time() - record.start_time, 1) if record and alive else 0.0,
+        resident_mib=running.launcher.resident_mib(record) if record and alive else 0,
+        restarts=record.starts - 1 if record else 0,
+        log=str(running.launcher.log_path(service.name)),
+        cache=_cache(service) if condition == "ready" else None,
+    )
+
+
+def _condition(running: RunningStack, service: Service) -> ServiceCondition:
+    state = running.service_state(service)
+    if state != "running":
+        return state
+    return "ready" if running.is_ready(service) else "not ready"
+
+
+def _cache(service: Service) -> CacheCounters | None:
+    if service.role not in ("producer", "consumer"):
+        return None
+    try:
+        with EngineApi(service.url) as api:
+            return api.cache_counters()
+    except ApiError:
+        return None

@@ -1,0 +1,180 @@
+"""End-to-end tests use the installed `deploy` command, real engines and a real Redis.
+
+Every test has a home folder of its own or shares its module's; no test leaves a process behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+
+from deploy.runtime.home import Home
+from deploy.runtime.launcher import MARKER
+
+COMMAND = str(Path(sys.executable).parent / "deploy")
+UP_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        return json.loads(self.stdout)
+
+    @property
+    def data(self) -> Any:
+        return self.envelope["data"]
+
+    def __str__(self) -> str:
+        return f"exit {self.code} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """The `deploy` command with a home folder, and what a test wants to know of that home."""
+
+    home: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "PDKIT_HOME": str(self.home), **self.env}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            (COMMAND, *arguments),
+            env=self.environ(),
+            cwd=self.home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S) -> Ran:
+        began = time.monotonic()
+        process = self.start(*arguments)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=60)
+            pytest.fail(f"{arguments} did not end within {timeout_s} s\n{stdout}\n{stderr}")
+        return Ran(process.returncode, stdout, stderr, time.monotonic() - began)
+
+    def ok(self, *arguments: str) -> Any:
+        """Run with --json, expect exit 0, and return the data."""
+        ran = self.run(*arguments, "--json")
+        assert ran.code == 0, ran
+        return ran.data
+
+    def state(self, name: str) -> dict[str, Any]:
+        return json.loads(Home(self.home, self.home).stack(name).state_file.read_text())
+
+    def pid(self, name: str, service: str) -> int:
+        return int(self.state(name)["services"][service]["pid"])
+
+    def password(self, name: str) -> str:
+        return (
+            (Home(self.home, self.home).stack(name).secrets_dir / "redis_password")
+            .read_text()
+            .strip()
+        )
+
+    def log(self, name: str, service: str) -> str:
+        return (Home(self.home, self.home).stack(name).logs_dir / f"{service}.log").read_text()
+
+    def redis(self, name: str, port: int) -> redis.Redis:
+        return redis.Redis(port=port + 1, password=self.password(name))
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Return every living process of a stack, found by its mark, not by the state file."""
+        mark = str(Home(self.home, self.home).stack(name).root)
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARKER) == mark and process.status() != "zombie":
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def assert_nothing_left(self, name: str, port: int) -> None:
+        """Check that no process, port, lock, socket or state of the stack is left."""
+        assert self.processes(name) == []
+        for offset in (0, 1, 2, 10, 11, 12, 13):
+            assert is_free(port + offset), f"port {port + offset} is still taken"
+        files = Home(self.home, self.home).stack(name)
+        assert not files.state_file.exists()
+        assert not files.secrets_dir.exists()
+        assert not files.socket_dir.exists()
+        assert not Home(self.home, self.home).lock_file(name).exists()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_base(start: int) -> int:
+    """Return a router port with room for a whole stack after it."""
+    for base in range(start, 32000, 100):
+        if all(is_free(base + offset) for offset in range(20)):
+            return base
+    raise AssertionError("no free ports")
+
+
+@contextmanager
+def running_stack(deploy: Deploy, name: str, port: int, *options: str) -> Iterator[Any]:
+    """Bring a stack up and, whatever happens, down again; yields the data of `up --json`."""
+    try:
+        yield deploy.ok("up", "--name", name, "--port", str(port), *options)
+    finally:
+        ran = deploy.run("down", "--name", name)
+        assert ran.code == 0, ran
+        deploy.assert_nothing_left(name, port)
+
+
+def eventually(condition: Callable[[], bool], *, within_s: float, every_s: float = 0.1) -> bool:
+    """Tell whether a condition comes true in time."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(every_s)
+    return condition()
+
+
+@pytest.fixture(scope="session")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Deploy:
+    """Return the command with a fresh home."""
+    return Deploy(tmp_path)

@@ -1,0 +1,176 @@
+"""The negative side of `check`: each way to break a real stack makes it fail and name the cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from deploy.runtime.home import Home
+from deploy.runtime.launcher import ProcessLauncher, wait_ready
+from deploy.runtime.state import ServiceRecord, StackState, write_state
+from deploy.workflows.running import RunningStack, require_stack, service_is_ready
+from tests.e2e.conftest import Deploy, Ran, free_base, running_stack
+
+NAME = "broken"
+PORT = free_base(19000)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Deploy:
+    return Deploy(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def healthy_stack(kit: Deploy) -> Iterator[None]:
+    with running_stack(kit, NAME, PORT) as data:
+        assert data["check"]["passed"]
+        yield
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+    """Repeat an action in the background as fast as it goes."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            action()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def failed_check(kit: Deploy) -> Any:
+    """Run the check, expect it to fail in both forms, and return its data."""
+    ran: Ran = kit.run("check", "--name", NAME, "--json")
+    assert ran.code == 1, ran
+    envelope = ran.envelope
+    assert envelope["status"] == "error" and envelope["errors"][0]["code"] == "check_failed"
+    assert envelope["data"]["passed"] is False
+    assert envelope["data"]["failures"]
+    return envelope["data"]
+
+
+def causes(data: Any) -> list[str]:
+    return [cause["code"] for cause in data["diagnosis"]]
+
+
+def restart(kit: Deploy, service: str, env: dict[str, str]) -> None:
+    """End a service of the stack and start it with another environment, as an operator might."""
+    running: RunningStack = require_stack(Home(kit.home, kit.home / "cache"), NAME)
+    launcher: ProcessLauncher = running.launcher
+    record: ServiceRecord = running.state.services[service]
+    launcher.stop({service: record}, grace_s=10)
+    changed = replace(
+        running.stack.service(service), env={**running.stack.service(service).env, **env}
+    )
+    launched = launcher.start(changed, running.secrets, starts=record.starts + 1)
+    state: StackState = running.state.with_service(launched.record)
+    write_state(Home(kit.home, kit.home).stack(NAME).state_file, state)
+    wait_ready(
+        {service: (changed, launched)},
+        lambda s: service_is_ready(s, None),
+        lambda _: None,
+        launcher,
+        only={service},
+    )
+
+
+def test_redis_flushed_between_the_phases(kit: Deploy) -> None:
+    store = kit.redis(NAME, PORT)
+    with meanwhile(lambda: store.flushall() if store.dbsize() else None):
+        data = failed_check(kit)
+    assert causes(data)[0] == "keys_lost"
+    assert "flushed" in data["diagnosis"][0]["message"]
+    assert data["hit_rate"]["hits"] < data["hit_rate"]["eligible"]
+
+
+def test_wrong_kv_in_redis(kit: Deploy) -> None:
+    """Values are replaced by noise as they arrive: everything hits, and the answers differ."""
+    store = kit.redis(NAME, PORT)
+    store.flushall()
+    spoiled: set[bytes] = set()
+
+    def spoil() -> None:
+        for key in store.scan_iter(count=1000):
+            if key not in spoiled and store.strlen(key) > 4096:
+                # Half of a chunk, as bfloat16 numbers of ordinary size: nothing that looks broken.
+                size = store.strlen(key) // 2
+                noise = bytearray(os.urandom(size))
+                noise[1::2] = bytes(0x3F | (byte & 0x80) for byte in noise[1::2])
+                store.setrange(key, 0, bytes(noise))
+                spoiled.add(key)
+
+    with meanwhile(spoil):
+        data = failed_check(kit)
+    assert spoiled
+    assert data["equivalence"]["mismatched"] > 0
+    assert "kv_differs" in causes(data)
+    assert data["hit_rate"]["eligible_rate"] == 1.0
+
+
+def test_redis_gone(kit: Deploy) -> None:
+    store = kit.redis(NAME, PORT)
+    with pytest.raises(redis.ConnectionError):
+        store.execute_command("SHUTDOWN", "NOSAVE")
+    try:
+        ran = kit.run("check", "--name", NAME)
+        assert ran.code == 4, ran
+        assert "redis" in ran.stderr and f"deploy up --name {NAME}" in ran.stderr
+        status = kit.run("status", "--name", NAME, "--json")
+        assert status.code == 4
+        states = {s["name"]: s["condition"] for s in status.data["services"]}
+        assert states["redis"] == "exited" and states["producer-0"] == "ready"
+    finally:
+        repaired = kit.run("up", "--name", NAME, "--port", str(PORT), "--json")
+    assert repaired.code == 0, repaired
+    assert list(repaired.data["started"]) == ["redis"]
+    assert repaired.data["check"]["passed"]
+
+
+def test_hash_seed_differs(kit: Deploy) -> None:
+    restart(kit, "consumer-0", {"PYTHONHASHSEED": "7"})
+    try:
+        data = failed_check(kit)
+        assert causes(data)[0] == "hash_seed_differs"
+        assert data["hit_rate"]["hits"] == 0
+    finally:
+        restart(kit, "consumer-0", {})
+    assert kit.ok("check", "--name", NAME)["passed"]
+
+
+def test_mover_disabled(kit: Deploy) -> None:
+    restart(kit, "consumer-0", {"PDKIT_DISABLE_FIXES": "B17"})
+    try:
+        data = failed_check(kit)
+        assert causes(data)[0] == "fix_not_applied"
+        message = data["diagnosis"][0]["message"]
+        assert "B17" in message and "consumer-0" in message and "producer-0" not in message
+        assert data["hit_rate"]["hits"] == 0
+        text = kit.run("check", "--name", NAME)
+        assert text.code == 1 and "B17" in text.stdout
+    finally:
+        restart(kit, "consumer-0", {})
+    assert kit.ok("check", "--name", NAME)["passed"]
+
+
+def test_a_consumer_that_was_killed(kit: Deploy, tmp_path: Path) -> None:
+    """The engine's helpers are ended with it when the stack goes, though their parent is dead."""
+    os.kill(kit.pid(NAME, "consumer-0"), 9)
+    ran = kit.run("check", "--name", NAME, "--json")
+    assert ran.code == 4, ran
+    assert "consumer-0" in json.dumps(ran.envelope["errors"])

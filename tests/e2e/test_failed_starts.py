@@ -1,0 +1,139 @@
+"""Starts that cannot succeed, or are interrupted: nothing half-started is left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from deploy.runtime.home import Home
+from tests.e2e.conftest import Deploy, eventually, free_base
+
+
+def broken_model(deploy: Deploy, folder: Path) -> Path:
+    """Return a copy of the tiny model whose weights file ends too early."""
+    from deploy.tiny_model import ensure_tiny_model
+
+    shutil.copytree(ensure_tiny_model(deploy.home / "cache" / "models"), folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    return folder
+
+
+def first_engine_death(deploy: Deploy, name: str, up: subprocess.Popen[str]) -> float:
+    """Return when the first of the two engines was seen dead, while `up` waits for them."""
+    state = Home(deploy.home, deploy.home).stack(name).state_file
+    assert eventually(lambda: state.exists() and "consumer-0" in state.read_text(), within_s=60)
+    engines = [psutil.Process(deploy.pid(name, e)) for e in ("producer-0", "consumer-0")]
+    while up.poll() is None:
+        for engine in engines:
+            if not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE:
+                return time.monotonic()
+        time.sleep(0.02)
+    raise AssertionError("up ended before an engine was seen to die")
+
+
+def test_engine_that_dies_at_its_start(deploy: Deploy, tmp_path: Path) -> None:
+    port = free_base(20000)
+    model = broken_model(deploy, tmp_path / "model")
+    process = deploy.start("up", "--name", "dies", "--port", str(port), "--model", str(model))
+    died_at = first_engine_death(deploy, "dies", process)
+    stdout, stderr = process.communicate(timeout=30)
+    ended = time.monotonic()
+    assert process.returncode == 4, stdout + stderr
+    assert ended - died_at < 5
+    assert stdout == ""
+    message = next(line for line in stderr.splitlines() if line.startswith("error: "))
+    assert re.search(r"(producer|consumer)-0 died while starting \(exit code 1\)", message)
+    log = Path(message.rsplit("log: ", 1)[1])
+    assert log.is_file()
+    shown = [line[4:] for line in stderr.splitlines() if line.startswith("  | ")]
+    assert shown and shown[-1] in log.read_text()
+    deploy.assert_nothing_left("dies", port)
+    assert deploy.run("logs", "--name", "dies", "-n", "3").code == 0
+    assert deploy.run("down", "--name", "dies").code == 0
+    assert not log.exists()
+
+
+def interrupted_start(deploy: Deploy, name: str, port: int, number: signal.Signals) -> str:
+    process = deploy.start("up", "--name", name, "--port", str(port))
+    assert eventually(lambda: len(deploy.processes(name)) >= 3, within_s=60), "engines started"
+    time.sleep(3)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stdout + stderr
+    assert stdout == ""
+    return stderr
+
+
+def test_ctrl_c_stops_what_was_started(deploy: Deploy) -> None:
+    port = free_base(20200)
+    stderr = interrupted_start(deploy, "stopped", port, signal.SIGINT)
+    assert "interrupted" in stderr
+    deploy.assert_nothing_left("stopped", port)
+
+
+def test_sigterm_does_too(deploy: Deploy) -> None:
+    port = free_base(20400)
+    interrupted_start(deploy, "stopped", port, signal.SIGTERM)
+    deploy.assert_nothing_left("stopped", port)
+
+
+def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
+    port = free_base(20600)
+    process = deploy.start("up", "--name", "killed", "--port", str(port))
+    assert eventually(lambda: len(deploy.processes("killed")) >= 3, within_s=60), "engines started"
+    process.kill()
+    process.communicate()
+    assert deploy.processes("killed")
+    assert deploy.run("down", "--name", "killed").code == 0
+    deploy.assert_nothing_left("killed", port)
+
+
+def test_broken_state_file_still_allows_down(deploy: Deploy) -> None:
+    port = free_base(20800)
+    process = deploy.start("up", "--name", "torn", "--port", str(port))
+    assert eventually(lambda: len(deploy.processes("torn")) >= 3, within_s=60), "engines started"
+    process.kill()
+    process.communicate()
+    state = deploy.home / "stacks" / "torn" / "state.json"
+    state.write_text(state.read_text()[:40])
+    for command in ("status", "check", "up"):
+        ran = deploy.run(command, "--name", "torn")
+        assert ran.code == 2, ran
+        assert str(state) in ran.stderr and "deploy down --name torn" in ran.stderr
+    assert deploy.processes("torn")
+    assert deploy.run("down", "--name", "torn").code == 0
+    deploy.assert_nothing_left("torn", port)
+
+
+def test_taken_port_starts_nothing(deploy: Deploy) -> None:
+    port = free_base(21000)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port + 10))
+        other.listen()
+        ran = deploy.run("up", "--name", "late", "--port", str(port))
+    assert ran.code == 3, ran
+    assert f"port {port + 10} (for producer-0) is taken" in ran.stderr
+    assert deploy.processes("late") == []
+    assert deploy.run("status", "--name", "late").stdout.strip() == "the stack 'late' is not up"
+
+
+def test_second_up_while_the_first_runs_is_refused(deploy: Deploy) -> None:
+    port = free_base(21200)
+    first = deploy.start("up", "--name", "busy", "--port", str(port))
+    try:
+        assert eventually(lambda: bool(deploy.processes("busy")), within_s=60)
+        second = deploy.run("up", "--name", "busy", "--port", str(port))
+        assert second.code == 3, second
+        assert "another deploy command" in second.stderr
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=30)
+    deploy.assert_nothing_left("busy", port)

@@ -1,0 +1,212 @@
+"""One stack, 1p1d: what `up` proves, what clients get, what the other commands say of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+
+NAME = "one"
+MODEL = "pdkit-tiny"
+PORT = free_base(18000)
+PRODUCER, CONSUMER = PORT + 10, PORT + 11
+
+
+@pytest.fixture(scope="module")
+def kit(shared_home: Path) -> Deploy:
+    return Deploy(shared_home)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def up(kit: Deploy) -> Iterator[Any]:
+    with running_stack(kit, NAME, PORT, "--topology", "1p1d") as data:
+        yield data
+
+
+@pytest.fixture
+def client() -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none") as api:
+        yield api
+
+
+def running_requests(port: int) -> float:
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_")]
+    assert lines, "the engine counts no requests"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+class TestUp:
+    def test_proves_that_kv_crosses(self, up: Any) -> None:
+        check = up["check"]
+        assert check["passed"] is True
+        assert [(p["producer"], p["consumer"]) for p in check["pairs"]] == [
+            ("producer-0", "consumer-0")
+        ]
+        assert check["hit_rate"]["eligible_rate"] == 1.0
+        assert check["hit_rate"]["hits"] == check["hit_rate"]["eligible"] > 1000
+        assert 0.8 < check["hit_rate"]["rate"] < 1.0
+        assert check["equivalence"]["compared"] >= 2
+        assert check["equivalence"]["mismatched"] == 0
+        assert check["redis"]["keys_after"] > check["redis"]["keys_before"] == 0
+        assert check["diagnosis"] == []
+
+    def test_adds_little_to_the_engines_own_start(self, up: Any) -> None:
+        assert up["slowest_engine_s"] > 1
+        assert up["total_s"] - up["slowest_engine_s"] < 10
+
+    def test_again_changes_nothing(self, kit: Deploy) -> None:
+        before = kit.state(NAME)
+        ran = kit.run("up", "--name", NAME, "--port", str(PORT), "--topology", "1p1d")
+        assert ran.code == 0, ran
+        assert "already up" in ran.stderr
+        assert "External prefix cache hit rate" in ran.stdout
+        assert kit.state(NAME) == before
+
+    def test_with_another_plan_is_refused(self, kit: Deploy) -> None:
+        before = kit.state(NAME)
+        ran = kit.run("up", "--name", NAME, "--port", str(PORT), "--topology", "1p2d")
+        assert ran.code == 2, ran
+        assert "another plan" in ran.stderr
+        assert kit.state(NAME) == before
+
+
+class TestClients:
+    def test_models(self, client: openai.OpenAI) -> None:
+        assert [model.id for model in client.models.list()] == [MODEL]
+
+    def test_completion(self, client: openai.OpenAI) -> None:
+        answer = client.completions.create(model=MODEL, prompt="To be", max_tokens=8)
+        assert answer.choices[0].text
+        assert answer.usage and answer.usage.completion_tokens == 8
+
+    def test_chat(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=8
+        )
+        assert answer.choices[0].message.content
+        assert answer.choices[0].finish_reason in ("length", "stop")
+
+    def test_streaming_gives_what_one_answer_gives(self, client: openai.OpenAI) -> None:
+        ask: dict[str, Any] = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Count to ten."}],
+            "max_tokens": 16,
+            "temperature": 0,
+        }
+        whole = client.chat.completions.create(**ask).choices[0].message.content
+        parts = [
+            chunk.choices[0].delta.content or ""
+            for chunk in client.chat.completions.create(**ask, stream=True)
+            if chunk.choices
+        ]
+        assert len(parts) > 2
+        assert "".join(parts) == whole
+
+    def test_different_prompts_get_different_answers(self, client: openai.OpenAI) -> None:
+        answers = {
+            client.completions.create(
+                model=MODEL, prompt=f"What is {n} and {n}?", max_tokens=16, temperature=0
+            ).choices[0].text
+            for n in range(5)
+        }  # fmt: skip
+        assert len(answers) == 5
+
+    def test_unknown_model_is_a_clean_404(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.completions.create(model="nobody", prompt="x", max_tokens=1)
+        assert "nobody" in caught.value.message
+
+    def test_prompt_over_the_context_is_a_clean_400(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model=MODEL, prompt="word " * 20_000, max_tokens=1)
+        assert "context" in caught.value.message
+        assert client.completions.create(model=MODEL, prompt="still there?", max_tokens=1)
+
+    def test_curl(self) -> None:
+        body = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+        done = subprocess.run(
+            ("curl", "--silent", "--fail", "--noproxy", "*",
+             f"http://127.0.0.1:{PORT}/v1/completions",
+             "-H", "Content-Type: application/json", "-d", json.dumps(body)),
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4
+
+    def test_client_that_disconnects_leaves_nothing_behind(self, kit: Deploy) -> None:
+        router = psutil.Process(kit.pid(NAME, "router"))
+        body = {"model": MODEL, "prompt": "Tell me all", "max_tokens": 8000, "stream": True,
+                "ignore_eos": True}  # fmt: skip
+        with httpx.Client(trust_env=False, timeout=60) as http:
+            http.get(f"http://127.0.0.1:{PORT}/v1/models")
+        files_before = router.num_fds()
+        for _ in range(10):
+            with (
+                httpx.Client(trust_env=False, timeout=60) as http,
+                http.stream("POST", f"http://127.0.0.1:{PORT}/v1/completions", json=body) as answer,
+            ):
+                assert answer.status_code == 200
+                next(answer.iter_lines())
+        for port in (PRODUCER, CONSUMER):
+            assert eventually(lambda port=port: running_requests(port) == 0, within_s=5)
+        assert eventually(lambda: router.num_fds() <= files_before + 3, within_s=10)
+
+
+class TestOtherCommands:
+    def test_status(self, kit: Deploy) -> None:
+        data = kit.ok("status", "--name", NAME)
+        assert data["healthy"] is True
+        assert {s["name"]: s["condition"] for s in data["services"]} == dict.fromkeys(
+            ("redis", "producer-0", "consumer-0", "router"), "ready"
+        )
+        assert data["external_hit_rate"] > 0.3
+        assert "consumer-0" in kit.run("status", "--name", NAME).stdout
+
+    def test_logs(self, kit: Deploy) -> None:
+        ran = kit.run("logs", "consumer-0", "--name", NAME, "-n", "20")
+        assert ran.code == 0, ran
+        assert 0 < len(ran.stdout.splitlines()) <= 20
+        unknown = kit.run("logs", "consumer-9", "--name", NAME)
+        assert unknown.code == 2
+        assert "consumer-0" in unknown.stderr
+
+    def test_check_works_again_and_again(self, kit: Deploy) -> None:
+        for _ in range(2):
+            data = kit.ok("check", "--name", NAME)
+            assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
+
+    def test_every_needed_fix_is_reported_by_each_engine(self, kit: Deploy) -> None:
+        for engine in ("producer-0", "consumer-0"):
+            assert "pdkit-connector fix=B17 state=applied" in kit.log(NAME, engine)
+
+    def test_password_is_shown_nowhere(self, kit: Deploy) -> None:
+        password = kit.password(NAME)
+        shown = [
+            kit.run("render", "--name", NAME, "--port", str(PORT)).stdout,
+            kit.run("status", "--name", NAME, "--json").stdout,
+            json.dumps(kit.state(NAME)),
+            *(kit.log(NAME, service) for service in kit.state(NAME)["services"]),
+        ]
+        for process in kit.processes(NAME):
+            shown += [" ".join(process.cmdline()), json.dumps(process.environ())]
+        assert len(shown) > 10
+        assert not any(password in text for text in shown)
+        # The search would find it: it is in the one file that must have it.
+        config = kit.home / "stacks" / NAME / "run" / "redis" / "redis.conf"
+        assert password in config.read_text()
+        assert config.stat().st_mode & 0o077 == 0
+
+    def test_redis_refuses_without_the_password(self) -> None:
+        import redis
+
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=PORT + 1).ping()

