@@ -41,8 +41,8 @@ VENDORS: Mapping[str, Vendor] = {
         engine_base_mib=2048,
         # Compilation buys nothing on a model checked for seconds and costs minutes of start-up.
         engine_args=("--enforce-eager",),
-        # The worker inside the engine's core instead of a process of its own: a third less to import
-        # and to hold. By its path, for vLLM rewrites the name "uni" on CPUs.
+        # The worker inside the engine's core instead of a process of its own: a third less to
+        # import and to hold. By its path, for vLLM rewrites the name "uni" on CPUs.
         single_rank_args=(
             "--distributed-executor-backend",
             "vllm.v1.executor.uniproc_executor.UniProcExecutor",

@@ -42,7 +42,7 @@ class Plan:
     Attributes:
         kv_bytes_per_token: K and V of one token, all layers, one replica; None where the model's
             config is not known yet.
-        kv_cache_bytes: KV space of one engine.
+        kv_cache_bytes: KV space of one engine, or of each of its ranks.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
 
@@ -137,7 +137,7 @@ def _engines(
         *(("consumer", f"consumer-{index}") for index in range(topology.consumers)),
     ]
     staging_mib = round(spec.lmcache.staging_gib * _MIB_PER_GIB)
-    memory_mib = vendor.engine_base_mib * spec.tp + kv_cache_bytes // 2**20 + staging_mib
+    memory_mib = spec.tp * (vendor.engine_base_mib + kv_cache_bytes // 2**20 + staging_mib)
     threads = max(1, inventory.cpus // (topology.engines * spec.tp))
     return tuple(
         EnginePlan(name, role, spec.port + _FIRST_ENGINE_OFFSET + index, (), threads, memory_mib)

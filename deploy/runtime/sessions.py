@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -20,6 +21,7 @@ import psutil
 _SAME_START_S = 0.5
 _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
+_SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
 def spawn(
@@ -90,24 +92,35 @@ def marked_sessions(variable: str, value: str) -> dict[int, float]:
 
 
 def end_sessions(sessions: Mapping[int, float], *, grace_s: float) -> None:
-    """End sessions together: TERM, wait up to `grace_s`, KILL what is left, wait for it to go."""
-    _signal(_to_terminate(sessions), signal.SIGTERM)
-    _wait_until_gone(sessions, grace_s)
+    """End sessions together: TERM to the leaders, wait up to `grace_s`, KILL what is left.
+
+    A leader ends its helpers in order; helpers whose leader is dead have nobody to end them and
+    nothing to finish. Shared memory that only they had mapped is removed: a worker that is ended
+    leaves it.
+    """
+    members = _members(sessions)
+    shared = _shared_memory_files(members)
+    leaders = {process.pid: process for process in members if process.pid in sessions}
+    _signal(leaders.values(), signal.SIGTERM)
+    _wait_until_gone({pid: sessions[pid] for pid in leaders}, grace_s)
     # Python's resource trackers free shared memory and semaphores once all that used them are dead.
     _signal([p for p in _members(sessions) if not _is_resource_tracker(p)], signal.SIGKILL)
     _wait_until_gone(sessions, _TRACKER_GRACE_S)
     while left := _members(sessions):
         _signal(left, signal.SIGKILL)
         _wait_until_gone(sessions, 1.0)
+    for file in shared - _shared_memory_files(psutil.process_iter()):
+        file.unlink(missing_ok=True)
 
 
-def _to_terminate(sessions: Mapping[int, float]) -> list[psutil.Process]:
-    """Return each session's leader, which ends its helpers in order, or all where it is dead."""
-    chosen = []
-    for session, started in sessions.items():
-        members = session_members(session, started)
-        chosen += [process for process in members if process.pid == session] or members
-    return chosen
+def _shared_memory_files(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Return the files in /dev/shm that any of the processes has mapped."""
+    files: set[Path] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
+            files.update(Path(name) for name in _SHARED_MEMORY.findall(maps))
+    return {file for file in files if file.exists()}
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

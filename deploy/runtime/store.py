@@ -34,6 +34,8 @@ class Store:
 
     def __init__(self, host: str, port: int, password: Secret | None) -> None:
         import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
         self._errors = (redis.RedisError, OSError)
         self._client: Any = redis.Redis(
@@ -42,6 +44,8 @@ class Store:
             password=password.reveal() if password else None,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,
+            # Whoever asks decides whether to ask again; the client's own retries hide a dead Redis.
+            retry=Retry(NoBackoff(), 0),
         )
 
     def ping(self) -> bool:

@@ -39,6 +39,7 @@ from deploy.workflows.running import (
 # tiny model moved a log-probability past the tolerance (scripts/tiny_model_power.py).
 _ANSWER_TOKENS = 16
 _ROUTER_PROMPTS = 2
+_ANSWER_DEADLINE_S = 10.0
 _STORE_DEADLINE_S = 5.0
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
@@ -54,13 +55,27 @@ def check_stack(home: Home, name: str, report: Report) -> CheckReport:
     """
     running = require_stack(home, name)
     require_running(running)
-    silent = [service.name for service in running.stack.services if not running.is_ready(service)]
-    if silent:
-        raise StackUnhealthy(
-            f"not answering: {', '.join(silent)}", hint=f"deploy logs {silent[0]} --name {name}"
-        )
+    _require_answers(running)
     with _Check(running, report) as check:
         return check.run()
+
+
+def _require_answers(running: RunningStack) -> None:
+    """Check that every service answers, giving the router time to notice an engine's return.
+
+    Raises:
+        StackUnhealthy: naming those that do not.
+    """
+    deadline = time.monotonic() + _ANSWER_DEADLINE_S
+    silent = list(running.stack.services)
+    while silent := [service for service in silent if not running.is_ready(service)]:
+        if time.monotonic() > deadline:
+            names = [service.name for service in silent]
+            raise StackUnhealthy(
+                f"not answering: {', '.join(names)}",
+                hint=f"deploy logs {names[0]} --name {running.stack.name}",
+            )
+        time.sleep(5 * _POLL_S)
 
 
 @dataclass

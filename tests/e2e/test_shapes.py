@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,12 +33,14 @@ def test_2p2d_all_four_pairs(deploy: Deploy) -> None:
 
 
 def path_without_redis(folder: Path) -> str:
-    """Return a PATH on which only what the kit calls by name is found, and no redis-server."""
+    """Return a PATH with all the system's programs but Redis's."""
     folder.mkdir()
-    for tool in ("sh", "env", "gcc", "cc", "ldconfig"):
-        if found := shutil.which(tool):
-            (folder / tool).symlink_to(found)
-    return os.pathsep.join((str(folder), str(Path(sys.executable).parent)))
+    for directory in ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"):
+        for program in Path(directory).glob("*"):
+            link = folder / program.name
+            if not program.name.startswith("redis") and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)
 
 
 def test_two_stacks_side_by_side(deploy: Deploy, tmp_path: Path) -> None:
