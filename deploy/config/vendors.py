@@ -16,6 +16,8 @@ class Vendor:
         slot: what `--gpus` counts on this vendor, for messages.
         default_model: what is served when no model is named.
         kv_cache_gib: KV space of one engine when none is named.
+        libraries: shared libraries that engines load and no wheel brings, and the Debian package
+            of each.
         engine_base_mib: resident memory of one engine beside weights, KV space and staging.
         engine_args: vLLM arguments of every engine.
         single_rank_args: further ones for engines with a tensor-parallel size of 1.
@@ -27,6 +29,7 @@ class Vendor:
     default_model: str
     kv_cache_gib: float
     engine_base_mib: int
+    libraries: Mapping[str, str] = field(default_factory=dict)
     engine_args: tuple[str, ...] = ()
     single_rank_args: tuple[str, ...] = ()
     engine_env: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +42,7 @@ VENDORS: Mapping[str, Vendor] = {
         default_model="tiny",
         kv_cache_gib=0.5,
         engine_base_mib=2048,
+        libraries={"libnuma.so.1": "libnuma1"},
         # Compilation buys nothing on a model checked for seconds and costs minutes of start-up.
         engine_args=("--enforce-eager",),
         # The worker inside the engine's core instead of a process of its own: a third less to
@@ -54,13 +58,13 @@ VENDORS: Mapping[str, Vendor] = {
 
 
 def vendor_named(name: str) -> Vendor:
-    """Return the row of a vendor.
+    """Return the row of a vendor; 'auto' is the one that every machine can run.
 
     Raises:
         ConfigError: no such vendor.
     """
     try:
-        return VENDORS[name]
+        return VENDORS["cpu" if name == "auto" else name]
     except KeyError:
         raise ConfigError(
             f"--vendor: '{name}' is not one of {', '.join(VENDORS)}",

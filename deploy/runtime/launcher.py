@@ -14,7 +14,7 @@ from typing import Literal
 from deploy.errors import MissingTool, StackUnhealthy
 from deploy.runtime import sessions
 from deploy.runtime.home import StackHome
-from deploy.runtime.logs import last_lines
+from deploy.runtime.logs import first_error, last_lines
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord, write_private
 from deploy.stack.service import Service
@@ -119,9 +119,10 @@ class ProcessLauncher:
     def died(self, launched: Launched) -> StackUnhealthy:
         """Return the error for a service that ended during the start."""
         record = launched.record
+        cause = first_error(Path(record.log))
         return StackUnhealthy(
-            f"{record.name} died while starting ({describe_exit(launched.exit_code)}); "
-            f"log: {record.log}",
+            f"{record.name} died while starting ({describe_exit(launched.exit_code)})"
+            f"{f', {cause}' if cause else ''}; log: {record.log}",
             hint=f"less {record.log}",
             details=last_lines(Path(record.log), LOG_TAIL),
         )

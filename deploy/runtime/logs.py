@@ -32,6 +32,16 @@ def matches(path: Path, pattern: str) -> tuple[re.Match[str], ...]:
     return tuple(re.finditer(pattern, _ESCAPES.sub("", text)))
 
 
+def first_error(path: Path) -> str:
+    """Return the first exception that the log names, such as "OSError: no space", or "".
+
+    The first, because an engine's processes fall over one another, and what the last one says is
+    that an earlier one failed.
+    """
+    found = matches(path, r"(?m)^(?:\(.*\] )?\s*(?P<said>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
+    return found[0]["said"].strip() if found else ""
+
+
 def follow(paths: Mapping[str, Path], *, poll_s: float = 0.2) -> Iterator[tuple[str, str]]:
     """Yield (name, line) for what is appended from now on, until the caller stops asking."""
     offsets = {name: _size(path) for name, path in paths.items()}

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deploy.assets import connector_path
-from deploy.config.model import TINY, Model, resolve_model
+from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
-from deploy.runtime.host import find_engine_python, find_redis_server
+from deploy.runtime.host import find_engine_python, find_redis_server, require_libraries
 from deploy.stack.build import ProcessLayout, build_stack
 from deploy.stack.service import Stack
 from deploy.tiny_model import model_folder_name
@@ -55,6 +55,7 @@ def found_programs(spec: StackSpec) -> Programs:
         MissingTool: one is not there.
     """
     python = find_engine_python(spec.engine.python)
+    require_libraries(python, vendor_named(spec.vendor).libraries)
     return Programs(python, find_redis_server(spec.redis.server, python))
 
 
@@ -76,9 +77,8 @@ def prepare(spec: StackSpec, home: Home, inventory: Inventory, programs: Program
 
 
 def _model(spec: StackSpec, home: Home) -> Model:
-    vendor = vendor_named("cpu" if spec.vendor == "auto" else spec.vendor)
     return resolve_model(
-        spec.model or vendor.default_model or TINY,
+        spec.model or vendor_named(spec.vendor).default_model,
         tiny_path=home.models / model_folder_name(),
         tiny_config=config_json(),
     )
