@@ -51,8 +51,13 @@ VENDORS: Mapping[str, Vendor] = {
             "--distributed-executor-backend",
             "vllm.v1.executor.uniproc_executor.UniProcExecutor",
         ),
-        # Binding threads to cores would put every engine on the same cores.
-        engine_env={"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        engine_env={
+            # Binding threads to cores would put every engine on the same cores.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Despite --enforce-eager the sampler is compiled, at the first request: that takes
+            # seconds, and a C++ compiler, without which it takes the engine down.
+            "TORCHDYNAMO_DISABLE": "1",
+        },
     ),
 }
 

@@ -56,8 +56,13 @@ def check_stack(home: Home, name: str, report: Report) -> CheckReport:
     running = require_stack(home, name)
     require_running(running)
     _require_answers(running)
-    with _Check(running, report) as check:
-        return check.run()
+    try:
+        with _Check(running, report) as check:
+            return check.run()
+    except ApiError as exc:
+        raise StackUnhealthy(
+            f"the stack stopped answering during the check: {exc}", hint=f"deploy up --name {name}"
+        ) from exc
 
 
 def _require_answers(running: RunningStack) -> None:
