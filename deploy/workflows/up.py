@@ -95,12 +95,22 @@ def _same_plan(existing: RunningStack, prepared: Prepared) -> Prepared:
     if existing.state.fingerprint != prepared.stack.fingerprint():
         name = existing.stack.name
         raise StateError(
-            f"the stack '{name}' is up with another plan "
-            f"({existing.prepared.plan.topology}, model {existing.prepared.plan.model.served_name}"
-            f", port {existing.prepared.plan.router_port})",
+            f"the stack '{name}' is up with another plan: {_difference(existing, prepared)}",
             hint=f"deploy down --name {name}, or choose another --name and --port",
         )
     return existing.prepared
+
+
+def _difference(existing: RunningStack, prepared: Prepared) -> str:
+    """Name the settings in which a running stack differs from what is asked for."""
+    running = existing.prepared.spec.model_dump(mode="json")
+    asked = prepared.spec.model_dump(mode="json")
+    changed = [
+        f"{field} is {running[field]}, not {asked[field]}"
+        for field in asked
+        if running[field] != asked[field]
+    ]
+    return "; ".join(changed) or "it was started by another version of pdkit, or on other programs"
 
 
 def _missing_services(prepared: Prepared, existing: RunningStack | None) -> list[Service]:
