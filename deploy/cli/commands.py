@@ -14,7 +14,7 @@ import typer
 from deploy import __version__
 from deploy.cli.answer import Answer
 from deploy.cli.options import DEFAULT_NAME, File, Json, Name, takes_stack_options
-from deploy.errors import CheckFailed, StackUnhealthy, UsageError
+from deploy.errors import CheckFailed, ConfigError, StackUnhealthy, UsageError
 
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
@@ -119,6 +119,8 @@ def render(
     text = document_yaml(document)
     if output is None:
         return Answer("render", document, text.rstrip("\n"))
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"-o: '{output}' is a file", hint="deploy render -o FOLDER")
     output.mkdir(parents=True, exist_ok=True)
     target = output / "stack.yaml"
     target.write_text(text, encoding="utf-8")

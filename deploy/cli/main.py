@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = next((word for word in arguments if not word.startswith("-")), "")
     _interrupt_once()
     try:
-        return _finish(app(args=arguments, prog_name="deploy", standalone_mode=False), as_json)
+        asked = arguments or ["--help"]
+        code = _finish(app(args=asked, prog_name="deploy", standalone_mode=False), as_json)
+        return code if arguments else UsageError.exit_code
     except PdkitError as exc:
         return _fail(exc, command, as_json)
     except (KeyboardInterrupt, typer.Abort):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from deploy.errors import ConfigError
 
 TINY = "tiny"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HEADS = ("num_attention_heads", "n_head")
 _LAYERS = ("num_hidden_layers", "n_layer")
 
@@ -59,7 +61,7 @@ def resolve_model(value: str, *, tiny_path: Path, tiny_config: Mapping[str, Any]
     path = Path(value).expanduser()
     if path.is_dir() or value.startswith((".", "/", "~")):
         return _folder(path, value)
-    if value.count("/") > 1:
+    if not _HUB_ID.fullmatch(value):
         raise ConfigError(
             f"--model: '{value}' is neither a folder that exists nor a hub id (owner/name)",
             hint="deploy plan --model ./path/to/model, or --model owner/name",
@@ -97,13 +99,14 @@ def _read_config(file: Path) -> Mapping[str, Any]:
 
 
 def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
-    text = config.get("text_config", config)  # multimodal models nest the language model's numbers
-    heads = _first(text, _HEADS)
-    layers = _first(text, _LAYERS)
-    hidden = text.get("hidden_size") or text.get("n_embd")
-    if not (heads and layers and hidden):
-        return None
+    # Multimodal models nest the numbers of their language model.
+    text = config.get("text_config") or config
     try:
+        heads = _first(text, _HEADS)
+        layers = _first(text, _LAYERS)
+        hidden = text.get("hidden_size") or text.get("n_embd")
+        if not (heads and layers and hidden):
+            return None
         return ModelShape(
             layers=int(layers),
             attention_heads=int(heads),
@@ -130,6 +133,9 @@ def _cached_hub_config(repo_id: str) -> Mapping[str, Any] | None:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     snapshots = cache / f"models--{repo_id.replace('/', '--')}" / "snapshots"
-    for file in sorted(snapshots.glob("*/config.json")):
-        return _read_config(file)
-    return None
+    try:
+        commit = (snapshots.parent / "refs" / "main").read_text(encoding="utf-8").strip()
+        file = snapshots / commit / "config.json"
+    except OSError:
+        file = next(iter(sorted(snapshots.glob("*/config.json"))), snapshots / "none")
+    return _read_config(file) if file.is_file() else None

@@ -123,10 +123,11 @@ def _drop_overruled_split(values: dict[str, Any], origins: dict[str, str]) -> No
         origin = origins.get(field, "")
         strength[field] = 3 if origin.startswith("--") else 2 if origin.startswith("PDKIT_") else 1
     given = {field: rank for field, rank in strength.items() if field in values}
-    strongest = max(given.values(), default=0)
-    for field, rank in given.items():
-        if rank < strongest:
-            del values[field], origins[field]
+    strongest = {f for f, rank in given.items() if rank == max(given.values())}
+    for field in given.keys() - strongest:
+        if {field, *strongest} <= {"producers", "consumers"}:
+            continue  # the two are one form: who names one of them keeps the other
+        del values[field], origins[field]
 
 
 def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:

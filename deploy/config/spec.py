@@ -9,12 +9,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+MAX_CHUNK = 8192  # tokens
 VendorChoice = Literal["auto", "cpu"]
 RuntimeChoice = Literal["auto", "process"]
-Port = Annotated[int, Field(ge=1024, le=65535)]
-Count = Annotated[int, Field(ge=1, le=64)]
+
+
+def _no_boolean(value: object) -> object:
+    """Refuse yes and no where a number is meant: YAML reads booleans, Python takes them for 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is expected, not yes or no")
+    return value
+
+
+Port = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1024, le=65535)]
+Count = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1, le=64)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Gibibytes = Annotated[float, Field(gt=0, le=4096)]
 
@@ -38,7 +48,7 @@ class EngineSpec(_Strict):
 class LMCacheSpec(_Strict):
     """The LMCache instance inside every engine."""
 
-    chunk_size: Annotated[int, Field(ge=1, le=8192)] = Field(256, description="tokens a chunk")
+    chunk_size: Annotated[int, Field(ge=1, le=MAX_CHUNK)] = Field(256, description="tokens a chunk")
     staging_gib: Gibibytes = Field(0.5, description="host memory for chunks on their way")
 
 

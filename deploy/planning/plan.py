@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deploy.config.model import Model, ModelShape
-from deploy.config.spec import StackSpec
+from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
@@ -148,10 +148,11 @@ def _engines(
 def _check_chunks(spec: StackSpec) -> None:
     chunk, block = spec.lmcache.chunk_size, spec.engine.block_size
     if chunk % block:
+        nearest = min(max(1, round(chunk / block)), MAX_CHUNK // block) * block
         raise ConfigError(
             f"lmcache.chunk_size: {chunk} is not a multiple of engine.block_size {block}; KV moves "
             "in whole blocks",
-            hint=f"set lmcache.chunk_size to {max(1, round(chunk / block)) * block}",
+            hint=f"set lmcache.chunk_size to {nearest}",
         )
 
 
@@ -160,11 +161,11 @@ def _check_tensor_parallel(tp: int, shape: ModelShape | None, name: str) -> None
         return
     fits_kv = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
     if shape.attention_heads % tp or not fits_kv:
-        possible = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0]
+        possible = max(n for n in range(1, tp) if shape.kv_heads % n == 0)
         raise ConfigError(
             f"--tp: {tp} does not divide {name}'s {shape.attention_heads} attention heads and "
             f"{shape.kv_heads} KV heads evenly",
-            hint=f"deploy plan --tp {possible[-1]} (or {', '.join(map(str, possible[:-1])) or 1})",
+            hint=f"deploy plan --tp {possible}",
         )
 
 
@@ -185,16 +186,29 @@ def _max_model_len(spec: StackSpec, shape: ModelShape | None, kv_cache_bytes: in
     """Return the asked length, else the longest that the model and the KV space both allow.
 
     Raises:
-        ConfigError: more than the model was made for.
+        ConfigError: more than the model or the KV space allows, or less than a chunk.
     """
     asked = spec.engine.max_model_len
     if shape is None:
         return asked
-    limit = shape.max_positions
-    if asked is not None and limit is not None and asked > limit:
+    fits = kv_cache_bytes // shape.kv_bytes_per_token(DTYPE_BYTES[spec.engine.dtype])
+    limit = shape.max_positions or fits
+    if asked is not None and asked > limit:
         raise ConfigError(
             f"engine.max_model_len: {asked} is more than the model's {limit} positions",
             hint=f"set engine.max_model_len to {limit} or less",
         )
-    fits = kv_cache_bytes // shape.kv_bytes_per_token(DTYPE_BYTES[spec.engine.dtype])
-    return asked or min(limit or fits, fits)
+    if asked is not None and asked > fits:
+        raise ConfigError(
+            f"engine.max_model_len: {asked} tokens do not fit into a KV space of {fits}",
+            hint=f"set engine.max_model_len to {fits} or less, or engine.kv_cache_gib to more",
+        )
+    length = asked or min(limit, fits)
+    if length <= spec.lmcache.chunk_size:
+        field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
+        raise ConfigError(
+            f"{field}: prompts of {length} tokens leave no room for a chunk (lmcache.chunk_size "
+            f"{spec.lmcache.chunk_size}) and an answer, so no KV would ever be shared",
+            hint=f"raise {field}, or set a smaller lmcache.chunk_size",
+        )
+    return length

@@ -52,17 +52,18 @@ def resolve_topology(spec: StackSpec, vendor: Vendor) -> Topology:
 
 
 def _asked(spec: StackSpec) -> Topology | None:
-    counted = None
-    if spec.producers is not None or spec.consumers is not None:
-        counted = Topology(spec.producers or 1, spec.consumers or 1)
+    """Return the split by name or by numbers; a number alone leaves the other one at 1."""
     if spec.topology is None:
-        return counted
+        if spec.producers is None and spec.consumers is None:
+            return None
+        return Topology(spec.producers or 1, spec.consumers or 1)
     match = _FORM.fullmatch(spec.topology)
     assert match is not None, "the spec's pattern admits only this form"  # noqa: S101
     named = Topology(int(match["producers"]), int(match["consumers"]))
-    if counted is not None and counted != named:
-        raise ConfigError(
-            f"--topology {named} contradicts --producers/--consumers ({counted})",
-            hint=f"deploy plan --topology {named}",
-        )
+    for field, counted in (("producers", spec.producers), ("consumers", spec.consumers)):
+        if counted not in (None, getattr(named, field)):
+            raise ConfigError(
+                f"--topology {named} contradicts --{field} {counted}",
+                hint=f"deploy plan --topology {named}",
+            )
     return named

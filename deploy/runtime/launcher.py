@@ -128,7 +128,10 @@ class ProcessLauncher:
         )
 
     def _environment(self, service: Service) -> dict[str, str]:
-        inherited = dict(os.environ)
+        # LMCache lets its variables overrule its file, and so the plan.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("LMCACHE_")
+        }
         env = {**inherited, **service.env, MARKER: str(self._home.root)}
         if "PYTHONPATH" in service.env and inherited.get("PYTHONPATH"):
             env["PYTHONPATH"] = os.pathsep.join(
@@ -186,7 +189,7 @@ def wait_ready(
 
 def _too_slow(record: ServiceRecord, service: Service) -> StackUnhealthy:
     return StackUnhealthy(
-        f"{record.name} runs but was not ready within {service.ready_s:.0f} s; log: {record.log}",
+        f"{record.name} runs but was not ready within {service.ready_s:g} s; log: {record.log}",
         hint="raise timeouts.ready_s in deploy.yaml if it only needs longer",
         details=last_lines(Path(record.log), LOG_TAIL),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _TAIL_BYTES = 256 * 1024
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def last_lines(path: Path, count: int) -> tuple[str, ...]:
@@ -20,7 +21,7 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
             text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ()
-    return tuple(_ESCAPES.sub("", line) for line in text.splitlines()[-count:])
+    return tuple(_ESCAPES.sub("", line) for line in text.splitlines()[-count or sys.maxsize :])
 
 
 def matches(path: Path, pattern: str) -> tuple[re.Match[str], ...]:

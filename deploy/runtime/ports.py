@@ -5,24 +5,38 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping
 
-from deploy.errors import PortTaken
+from deploy.errors import MachineError, PortTaken
 
 
-def require_free(ports: Mapping[int, str], *, host: str, stack: str) -> None:
+def require_free(ports: Mapping[int, str], *, base: int, host: str, stack: str) -> None:
     """Check that each port can be listened on; `ports` is port → whose it would be.
+
+    `base` is the `--port` from which the stack's ports follow.
 
     Raises:
         PortTaken: one is taken; the hint names a `--port` with room for the whole stack.
+        MachineError: `host` is no address of this machine.
     """
+    _require_address(host)
     taken = [port for port in sorted(ports) if not _is_free(port, host)]
     if not taken:
         return
-    base = min(ports)
     free = _free_base([port - base for port in ports], base, host)
     raise PortTaken(
         f"port {taken[0]} (for {ports[taken[0]]}) is taken by another program",
         hint=f"deploy up --name {stack} --port {free}" if free else "deploy up --port PORT",
     )
+
+
+def _require_address(host: str) -> None:
+    try:
+        with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+    except OSError as exc:
+        raise MachineError(
+            f"bind: '{host}' is no address of this machine ({exc.strerror or exc})",
+            hint="set bind to 127.0.0.1, 0.0.0.0 or an address that `ip address` lists",
+        ) from exc
 
 
 def _free_base(offsets: Iterable[int], base: int, host: str) -> int | None:
@@ -36,11 +50,14 @@ def _free_base(offsets: Iterable[int], base: int, host: str) -> int | None:
 def _is_free(port: int, host: str) -> bool:
     """Tell whether a server could listen; one that just closed does not count as taken."""
     for address in {host, "127.0.0.1"}:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with socket.socket(_family(address), socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port))
             except OSError:
                 return False
     return True
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

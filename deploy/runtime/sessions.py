@@ -21,6 +21,7 @@ import psutil
 _SAME_START_S = 0.5
 _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
+_KILL_ROUNDS = 10  # one is enough, save for a process that starts others, or waits for a dead disk
 _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
@@ -102,12 +103,14 @@ def end_sessions(sessions: Mapping[int, float], *, grace_s: float) -> None:
     shared = _shared_memory_files(members)
     leaders = {process.pid: process for process in members if process.pid in sessions}
     _signal(leaders.values(), signal.SIGTERM)
-    _wait_until_gone({pid: sessions[pid] for pid in leaders}, grace_s)
+    deadline = time.monotonic() + grace_s
+    while any(is_running(pid, sessions[pid]) for pid in leaders) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     # Python's resource trackers free shared memory and semaphores once all that used them are dead.
     _signal([p for p in _members(sessions) if not _is_resource_tracker(p)], signal.SIGKILL)
     _wait_until_gone(sessions, _TRACKER_GRACE_S)
-    while left := _members(sessions):
-        _signal(left, signal.SIGKILL)
+    for _ in range(_KILL_ROUNDS):
+        _signal(_members(sessions), signal.SIGKILL)
         _wait_until_gone(sessions, 1.0)
     for file in shared - _shared_memory_files(psutil.process_iter()):
         file.unlink(missing_ok=True)

@@ -72,9 +72,9 @@ def engine_env(
 ) -> dict[str, str]:
     """Return what is set on top of the environment the engine is started from."""
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
+    theirs = spec.engine.env
+    path = [str(folders.connector_dir), *filter(None, [theirs.get("PYTHONPATH")])]
     return {
-        "PYTHONPATH": str(folders.connector_dir),
-        "LMCACHE_CONFIG_FILE": str(folders.lmcache_file),
         "LMCACHE_TRACK_USAGE": "false",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -82,7 +82,9 @@ def engine_env(
         "VLLM_RPC_BASE_PATH": str(folders.socket_dir),
         **offline,
         **plan.vendor.engine_env,
-        **spec.engine.env,
+        **theirs,
+        "PYTHONPATH": ":".join(path),
+        "LMCACHE_CONFIG_FILE": str(folders.lmcache_file),
         "PYTHONHASHSEED": HASH_SEED,
     }
 

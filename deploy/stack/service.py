@@ -83,5 +83,8 @@ class Stack:
 
     def fingerprint(self) -> str:
         """Return a digest that changes when any service would be run differently."""
-        text = json.dumps(asdict(self), sort_keys=True, default=str)
+        shown = asdict(self)
+        for service in shown["services"]:
+            del service["ready_s"]  # our patience; the service runs no differently for it
+        text = json.dumps(shown, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -75,7 +75,8 @@ def _fixes(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "fix_not_applied",
         f"the connector cannot move KV as it should: {said}",
-        f"unset PDKIT_DISABLE_FIXES; deploy down --name {evidence.stack}; deploy up",
+        f"unset PDKIT_DISABLE_FIXES; deploy down --name {evidence.stack}; "
+        f"deploy up --name {evidence.stack}",
     )
 
 
@@ -92,7 +93,7 @@ def _hash_seeds(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "hash_seed_differs",
         f"PYTHONHASHSEED is not the same in all engines, so their keys never match: {said}",
-        f"deploy down --name {evidence.stack}; deploy up",
+        f"deploy down --name {evidence.stack}; deploy up --name {evidence.stack}",
     )
 
 

@@ -56,9 +56,9 @@ def compare(
     ):
         worst = max(worst, _largest_difference(expected, actual))
         if reference.tokens[step] != answer.tokens[step]:
-            undecided = _lead(expected) <= tolerance
+            undecided = _behind(expected, answer.tokens[step]) <= tolerance
             return Comparison(undecided and worst <= tolerance, worst, step)
-    same_length = len(reference.tokens) == len(answer.tokens)
+    same_length = len(reference.tokens) == len(answer.tokens) > 0
     return Comparison(same_length and worst <= tolerance, worst, None)
 
 
@@ -75,6 +75,6 @@ def _largest_difference(expected: Mapping[str, float], actual: Mapping[str, floa
     return max(differences)
 
 
-def _lead(logprobs: Mapping[str, float]) -> float:
-    first, second, *_ = (*sorted(logprobs.values(), reverse=True), -math.inf, -math.inf)
-    return first - second
+def _behind(logprobs: Mapping[str, float], token: str) -> float:
+    """Return how far a token is behind the likeliest; infinite if it is not listed."""
+    return max(logprobs.values()) - logprobs.get(token, -math.inf)

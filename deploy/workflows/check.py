@@ -41,6 +41,7 @@ _ANSWER_TOKENS = 16
 _ROUTER_PROMPTS = 2
 _ANSWER_DEADLINE_S = 10.0
 _STORE_DEADLINE_S = 5.0
+_NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
 _FIX_LINE = r"pdkit-connector fix=(?P<fix>\S+) state=(?P<state>\S+)"
@@ -112,6 +113,7 @@ class _Check:
         self._model = self._plan.model.served_name
         self._report = report
         self._found = _Findings()
+        self._store_deadline_s = _STORE_DEADLINE_S
         self._random = random.Random()  # noqa: S311 - prompts, not secrets: fresh at each run
         self._exit = ExitStack()
         self._apis: dict[str, EngineApi] = {}
@@ -232,7 +234,7 @@ class _Check:
 
         Every chunk takes as many keys as its format has parts, so the count is a lower bound.
         """
-        deadline = time.monotonic() + _STORE_DEADLINE_S
+        deadline = time.monotonic() + self._store_deadline_s
         seen = -1
         while time.monotonic() < deadline:
             arrived = self._keys() - keys_before
@@ -240,6 +242,7 @@ class _Check:
                 return arrived
             seen = arrived
             time.sleep(5 * _POLL_S)
+        self._store_deadline_s = _NEXT_STORE_DEADLINE_S
         return max(0, seen)
 
     def _prompts(self) -> Iterator[list[int]]:

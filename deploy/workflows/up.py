@@ -124,7 +124,7 @@ def _require_room(prepared: Prepared, missing: list[Service]) -> None:
     name = prepared.stack.name
     wanted = {port for service in missing for port in (service.port, *service.extra_ports)}
     ports = {port: whose for port, whose in prepared.plan.ports.items() if port in wanted}
-    require_free(ports, host=prepared.plan.bind, stack=name)
+    require_free(ports, base=prepared.plan.router_port, host=prepared.plan.bind, stack=name)
     engines = [service for service in missing if service.role in ("producer", "consumer")]
     require_memory(
         sum(service.memory_mib for service in missing),
@@ -167,7 +167,7 @@ class _Start:
             took: dict[str, float] = {}
             for batch in _batches(missing):
                 took |= self._start_batch(batch, secrets)
-            return took
+            return {service.name: took[service.name] for service in missing}
 
     def _start_batch(self, batch: list[Service], secrets: dict[str, Secret]) -> dict[str, float]:
         for service in batch:
@@ -215,6 +215,8 @@ def _batches(services: list[Service]) -> list[list[Service]]:
     while waiting:
         names = {service.name for service in waiting}
         batch = [service for service in waiting if not names & set(service.depends_on)]
+        if not batch:
+            raise ValueError(f"services wait for one another: {', '.join(sorted(names))}")
         batches.append(batch)
         waiting = [service for service in waiting if service not in batch]
     return batches

@@ -1,0 +1,96 @@
+"""What all tests share. Imports nothing but pytest, since some tests run beside other packages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The checkout."""
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def deploy() -> Callable[..., Ended]:
+    """Run `python -m deploy …` as a user would: a process of its own, in a given folder."""
+
+    def run(*arguments: str, cwd: Path, home: Path, **environ: str) -> Ended:
+        done = subprocess.run(
+            (sys.executable, "-m", "deploy", *arguments),
+            cwd=cwd,
+            env=plain_environ(PDKIT_HOME=str(home), **environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def plain_environ(**more: str) -> dict[str, str]:
+    """Return an environment that holds nothing of this machine but PATH.
+
+    `PYTHONPATH` in `more` is put behind the checkout's.
+    """
+    path = os.pathsep.join(filter(None, (str(REPO), more.pop("PYTHONPATH", ""))))
+    plain = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "COLUMNS": "80", "TERM": "dumb"}
+    return {**plain, "PYTHONPATH": path, **more}
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], object]], None]:
+    """Wait until a condition holds; fail after five seconds."""
+
+    def wait(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def golden(repo: Path) -> Callable[[str, str], None]:
+    """Compare a text with a file in tests/golden; `UPDATE_GOLDENS=1` writes it instead."""
+
+    def compare(name: str, text: str) -> None:
+        file = repo / "tests" / "golden" / name
+        if os.environ.get("UPDATE_GOLDENS"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert file.is_file(), f"{file} is missing; UPDATE_GOLDENS=1 writes it"
+        assert text == file.read_text(encoding="utf-8"), "if this is meant: UPDATE_GOLDENS=1"
+
+    return compare

@@ -1,0 +1,234 @@
+"""Bad input, as a user types it: one line that says what, one that says what to do, no traces.
+
+Every case runs in a process of its own, all of them at once, since most of their time is the
+interpreter's start; and once more with `--json`, for that in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main as main_module
+from tests.conftest import Ended
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and what must be said of it.
+
+    Attributes:
+        files: written into the folder where it runs; FOLDER in a text stands for its path.
+        state: text of the state file of the stack 'pdkit'.
+    """
+
+    arguments: tuple[str, ...]
+    exit_code: int
+    words: tuple[str, ...]
+    hint: str
+    code: str = "config"
+    files: dict[str, str] = field(default_factory=dict)
+    state: str | None = None
+
+
+def up(arguments: str, exit_code: int, *words: str, hint: str, **more: object) -> Case:
+    return Case(("up", *arguments.split()), exit_code, words, hint, **more)  # type: ignore[arg-type]
+
+
+CASES: dict[str, Case] = {
+    "no engines": up("--gpus 0", 2, "--gpus", "0", hint="deploy"),
+    "a contradiction": up(
+        "--gpus 3 --topology 2p2d", 2, "--gpus 3", "2p2d", "4 engines", hint="--gpus 3"
+    ),
+    "no topology": up("--topology 1x2", 2, "--topology", "'1x2'", "1p3d", hint="deploy"),
+    "tensor parallel": up("--tp 3", 2, "--tp: 3", "2 KV heads", hint="--tp 2"),
+    "unknown vendor": up("--vendor abacus", 2, "--vendor", "'abacus'", "'cpu'", hint="deploy"),
+    "unknown key": up(
+        "-f stack.yaml", 2, "stack.yaml", "lmcache.chunk_sise", "did you mean 'chunk_size'?",
+        hint="stack.yaml", files={"stack.yaml": "lmcache:\n  chunk_sise: 256\n"},
+    ),
+    "broken yaml": up(
+        "", 2, "deploy.yaml", "line 3", hint="deploy.yaml",
+        files={"deploy.yaml": "name: a\ngpus: [\n"},
+    ),
+    "no such file": up("-f none.yaml", 2, "none.yaml", hint="-f"),
+    "missing model folder": up("--model ./none", 2, "'./none'", "does not exist", hint="--model"),
+    "model without config": up(
+        "--model ./m", 2, "'./m'", "config.json", hint="--model", files={"m/weights": ""}
+    ),
+    "model with broken config": up(
+        "--model ./m", 2, "config.json", hint="restore", files={"m/config.json": "{"}
+    ),
+    "chunk of broken blocks": up(
+        "", 2, "lmcache.chunk_size: 100", "engine.block_size 32",
+        hint="set lmcache.chunk_size to 96", files={"deploy.yaml": "lmcache: {chunk_size: 100}\n"},
+    ),
+    "name with a slash": up("--name a/b", 2, "--name", "'a/b'", hint="deploy"),
+    "name with a slash, in a command on a stack": Case(
+        ("status", "--name", "a/b"), 2, ("--name", "'a/b'"), "deploy"
+    ),
+    "broken state file": up(
+        "", 2, "state file", "pdkit", "broken", hint="deploy down", code="state",
+        state='{"format": 1',
+    ),
+    "no such stack": Case(("check",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
+    "no redis-server": up(
+        "", 3, "redis.server", "/nonexistent", hint="redis.server", code="missing_tool",
+        files={"deploy.yaml": "redis: {server: /nonexistent}\n"},
+    ),
+    "no engine packages": up(
+        "", 3, "/python", "lacks vllm", hint="quickstart", code="missing_tool",
+        files={
+            "deploy.yaml": "engine: {python: FOLDER/python}\n",
+            "python": "#!/bin/sh\necho vllm\n",
+        },
+    ),
+    "port taken": up(
+        "--port {taken}", 3, "{taken}", "router", "taken", hint="--port", code="port_taken"
+    ),
+    "port too low": up("--port 80", 2, "--port", "80", hint="deploy"),
+    "unknown option": up("--gpu 4", 2, "--gpu", hint="deploy up --help", code="usage"),
+    "no number": up("--gpus four", 2, "--gpus", hint="deploy up --help", code="usage"),
+    "unknown command": Case(("upp",), 2, ("'upp'",), "deploy --help", "usage"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case is tried: a folder, a PDKIT_HOME, and stand-ins for the engines' packages."""
+
+    folder: Path
+    home: Path
+    packages: Path
+    taken_port: int
+
+    def argv(self, case: Case) -> tuple[str, ...]:
+        return tuple(part.format(taken=self.taken_port) for part in case.arguments)
+
+    def lay_out(self, case: Case) -> None:
+        for name, text in case.files.items():
+            path = self.folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text.replace("FOLDER", str(self.folder)))
+            path.chmod(0o755)
+        if case.state is not None:
+            file = self.home / "stacks" / "pdkit" / "state.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(case.state)
+
+    def left(self) -> list[str]:
+        """Return the files in PDKIT_HOME."""
+        return [str(p.relative_to(self.home)) for p in self.home.rglob("*") if p.is_file()]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A case that was run as text."""
+
+    case: Case
+    place: Place
+    ended: Ended
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(word.format(taken=self.place.taken_port) for word in self.case.words)
+
+
+@pytest.fixture(scope="module")
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = int(listener.getsockname()[1])
+        assert port < 65000
+        yield port
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Modules that are named as the engines' are."""
+    folder = tmp_path_factory.mktemp("packages")
+    for module in ("vllm", "lmcache", "vllm_router"):
+        (folder / module).mkdir()
+        (folder / module / "__init__.py").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def all_tried(
+    tmp_path_factory: pytest.TempPathFactory,
+    deploy: Callable[..., Ended],
+    packages: Path,
+    taken_port: int,
+) -> dict[str, Tried]:
+    """Run every case in a process of its own."""
+
+    def run(case: Case) -> Tried:
+        make = tmp_path_factory.mktemp
+        place = Place(make("folder"), make("home"), packages, taken_port)
+        place.lay_out(case)
+        python_path = str(packages)
+        argv = place.argv(case)
+        ended = deploy(*argv, cwd=place.folder, home=place.home, PYTHONPATH=python_path)
+        return Tried(case, place, ended)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(CASES, pool.map(run, CASES.values()), strict=True))
+
+
+@pytest.fixture(params=CASES)
+def tried(request: pytest.FixtureRequest, all_tried: dict[str, Tried]) -> Tried:
+    return all_tried[request.param]
+
+
+def test_as_text(tried: Tried) -> None:
+    ended = tried.ended
+    assert ended.code == tried.case.exit_code, ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("reading ")]
+    error, advice = lines  # one of each, and nothing else
+    assert error.startswith("error: ")
+    for word in tried.words:
+        assert word in error
+    assert advice.startswith("try: ")
+    assert tried.case.hint in advice
+
+
+def test_as_json(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, case = tried.place, tried.case
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setenv("PDKIT_HOME", str(place.home))
+    monkeypatch.setenv("PYTHONPATH", str(place.packages))
+    monkeypatch.setattr(main_module, "_interrupt_once", lambda: None)
+    code = main_module.main([*place.argv(case), "--json"])
+    captured = capsys.readouterr()
+    envelope = json.loads(captured.out)  # exactly one
+    assert set(envelope) == {"version", "command", "status", "exit_code", "data", "errors"}
+    assert envelope["status"] == "error"
+    assert envelope["exit_code"] == code == case.exit_code
+    assert envelope["command"] == case.arguments[0]
+    assert envelope["data"] is None
+    (error,) = envelope["errors"]
+    assert error["code"] == case.code
+    assert f"error: {error['message']}\ntry: {error['hint']}\n" in tried.ended.stderr
+    assert "error:" not in captured.err
+
+
+def test_nothing_is_left(tried: Tried) -> None:
+    assert tried.place.left() == (["stacks/pdkit/state.json"] if tried.case.state else [])
+
+
+def test_json_alone_on_stdout_of_a_process(deploy: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = deploy("up", "--gpus", "0", "--json", cwd=tmp_path, home=tmp_path / "home")
+    assert (ended.code, ended.stderr) == (2, "")
+    assert json.loads(ended.stdout)["exit_code"] == 2

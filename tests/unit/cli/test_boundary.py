@@ -1,0 +1,217 @@
+"""The boundary, called in this process: answers and errors become text, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.cli import main as main_module
+from deploy.cli.answer import Answer
+from deploy.cli.main import main
+from deploy.errors import CheckFailed, StackUnhealthy
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PDKIT_HOME", str(tmp_path / "home"))
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    def call(*arguments: str) -> Result:
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer | BaseException], None]:
+    """Let any command end with an answer or an exception."""
+
+    def set_end(end: Answer | BaseException) -> None:
+        def app(**_: object) -> Answer:
+            if isinstance(end, BaseException):
+                raise end
+            return end
+
+        monkeypatch.setattr(main_module, "app", app)
+
+    return set_end
+
+
+class TestRealCommands:
+    def test_plan(self, run: Callable[..., Result]) -> None:
+        code, out, err = run("plan", "--topology", "1p3d")
+        assert (code, err) == (0, "")
+        assert "consumer-2" in out
+
+    def test_plan_json(self, run: Callable[..., Result]) -> None:
+        code, out, err = run("plan", "--gpus", "4", "--json")
+        assert (code, err) == (0, "")
+        envelope = json.loads(out)
+        assert envelope["data"]["topology"] == "2p2d"
+        assert (envelope["status"], envelope["exit_code"]) == ("ok", 0)
+
+    def test_render_is_one_document(self, run: Callable[..., Result]) -> None:
+        code, out, err = run("render")
+        assert (code, err) == (0, "")
+        assert yaml.safe_load(out)["stack"] == "pdkit"
+
+    def test_render_json_holds_the_same_document(self, run: Callable[..., Result]) -> None:
+        _, text, _ = run("render")
+        _, out, _ = run("render", "--json")
+        assert json.loads(out)["data"] == yaml.safe_load(text)
+
+    def test_render_into_a_folder(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        code, out, _ = run("render", "-o", "out/deep")
+        assert code == 0
+        file = tmp_path / "out" / "deep" / "stack.yaml"
+        assert "stack.yaml" in out
+        assert file.read_text() == run("render")[1]
+
+    def test_render_into_a_file_of_that_name(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        (tmp_path / "out").touch()
+        code, out, err = run("render", "-o", "out")
+        assert (code, out) == (2, "")
+        assert "out" in err
+        assert "Errno" not in err
+
+    def test_a_file_that_was_found_is_named(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        (tmp_path / "deploy.yaml").write_text("name: mine\n")
+        code, out, err = run("plan")
+        assert code == 0
+        assert "mine" in out
+        assert "deploy.yaml" in err
+
+    def test_the_environment_counts(
+        self, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PDKIT_TOPOLOGY", "1p2d")
+        assert "1p2d" in run("plan")[1]
+        assert "2p2d" in run("plan", "--gpus", "4")[1]
+
+    def test_status_of_a_stack_that_is_not_up(self, run: Callable[..., Result]) -> None:
+        assert run("status") == (0, "the stack 'pdkit' is not up\n", "")
+
+    def test_down_of_a_stack_that_is_not_up(self, run: Callable[..., Result]) -> None:
+        for _ in range(2):
+            assert run("down") == (0, "the stack 'pdkit' was not up\n", "")
+
+    def test_looking_leaves_no_file(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        for command in ("plan", "render", "status", "down", "check", "logs"):
+            run(command)
+        assert [path for path in (tmp_path / "home").rglob("*") if path.is_file()] == []
+
+    def test_down_clears_a_broken_state_file(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        file = tmp_path / "home" / "stacks" / "pdkit" / "state.json"
+        file.parent.mkdir(parents=True)
+        file.write_text("{")
+        assert run("status")[0] == 2
+        code, out, _ = run("down")
+        assert (code, out) == (0, "the stack 'pdkit' is down\n")
+        assert not file.exists()
+        assert run("status")[0] == 0
+
+
+class TestLogs:
+    @pytest.fixture(autouse=True)
+    def _files(self, tmp_path: Path) -> None:
+        folder = tmp_path / "home" / "stacks" / "pdkit" / "logs"
+        folder.mkdir(parents=True)
+        (folder / "redis.log").write_text("r1\nr2\n")
+        (folder / "router.log").write_text("x1\n")
+
+    def test_all_by_name(self, run: Callable[..., Result]) -> None:
+        assert run("logs") == (0, "redis | r1\nredis | r2\nrouter | x1\n", "")
+
+    def test_one_alone(self, run: Callable[..., Result]) -> None:
+        assert run("logs", "redis", "-n", "1") == (0, "r2\n", "")
+
+    def test_none_to_begin_with(self, run: Callable[..., Result]) -> None:
+        assert run("logs", "-n", "0") == (0, "", "")
+
+    def test_json(self, run: Callable[..., Result]) -> None:
+        code, out, _ = run("logs", "router", "--json")
+        assert code == 0
+        assert json.loads(out)["data"]["lines"] == [{"service": "router", "line": "x1"}]
+
+    def test_of_a_service_that_is_none(self, run: Callable[..., Result]) -> None:
+        code, out, err = run("logs", "rooter")
+        assert (code, out) == (2, "")
+        assert "redis, router" in err
+
+    def test_following_as_json(self, run: Callable[..., Result]) -> None:
+        code, out, _ = run("logs", "-f", "--json")
+        assert code == 2
+        assert json.loads(out)["errors"][0]["code"] == "usage"
+
+    def test_of_no_stack(self, run: Callable[..., Result]) -> None:
+        code, _, err = run("logs", "--name", "other")
+        assert code == 2
+        assert "'other' has no logs" in err
+        assert "deploy up --name other" in err
+
+
+class TestEndings:
+    def test_a_result_with_an_error_has_both(
+        self, run: Callable[..., Result], ending: Callable[..., None]
+    ) -> None:
+        ending(Answer("check", {"passed": False}, "table", [CheckFailed("no hits", hint="look")]))
+        assert run("check") == (1, "table\n", "error: no hits\ntry: look\n")
+        code, out, err = run("check", "--json")
+        envelope = json.loads(out)
+        assert (code, err) == (1, "")
+        assert envelope["data"] == {"passed": False}
+        assert envelope["errors"][0]["message"] == "no hits"
+
+    def test_an_error_with_details(
+        self, run: Callable[..., Result], ending: Callable[..., None]
+    ) -> None:
+        ending(StackUnhealthy("it died", hint="less log", details=("last", "words")))
+        expected = "error: it died\n  | last\n  | words\ntry: less log\n"
+        assert run("up") == (4, "", expected)
+
+    def test_ctrl_c(self, run: Callable[..., Result], ending: Callable[..., None]) -> None:
+        ending(KeyboardInterrupt())
+        code, out, err = run("up")
+        assert (code, out) == (130, "")
+        assert err.startswith("error: interrupted")
+        code, out, _ = run("up", "--json")
+        assert (code, json.loads(out)["exit_code"]) == (130, 130)
+
+    def test_a_full_disk(self, run: Callable[..., Result], ending: Callable[..., None]) -> None:
+        ending(OSError(28, "No space left on device", "/disk/file"))
+        code, out, err = run("up")
+        assert (code, out) == (3, "")
+        assert "No space left on device" in err
+        assert "/disk/file" in err
+
+    def test_a_fault_of_ours_is_neither_hidden_nor_a_code_of_the_contract(
+        self, run: Callable[..., Result], ending: Callable[..., None]
+    ) -> None:
+        ending(RuntimeError("oops"))
+        code, out, err = run("up", "--json")
+        assert code not in (0, 1, 2, 3, 4, 130)
+        assert "Traceback" in err
+        assert json.loads(out)["errors"][0]["message"] == "RuntimeError: oops"

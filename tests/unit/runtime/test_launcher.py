@@ -1,0 +1,334 @@
+"""The process runtime, with real small processes in place of engines."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.errors import MissingTool, StackUnhealthy
+from deploy.runtime import launcher as launcher_module
+from deploy.runtime.home import StackHome
+from deploy.runtime.launcher import (
+    LOG_TAIL,
+    MARKER,
+    Launched,
+    ProcessLauncher,
+    describe_exit,
+    wait_ready,
+)
+from deploy.runtime.secrets import Secret, ensure_secrets
+from deploy.runtime.state import StackState, write_state
+from deploy.stack.service import ConfigFile, Health, Service
+from tests.unit.runtime.conftest import kill_session, program, wait_until_executed
+
+SLEEPER = "import time; time.sleep(60)"
+
+Start = Callable[..., tuple[Service, Launched]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StackHome:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "sockets"))
+    (tmp_path / "sockets").mkdir()
+    return StackHome(tmp_path / "demo")
+
+
+@pytest.fixture
+def launcher(home: StackHome) -> ProcessLauncher:
+    return ProcessLauncher(home)
+
+
+@pytest.fixture
+def start(launcher: ProcessLauncher) -> Iterator[Start]:
+    """Start a Python program as a service."""
+    pids: list[int] = []
+
+    def run(
+        text: str, *, name: str = "engine", starts: int = 1, ready_s: float = 30.0, **fields: Any
+    ) -> tuple[Service, Launched]:
+        health = Health("http", "/health")
+        service = Service(
+            name, "producer", program(text), "127.0.0.1", 1, health, ready_s, **fields
+        )
+        launched = launcher.start(service, {"word": Secret("hunter2")}, starts=starts)
+        pids.append(launched.record.pid)
+        wait_until_executed(launched.record.pid)
+        return service, launched
+
+    yield run
+    for pid in pids:
+        kill_session(pid)
+
+
+class TestStart:
+    def test_record(self, start: Start, launcher: ProcessLauncher) -> None:
+        _, launched = start(SLEEPER)
+        record = launched.record
+        assert record.pid == launched.process.pid
+        assert abs(record.start_time - time.time()) < 30
+        assert record.starts == 1
+        assert Path(record.log) == launcher.log_path("engine")
+        assert launcher.state(record) == "running"
+        assert launched.exit_code is None
+
+    def test_files_hold_the_secret_and_only_the_owner_reads_them(
+        self, start: Start, home: StackHome
+    ) -> None:
+        path = home.run_dir / "engine" / "a.conf"
+        start(SLEEPER, files=(ConfigFile(str(path), "password @{word}\n"),))
+        assert path.read_text() == "password hunter2\n"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+    def test_environment(
+        self, start: Start, home: StackHome, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("INHERITED", "yes")
+        monkeypatch.setenv("REPLACED", "theirs")
+        _, launched = start(
+            f"import os; print([os.environ[n] for n in ('INHERITED', 'REPLACED', {MARKER!r})])",
+            env={"REPLACED": "ours"},
+        )
+        assert launched.process.wait() == 0
+        assert Path(launched.record.log).read_text() == f"{['yes', 'ours', str(home.root)]}\n"
+
+    @pytest.mark.parametrize(
+        ("inherited", "expected"), [("/theirs", "/ours:/theirs"), (None, "/ours")]
+    )
+    def test_python_path_comes_first(
+        self,
+        start: Start,
+        monkeypatch: pytest.MonkeyPatch,
+        inherited: str | None,
+        expected: str,
+    ) -> None:
+        if inherited:
+            monkeypatch.setenv("PYTHONPATH", inherited)
+        else:
+            monkeypatch.delenv("PYTHONPATH", raising=False)
+        _, launched = start(
+            "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": "/ours"}
+        )
+        launched.process.wait()
+        assert Path(launched.record.log).read_text() == f"{expected}\n"
+
+    def test_settings_of_the_users_shell_do_not_reach_the_engines(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """LMCache lets its variables overrule its file, so that the plan would not hold."""
+        monkeypatch.setenv("LMCACHE_CHUNK_SIZE", "16")
+        _, launched = start("import os; print(os.environ.get('LMCACHE_CHUNK_SIZE'))")
+        launched.process.wait()
+        assert Path(launched.record.log).read_text() == "None\n"
+
+    def test_a_first_start_begins_the_log_anew_and_a_repair_goes_on(
+        self, start: Start, launcher: ProcessLauncher
+    ) -> None:
+        for starts, text in ((1, "old"), (1, "first"), (2, "second")):
+            start(f"print({text!r})", starts=starts)[1].process.wait()
+        assert launcher.log_path("engine").read_text() == "first\nsecond\n"
+
+    def test_a_program_that_is_missing(self, launcher: ProcessLauncher) -> None:
+        service = Service(
+            "redis", "redis", ("/no/such/program",), "127.0.0.1", 1, Health("redis"), 1.0
+        )
+        with pytest.raises(MissingTool, match="redis: /no/such/program") as caught:
+            launcher.start(service, {})
+        assert caught.value.exit_code == 3
+
+
+class TestAfterwards:
+    def test_states(self, start: Start, launcher: ProcessLauncher) -> None:
+        assert launcher.state(None) == "not started"
+        _, launched = start("pass")
+        launched.process.wait()
+        assert launcher.state(launched.record) == "exited"
+
+    def test_the_environment_it_really_runs_with(
+        self, start: Start, launcher: ProcessLauncher
+    ) -> None:
+        _, launched = start(SLEEPER, env={"PYTHONHASHSEED": "0"})
+        assert launcher.environment(launched.record)["PYTHONHASHSEED"] == "0"
+        launcher.stop({"engine": launched.record}, grace_s=5)
+        assert launcher.environment(launched.record) == {}
+
+    def test_resident_memory(
+        self, start: Start, launcher: ProcessLauncher, eventually: Callable[..., None]
+    ) -> None:
+        _, launched = start(SLEEPER)
+        eventually(lambda: 1 <= launcher.resident_mib(launched.record) < 500)
+
+    def test_stop_ends_those_it_is_given(self, start: Start, launcher: ProcessLauncher) -> None:
+        _, one = start(SLEEPER, name="one")
+        _, two = start(SLEEPER, name="two")
+        launcher.stop({"one": one.record}, grace_s=5)
+        assert launcher.state(one.record) == "exited"
+        assert launcher.state(two.record) == "running"
+
+    def test_stop_marked_needs_no_record(self, start: Start, launcher: ProcessLauncher) -> None:
+        for name in ("one", "two"):
+            start(SLEEPER, name=name)
+        assert launcher.stop_marked(grace_s=5) == 2
+        assert launcher.stop_marked(grace_s=5) == 0
+
+    def test_stop_marked_leaves_other_stacks(
+        self, start: Start, launcher: ProcessLauncher, tmp_path: Path
+    ) -> None:
+        _, launched = start(SLEEPER)
+        assert ProcessLauncher(StackHome(tmp_path / "other")).stop_marked(grace_s=5) == 0
+        assert launcher.state(launched.record) == "running"
+
+    @pytest.mark.parametrize("keep_logs", [True, False])
+    def test_clear(
+        self, start: Start, launcher: ProcessLauncher, home: StackHome, keep_logs: bool
+    ) -> None:
+        ensure_secrets(home.secrets_dir, ("word",))
+        write_state(home.state_file, StackState("demo", "0", {}, {}))
+        start("pass")[1].process.wait()
+        assert home.socket_dir.is_dir()
+        launcher.clear(keep_logs=keep_logs)
+        left = [path.name for path in home.root.rglob("*")] if home.root.exists() else []
+        assert sorted(left) == (["engine.log", "logs"] if keep_logs else [])
+        assert not home.socket_dir.exists()
+        launcher.clear(keep_logs=keep_logs)  # again is fine
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "still running"),
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-15, "killed by signal 15"),
+        (-9, "killed by signal 9; the kernel does that when memory runs out"),
+    ],
+)
+def test_exit_codes_in_words(code: int | None, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+class TestWaiting:
+    """Readiness is a file that the service's program writes."""
+
+    @pytest.fixture
+    def wait(self, launcher: ProcessLauncher, tmp_path: Path) -> Callable[..., dict[str, float]]:
+        def run(
+            *services: tuple[Service, Launched],
+            only: set[str] | None = None,
+            report: Callable[[str], None] = lambda _line: None,
+        ) -> dict[str, float]:
+            launched = {service.name: (service, process) for service, process in services}
+            return wait_ready(
+                launched,
+                lambda service: (tmp_path / f"{service.name} is ready").exists(),
+                report,
+                launcher,
+                only=set(launched) if only is None else only,
+            )
+
+        return run
+
+    def ready(self, path: Path, name: str, *, then: str = "time.sleep(60)") -> str:
+        """Return a program that becomes ready after a moment."""
+        flag = str(path / f"{name} is ready")
+        return f"import time; time.sleep(0.1); open({flag!r}, 'w').close(); {then}"
+
+    def test_ready_services_and_how_long_each_took(
+        self, start: Start, wait: Callable[..., dict[str, float]], tmp_path: Path
+    ) -> None:
+        lines: list[str] = []
+        took = wait(
+            start(self.ready(tmp_path, "one"), name="one"),
+            start(self.ready(tmp_path, "two"), name="two"),
+            report=lines.append,
+        )
+        assert set(took) == {"one", "two"}
+        assert all(0.1 <= seconds < 5 for seconds in took.values())
+        assert sorted(line.split(" after")[0] for line in lines) == ["one is ready", "two is ready"]
+
+    def test_only_those_it_is_asked_for(
+        self, start: Start, wait: Callable[..., dict[str, float]], tmp_path: Path
+    ) -> None:
+        never, one = start(SLEEPER, name="never"), start(self.ready(tmp_path, "one"), name="one")
+        assert set(wait(never, one, only={"one"})) == {"one"}
+
+    def test_a_crash_is_told_at_once_with_the_last_lines(
+        self, start: Start, wait: Callable[..., dict[str, float]]
+    ) -> None:
+        crashing = """
+            import sys, time
+            for number in range(40):
+                print("line", number)
+            print("\\x1b[31mRuntimeError: weights are corrupt\\x1b[0m", flush=True)
+            time.sleep(0.2)
+            sys.exit(3)
+        """
+        began = time.monotonic()
+        with pytest.raises(StackUnhealthy) as caught:
+            wait(start(SLEEPER, name="slow"), start(crashing, name="crashing"))
+        assert time.monotonic() - began < 0.2 + 1.0 + 0.5, "a second after its death, and start-up"
+        error = caught.value
+        assert error.exit_code == 4
+        assert "crashing died while starting (exit code 3)" in error.message
+        assert "/demo/logs/crashing.log" in error.message
+        assert len(error.details) == LOG_TAIL
+        assert error.details[-1] == "RuntimeError: weights are corrupt"
+        assert error.details[0] == f"line {40 - LOG_TAIL + 1}"
+
+    def test_one_that_served_and_then_died(
+        self, start: Start, wait: Callable[..., dict[str, float]], tmp_path: Path
+    ) -> None:
+        dying = self.ready(tmp_path, "dying", then="time.sleep(0.4); raise SystemExit(5)")
+        with pytest.raises(StackUnhealthy, match=r"dying died.*exit code 5"):
+            wait(start(dying, name="dying"), start(SLEEPER, name="slow"))
+
+    def test_one_that_is_not_asked_for_and_dies(
+        self, start: Start, wait: Callable[..., dict[str, float]]
+    ) -> None:
+        with pytest.raises(StackUnhealthy, match="redis died"):
+            wait(start("pass", name="redis"), start(SLEEPER, name="slow"), only={"slow"})
+
+    def test_a_death_by_signal(self, start: Start, wait: Callable[..., dict[str, float]]) -> None:
+        killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+        with pytest.raises(StackUnhealthy, match=r"killed by signal 9; .*memory"):
+            wait(start(killed))
+
+    def test_a_slow_one_is_not_called_dead(
+        self, start: Start, wait: Callable[..., dict[str, float]]
+    ) -> None:
+        slow = "import time; print('loading', flush=True); time.sleep(60)"
+        began = time.monotonic()
+        with pytest.raises(StackUnhealthy) as caught:
+            wait(start(slow, ready_s=0.5))
+        assert 0.5 <= time.monotonic() - began < 2.0
+        assert "runs but was not ready within" in caught.value.message
+        assert "timeouts.ready_s" in caught.value.hint
+        assert caught.value.details == ("loading",)
+
+    def test_the_message_names_the_deadline_as_it_is(
+        self, start: Start, wait: Callable[..., dict[str, float]]
+    ) -> None:
+        with pytest.raises(StackUnhealthy, match=r"within 0\.3 s"):
+            wait(start(SLEEPER, ready_s=0.3))
+
+    def test_a_long_wait_shows_that_it_goes_on(
+        self,
+        start: Start,
+        wait: Callable[..., dict[str, float]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(launcher_module, "_HEARTBEAT_S", 0.1)
+        lines: list[str] = []
+        with pytest.raises(StackUnhealthy):
+            wait(start(SLEEPER, ready_s=0.4), report=lines.append)
+        assert "still starting: engine" in lines
+
+
+def test_the_interpreter_of_these_tests_is_the_one_under_test() -> None:
+    assert program("pass")[0] == sys.executable

@@ -1,0 +1,90 @@
+"""One lock a stack, tried with real second processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import StackLocked
+from deploy.runtime.lock import stack_lock
+from tests.conftest import plain_environ
+
+HOLDER = """
+import sys
+from pathlib import Path
+from deploy.runtime.lock import stack_lock
+with stack_lock(Path(sys.argv[1]), "demo"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_elsewhere(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Let another process hold the lock; it gives it back at the end."""
+    with subprocess.Popen(
+        (sys.executable, "-c", HOLDER, str(path)),
+        env=plain_environ(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        yield holder
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks" / "demo.lock"
+
+
+def test_a_second_holder_is_refused(path: Path) -> None:
+    with held_elsewhere(path):
+        with pytest.raises(StackLocked, match="'demo'") as caught, stack_lock(path, "demo"):
+            pytest.fail("both hold the lock")
+        assert caught.value.exit_code == 3
+        assert "deploy status --name demo" in caught.value.hint
+        with stack_lock(path.with_name("other.lock"), "other"):
+            pass  # another stack is not in the way
+    with stack_lock(path, "demo"):
+        pass
+    assert not path.exists()
+
+
+def test_being_refused_leaves_the_lock_to_its_holder(path: Path) -> None:
+    with held_elsewhere(path):
+        for _ in range(2):
+            with pytest.raises(StackLocked), stack_lock(path, "demo"):
+                pytest.fail("both hold the lock")
+        assert path.exists()
+
+
+def test_the_file_is_gone_afterwards(path: Path) -> None:
+    with stack_lock(path, "demo"):
+        assert path.exists()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_the_file_is_gone_after_an_exception(path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), stack_lock(path, "demo"):
+        raise error
+    assert not path.exists()
+    with stack_lock(path, "demo"):
+        pass
+
+
+def test_a_killed_holder_locks_nobody_out(path: Path) -> None:
+    with held_elsewhere(path) as holder:
+        holder.kill()
+        holder.wait()
+        assert path.exists(), "it could not clear up"
+        with stack_lock(path, "demo"):
+            pass
+    assert not path.exists()

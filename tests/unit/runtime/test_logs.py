@@ -1,0 +1,136 @@
+"""Reading logs while they are written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.runtime import logs
+from deploy.runtime.logs import follow, last_lines, matches
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "engine.log"
+
+
+class TestLastLines:
+    @pytest.mark.parametrize(
+        ("count", "expected"),
+        [(0, ()), (1, ("c",)), (2, ("b", "c")), (3, ("a", "b", "c")), (9, ("a", "b", "c"))],
+    )
+    def test_count(self, file: Path, count: int, expected: tuple[str, ...]) -> None:
+        file.write_text("a\nb\nc\n")
+        assert last_lines(file, count) == expected
+
+    def test_a_line_without_an_end_counts(self, file: Path) -> None:
+        file.write_text("a\nlast words")
+        assert last_lines(file, 1) == ("last words",)
+
+    def test_no_file_no_lines(self, file: Path) -> None:
+        assert last_lines(file, 5) == ()
+        file.touch()
+        assert last_lines(file, 5) == ()
+
+    def test_a_large_log_is_read_from_its_end(self, file: Path) -> None:
+        file.write_text("".join(f"line {number}\n" for number in range(200_000)))
+        assert last_lines(file, 2) == ("line 199998", "line 199999")
+
+    @pytest.mark.parametrize(
+        ("raw", "plain"),
+        [
+            ("\x1b[31mred\x1b[0m", "red"),
+            ("\x1b[1;32mINFO\x1b[0m \x1b[36m(Worker)\x1b[0m ok", "INFO (Worker) ok"),
+            ("\x1b[2K\x1b[1Gdone", "done"),
+            ("\x1b[?25lhidden cursor\x1b[?25h", "hidden cursor"),
+            ("a [31m that is none", "a [31m that is none"),
+        ],
+    )
+    def test_colour_codes_are_left_out(self, file: Path, raw: str, plain: str) -> None:
+        file.write_text(raw + "\n")
+        assert last_lines(file, 1) == (plain,)
+
+    def test_bytes_that_are_no_text_do_not_stop_it(self, file: Path) -> None:
+        file.write_bytes(b"\xff\xfe ok\n")
+        assert last_lines(file, 1)[0].endswith(" ok")
+
+
+class TestMatches:
+    def test_finds_all_through_colours(self, file: Path) -> None:
+        file.write_text("x fix=B1 y\nfix=\x1b[32mB2\x1b[0m z\n")
+        assert [match["id"] for match in matches(file, r"fix=(?P<id>\w+)")] == ["B1", "B2"]
+
+    def test_finds_none(self, file: Path) -> None:
+        assert matches(file, "x") == ()
+        file.write_text("y\n")
+        assert matches(file, "x") == ()
+
+
+class TestFollow:
+    """`follow` sleeps between looks; here each of its sleeps is one step of what happens."""
+
+    @pytest.fixture
+    def while_it_sleeps(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        def plan(*steps: Callable[[], object]) -> None:
+            coming = itertools.chain(steps, (self._fail for _ in itertools.count()))
+            sleep = SimpleNamespace(sleep=lambda _seconds: next(coming)())
+            monkeypatch.setattr(logs, "time", sleep)
+
+        return plan
+
+    @staticmethod
+    def _fail() -> None:
+        raise AssertionError("it waits for more than was written")
+
+    def test_only_what_is_appended(self, file: Path, while_it_sleeps: Callable[..., None]) -> None:
+        file.write_text("old\n")
+        while_it_sleeps(lambda: append(file, "one\ntwo\n"), lambda: append(file, "three\n"))
+        assert take(3, {"engine": file}) == [
+            ("engine", "one"), ("engine", "two"), ("engine", "three"),
+        ]  # fmt: skip
+
+    def test_a_line_is_shown_when_it_is_whole(
+        self, file: Path, while_it_sleeps: Callable[..., None]
+    ) -> None:
+        while_it_sleeps(lambda: append(file, "ha"), lambda: append(file, "lf\n"))
+        assert take(1, {"engine": file}) == [("engine", "half")]
+
+    def test_a_letter_cut_in_two_is_whole_again(
+        self, file: Path, while_it_sleeps: Callable[..., None]
+    ) -> None:
+        first, second = "é\n".encode()[:1], "é\n".encode()[1:]
+        while_it_sleeps(lambda: append(file, first), lambda: append(file, second))
+        assert take(1, {"engine": file}) == [("engine", "é")]
+
+    def test_a_file_begun_anew_is_read_from_its_start(
+        self, file: Path, while_it_sleeps: Callable[..., None]
+    ) -> None:
+        file.write_text("a long first life\n")
+        while_it_sleeps(lambda: file.write_text("second\n"), lambda: append(file, "more\n"))
+        assert take(2, {"engine": file}) == [("engine", "second"), ("engine", "more")]
+
+    def test_a_file_that_comes_later(
+        self, file: Path, while_it_sleeps: Callable[..., None]
+    ) -> None:
+        while_it_sleeps(lambda: None, lambda: file.write_text("born\n"))
+        assert take(1, {"engine": file}) == [("engine", "born")]
+
+    def test_several_files_by_name(
+        self, tmp_path: Path, while_it_sleeps: Callable[..., None]
+    ) -> None:
+        one, two = tmp_path / "one", tmp_path / "two"
+        while_it_sleeps(lambda: append(two, "b\n"), lambda: append(one, "\x1b[31ma\x1b[0m\n"))
+        assert take(2, {"1": one, "2": two}) == [("2", "b"), ("1", "a")]
+
+
+def append(file: Path, text: str | bytes) -> None:
+    with file.open("ab") as sink:
+        sink.write(text.encode() if isinstance(text, str) else text)
+
+
+def take(count: int, files: dict[str, Path]) -> list[tuple[str, str]]:
+    return list(itertools.islice(follow(files), count))

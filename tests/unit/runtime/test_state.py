@@ -1,0 +1,178 @@
+"""The state file: written in one step, private, and read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.errors import StateError
+from deploy.runtime.state import (
+    FORMAT,
+    ServiceRecord,
+    StackState,
+    read_state,
+    write_private,
+    write_state,
+)
+
+RECORD = ServiceRecord("redis", 4711, 1700000000.25, "/logs/redis.log", 2)
+STATE = StackState("demo", "0123abcd", {"gpus": 2}, {"inventory": {"cpus": 2}}, {"redis": RECORD})
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "stacks" / "demo" / "state.json"
+
+
+def test_what_is_written_is_read(file: Path) -> None:
+    write_state(file, STATE)
+    assert read_state(file, "demo") == STATE
+
+
+def test_no_file_is_no_state(file: Path) -> None:
+    assert read_state(file, "demo") is None
+
+
+def test_a_record_is_added_without_changing_the_old_state() -> None:
+    more = STATE.with_service(ServiceRecord("router", 1, 2.0, "/logs/router.log"))
+    assert set(more.services) == {"redis", "router"}
+    assert set(STATE.services) == {"redis"}
+
+
+def test_only_the_owner_reads_it_whatever_the_umask(file: Path) -> None:
+    old = os.umask(0)
+    try:
+        write_state(file, STATE)
+    finally:
+        os.umask(old)
+    assert mode(file) == 0o600
+    assert mode(file.parent) == 0o700
+
+
+def test_nothing_but_the_state_is_left(file: Path) -> None:
+    for _ in range(3):
+        write_state(file, STATE)
+    assert [path.name for path in file.parent.iterdir()] == ["state.json"]
+
+
+def test_a_crash_while_writing_leaves_the_old_state(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_state(file, STATE)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_state(file, StackState("demo", "other", {}, {}))
+    assert read_state(file, "demo") == STATE
+
+
+def test_a_left_over_of_a_crash_is_overwritten(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.with_suffix(".tmp").write_text("half a sta")
+    write_state(file, STATE)
+    assert read_state(file, "demo") == STATE
+    assert not file.with_suffix(".tmp").exists()
+
+
+def written(**changes: Any) -> str:
+    document = {
+        "format": FORMAT,
+        "name": "demo",
+        "fingerprint": "0",
+        "spec": {},
+        "machine": {},
+        "services": {},
+    }
+    return json.dumps({**document, **changes})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "5",
+        '"text"',
+        "{}",
+        written()[:-10],
+        written(services=None),
+        written(services=[1]),
+        written(services={"redis": {}}),
+        written(services={"redis": {"pid": "x", "start_time": 1, "log": ""}}),
+        written(services={"redis": None}),
+        written(spec=None),
+        written(spec=5),
+        written(machine="none"),
+        written(format=None),
+        written(format="new"),
+    ],
+)
+def test_a_broken_file_says_which_and_how_to_go_on(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(StateError, match="broken") as caught:
+        read_state(file, "demo")
+    assert str(file) in caught.value.message
+    assert "\n" not in caught.value.message
+    assert "deploy down --name demo" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_that_is_no_text(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\x00\xff\xfe")
+    with pytest.raises(StateError):
+        read_state(file, "demo")
+
+
+def test_a_folder_in_its_place(file: Path) -> None:
+    file.mkdir(parents=True)
+    with pytest.raises(StateError):
+        read_state(file, "demo")
+
+
+def test_a_newer_format_is_not_called_broken(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text(written(format=FORMAT + 1))
+    with pytest.raises(StateError, match="newer pdkit") as caught:
+        read_state(file, "demo")
+    assert "broken" not in caught.value.message
+
+
+def test_what_a_later_pdkit_adds_is_ignored(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text(written(more=1))
+    assert read_state(file, "demo") == StackState("demo", "0", {}, {})
+
+
+def test_a_private_file_replaces_one_that_others_could_read(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    path.parent.mkdir()
+    path.write_text("old")
+    path.chmod(0o666)
+    write_private(path, "new")
+    assert path.read_text() == "new"
+    assert mode(path) == 0o600
+
+
+def test_a_private_file_does_not_follow_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / "link").symlink_to(target)
+    write_private(tmp_path / "link", "new")
+    assert target.read_text() == "precious"
+    assert not (tmp_path / "link").is_symlink()

@@ -1,0 +1,136 @@
+"""The operator's view of Redis, against a real redis-server."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from deploy.runtime.host import find_redis_server
+from deploy.runtime.secrets import Secret
+from deploy.runtime.store import Store, open_store
+
+PASSWORD = "open sesame"
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a redis-server that asks for a password."""
+    program = find_redis_server(None, sys.executable)
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        number = int(probe.getsockname()[1])
+    folder = tmp_path_factory.mktemp("redis")
+    options = ("--bind", HOST, "--port", str(number), "--requirepass", PASSWORD, "--save", "")
+    with subprocess.Popen(
+        (program, *options, "--maxmemory", "64mb", "--dir", str(folder)),
+        stdout=(folder / "log").open("w"),
+    ) as server:
+        _wait_until_listening(number, folder / "log")
+        yield number
+        server.terminate()
+
+
+def _wait_until_listening(port: int, log: Path) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, port)) == 0:
+                return
+        time.sleep(0.02)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture
+def client(port: int) -> Iterator[redis.Redis]:
+    with redis.Redis(host=HOST, port=port, password=PASSWORD) as made:
+        made.flushall()
+        made.config_resetstat()
+        yield made
+
+
+@pytest.fixture
+def store(port: int) -> Iterator[Store]:
+    with open_store(HOST, port, Secret(PASSWORD)) as opened:
+        yield opened
+
+
+class TestPing:
+    def test_with_the_password(self, store: Store) -> None:
+        assert store.ping() is True
+
+    @pytest.mark.parametrize("password", [None, Secret("wrong")])
+    def test_without_it(self, port: int, password: Secret | None) -> None:
+        with open_store(HOST, port, password) as other:
+            assert other.ping() is False
+
+    def test_nobody_there(self, free_port: int) -> None:
+        with open_store(HOST, free_port, Secret(PASSWORD)) as nobody:
+            assert nobody.ping() is False
+
+
+class TestStats:
+    def test_keys_and_memory(self, store: Store, client: redis.Redis) -> None:
+        before = store.stats()
+        for number in range(3):
+            client.set(f"chunk-{number}", b"x" * 100_000)
+        after = store.stats()
+        assert before is not None
+        assert after is not None
+        assert (before.keys, after.keys) == (0, 3)
+        assert after.used_memory_bytes - before.used_memory_bytes > 250_000
+        assert after.max_memory_bytes == 64 * 2**20
+        assert (after.evicted_keys, after.flushes) == (0, 0)
+
+    def test_flushes_are_counted(self, store: Store, client: redis.Redis) -> None:
+        client.flushall()
+        client.flushdb()
+        stats = store.stats()
+        assert stats is not None
+        assert stats.flushes == 2
+
+    def test_deleting_is_no_flush(self, store: Store, client: redis.Redis) -> None:
+        client.set("a", 1)
+        client.delete("a")
+        stats = store.stats()
+        assert stats is not None
+        assert stats.flushes == 0
+
+    def test_evictions_are_counted(self, store: Store, client: redis.Redis) -> None:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        for number in range(80):
+            client.set(f"chunk-{number}", b"x" * 2**20)
+        stats = store.stats()
+        assert stats is not None
+        assert stats.evicted_keys > 0
+        assert stats.keys < 80
+
+    def test_the_run_id_is_that_of_the_server(self, store: Store, client: redis.Redis) -> None:
+        stats = store.stats()
+        assert stats is not None
+        assert stats.run_id == client.info("server")["run_id"]
+
+    def test_none_with_a_wrong_password(self, port: int) -> None:
+        with open_store(HOST, port, Secret("wrong")) as other:
+            assert other.stats() is None
+
+    def test_none_where_nobody_is(self, free_port: int) -> None:
+        with open_store(HOST, free_port, None) as nobody:
+            assert nobody.stats() is None
+
+
+def test_a_redis_that_does_not_answer_is_not_waited_for_long() -> None:
+    with socket.socket() as silent:
+        silent.bind((HOST, 0))
+        silent.listen()
+        began = time.monotonic()
+        with open_store(HOST, silent.getsockname()[1], None) as store:
+            assert store.ping() is False
+        assert time.monotonic() - began < 3 * 2.0

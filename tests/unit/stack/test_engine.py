@@ -1,0 +1,57 @@
+"""Arguments, environment and LMCache file of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from deploy.workflows.prepare import Prepared
+
+Make = Callable[..., Prepared]
+
+
+def test_further_arguments_come_last_so_that_they_win(prepared: Make) -> None:
+    argv = prepared(engine={"args": ["--seed", "1"]}).stack.service("producer-0").argv
+    assert argv[-2:] == ("--seed", "1")
+
+
+def test_further_environment_reaches_engines_only(prepared: Make) -> None:
+    stack = prepared(engine={"env": {"VLLM_LOGGING_LEVEL": "DEBUG"}}).stack
+    assert stack.service("consumer-0").env["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert "VLLM_LOGGING_LEVEL" not in stack.service("router").env
+    assert "VLLM_LOGGING_LEVEL" not in stack.service("redis").env
+
+
+def test_the_hash_seed_cannot_be_changed_by_accident(prepared: Make) -> None:
+    usual = prepared().stack.service("producer-0").env["PYTHONHASHSEED"]
+    stack = prepared(engine={"env": {"PYTHONHASHSEED": "random"}}).stack
+    assert stack.service("producer-0").env["PYTHONHASHSEED"] == usual
+
+
+@pytest.mark.parametrize("variable", ["PYTHONPATH", "LMCACHE_CONFIG_FILE"])
+def test_the_connector_and_its_file_cannot_be_lost_by_accident(
+    prepared: Make, variable: str
+) -> None:
+    usual = prepared().stack.service("producer-0").env[variable]
+    stack = prepared(engine={"env": {variable: "/mine"}}).stack
+    assert usual in stack.service("producer-0").env[variable].split(":")
+
+
+def test_the_context_is_said_only_where_it_is_known(prepared: Make) -> None:
+    known = prepared().stack.service("producer-0").argv
+    unknown = prepared(model="owner/name").stack.service("producer-0").argv
+    assert "--max-model-len" in known
+    assert "--max-model-len" not in unknown
+
+
+@pytest.mark.parametrize("role", ["producer", "consumer"])
+def test_lmcache_file(prepared: Make, role: str) -> None:
+    stack = prepared(lmcache={"staging_gib": 2}, save_decode_cache=True, port=9000).stack
+    settings = yaml.safe_load(stack.service(f"{role}-0").files[0].text)
+    assert settings["remote_url"] == "redis://:@{redis_password}@127.0.0.1:9001"
+    assert settings["max_local_cpu_size"] == 2
+    assert settings["save_decode_cache"] is True
+    assert settings["local_cpu"] is False, "a hit must be a hit in the shared store"
+    assert settings["save_unfull_chunk"] is False

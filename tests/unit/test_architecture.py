@@ -1,0 +1,154 @@
+"""Who may import whom, and how long things may grow. Read from the source, without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "deploy"
+
+# Each part of the package, with the parts it may import; top to bottom, and never up.
+MAY_IMPORT: dict[str, set[str]] = {
+    "__main__": {"cli"},
+    "cli": {"__init__", "output", "workflows", "runtime", "stack", "verify", "config", "errors"},
+    "output": {"__init__", "workflows", "verify", "planning", "errors"},
+    "workflows": {
+        "runtime", "stack", "planning", "verify", "tiny_model", "config", "assets", "errors",
+    },
+    "runtime": {"stack", "planning", "verify", "errors"},
+    "stack": {"planning", "config", "assets", "errors"},
+    "planning": {"config", "errors"},
+    "verify": set(),
+    "tiny_model": {"errors"},
+    "config": {"errors"},
+    "assets": set(),
+    "errors": set(),
+    "__init__": set(),
+}  # fmt: skip
+
+PURE = ("planning", "stack", "verify")
+EFFECTS = {
+    "os", "subprocess", "socket", "time", "random", "tempfile", "shutil", "signal", "threading",
+    "httpx", "psutil", "redis", "filelock", "typer",
+}  # fmt: skip
+
+MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 400
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+OURS = [path for path in MODULES if part_of(path) != "connector"]
+CONNECTOR = [path for path in MODULES if part_of(path) == "connector"]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the full name of everything a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def imported_part(name: str) -> str:
+    """Return the part of the package that an import like `deploy.config.spec.X` is of."""
+    part = name.split(".")[1]
+    return part if part in MAY_IMPORT or part == "connector" else "__init__"
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {part_of(path) for path in OURS} == set(MAY_IMPORT)
+
+
+def test_the_table_itself_goes_down_only() -> None:
+    order = list(MAY_IMPORT)
+    for part, lower in MAY_IMPORT.items():
+        assert all(order.index(other) > order.index(part) for other in lower)
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_imports_go_down_only(path: Path) -> None:
+    own = part_of(path)
+    for name in imports(path):
+        if name.split(".")[0] == "deploy":
+            part = imported_part(name)
+            assert part == own or part in MAY_IMPORT[own], f"{own} may not import {name}"
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_nothing_imports_the_connector(path: Path) -> None:
+    assert not [name for name in imports(path) if name.split(".")[0] == "pdkit_connector"]
+    assert not [name for name in imports(path) if name.startswith("deploy.connector")]
+
+
+@pytest.mark.parametrize("path", CONNECTOR, ids=name_of)
+def test_the_connector_imports_nothing_of_the_rest(path: Path) -> None:
+    assert not [name for name in imports(path) if name.split(".")[0] == "deploy"]
+
+
+@pytest.mark.parametrize("path", [p for p in OURS if part_of(p) in PURE], ids=name_of)
+def test_pure_parts_have_no_effects(path: Path) -> None:
+    assert not [name for name in imports(path) if name.split(".")[0] in EFFECTS]
+
+
+@pytest.mark.parametrize("path", [p for p in OURS if part_of(p) != "cli"], ids=name_of)
+def test_only_the_boundary_prints_and_exits(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("print", "exit", "quit", "input"), node.lineno
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_processes_are_started_without_a_shell(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            raise AssertionError(f"{name_of(path)}:{node.value.lineno} uses a shell")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in {("os", "system"), ("os", "popen")}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_sizes(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= MAX_MODULE_LINES
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+class TestTheRulesThemselves:
+    """Each rule catches what it is for."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        return tmp_path / "module.py"
+
+    def test_imports_inside_functions_and_types_count(self, source: Path) -> None:
+        source.write_text(
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    from deploy.cli import main\n"
+            "def f():\n    import deploy.output.table\n"
+        )
+        ours = [name for name in imports(source) if name.startswith("deploy")]
+        assert [imported_part(name) for name in ours] == ["cli", "output"]
+
+    def test_relative_imports_are_refused(self, source: Path) -> None:
+        source.write_text("from . import errors\n")
+        with pytest.raises(AssertionError, match="relative"):
+            list(imports(source))
+
+    def test_names_of_the_package_itself_are_its_root(self) -> None:
+        assert imported_part("deploy.__version__") == "__init__"

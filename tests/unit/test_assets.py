@@ -1,0 +1,25 @@
+"""The data folders, found in a checkout. `test_wheel` finds them in a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.assets import asset, connector_path
+
+
+@pytest.mark.parametrize(
+    "parts", [("compose", "redis.conf"), ("lmcache_configs", "producer.yaml"), ("scripts",)]
+)
+def test_found(parts: tuple[str, ...], repo: Path) -> None:
+    assert asset(*parts) == repo.joinpath(*parts)
+
+
+def test_missing() -> None:
+    with pytest.raises(FileNotFoundError, match="compose/none"):
+        asset("compose", "none")
+
+
+def test_the_connector() -> None:
+    assert (connector_path() / "pdkit_connector" / "__init__.py").is_file()

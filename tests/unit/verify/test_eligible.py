@@ -1,0 +1,38 @@
+"""What of a prompt must come from the store."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.verify.eligible import eligible_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chunk", "local", "eligible"),
+    [
+        (0, 256, 0, 0),
+        (1, 256, 0, 0),
+        (255, 256, 0, 0),  # not one whole chunk
+        (256, 256, 0, 255),  # the last token is always computed
+        (257, 256, 0, 256),
+        (511, 256, 0, 256),
+        (512, 256, 0, 511),
+        (1109, 256, 0, 1024),
+        (16, 16, 0, 15),
+        (1, 1, 0, 0),
+        (2, 1, 0, 1),
+        (1109, 256, 512, 512),  # what it holds itself is not asked for
+        (512, 256, 511, 0),
+        (512, 256, 1024, 0),
+    ],
+)
+def test_table(prompt: int, chunk: int, local: int, eligible: int) -> None:
+    assert eligible_tokens(prompt, chunk, local) == eligible
+
+
+def test_bounds() -> None:
+    for chunk in (1, 16, 256):
+        for prompt in range(1, 600):
+            eligible = eligible_tokens(prompt, chunk)
+            assert 0 <= eligible < prompt, "one token is left to compute"
+            assert prompt - eligible <= chunk, "no whole chunk is left out"

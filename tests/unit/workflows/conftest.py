@@ -1,0 +1,139 @@
+"""Whole stacks of real processes: a real Redis, and stand-ins for engines and router.
+
+The stand-ins keep one real key a chunk in that Redis and answer by the prompt, so that everything
+but the engines themselves is what a user runs. The engines themselves are in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+
+from deploy.config.spec import StackSpec
+from deploy.errors import PortTaken
+from deploy.runtime import host, launcher
+from deploy.runtime.home import Home
+from deploy.runtime.launcher import MARKER
+from deploy.runtime.ports import require_free
+from deploy.workflows import check
+from deploy.workflows.down import stop_stack
+from deploy.workflows.up import UpResult, start_stack
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+SMALL = {
+    "engine": {"kv_cache_gib": 0.1, "block_size": 16, "max_model_len": 512},
+    "lmcache": {"chunk_size": 64, "staging_gib": 0.1},
+    "redis": {"memory_gib": 0.1},
+    "timeouts": {"ready_s": 20, "stop_s": 5},
+}
+
+
+@dataclass
+class Lab:
+    """A home folder in which stacks are started, and what their processes left."""
+
+    folder: Path
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def home(self) -> Home:
+        return Home(self.folder / "state", self.folder / "cache")
+
+    @property
+    def faults(self) -> Path:
+        return self.folder / "faults"
+
+    def spec(self, **fields: Any) -> StackSpec:
+        return StackSpec.model_validate({"port": free_row(), **SMALL, **fields})
+
+    def up(self, spec: StackSpec, report: Callable[[str], None] | None = None) -> UpResult:
+        return start_stack(spec, self.home, report or self.lines.append)
+
+    def pids(self) -> list[int]:
+        """Return every process of any stack of this home, by the mark that it carries."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                marked = process.environ().get(MARKER, "").startswith(str(self.folder))
+                if marked and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
+
+    def files(self) -> list[str]:
+        root = self.home.state
+        return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+
+
+def free_row() -> int:
+    """Return a port with twenty free ones above it."""
+    start = 20000 + os.getpid() % 1000 * 20
+    for port in range(start, start + 20000, 20):
+        with contextlib.suppress(PortTaken):
+            wanted = {port + i: "x" for i in range(20)}
+            require_free(wanted, base=port, host="127.0.0.1", stack="x")
+            return port
+    raise AssertionError("no free ports on this machine")
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Lab]:
+    """Set up a lab, and leave no process of it behind."""
+    lab = Lab(folder)
+    (folder / "tmp").mkdir()
+    environ = {
+        "PYTHONPATH": str(STAND_INS),
+        "STAND_IN_FAULTS": str(lab.faults),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    with (
+        mock.patch.dict(os.environ, environ),
+        mock.patch.object(tempfile, "tempdir", str(folder / "tmp")),
+        mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
+        mock.patch.object(launcher, "_POLL_S", 0.05),  # nothing here takes minutes to load
+        mock.patch.object(check, "_POLL_S", 0.005),
+        mock.patch.object(check, "_STORE_DEADLINE_S", 0.15),
+    ):
+        try:
+            yield lab
+        finally:
+            for pid in lab.pids():
+                with contextlib.suppress(psutil.Error):
+                    psutil.Process(pid).kill()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with opened(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab in which the stack 'pdkit', one producer and two consumers, is up."""
+    with opened(tmp_path_factory.mktemp("served")) as made:
+        made.up(made.spec(topology="1p2d"))
+        yield made
+        stop_stack(made.home, "pdkit", made.lines.append)
+
+
+@pytest.fixture
+def with_faults(served: Lab) -> Iterator[Callable[..., None]]:
+    """Give the engines of the served stack faults, until the test ends."""
+    yield lambda *words: served.faults.write_text(" ".join(words)) and None
+    served.faults.unlink(missing_ok=True)
+
+
+def can_listen(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,115 @@
+"""Stands in for vLLM with LMCache: one real key a chunk in the real Redis, answers by the prompt.
+
+What is wrong with it is read at each request from the file that STAND_IN_FAULTS names: words such
+as `consumer:wrong-kv`. A fault at start-up is read from STAND_IN_DIES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import redis
+import yaml
+from stand_in_http import Answer, serve
+
+
+class Engine:
+    def __init__(self, options: argparse.Namespace) -> None:
+        settings = yaml.safe_load(Path(os.environ["LMCACHE_CONFIG_FILE"]).read_text())
+        self.options = options
+        self.role = json.loads(options.kv_transfer_config)["kv_role"].removeprefix("kv_")
+        self.chunk = int(settings["chunk_size"])
+        self.redis = redis.Redis.from_url(settings["remote_url"])
+        self.counters = dict.fromkeys(("queries", "hits"), 0)
+
+    def answer(self, path: str, body: Any) -> Answer:
+        if path == "/health":
+            return 200, ""
+        if path == "/v1/models":
+            return 200, {"data": [{"max_model_len": int(self.options.max_model_len)}]}
+        if path == "/metrics":
+            return 200, self.metrics()
+        if path == "/tokenize":
+            return 200, {"tokens": list(body["prompt"].encode())}
+        if path == "/v1/completions":
+            return self.complete(body["prompt"], body["max_tokens"])
+        return 404, "no such path"
+
+    def complete(self, prompt: list[int], count: int) -> Answer:
+        if self.has_fault("fails"):
+            return 500, "the engine is out of order"
+        keys = [self.key(prompt[:end]) for end in range(self.chunk, len(prompt) + 1, self.chunk)]
+        hits = 0
+        if self.role == "producer":
+            if not self.has_fault("stores-nothing"):
+                for key in keys:
+                    self.redis.set(key, b"kv")
+        else:
+            hits = self.load(keys, len(prompt))
+        damage = 3.0 if hits and self.has_fault("wrong-kv") else 0.0
+        return 200, completion(prompt, count, damage)
+
+    def load(self, keys: list[str], prompt_tokens: int) -> int:
+        if self.has_fault("flushes"):
+            self.redis.flushall()
+        found = 0
+        while found < len(keys) and self.redis.exists(keys[found]):
+            found += 1
+        hits = min(found * self.chunk, prompt_tokens - 1)
+        self.counters["queries"] += prompt_tokens
+        self.counters["hits"] += hits
+        return hits
+
+    def key(self, prefix: list[int]) -> str:
+        seed = os.environ["PYTHONHASHSEED"]
+        return hashlib.sha256(f"{seed} {prefix}".encode()).hexdigest()
+
+    def has_fault(self, name: str) -> bool:
+        file = Path(os.environ["STAND_IN_FAULTS"])
+        return file.exists() and f"{self.role}:{name}" in file.read_text().split()
+
+    def metrics(self) -> str:
+        lines = []
+        for name, value in self.counters.items():
+            for metric, shown in (
+                (f"external_prefix_cache_{name}", value),
+                (f"prefix_cache_{name}", 0),
+            ):
+                lines += [
+                    f"# TYPE vllm:{metric}_total counter",
+                    f'vllm:{metric}_total{{engine="0"}} {shown}',
+                ]
+        return "\n".join(lines) + "\n"
+
+
+def completion(prompt: list[int], count: int, damage: float) -> dict[str, Any]:
+    digest = hashlib.sha256(str(prompt).encode()).digest()
+    names = [f"token_id:{byte}" for byte in digest[:count]]
+    steps = [{name: -0.1 - damage, "token_id:999": -4.0} for name in names]
+    return {
+        "choices": [{"logprobs": {"tokens": names, "top_logprobs": steps}}],
+        "usage": {"prompt_tokens": len(prompt)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for option in ("--port", "--max-model-len", "--kv-transfer-config"):
+        parser.add_argument(option, required=True)
+    options, _ = parser.parse_known_args()
+    engine = Engine(options)
+    if os.environ.get("STAND_IN_DIES") == engine.role:
+        print("Loading weights", flush=True)
+        sys.exit("RuntimeError: the weights are corrupt")
+    print("pdkit-connector fix=B17 state=applied", flush=True)
+    serve(int(options.port), engine.answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Stands in for vllm-router in P/D mode: a producer computes one token, then a consumer answers."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from stand_in_http import Answer, serve
+
+
+def post(url: str, body: Any) -> Answer:
+    request = urllib.request.Request(url, json.dumps(body).encode())  # noqa: S310 - our own
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - our own
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as exc:
+        return exc.code, exc.read().decode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--prefill", action="append", required=True)
+    parser.add_argument("--decode", action="append", required=True)
+    options, _ = parser.parse_known_args()
+    producers, consumers = itertools.cycle(options.prefill), itertools.cycle(options.decode)
+
+    def answer(path: str, body: Any) -> Answer:
+        if body is None:
+            return 200, ""
+        status, said = post(next(producers) + path, {**body, "max_tokens": 1})
+        return post(next(consumers) + path, body) if status == 200 else (status, said)
+
+    serve(options.port, answer)
+
+
+if __name__ == "__main__":
+    main()

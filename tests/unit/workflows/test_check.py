@@ -1,0 +1,76 @@
+"""`check` on a running stack: while all is well, and with one thing after another broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deploy.errors import StateError
+from deploy.runtime.store import StoreStats
+from deploy.verify.report import CheckReport
+from deploy.workflows.check import check_stack
+from deploy.workflows.status import stack_status
+from tests.unit.workflows.conftest import Lab
+
+
+def check(lab: Lab) -> CheckReport:
+    return check_stack(lab.home, "pdkit", lab.lines.append)
+
+
+def causes(report: CheckReport) -> list[str]:
+    return [cause.code for cause in report.diagnosis]
+
+
+def test_a_healthy_stack_passes(served: Lab) -> None:
+    report = check(served)
+    assert report.failures == []
+    assert report.passed
+    assert causes(report) == []
+    assert [(pair.producer, pair.consumer) for pair in report.pairs] == [
+        ("producer-0", "consumer-0"), ("producer-0", "consumer-1"),
+    ]  # fmt: skip
+    assert all(pair.hits.eligible_rate == 1.0 for pair in report.pairs)
+    # 4⅓ chunks of 64, and two whole ones of which the last token is computed
+    assert report.pairs[0].hits.eligible == 4 * 64 + (2 * 64 - 1)
+    assert report.pairs[0].hits.queries == 4 * 64 + 21 + 2 * 64
+    assert report.race.hits == report.race.eligible > 0
+    assert report.equivalence.compared >= 6
+    assert report.equivalence.mismatched == 0
+    assert report.store.keys_after > report.store.keys_before
+    assert [engine.restarts for engine in report.engines] == [0, 0, 0]
+
+
+def test_it_passes_again_and_status_counts_what_it_hit(served: Lab) -> None:
+    assert check(served).passed, "its prompts are new each time"
+    status = stack_status(served.home, "pdkit")
+    assert 0 < status.external_hit_rate < 1
+    assert isinstance(status.store, StoreStats)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "failure"),
+    [
+        ("producer:stores-nothing", "not_stored", "eligible tokens were loaded"),
+        ("consumer:flushes", "keys_lost", "eligible tokens were loaded"),
+        ("consumer:wrong-kv", "kv_differs", "answers differ"),
+        ("consumer:fails", "request_failed", "did not answer: HTTP 500"),
+    ],
+)
+def test_a_broken_stack_fails_and_the_cause_is_named(
+    served: Lab,
+    with_faults: Callable[..., None],
+    fault: str,
+    cause: str,
+    failure: str,
+) -> None:
+    with_faults(fault)
+    report = check(served)
+    assert not report.passed
+    assert causes(report)[0] == cause
+    assert any(failure in sentence for sentence in report.failures)
+
+
+def test_of_no_stack(lab: Lab) -> None:
+    with pytest.raises(StateError, match="no stack 'pdkit'"):
+        check(lab)

@@ -1,0 +1,181 @@
+"""A stack's life: started, repaired, refused, failed, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from deploy.errors import PortTaken, StackUnhealthy, StateError
+from deploy.runtime.state import read_state
+from deploy.workflows.down import stop_stack
+from deploy.workflows.logs import log_files, tail
+from deploy.workflows.running import require_running, require_stack
+from deploy.workflows.status import stack_status
+from deploy.workflows.up import _batches
+from tests.unit.workflows.conftest import Lab, can_listen
+
+SERVICES = ["redis", "producer-0", "consumer-0", "router"]
+
+
+def test_a_whole_life(lab: Lab) -> None:
+    spec = lab.spec()
+    began = time.monotonic()
+    first = lab.up(spec)
+    assert list(first.started) == SERVICES
+    assert 0 < first.slowest_engine_s <= first.seconds <= time.monotonic() - began
+
+    status = stack_status(lab.home, "pdkit")
+    assert status.healthy
+    assert [service.condition for service in status.services] == ["ready"] * 4
+    assert status.store is not None
+    assert all(service.pid and service.resident_mib for service in status.services)
+
+    pids = lab.pids()
+    again = lab.up(spec)
+    assert again.started == {}, "it was up already"
+    assert lab.pids() == pids
+
+    ports = list(first.running.prepared.plan.ports)
+    assert not can_listen(ports[0])
+    down = stop_stack(lab.home, "pdkit", lab.lines.append)
+    assert down.was_up
+    assert sorted(down.stopped) == sorted(SERVICES)
+    assert lab.pids() == []
+    assert lab.files() == []
+    assert all(can_listen(port) for port in ports)
+    assert not lab.home.stack("pdkit").socket_dir.exists()
+
+    assert not stack_status(lab.home, "pdkit").up
+    assert not stop_stack(lab.home, "pdkit", lab.lines.append).was_up
+
+
+def test_an_engine_that_dies_takes_all_down_and_leaves_its_log(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_DIES", "consumer")
+    began = time.monotonic()
+    with pytest.raises(StackUnhealthy, match="consumer-0 died while starting") as caught:
+        lab.up(lab.spec())
+    assert time.monotonic() - began < 10
+    assert caught.value.details[-1] == "RuntimeError: the weights are corrupt"
+    assert lab.pids() == []
+    assert not stack_status(lab.home, "pdkit").up
+    assert {file for file in lab.files() if "/logs/" not in file} == set()
+    lines = tail(log_files(lab.home, "pdkit", "consumer-0"), 1)
+    assert lines == [("consumer-0", "RuntimeError: the weights are corrupt")]
+    monkeypatch.delenv("STAND_IN_DIES")
+    lab.up(lab.spec())
+    assert stack_status(lab.home, "pdkit").healthy, "and the next start is not in its way"
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_start_leaves_nothing(lab: Lab, interrupt: type[BaseException]) -> None:
+    def report(line: str) -> None:
+        if line.startswith("started producer-0"):
+            assert lab.pids()
+            raise interrupt
+
+    with pytest.raises(interrupt):
+        lab.up(lab.spec(), report)
+    assert lab.pids() == []
+    assert not stack_status(lab.home, "pdkit").up
+
+
+def test_what_died_is_started_again_and_only_that(
+    lab: Lab, eventually: Callable[..., None]
+) -> None:
+    spec = lab.spec()
+    lab.up(spec)
+    before = require_stack(lab.home, "pdkit").state.services
+    pid = before["consumer-0"].pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    status = stack_status(lab.home, "pdkit")
+    assert not status.healthy
+    assert {s.name for s in status.services if s.condition == "exited"} == {"consumer-0"}
+    with pytest.raises(StackUnhealthy, match="not running: consumer-0"):
+        require_running(require_stack(lab.home, "pdkit"))
+
+    assert set(lab.up(spec).started) == {"consumer-0"}
+    after = require_stack(lab.home, "pdkit").state.services
+    assert {name for name in after if after[name].pid != before[name].pid} == {"consumer-0"}
+    restarts = {s.name: s.restarts for s in stack_status(lab.home, "pdkit").services}
+    assert restarts == {"redis": 0, "producer-0": 0, "consumer-0": 1, "router": 0}
+
+
+def test_another_plan_under_the_same_name_is_refused(lab: Lab) -> None:
+    spec = lab.spec()
+    lab.up(spec)
+    other = spec.model_copy(update={"topology": "1p2d"})
+    with pytest.raises(StateError, match="up with another plan") as caught:
+        lab.up(other)
+    assert "deploy down" in caught.value.hint
+    assert stack_status(lab.home, "pdkit").healthy
+
+
+def test_two_stacks_side_by_side(lab: Lab) -> None:
+    one, two = lab.spec(name="one"), None
+    lab.up(one)
+    with pytest.raises(PortTaken):
+        lab.up(one.model_copy(update={"name": "two"}))
+    two = lab.spec(name="two")
+    lab.up(two)
+    assert lab.home.stacks() == ("one", "two")
+    stop_stack(lab.home, "one", lab.lines.append)
+    assert stack_status(lab.home, "two").healthy
+    assert lab.home.stacks() == ("two",)
+
+
+def test_down_without_a_readable_state_file_finds_the_processes(lab: Lab) -> None:
+    lab.up(lab.spec())
+    lab.home.stack("pdkit").state_file.write_text("{")
+    with pytest.raises(StateError, match="broken"):
+        stack_status(lab.home, "pdkit")
+    assert stop_stack(lab.home, "pdkit", lab.lines.append).was_up
+    assert lab.pids() == []
+    assert lab.files() == []
+
+
+def test_the_password_is_nowhere_but_in_private_files(lab: Lab) -> None:
+    lab.up(lab.spec())
+    files = lab.home.stack("pdkit")
+    password = (files.secrets_dir / "redis_password").read_text().strip()
+    for pid in lab.pids():
+        process = psutil.Process(pid)
+        assert password not in " ".join(process.cmdline())
+        assert password not in " ".join(process.environ().values())
+    for path in files.root.rglob("*"):
+        if path.is_file() and password in path.read_text(errors="replace"):
+            assert path.stat().st_mode & 0o077 == 0
+            assert path.suffix != ".log"
+    assert password not in " ".join(lab.lines)
+
+
+def test_state_is_written_while_services_start(lab: Lab) -> None:
+    """Whatever happens to this command, `down` knows what it had started."""
+    seen: list[int] = []
+
+    def report(line: str) -> None:
+        state = read_state(lab.home.stack("pdkit").state_file, "pdkit")
+        seen.append(len(state.services) if state else 0)
+
+    lab.up(lab.spec(), report)
+    assert seen == sorted(seen)
+    assert seen[-1] == 4
+
+
+def test_services_start_together_that_do_not_wait_for_one_another(lab: Lab) -> None:
+    from deploy.planning.inventory import Inventory
+    from deploy.workflows.prepare import named_programs, prepare
+
+    spec = lab.spec(topology="2p1d")
+    stack = prepare(spec, lab.home, Inventory(4, 1 << 20), named_programs(spec)).stack
+    names = [[service.name for service in batch] for batch in _batches(list(stack.services))]
+    assert names == [["redis"], ["producer-0", "producer-1", "consumer-0"], ["router"]]
+    only = [service for service in stack.services if service.name in ("consumer-0", "router")]
+    assert [[s.name for s in batch] for batch in _batches(only)] == [["consumer-0"], ["router"]]
