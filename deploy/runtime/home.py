@@ -14,8 +14,8 @@ from pathlib import Path
 class StackHome:
     """The folders and files of one stack.
 
-    Everything is below `root`, save the sockets: their paths may have only about 100 characters,
-    which a long home folder would use up.
+    Everything is below `root`, save what engines keep while they run: among it are sockets, whose
+    paths may have only about 100 characters, which a long home folder would use up.
     """
 
     root: Path
@@ -37,7 +37,7 @@ class StackHome:
         return self.root / "logs"
 
     @property
-    def socket_dir(self) -> Path:
+    def temp_dir(self) -> Path:
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:10]
         return Path(tempfile.gettempdir()) / f"pdkit-{digest}"
 

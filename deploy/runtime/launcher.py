@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deploy.errors import MissingTool, StackUnhealthy
+from deploy.errors import MachineError, MissingTool, StackUnhealthy
 from deploy.runtime import sessions
 from deploy.runtime.home import StackHome
 from deploy.runtime.logs import first_error, last_lines
@@ -61,7 +62,7 @@ class ProcessLauncher:
         """
         folder = self._home.run_dir / service.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._home.socket_dir.mkdir(exist_ok=True, mode=0o700)
+        _make_private(self._home.temp_dir)
         for file in service.files:
             write_private(Path(file.path), fill_in(file.text, secrets))
         log = self.log_path(service.name)
@@ -108,7 +109,7 @@ class ProcessLauncher:
 
     def clear(self, *, keep_logs: bool) -> None:
         """Remove the stack's files, secrets included; logs too unless they are to be read."""
-        shutil.rmtree(self._home.socket_dir, ignore_errors=True)
+        shutil.rmtree(self._home.temp_dir, ignore_errors=True)
         if not keep_logs:
             shutil.rmtree(self._home.root, ignore_errors=True)
             return
@@ -138,6 +139,20 @@ class ProcessLauncher:
                 (service.env["PYTHONPATH"], inherited["PYTHONPATH"])
             )
         return env
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder in the shared temporary one; refuse another user's of that name.
+
+    Raises:
+        MachineError: it is there, and not ours alone.
+    """
+    folder.mkdir(exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise MachineError(
+            f"{folder} is there and is not a folder of yours alone", hint=f"rm -r {folder}"
+        )
 
 
 def describe_exit(code: int | None) -> str:

@@ -22,12 +22,12 @@ class ProcessLayout:
 
     Attributes:
         run_dir: holds one folder a service, for its configuration files.
-        socket_dir: holds the engines' sockets; a short path, since those are limited.
+        temp_dir: the engines' own, sockets among it; a short path, since those are limited.
         engine_python: the interpreter that has vLLM, LMCache and the router.
     """
 
     run_dir: Path
-    socket_dir: Path
+    temp_dir: Path
     engine_python: str
     redis_server: str
     connector_dir: Path
@@ -69,7 +69,7 @@ def _redis(plan: Plan, spec: StackSpec, layout: ProcessLayout) -> Service:
 
 def _engine(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: ProcessLayout) -> Service:
     config = layout.run_dir / engine.name / "lmcache.yaml"
-    folders = EngineFolders(layout.connector_dir, config, layout.socket_dir)
+    folders = EngineFolders(layout.connector_dir, config, layout.temp_dir)
     url = f"redis://:@{{{REDIS_PASSWORD}}}@{_LOOPBACK}:{plan.redis_port}"
     return Service(
         name=engine.name,

@@ -19,11 +19,11 @@ HASH_SEED = "0"
 
 @dataclass(frozen=True)
 class EngineFolders:
-    """Where an engine finds the patched connector and its LMCache file, and puts its sockets."""
+    """Where an engine finds the patched connector and its LMCache file, and keeps passing things."""
 
     connector_dir: Path
     lmcache_file: Path
-    socket_dir: Path
+    temp_dir: Path
 
 
 def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, *, host: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def engine_env(
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": str(engine.cpu_threads),
-        "VLLM_RPC_BASE_PATH": str(folders.socket_dir),
+        "TMPDIR": str(folders.temp_dir),
         **offline,
         **plan.vendor.engine_env,
         **theirs,

@@ -68,7 +68,7 @@ def prepare(spec: StackSpec, home: Home, inventory: Inventory, programs: Program
     plan = make_plan(spec, _model(spec, home), inventory)
     layout = ProcessLayout(
         run_dir=home.stack(spec.name).run_dir,
-        socket_dir=home.stack(spec.name).socket_dir,
+        temp_dir=home.stack(spec.name).temp_dir,
         engine_python=programs.engine_python,
         redis_server=programs.redis_server,
         connector_dir=connector_path(),

@@ -126,7 +126,7 @@ class Deploy:
         files = Home(self.home, self.home).stack(name)
         assert not files.state_file.exists()
         assert not files.secrets_dir.exists()
-        assert not files.socket_dir.exists()
+        assert not files.temp_dir.exists()
         assert not Home(self.home, self.home).lock_file(name).exists()
 
 

@@ -43,7 +43,7 @@ def test_a_home_below_the_users() -> None:
 def test_stacks_are_apart_from_one_another() -> None:
     home = Home(Path("/kit"), Path("/kit/cache"))
     one, two = home.stack("one"), home.stack("two")
-    for part in ("root", "state_file", "secrets_dir", "run_dir", "logs_dir", "socket_dir"):
+    for part in ("root", "state_file", "secrets_dir", "run_dir", "logs_dir", "temp_dir"):
         assert getattr(one, part) != getattr(two, part)
     assert home.lock_file("one") != home.lock_file("two")
     assert not home.lock_file("one").is_relative_to(one.root), "the lock outlives the folder"
@@ -51,8 +51,8 @@ def test_stacks_are_apart_from_one_another() -> None:
 
 def test_socket_paths_stay_short_below_a_deep_home(tmp_path: Path) -> None:
     deep = Home(tmp_path / ("x" * 200), tmp_path).stack("a" * 40)
-    assert len(deep.socket_dir.name) < 20
-    assert not deep.socket_dir.is_relative_to(deep.root)
+    assert len(deep.temp_dir.name) < 20
+    assert not deep.temp_dir.is_relative_to(deep.root)
 
 
 def test_stacks_are_those_with_state(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.errors import MissingTool, StackUnhealthy
+from deploy.errors import MachineError, MissingTool, StackUnhealthy
 from deploy.runtime import launcher as launcher_module
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import (
@@ -191,11 +191,11 @@ class TestAfterwards:
         ensure_secrets(home.secrets_dir, ("word",))
         write_state(home.state_file, StackState("demo", "0", {}, {}))
         start("pass")[1].process.wait()
-        assert home.socket_dir.is_dir()
+        assert home.temp_dir.is_dir()
         launcher.clear(keep_logs=keep_logs)
         left = [path.name for path in home.root.rglob("*")] if home.root.exists() else []
         assert sorted(left) == (["engine.log", "logs"] if keep_logs else [])
-        assert not home.socket_dir.exists()
+        assert not home.temp_dir.exists()
         launcher.clear(keep_logs=keep_logs)  # again is fine
 
 
@@ -332,3 +332,26 @@ class TestWaiting:
 
 def test_the_interpreter_of_these_tests_is_the_one_under_test() -> None:
     assert program("pass")[0] == sys.executable
+
+
+@pytest.mark.parametrize("trap", ["open", "link", "file"])
+def test_a_temporary_folder_that_others_could_write_is_refused(
+    start: Start, launcher: ProcessLauncher, tmp_path: Path, trap: str
+) -> None:
+    folder = launcher._home.temp_dir
+    if trap == "open":
+        folder.mkdir()
+        folder.chmod(0o777)
+    elif trap == "link":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.touch()
+    try:
+        with pytest.raises((MachineError, FileExistsError)):
+            start("print('started')")
+        assert not launcher.log_path("engine").exists()
+    finally:
+        if folder.is_dir() and not folder.is_symlink():
+            folder.rmdir()
+        else:
+            folder.unlink()

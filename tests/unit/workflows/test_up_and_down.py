@@ -48,7 +48,7 @@ def test_a_whole_life(lab: Lab) -> None:
     assert lab.pids() == []
     assert lab.files() == []
     assert all(can_listen(port) for port in ports)
-    assert not lab.home.stack("pdkit").socket_dir.exists()
+    assert not lab.home.stack("pdkit").temp_dir.exists()
 
     assert not stack_status(lab.home, "pdkit").up
     assert not stop_stack(lab.home, "pdkit", lab.lines.append).was_up
