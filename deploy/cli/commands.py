@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -13,13 +14,15 @@ import typer
 
 from deploy import __version__
 from deploy.cli.answer import Answer
-from deploy.cli.options import DEFAULT_NAME, File, Json, Name, takes_stack_options
+from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
 from deploy.errors import CheckFailed, ConfigError, StackUnhealthy, UsageError
 
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
     from deploy.verify.report import CheckReport
     from deploy.workflows.prepare import Prepared
+
+_WATCH_S = 2.0
 
 app = typer.Typer(
     name="deploy",
@@ -64,8 +67,7 @@ def up(
     from deploy.output.views import check_view, up_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
-    from deploy.workflows.check import check_stack
-    from deploy.workflows.up import prepare_here, start_stack
+    from deploy.workflows.up import bring_up, prepare_here
 
     report = _progress()
     source = _load(flags, file)
@@ -74,8 +76,7 @@ def up(
     home, name = Home.from_environ(), source.spec.name
     with stack_lock(home.lock_file(name), name):
         began = time.monotonic()
-        result = start_stack(source.spec, home, report)
-        checked = None if no_check else check_stack(home, name, report)
+        result, checked = bring_up(source.spec, home, report, check=not no_check)
     total_s = time.monotonic() - began
     data = {
         "name": name,
@@ -95,9 +96,11 @@ def up(
 
 @app.command()
 @takes_stack_options
-def plan(*, file: File, flags: dict[str, Any], json: Json = False) -> Answer:
+def plan(
+    *, file: File, flags: dict[str, Any], inventory: Inventory = None, json: Json = False
+) -> Answer:
     """Show engines, devices, ports and memory. Needs no GPU and starts nothing."""
-    return _plan_answer("plan", _prepare(flags, file))
+    return _plan_answer("plan", _prepare(flags, file, inventory))
 
 
 @app.command()
@@ -110,12 +113,13 @@ def render(
         Path | None,
         typer.Option("-o", "--output", help="Write into this folder instead of printing."),
     ] = None,
+    inventory: Inventory = None,
     json: Json = False,
 ) -> Answer:
     """Print the stack as one YAML document, secrets by name only."""
     from deploy.stack.document import document_yaml, stack_document
 
-    document = stack_document(_prepare(flags, file).stack)
+    document = stack_document(_prepare(flags, file, inventory).stack)
     text = document_yaml(document)
     if output is None:
         return Answer("render", document, text.rstrip("\n"))
@@ -128,18 +132,32 @@ def render(
 
 
 @app.command()
-def status(*, name: Name = DEFAULT_NAME, json: Json = False) -> Answer:
+def status(
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
+    ] = False,
+    name: Name = None,
+    json: Json = False,
+) -> Answer:
     """Show what runs, how full it is, and how often the store was hit."""
     from deploy.output.views import status_view
     from deploy.runtime.home import Home
     from deploy.workflows.status import stack_status
 
-    found = stack_status(Home.from_environ(), _checked_name(name))
+    chosen = _stack_name(name)
+    if watch and json:
+        raise UsageError("--watch goes on for ever and --json prints once", hint="leave one out")
+    while watch:
+        typer.echo("\x1b[2J\x1b[H" if sys.stdout.isatty() else "")
+        typer.echo(status_view(stack_status(Home.from_environ(), chosen)))
+        time.sleep(_WATCH_S)
+    found = stack_status(Home.from_environ(), chosen)
     errors = []
     if found.up and not found.healthy:
         sick = [s.name for s in found.services if s.condition != "ready"]
         errors.append(
-            StackUnhealthy(f"not ready: {', '.join(sick)}", hint=f"deploy up --name {name}")
+            StackUnhealthy(f"not ready: {', '.join(sick)}", hint=f"deploy up --name {chosen}")
         )
     return Answer("status", found.as_dict(), status_view(found), errors)
 
@@ -152,14 +170,14 @@ def logs(
     lines: Annotated[
         int, typer.Option("-n", "--lines", min=0, help="How many to begin with.")
     ] = 50,
-    name: Name = DEFAULT_NAME,
+    name: Name = None,
     json: Json = False,
 ) -> Answer:
     """Print the last lines of each service's log."""
     from deploy.runtime.home import Home
     from deploy.workflows.logs import log_files, stream, tail
 
-    files = log_files(Home.from_environ(), _checked_name(name), service)
+    files = log_files(Home.from_environ(), _stack_name(name), service)
     found = tail(files, lines)
     one = len(files) == 1
 
@@ -167,7 +185,7 @@ def logs(
         return line if one else f"{who} | {line}"
 
     if follow and json:
-        raise UsageError("-f goes on for ever and --json prints once", hint="leave one of them out")
+        raise UsageError("-f goes on for ever and --json prints once", hint="leave one out")
     if follow:
         for who, line in found:
             print(shown(who, line), flush=True)
@@ -184,7 +202,7 @@ def logs(
 @app.command()
 def down(
     *,
-    name: Name = DEFAULT_NAME,
+    name: Name = None,
     volumes: Annotated[
         bool, typer.Option("--volumes", help="Stored KV too; as processes none is kept anyway.")
     ] = False,
@@ -197,22 +215,25 @@ def down(
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.down import stop_stack
 
-    home = Home.from_environ()
-    with stack_lock(home.lock_file(_checked_name(name)), name):
-        result = stop_stack(home, name, _progress())
-    text = f"the stack '{name}' is down" if result.was_up else f"the stack '{name}' was not up"
+    home, chosen = Home.from_environ(), _stack_name(name)
+    with stack_lock(home.lock_file(chosen), chosen):
+        result = stop_stack(home, chosen, _progress())
+    text = f"the stack '{chosen}' is down" if result.was_up else f"the stack '{chosen}' was not up"
     return Answer("down", asdict(result), text)
 
 
 @app.command()
-def check(*, name: Name = DEFAULT_NAME, json: Json = False) -> Answer:
+def check(*, name: Name = None, json: Json = False) -> Answer:
     """Prove on the running stack that KV crosses, completely and rightly."""
     from deploy.output.views import check_view
     from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
     from deploy.workflows.check import check_stack
 
-    report = check_stack(Home.from_environ(), _checked_name(name), _progress())
-    return Answer("check", report.as_dict(), check_view(report), _check_errors(report, name))
+    home, chosen = Home.from_environ(), _stack_name(name)
+    with stack_lock(home.lock_file(chosen), chosen):
+        report = check_stack(home, chosen, _progress())
+    return Answer("check", report.as_dict(), check_view(report), _check_errors(report, chosen))
 
 
 def _load(flags: dict[str, Any], file: Path | None) -> SpecSource:
@@ -224,13 +245,14 @@ def _load(flags: dict[str, Any], file: Path | None) -> SpecSource:
     return source
 
 
-def _prepare(flags: dict[str, Any], file: Path | None) -> Prepared:
+def _prepare(flags: dict[str, Any], file: Path | None, inventory: Path | None) -> Prepared:
     from deploy.runtime.home import Home
-    from deploy.runtime.host import detect_inventory
+    from deploy.runtime.host import detect_inventory, read_inventory
     from deploy.workflows.prepare import named_programs, prepare
 
     spec = _load(flags, file).spec
-    return prepare(spec, Home.from_environ(), detect_inventory(), named_programs(spec))
+    machine = read_inventory(inventory) if inventory else detect_inventory()
+    return prepare(spec, Home.from_environ(), machine, named_programs(spec))
 
 
 def _plan_answer(command: str, prepared: Prepared) -> Answer:
@@ -246,11 +268,11 @@ def _check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
     return [CheckFailed(report.failures[0], hint=hint)]
 
 
-def _checked_name(name: str) -> str:
-    """Refuse a name that no stack can have before it becomes part of a path."""
+def _stack_name(given: str | None) -> str:
+    """Return the name that `up` would use here; refuse one that no stack can have."""
     from deploy.config.sources import load_spec
 
-    return load_spec({"name": name}, {}, Path(os.devnull)).spec.name
+    return load_spec({"name": given}, os.environ).spec.name
 
 
 def _progress() -> Callable[[str], None]:
@@ -258,6 +280,8 @@ def _progress() -> Callable[[str], None]:
     began = time.monotonic()
 
     def report(line: str) -> None:
-        print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
+        # A closed terminal must not end the work, nor the undoing of it.
+        with contextlib.suppress(OSError):
+            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
 
     return report

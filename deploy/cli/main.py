@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
 import traceback
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
 from deploy.cli.answer import Answer
 from deploy.cli.commands import app
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError
+from deploy.runtime.interrupts import interrupt_once
 
 _INTERNAL_ERROR = 70  # sysexits' EX_SOFTWARE: a fault of the kit, not one of the contract's codes
 
@@ -23,17 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     command = next((word for word in arguments if not word.startswith("-")), "")
-    _interrupt_once()
+    interrupt_once()
     try:
-        asked = arguments or ["--help"]
-        code = _finish(app(args=asked, prog_name="deploy", standalone_mode=False), as_json)
-        return code if arguments else UsageError.exit_code
+        result = app(args=arguments or ["--help"], prog_name="deploy", standalone_mode=False)
+        return _finish(result, command, as_json) if arguments else UsageError.exit_code
     except PdkitError as exc:
         return _fail(exc, command, as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail(_interrupted(), command, as_json)
+        return _fail(_interrupted(command), command, as_json)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; nothing is left to say
+        _drop(sys.stdout)
         return 0
     except OSError as exc:
         return _fail(MachineError(f"{exc}", hint="free or allow it, then repeat"), command, as_json)
@@ -41,18 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail_unexpectedly(exc, command, as_json)
 
 
-def _finish(result: Any, as_json: bool) -> int:
+def _finish(result: Any, command: str, as_json: bool) -> int:
     if isinstance(result, Answer):
         if as_json:
             _print_envelope(result.command, result.exit_code, result.data, result.errors)
-        elif result.text:
-            print(result.text)
-        if not as_json:
+        else:
+            _print(result.text, sys.stdout)
             for error in result.errors:
                 _print_error(error)
         return result.exit_code
     if result == Interrupted.exit_code:  # typer turns Ctrl-C into this exit code
-        return _fail(_interrupted(), "", as_json)
+        return _fail(_interrupted(command), command, as_json)
     return int(result or 0)
 
 
@@ -82,31 +80,34 @@ def _fail_unexpectedly(exc: Exception, command: str, as_json: bool) -> int:
 def _print_envelope(command: str, exit_code: int, data: Any, errors: Sequence[PdkitError]) -> None:
     from deploy.output.envelope import envelope
 
-    print(envelope(command, exit_code=exit_code, data=data, errors=errors))
+    _print(envelope(command, exit_code=exit_code, data=data, errors=errors), sys.stdout)
 
 
 def _print_error(error: PdkitError) -> None:
-    print(f"error: {error.message}", file=sys.stderr)
-    for line in error.details:
-        print(f"  | {line}", file=sys.stderr)
+    lines = [f"error: {error.message}", *(f"  | {line}" for line in error.details)]
     if error.hint:
-        print(f"try: {error.hint}", file=sys.stderr)
+        lines.append(f"try: {error.hint}")
+    _print("\n".join(lines), sys.stderr)
 
 
-def _interrupted() -> Interrupted:
-    return Interrupted("interrupted; what this command had started is stopped")
+def _print(text: str, stream: TextIO) -> None:
+    """Print. Whoever read the stream may have gone, as `head` does; the exit code stays true."""
+    if not text:
+        return
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        _drop(stream)
 
 
-def _interrupt_once() -> None:
-    """Make TERM and HUP act as Ctrl-C, and let only the first count: the rest is clean-up."""
+def _drop(stream: TextIO) -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not fail on it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for later in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(later, signal.SIG_IGN)
-        raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+def _interrupted(command: str) -> Interrupted:
+    undone = "; what this command had started is stopped" if command == "up" else ""
+    return Interrupted(f"interrupted{undone}")
 
 
 if __name__ == "__main__":

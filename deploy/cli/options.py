@@ -12,14 +12,16 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
 Name = Annotated[
-    str, typer.Option("--name", envvar="PDKIT_NAME", help="Which stack, where there are several.")
+    str | None, typer.Option("--name", help="Which stack; else deploy.yaml's, else 'pdkit'.")
+]
+Inventory = Annotated[
+    Path | None,
+    typer.Option("--inventory", help="Plan for the machine in this file, not for this one."),
 ]
 File = Annotated[
     Path | None,
     typer.Option("-f", "--file", help="Stack file; ./deploy.yaml is read where there is one."),
 ]
-
-DEFAULT_NAME = "pdkit"
 
 
 def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
@@ -52,6 +54,9 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     name: Annotated[str | None, typer.Option(help="The stack's name.")] = None,
     port: Annotated[
         int | None, typer.Option(help="The router's port; the others follow it.")
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="The router's address; all else stays on loopback.")
     ] = None,
 ) -> None:
     """Hold the signature that `takes_stack_options` gives to commands."""

@@ -121,7 +121,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         kv_bytes_per_token=_kv_bytes_per_token(spec, model.shape),
         kv_cache_bytes=kv_cache_bytes,
         max_model_len=_max_model_len(spec, model.shape, kv_cache_bytes),
-        redis_memory_mib=round(spec.redis.memory_gib * _MIB_PER_GIB),
+        redis_memory_mib=max(1, round(spec.redis.memory_gib * _MIB_PER_GIB)),
     )
 
 

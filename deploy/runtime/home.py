@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,8 @@ class StackHome:
     @property
     def temp_dir(self) -> Path:
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:10]
-        return Path(tempfile.gettempdir()) / f"pdkit-{digest}"
+        # Not by TMPDIR: the shell that stops a stack may have another than the one that started it.
+        return Path("/tmp") / f"pdkit-{digest}"  # noqa: S108 - made private before it is used
 
 
 @dataclass(frozen=True)

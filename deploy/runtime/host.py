@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+import yaml
 
-from deploy.errors import MissingTool, NotEnoughMemory
+from deploy.errors import ConfigError, MissingTool, NotEnoughMemory
 from deploy.planning.inventory import Inventory
 
 _PROBE_TIMEOUT_S = 60
@@ -40,6 +41,22 @@ def detect_inventory() -> Inventory:
     return Inventory(
         cpus=len(os.sched_getaffinity(0)), memory_mib=psutil.virtual_memory().total // 2**20
     )
+
+
+def read_inventory(path: Path) -> Inventory:
+    """Return the machine that a YAML file describes: `cpus: 64` and `memory_mib: 262144`.
+
+    Raises:
+        ConfigError: it cannot be read, or says something else.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Inventory(cpus=int(raw["cpus"]), memory_mib=int(raw["memory_mib"]))
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"--inventory: {path} does not describe a machine ({type(exc).__name__}: {exc})",
+            hint="write two lines into it: 'cpus: 64' and 'memory_mib: 262144'",
+        ) from exc
 
 
 def available_memory_mib() -> int:

@@ -7,6 +7,7 @@ is what is watched and ended.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -17,8 +18,6 @@ from pathlib import Path
 
 import psutil
 
-# Two readings of one process's start differ by rounding only.
-_SAME_START_S = 0.5
 _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
 _KILL_ROUNDS = 10  # one is enough, save for a process that starts others, or waits for a dead disk
@@ -46,20 +45,28 @@ def spawn(
         )
 
 
+def boot_id() -> str:
+    """Return what tells this run of the kernel from others; pids and start times hold within it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def start_time(pid: int) -> float:
-    """Return when a process started, in seconds since the epoch; 0.0 if it is gone."""
+    """Return when a process started, in seconds since the boot; 0.0 if it is gone.
+
+    From the kernel's own count, which no change of the clock moves: equal means the same process.
+    """
     try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return 0.0
+    # The name in parentheses may hold spaces; field 22 is the 20th after it (proc(5)).
+    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def is_running(pid: int, started: float) -> bool:
     """Tell whether that very process runs: not another with its pid, nor one that has ended."""
     try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - started) < _SAME_START_S
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        return start_time(pid) == started and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
@@ -68,28 +75,41 @@ def session_members(session: int, started: float) -> list[psutil.Process]:
     """Return the living processes of a session whose leader started at `started`.
 
     The kernel gives no new process a pid that is a session's id still in use, so if the leader's
-    pid belongs to a process with another start, the session is gone.
+    pid belongs to a process with another start, the session is gone. What is older than the
+    leader, or another user's, was never in it.
     """
-    leader_start = start_time(session)
-    if leader_start and abs(leader_start - started) >= _SAME_START_S:
+    if start_time(session) not in (0.0, started):
         return []
     members = []
     for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, psutil.Error):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(OSError, psutil.Error):
+            if (
+                os.getsid(process.pid) == session
+                and start_time(process.pid) >= started
+                and process.uids().real == os.getuid()
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 members.append(process)
     return members
 
 
 def marked_sessions(variable: str, value: str) -> dict[int, float]:
-    """Return session id → leader's start of every process whose environment holds `variable`."""
+    """Return session id → leader's start of every process whose environment holds `variable`.
+
+    Only of this pid namespace: a container may have a stack of the same name in the same folder.
+    """
     found: dict[int, float] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
-            if process.environ().get(variable) == value:
+            if process.environ().get(variable) == value and _is_in_our_namespace(process.pid):
                 session = os.getsid(process.pid)
-                found[session] = start_time(session) or process.create_time()
+                oldest = min(start_time(process.pid), found.get(session, math.inf))
+                found[session] = start_time(session) or oldest
     return found
+
+
+def _is_in_our_namespace(pid: int) -> bool:
+    return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
 
 
 def end_sessions(sessions: Mapping[int, float], *, grace_s: float) -> None:

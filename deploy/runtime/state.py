@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import StateError
+from deploy.runtime.sessions import boot_id
 
 FORMAT = 1
 
@@ -19,7 +20,7 @@ class ServiceRecord:
 
     Attributes:
         pid: also the id of its session.
-        start_time: seconds since the epoch by the kernel's clock, to tell a reused pid.
+        start_time: seconds since the boot, by which a reused pid is told.
         starts: how often it was started since `up`; more than one means it was repaired.
     """
 
@@ -37,13 +38,17 @@ class StackState:
     Attributes:
         spec: the spec as plain values, so that the plan can be made again.
         machine: what was detected when the stack was planned, for the same reason.
+        model: what `--model` meant then: reference, name, source, shape.
         fingerprint: of the stack as it was started.
+        boot: within which pids and start times hold.
     """
 
     name: str
     fingerprint: str
     spec: dict[str, Any]
     machine: dict[str, Any]
+    model: dict[str, Any]
+    boot: str
     services: dict[str, ServiceRecord] = field(default_factory=dict)
 
     def with_service(self, record: ServiceRecord) -> StackState:
@@ -74,7 +79,13 @@ def read_state(path: Path, name: str) -> StackState | None:
             for key, value in raw["services"].items()
         }
         return StackState(
-            raw["name"], raw["fingerprint"], dict(raw["spec"]), dict(raw["machine"]), services
+            name=raw["name"],
+            fingerprint=raw["fingerprint"],
+            spec=dict(raw["spec"]),
+            machine=dict(raw["machine"]),
+            model=dict(raw["model"]),
+            boot=raw["boot"],
+            services=services if raw["boot"] == boot_id() else {},
         )
     except FileNotFoundError:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def _redis(plan: Plan, spec: StackSpec, layout: ProcessLayout) -> Service:
     own = (
         f"bind {_LOOPBACK}",
         f"port {plan.redis_port}",
-        f"dir {path.parent}",
+        f"dir {json.dumps(str(path.parent))}",  # quoted as Redis reads it, for folders with spaces
         f"maxmemory {plan.redis_memory_mib}mb",
         f"requirepass @{{{REDIS_PASSWORD}}}",
     )

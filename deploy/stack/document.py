@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
 from deploy.stack.service import Service, Stack
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
 
 
 def stack_document(stack: Stack) -> dict[str, Any]:
@@ -36,11 +39,16 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
+def _masked(name: str, value: str) -> str:
+    """Hide what is a secret by its name; users put tokens into `engine.env`."""
+    return "***" if _SECRET_NAME.search(name) else value
+
+
 def _service(service: Service) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "role": service.role,
         "argv": list(service.argv),
-        "env": dict(sorted(service.env.items())),
+        "env": {name: _masked(name, text) for name, text in sorted(service.env.items())},
         "files": {file.path: file.text for file in service.files},
         "listen": f"{service.host}:{service.port}",
         "extra_ports": list(service.extra_ports),

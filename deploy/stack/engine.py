@@ -19,7 +19,7 @@ HASH_SEED = "0"
 
 @dataclass(frozen=True)
 class EngineFolders:
-    """Where an engine finds the patched connector and its LMCache file, and keeps passing things."""
+    """Where an engine finds its connector and LMCache file, and keeps what is passing."""
 
     connector_dir: Path
     lmcache_file: Path

@@ -23,6 +23,8 @@ class Evidence:
         failed_requests: engine → what it answered.
         missed: some eligible tokens were not loaded.
         mismatched: some answers differ.
+        bypassed: the router sent prompts to no producer.
+        blurred: others' requests moved the counters.
     """
 
     stack: str
@@ -37,15 +39,20 @@ class Evidence:
     failed_requests: Mapping[str, str]
     missed: bool
     mismatched: bool
+    bypassed: bool = False
+    blurred: bool = False
 
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
     """Return the causes that the evidence supports, likeliest first; none for a healthy stack."""
-    if not (evidence.missed or evidence.mismatched or evidence.failed_requests):
+    if evidence.blurred:
+        return [_others(evidence)]
+    wrong = (evidence.missed, evidence.mismatched, evidence.failed_requests, evidence.bypassed)
+    if not any(wrong):
         return []
     found = [
         cause
-        for rule in (_store, _fixes, _hash_seeds, _lost_keys, _requests, _nothing_stored)
+        for rule in (_store, _fixes, _hash_seeds, _lost_keys, _requests, _router, _nothing_stored)
         if (cause := rule(evidence))
     ]
     return found or [_unexplained(evidence)]
@@ -123,6 +130,24 @@ def _requests(evidence: Evidence) -> Diagnosis | None:
         "request_failed",
         f"{engine} did not answer: {answer}",
         f"deploy logs {engine} --name {evidence.stack}",
+    )
+
+
+def _router(evidence: Evidence) -> Diagnosis | None:
+    if not evidence.bypassed:
+        return None
+    return Diagnosis(
+        "router_bypasses_producers",
+        "the router answers without a prefill on a producer, so nothing is shared",
+        f"deploy logs router --name {evidence.stack}",
+    )
+
+
+def _others(evidence: Evidence) -> Diagnosis:
+    return Diagnosis(
+        "traffic",
+        "the stack served other requests during the check, which moved the same counters",
+        f"deploy check --name {evidence.stack}, while nobody else uses the stack",
     )
 
 

@@ -63,16 +63,24 @@ def compare(
 
 
 def _largest_difference(expected: Mapping[str, float], actual: Mapping[str, float]) -> float:
-    """Return the largest difference over tokens in both lists.
+    """Return the largest difference over the tokens of both lists.
 
-    Infinite if they share none, or if one is no number: KV with a huge value can end in that.
+    What only one of them lists is in the other at most as likely as that one's last, which bounds
+    its difference from below. Infinite if they share none, or if one is no number: KV with a huge
+    value can end in that.
     """
-    differences = [
-        abs(expected[token] - actual[token]) for token in expected.keys() & actual.keys()
-    ]
-    if not differences or any(math.isnan(difference) for difference in differences):
+    if not expected.keys() & actual.keys():
         return math.inf
-    return max(differences)
+    least = min(expected.values()), min(actual.values())
+    differences = [
+        abs(expected[token] - actual[token])
+        if token in expected and token in actual
+        else expected[token] - least[1]
+        if token in expected
+        else actual[token] - least[0]
+        for token in expected.keys() | actual.keys()
+    ]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
 def _behind(logprobs: Mapping[str, float], token: str) -> float:

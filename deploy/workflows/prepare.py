@@ -37,6 +37,7 @@ class Prepared:
     spec: StackSpec
     inventory: Inventory
     programs: Programs
+    model: Model
     plan: Plan
     stack: Stack
 
@@ -59,13 +60,23 @@ def found_programs(spec: StackSpec) -> Programs:
     return Programs(python, find_redis_server(spec.redis.server, python))
 
 
-def prepare(spec: StackSpec, home: Home, inventory: Inventory, programs: Programs) -> Prepared:
-    """Plan a spec and build its stack. Reads the model's config.json, and changes nothing.
+def prepare(
+    spec: StackSpec,
+    home: Home,
+    inventory: Inventory,
+    programs: Programs,
+    *,
+    model: Model | None = None,
+) -> Prepared:
+    """Plan a spec and build its stack. Changes nothing.
+
+    Without `model` the spec's is looked up, and its config.json read.
 
     Raises:
         ConfigError: the spec contradicts itself, the model or the machine.
     """
-    plan = make_plan(spec, _model(spec, home), inventory)
+    model = model or find_model(spec, home)
+    plan = make_plan(spec, model, inventory)
     layout = ProcessLayout(
         run_dir=home.stack(spec.name).run_dir,
         temp_dir=home.stack(spec.name).temp_dir,
@@ -73,10 +84,15 @@ def prepare(spec: StackSpec, home: Home, inventory: Inventory, programs: Program
         redis_server=programs.redis_server,
         connector_dir=connector_path(),
     )
-    return Prepared(spec, inventory, programs, plan, build_stack(plan, spec, layout))
+    return Prepared(spec, inventory, programs, model, plan, build_stack(plan, spec, layout))
 
 
-def _model(spec: StackSpec, home: Home) -> Model:
+def find_model(spec: StackSpec, home: Home) -> Model:
+    """Return the model that a spec means, seen from the current folder.
+
+    Raises:
+        ConfigError: a folder that is none of a model.
+    """
     return resolve_model(
         spec.model or vendor_named(spec.vendor).default_model,
         tiny_path=home.models / model_folder_name(),

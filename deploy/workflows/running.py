@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.errors import StackUnhealthy, StateError
 from deploy.planning.inventory import Inventory
@@ -42,8 +43,8 @@ class RunningStack:
     def is_ready(self, service: Service) -> bool:
         return service_is_ready(service, self.secrets.get(REDIS_PASSWORD))
 
-    def all_running(self) -> bool:
-        return all(self.service_state(service) == "running" for service in self.stack.services)
+    def any_running(self) -> bool:
+        return any(self.service_state(service) == "running" for service in self.stack.services)
 
 
 def service_is_ready(service: Service, redis_password: Secret | None) -> bool:
@@ -80,12 +81,14 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
         spec = StackSpec.model_validate(state.spec)
         inventory = Inventory(**state.machine["inventory"])
         programs = Programs(**state.machine["programs"])
+        shape = state.model["shape"]
+        model = Model(**{**state.model, "shape": ModelShape(**shape) if shape else None})
     except (ValidationError, KeyError, TypeError) as exc:
         raise StateError(
             f"the state of stack '{name}' does not fit this version of pdkit: {files.state_file}",
             hint=f"deploy down --name {name} finds its processes without it and clears it away",
         ) from exc
-    prepared = prepare(spec, home, inventory, programs)
+    prepared = prepare(spec, home, inventory, programs, model=model)
     secrets = read_secrets(files.secrets_dir, prepared.stack.secrets)
     return RunningStack(prepared, state, ProcessLauncher(files), secrets)
 

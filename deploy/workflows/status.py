@@ -105,7 +105,9 @@ def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
         condition=condition,
         pid=record.pid if record and alive else 0,
         url=service.url if service.role != "redis" else f"{service.host}:{service.port}",
-        uptime_s=round(time.time() - record.start_time, 1) if record and alive else 0.0,
+        uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME) - record.start_time, 1)
+        if record and alive
+        else 0.0,
         resident_mib=running.launcher.resident_mib(record) if record and alive else 0,
         restarts=record.starts - 1 if record else 0,
         log=str(running.launcher.log_path(service.name)),

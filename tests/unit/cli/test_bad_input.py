@@ -209,7 +209,7 @@ def test_as_json(
     monkeypatch.chdir(place.folder)
     monkeypatch.setenv("PDKIT_HOME", str(place.home))
     monkeypatch.setenv("PYTHONPATH", str(place.packages))
-    monkeypatch.setattr(main_module, "_interrupt_once", lambda: None)
+    monkeypatch.setattr(main_module, "interrupt_once", lambda: None)
     code = main_module.main([*place.argv(case), "--json"])
     captured = capsys.readouterr()
     envelope = json.loads(captured.out)  # exactly one

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.errors import StateError
+from deploy.runtime.sessions import boot_id
 from deploy.runtime.state import (
     FORMAT,
     ServiceRecord,
@@ -21,7 +23,15 @@ from deploy.runtime.state import (
 )
 
 RECORD = ServiceRecord("redis", 4711, 1700000000.25, "/logs/redis.log", 2)
-STATE = StackState("demo", "0123abcd", {"gpus": 2}, {"inventory": {"cpus": 2}}, {"redis": RECORD})
+STATE = StackState(
+    name="demo",
+    fingerprint="0123abcd",
+    spec={"gpus": 2},
+    machine={"inventory": {"cpus": 2}},
+    model={"ref": "/models/tiny"},
+    boot=boot_id(),
+    services={"redis": RECORD},
+)
 
 
 def mode(path: Path) -> int:
@@ -36,6 +46,14 @@ def file(tmp_path: Path) -> Path:
 def test_what_is_written_is_read(file: Path) -> None:
     write_state(file, STATE)
     assert read_state(file, "demo") == STATE
+
+
+def test_processes_of_another_boot_are_not_ours(file: Path) -> None:
+    """Their pids are others' now."""
+    write_state(file, replace(STATE, boot="another"))
+    read = read_state(file, "demo")
+    assert read is not None
+    assert read.services == {}
 
 
 def test_no_file_is_no_state(file: Path) -> None:
@@ -74,7 +92,7 @@ def test_a_crash_while_writing_leaves_the_old_state(
 
     monkeypatch.setattr(Path, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
-        write_state(file, StackState("demo", "other", {}, {}))
+        write_state(file, replace(STATE, fingerprint="other"))
     assert read_state(file, "demo") == STATE
 
 
@@ -93,6 +111,8 @@ def written(**changes: Any) -> str:
         "fingerprint": "0",
         "spec": {},
         "machine": {},
+        "model": {},
+        "boot": "",
         "services": {},
     }
     return json.dumps({**document, **changes})
@@ -156,7 +176,7 @@ def test_a_newer_format_is_not_called_broken(file: Path) -> None:
 def test_what_a_later_pdkit_adds_is_ignored(file: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(written(more=1))
-    assert read_state(file, "demo") == StackState("demo", "0", {}, {})
+    assert read_state(file, "demo") == StackState("demo", "0", {}, {}, {}, "")
 
 
 def test_a_private_file_replaces_one_that_others_could_read(tmp_path: Path) -> None:

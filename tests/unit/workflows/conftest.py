@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +88,6 @@ def free_row() -> int:
 def opened(folder: Path) -> Iterator[Lab]:
     """Set up a lab, and leave no process of it behind."""
     lab = Lab(folder)
-    (folder / "tmp").mkdir()
     environ = {
         "PYTHONPATH": str(STAND_INS),
         "STAND_IN_FAULTS": str(lab.faults),
@@ -97,7 +95,6 @@ def opened(folder: Path) -> Iterator[Lab]:
     }
     with (
         mock.patch.dict(os.environ, environ),
-        mock.patch.object(tempfile, "tempdir", str(folder / "tmp")),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
         mock.patch.object(launcher, "_POLL_S", 0.05),  # nothing here takes minutes to load
         mock.patch.object(check, "_POLL_S", 0.005),

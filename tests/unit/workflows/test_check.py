@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
+import httpx
 import pytest
 
 from deploy.errors import StateError
 from deploy.runtime.store import StoreStats
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import check_stack
+from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab
 
@@ -54,7 +57,9 @@ def test_it_passes_again_and_status_counts_what_it_hit(served: Lab) -> None:
         ("producer:stores-nothing", "not_stored", "eligible tokens were loaded"),
         ("consumer:flushes", "keys_lost", "eligible tokens were loaded"),
         ("consumer:wrong-kv", "kv_differs", "answers differ"),
-        ("consumer:fails", "request_failed", "did not answer: HTTP 500"),
+        ("consumer:fails", "request_failed", "consumer-0 did not answer: HTTP 500"),
+        ("producer:fails", "request_failed", "producer-0 did not answer: HTTP 500"),
+        ("router:bypasses", "router_bypasses_producers", "reached no producer"),
     ],
 )
 def test_a_broken_stack_fails_and_the_cause_is_named(
@@ -69,6 +74,41 @@ def test_a_broken_stack_fails_and_the_cause_is_named(
     assert not report.passed
     assert causes(report)[0] == cause
     assert any(failure in sentence for sentence in report.failures)
+
+
+def test_an_answer_that_was_loaded_is_no_reference(
+    served: Lab, with_faults: Callable[..., None]
+) -> None:
+    """Both sides of the comparison would come from the same bytes, right or wrong."""
+    with_faults("producer:loads")
+    report = check(served)
+    assert not report.passed
+    assert any("producer-0 loaded from the store" in sentence for sentence in report.failures)
+
+
+def test_requests_of_others_are_noticed(served: Lab) -> None:
+    """They move the counters by which hits are told; whose they are cannot be seen."""
+    url = find_stack_url(served, "consumer-0")
+    body = {"prompt": [1, 2, 3], "max_tokens": 1}
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.is_set():
+            httpx.post(f"{url}/v1/completions", json=body, trust_env=False)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        report = check(served)
+    finally:
+        stop.set()
+        thread.join()
+    assert not report.passed
+    assert causes(report) == ["traffic"]
+
+
+def find_stack_url(lab: Lab, service: str) -> str:
+    return require_stack(lab.home, "pdkit").stack.service(service).url
 
 
 def test_of_no_stack(lab: Lab) -> None:

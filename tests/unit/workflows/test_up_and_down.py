@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from deploy.errors import PortTaken, StackUnhealthy, StateError
+from deploy.runtime import host, sessions
+from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.state import read_state
+from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.down import stop_stack
 from deploy.workflows.logs import log_files, tail
 from deploy.workflows.running import require_running, require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.up import _batches
-from tests.unit.workflows.conftest import Lab, can_listen
+from tests.unit.workflows.conftest import Lab, can_listen, opened
 
 SERVICES = ["redis", "producer-0", "consumer-0", "router"]
 
@@ -179,3 +185,68 @@ def test_services_start_together_that_do_not_wait_for_one_another(lab: Lab) -> N
     assert names == [["redis"], ["producer-0", "producer-1", "consumer-0"], ["router"]]
     only = [service for service in stack.services if service.name in ("consumer-0", "router")]
     assert [[s.name for s in batch] for batch in _batches(only)] == [["consumer-0"], ["router"]]
+
+
+def test_an_interrupt_between_a_start_and_its_record_leaves_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes right after the process was started, before anything was written down."""
+    real = sessions.spawn
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hangup = signal.getsignal(signal.SIGHUP)
+
+    def spawn_and_interrupt(*args: Any, **kwargs: Any) -> Any:
+        process = real(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(sessions, "spawn", spawn_and_interrupt)
+    interrupt_once()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lab.up(lab.spec())
+    finally:
+        for number, handler in {**before, signal.SIGHUP: hangup}.items():
+            signal.signal(number, handler)
+    assert lab.pids() == []
+    assert not lab.home.stack("pdkit").state_file.exists()
+
+
+def test_a_report_that_nobody_reads_does_not_stop_the_undo(lab: Lab) -> None:
+    spec = lab.spec()
+
+    def broken(line: str) -> None:
+        if line.startswith(("started producer", "stopped")):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        lab.up(spec, broken)
+    assert lab.pids() == []
+
+
+def test_another_folder_processors_and_environment_make_no_other_stack(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = lab.spec()
+    lab.up(spec)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0})
+    assert lab.up(spec).started == {}
+
+
+def test_a_stack_whose_model_folder_was_moved_is_still_known(lab: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(ensure_tiny_model(lab.home.models), folder)
+    lab.up(lab.spec(model=str(folder)))
+    folder.rename(tmp_path / "elsewhere")
+    assert stack_status(lab.home, "pdkit").healthy
+    assert stop_stack(lab.home, "pdkit", lab.lines.append).was_up
+
+
+def test_a_home_with_a_space(tmp_path: Path) -> None:
+    folder = tmp_path / "my home"
+    folder.mkdir()
+    with opened(folder) as lab:
+        lab.up(lab.spec())
+        assert stack_status(lab.home, "pdkit").healthy

@@ -47,6 +47,8 @@ class Engine:
         keys = [self.key(prompt[:end]) for end in range(self.chunk, len(prompt) + 1, self.chunk)]
         hits = 0
         if self.role == "producer":
+            self.counters["queries"] += len(prompt)
+            self.counters["hits"] += self.chunk if self.has_fault("loads") else 0
             if not self.has_fault("stores-nothing"):
                 for key in keys:
                     self.redis.set(key, b"kv")

@@ -1,0 +1,71 @@
+"""What a check looks up beside its prompts: the engines' environment and fixes, the store's use."""
+
+from __future__ import annotations
+
+from deploy.runtime.logs import matches
+from deploy.runtime.store import StoreStats
+from deploy.verify.diagnosis import Evidence
+from deploy.verify.findings import Findings
+from deploy.verify.report import EngineHealth, StoreUse
+from deploy.workflows.running import RunningStack
+
+_FIX_LINE = r"pdkit-connector fix=(?P<fix>\S+) state=(?P<state>\S+)"
+
+
+def engine_health(running: RunningStack) -> list[EngineHealth]:
+    """Ask every engine whether it serves."""
+    return [
+        EngineHealth(
+            engine.name,
+            engine.role,
+            running.is_ready(running.stack.service(engine.name)),
+            running.state.services[engine.name].starts - 1,
+        )
+        for engine in running.prepared.plan.engines
+    ]
+
+
+def store_use(before: StoreStats | None, after: StoreStats | None) -> StoreUse:
+    """Return how the check filled Redis; zeros where it did not answer."""
+    if before is None or after is None:
+        return StoreUse()
+    return StoreUse(
+        before.keys, after.keys, after.used_memory_bytes, after.evicted_keys - before.evicted_keys
+    )
+
+
+def gather_evidence(
+    running: RunningStack,
+    found: Findings,
+    before: StoreStats | None,
+    after: StoreStats | None,
+) -> Evidence:
+    """Return what the rules of the diagnosis look at."""
+    engines = [engine.name for engine in running.prepared.plan.engines]
+    return Evidence(
+        stack=running.stack.name,
+        hash_seeds={name: _hash_seed(running, name) for name in engines},
+        fixes={name: _fix_states(running, name) for name in engines},
+        store_reachable=before is not None and after is not None,
+        stored_chunks=min(found.stored_keys, found.expected_chunks),
+        expected_chunks=found.expected_chunks,
+        flushes=after.flushes - before.flushes if before and after else 0,
+        evicted=after.evicted_keys - before.evicted_keys if before and after else 0,
+        store_restarted=bool(before and after and before.run_id != after.run_id),
+        failed_requests=found.failed,
+        missed=found.missed,
+        mismatched=bool(found.mismatched),
+        bypassed=bool(found.bypassed),
+        blurred=bool(found.blurred),
+    )
+
+
+def _hash_seed(running: RunningStack, engine: str) -> str:
+    record = running.state.services[engine]
+    return running.launcher.environment(record).get("PYTHONHASHSEED", "")
+
+
+def _fix_states(running: RunningStack, engine: str) -> dict[str, str]:
+    """Return each fix's state as the engine's connector logged it, the last start's if several."""
+    log = running.launcher.log_path(engine)
+    return {found["fix"]: found["state"] for found in matches(log, _FIX_LINE)}
