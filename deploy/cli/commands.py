@@ -218,7 +218,9 @@ def down(
     home, chosen = Home.from_environ(), _stack_name(name)
     with stack_lock(home.lock_file(chosen), chosen):
         result = stop_stack(home, chosen, _progress())
-    text = f"the stack '{chosen}' is down" if result.was_up else f"the stack '{chosen}' was not up"
+    text = f"the stack '{chosen}' {'is down' if result.was_up else 'was not up'}"
+    if result.others and not result.was_up:
+        text += f"; up are: {', '.join(result.others)}"
     return Answer("down", asdict(result), text)
 
 

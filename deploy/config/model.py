@@ -14,6 +14,8 @@ from deploy.errors import ConfigError
 
 TINY = "tiny"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+_FOLDER_HINT = "deploy plan --model FOLDER, with a folder that holds config.json and the weights"
 _HEADS = ("num_attention_heads", "n_head")
 _LAYERS = ("num_hidden_layers", "n_layer")
 
@@ -74,16 +76,22 @@ def _folder(path: Path, value: str) -> Model:
     if not path.is_dir():
         raise ConfigError(
             f"--model: the folder '{value}' does not exist",
-            hint="deploy plan --model FOLDER, with a folder that holds config.json and the weights",
+            hint=_FOLDER_HINT,
         )
     file = path / "config.json"
     if not file.is_file():
         raise ConfigError(
             f"--model: '{value}' has no config.json, so it is not a model folder",
-            hint="deploy plan --model FOLDER, with a folder that holds config.json and the weights",
+            hint=_FOLDER_HINT,
         )
     resolved = path.resolve()
-    return Model(str(resolved), resolved.name, "folder", _shape(_read_config(file), value))
+    shape = _shape(_read_config(file), value)
+    if not any(file for pattern in _WEIGHTS for file in path.glob(pattern)):
+        raise ConfigError(
+            f"--model: '{value}' holds no weights ({', '.join(_WEIGHTS)})",
+            hint=_FOLDER_HINT,
+        )
+    return Model(str(resolved), resolved.name, "folder", shape)
 
 
 def _read_config(file: Path) -> Mapping[str, Any]:

@@ -92,7 +92,10 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
             f"{path}: a mapping is expected at the top, not a {type(document).__name__}",
             hint="write lines such as 'topology: 1p1d'",
         )
-    return {str(field): (value, str(path)) for field, value in document.items()}
+    # A key with nothing after it, or only comments, is not given.
+    return {
+        str(field): (value, str(path)) for field, value in document.items() if value is not None
+    }
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
@@ -139,7 +142,9 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
         return _unknown_key(location, origin)
     return ConfigError(
         f"{shown}: {error['input']!r} is not valid: {_expectation(error, location)}",
-        hint="deploy plan --help",
+        hint="deploy plan --help"
+        if origin.startswith("--")
+        else f"mend {origin} and run the command again",
     )
 
 

@@ -17,7 +17,7 @@ def plan_view(plan: Plan) -> str:
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
-        f"context  {plan.max_model_len or 'as the model says'} tokens, block {plan.block_size}, "
+        f"context  {_context(plan)}, block {plan.block_size}, "
         f"chunk {plan.chunk_size}"
         + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else ""),
         f"memory   {size(plan.memory_mib)} expected",
@@ -126,18 +126,29 @@ def up_view(result: UpResult, total_s: float) -> str:
     plan = result.running.prepared.plan
     url = result.running.stack.service("router").url
     lines = [f"The stack '{plan.name}' ({plan.topology}) serves {plan.model.served_name} at {url}"]
-    if result.started:
+    if result.slowest_engine_s:
         lines.append(
             f"slowest engine's own start: {result.slowest_engine_s:.1f} s; "
             f"deploy up, all told: {total_s:.1f} s"
         )
+    body = f'{{"model": "{plan.model.served_name}", "prompt": "Hello", "max_tokens": 16}}'
+    which = "" if plan.name == "pdkit" else f" --name {plan.name}"
+    lines += [
+        "",
+        f"talk to it   curl {url}/v1/completions -H 'Content-Type: application/json' \\",
+        f"               -d '{body}'",
+        f"look at it   deploy status{which}",
+        f"check again  deploy check{which}",
+        f"stop it      deploy down{which}",
+    ]
     return "\n".join(lines)
 
 
 def status_view(status: StackStatus) -> str:
     """Return a stack's services as a table, with the hit rate since the engines started."""
     if not status.up:
-        return f"the stack '{status.name}' is not up"
+        others = f"; up are: {', '.join(status.others)}" if status.others else ""
+        return f"the stack '{status.name}' is not up{others}"
     rows = [
         (
             service.name,
@@ -164,6 +175,10 @@ def status_view(status: StackStatus) -> str:
         lines += ["", f"Redis: {status.store.keys} keys, {used} of {most}, "
                   f"{status.store.evicted_keys} evicted"]  # fmt: skip
     return "\n".join(lines)
+
+
+def _context(plan: Plan) -> str:
+    return f"{plan.max_model_len} tokens" if plan.max_model_len else "as the model says"
 
 
 def _devices(plan: Plan, devices: tuple[int, ...], threads: int) -> str:

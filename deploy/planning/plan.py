@@ -16,6 +16,20 @@ Role = Literal["producer", "consumer"]
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _MIB_PER_GIB = 1024
 _FIRST_ENGINE_OFFSET = 10
+# vLLM's options that follow from the plan, and what sets them.
+_OWN_OPTIONS = {
+    "--model": "--model",
+    "--served-model-name": "--model",
+    "--host": "bind",
+    "--port": "--port",
+    "--dtype": "engine.dtype",
+    "--block-size": "engine.block_size",
+    "--max-model-len": "engine.max_model_len",
+    "--tensor-parallel-size": "--tp",
+    "-tp": "--tp",
+    "--kv-cache-memory-bytes": "engine.kv_cache_gib",
+    "--kv-transfer-config": "--layerwise and --save-decode-cache",
+}
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     vendor = vendor_named(spec.vendor)
     topology = resolve_topology(spec, vendor)
     _check_chunks(spec)
+    _check_engine_settings(spec)
     _check_tensor_parallel(spec.tp, model.shape, model.served_name)
     _check_ports(spec.port, topology)
     kv_cache_bytes = int((spec.engine.kv_cache_gib or vendor.kv_cache_gib) * 2**30)
@@ -153,6 +168,21 @@ def _check_chunks(spec: StackSpec) -> None:
             f"lmcache.chunk_size: {chunk} is not a multiple of engine.block_size {block}; KV moves "
             "in whole blocks",
             hint=f"set lmcache.chunk_size to {nearest}",
+        )
+
+
+def _check_engine_settings(spec: StackSpec) -> None:
+    for argument in spec.engine.args:
+        option = argument.partition("=")[0].replace("_", "-")
+        if option in _OWN_OPTIONS:
+            raise ConfigError(
+                f"engine.args: '{option}' is the plan's to set",
+                hint=f"use {_OWN_OPTIONS[option]} instead",
+            )
+    if "PYTHONHASHSEED" in spec.engine.env:
+        raise ConfigError(
+            "engine.env: PYTHONHASHSEED is the plan's to set: keys match only where it is equal",
+            hint="leave it out of engine.env",
         )
 
 

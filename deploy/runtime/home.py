@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# Not by TMPDIR: the shell that stops a stack may have another than the one that started it.
+_TEMP = Path("/tmp")  # noqa: S108 - what is made there is made private before it is used
+
 
 @dataclass(frozen=True)
 class StackHome:
@@ -38,8 +41,7 @@ class StackHome:
     @property
     def temp_dir(self) -> Path:
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:10]
-        # Not by TMPDIR: the shell that stops a stack may have another than the one that started it.
-        return Path("/tmp") / f"pdkit-{digest}"  # noqa: S108 - made private before it is used
+        return _TEMP / f"pdkit-{digest}"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class ProcessLauncher:
 
     def stop_marked(self, *, grace_s: float) -> int:
         """End every process that carries this stack's mark; return how many sessions that were."""
-        found = sessions.marked_sessions(MARKER, str(self._home.root))
+        found = sessions.marked_sessions(MARKER, self._home.root)
         sessions.end_sessions(found, grace_s=grace_s)
         return len(found)
 

@@ -93,16 +93,22 @@ def session_members(session: int, started: float) -> list[psutil.Process]:
     return members
 
 
-def marked_sessions(variable: str, value: str) -> dict[int, float]:
-    """Return session id → leader's start of every process whose environment holds `variable`.
+def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
+    """Return session id → leader's start of every process that was started for `folder`.
 
+    They are told by `variable` in their environment. A program that gives itself a title writes it
+    over that; such a one is told by working below the folder without a terminal, as no shell does.
     Only of this pid namespace: a container may have a stack of the same name in the same folder.
     """
     found: dict[int, float] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
-            if process.environ().get(variable) == value and _is_in_our_namespace(process.pid):
+            marked = process.environ().get(variable) == str(folder)
+            works_there = not process.terminal() and Path(process.cwd()).is_relative_to(folder)
+            if (marked or works_there) and _is_in_our_namespace(process.pid):
                 session = os.getsid(process.pid)
+                if session == os.getsid(0):
+                    continue  # this very command, run from a script there
                 oldest = min(start_time(process.pid), found.get(session, math.inf))
                 found[session] = start_time(session) or oldest
     return found

@@ -82,7 +82,7 @@ def _require_answers(running: RunningStack) -> None:
             names = [service.name for service in silent]
             raise StackUnhealthy(
                 f"not answering: {', '.join(names)}",
-                hint=f"deploy logs {names[0]} --name {running.stack.name}",
+                hint=f"deploy logs {names[0]} --name {running.stack.name}, or down and up again",
             )
         time.sleep(5 * _POLL_S)
 

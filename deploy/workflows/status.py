@@ -40,7 +40,12 @@ class ServiceStatus:
 
 @dataclass(frozen=True)
 class StackStatus:
-    """A stack as it is now; `up` tells whether it was started and not taken down."""
+    """A stack as it is now.
+
+    Attributes:
+        up: it was started and not taken down.
+        others: names of other stacks, looked up where this one is not up.
+    """
 
     name: str
     up: bool
@@ -49,6 +54,7 @@ class StackStatus:
     url: str = ""
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
+    others: Sequence[str] = ()
 
     @property
     def healthy(self) -> bool:
@@ -77,7 +83,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
     """
     running = find_stack(home, name)
     if running is None:
-        return StackStatus(name, up=False)
+        return StackStatus(name, up=False, others=[n for n in home.stacks() if n != name])
     plan = running.prepared.plan
     store = store_of(running)
     try:

@@ -232,7 +232,8 @@ def _changed(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iter
         if isinstance(value, dict) and field != "env":
             yield from _changed(old[field], value, f"{prefix}{field}.")
         elif value != old[field]:
-            shown = "" if field == "env" else f" ({old[field]}, asked for {value})"
+            was, asked = ("not set" if v is None else v for v in (old[field], value))
+            shown = "" if field == "env" else f" ({was}, asked for: {asked})"
             yield f"{prefix}{field}{shown}"
 
 

@@ -29,6 +29,7 @@ def folder_with(path: Path, config: object) -> str:
     path.mkdir(parents=True, exist_ok=True)
     text = config if isinstance(config, str) else json.dumps(config)
     (path / "config.json").write_text(text)
+    (path / "model.safetensors").touch()
     return str(path)
 
 
@@ -71,6 +72,12 @@ class TestFolder:
 
     def test_without_config(self, tmp_path: Path) -> None:
         assert "config.json" in refusal(str(tmp_path)).message
+
+    def test_without_weights(self, tmp_path: Path) -> None:
+        """The engine would say so too, and last, and in other words."""
+        value = folder_with(tmp_path, LLAMA)
+        (tmp_path / "model.safetensors").unlink()
+        assert "weights" in refusal(value).message
 
     @pytest.mark.parametrize("text", ["", "{", "[1]", '"text"', "null"])
     def test_with_a_broken_config(self, tmp_path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.runtime import sessions
+from deploy.runtime import home, sessions
 
 # The interpreter without its site packages starts in a hundredth of a second.
 PYTHON = (sys.executable, "-S", "-c")
@@ -41,6 +41,13 @@ def wait_until_executed(pid: int) -> None:
     with contextlib.suppress(psutil.Error):
         while not psutil.Process(pid).environ() and time.monotonic() < deadline:
             time.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _temporary_folders_of_stacks(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "_TEMP", tmp_path_factory.mktemp("tmp"))
 
 
 @pytest.fixture

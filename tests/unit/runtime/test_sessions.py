@@ -292,18 +292,32 @@ class TestMarks:
     def test_finds_orphans_by_their_mark(
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
     ) -> None:
-        leader = spawn(FAMILY, TEST_MARK="mine")
+        leader = spawn(FAMILY, TEST_MARK="/mine")
         eventually(lambda: "family" in log())
         leader.kill()
         leader.wait()
-        found = sessions.marked_sessions("TEST_MARK", "mine")
+        found = sessions.marked_sessions("TEST_MARK", Path("/mine"))
         assert set(found) == {leader.pid}
         assert len(sessions.session_members(leader.pid, found[leader.pid])) == 2
         sessions.end_sessions(found, grace_s=0.5)
-        assert sessions.marked_sessions("TEST_MARK", "mine") == {}
+        assert sessions.marked_sessions("TEST_MARK", Path("/mine")) == {}
 
     def test_finds_no_others(self, spawn: Spawn) -> None:
-        process = spawn(SLEEPER, TEST_MARK="theirs")
-        assert sessions.marked_sessions("TEST_MARK", "mine") == {}
-        assert sessions.marked_sessions("OTHER_MARK", "theirs") == {}
-        assert set(sessions.marked_sessions("TEST_MARK", "theirs")) == {process.pid}
+        process = spawn(SLEEPER, TEST_MARK="/theirs")
+        assert sessions.marked_sessions("TEST_MARK", Path("/mine")) == {}
+        assert sessions.marked_sessions("OTHER_MARK", Path("/theirs")) == {}
+        assert set(sessions.marked_sessions("TEST_MARK", Path("/theirs"))) == {process.pid}
+
+    def test_finds_one_that_lost_its_mark_by_where_it_works(
+        self, spawn: Spawn, tmp_path: Path
+    ) -> None:
+        """A program that gives itself a title may write it over its environment."""
+        process = spawn(SLEEPER)
+        assert set(sessions.marked_sessions("TEST_MARK", tmp_path)) == {process.pid}
+        assert sessions.marked_sessions("TEST_MARK", tmp_path / "below") == {}
+
+    def test_never_finds_the_command_itself(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert sessions.marked_sessions("TEST_MARK", tmp_path) == {}

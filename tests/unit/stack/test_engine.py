@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
+from deploy.errors import ConfigError
 from deploy.workflows.prepare import Prepared
 
 Make = Callable[..., Prepared]
@@ -24,10 +25,22 @@ def test_further_environment_reaches_engines_only(prepared: Make) -> None:
     assert "VLLM_LOGGING_LEVEL" not in stack.service("redis").env
 
 
-def test_the_hash_seed_cannot_be_changed_by_accident(prepared: Make) -> None:
-    usual = prepared().stack.service("producer-0").env["PYTHONHASHSEED"]
-    stack = prepared(engine={"env": {"PYTHONHASHSEED": "random"}}).stack
-    assert stack.service("producer-0").env["PYTHONHASHSEED"] == usual
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"env": {"PYTHONHASHSEED": "random"}}, "engine.env: PYTHONHASHSEED"),
+        ({"args": ["--port", "9"]}, "engine.args: '--port'"),
+        ({"args": ["--max_model_len=9"]}, "engine.args: '--max-model-len'"),
+        ({"args": ["--seed", "1", "--kv-transfer-config", "{}"]}, "--kv-transfer-config"),
+    ],
+)
+def test_what_the_plan_sets_cannot_be_changed_past_it(
+    prepared: Make, engine: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(engine=engine)
+    assert words in caught.value.message
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "LMCACHE_CONFIG_FILE"])

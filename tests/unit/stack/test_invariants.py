@@ -29,7 +29,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"save_decode_cache": True},
     {"layerwise": True, "save_decode_cache": True, "tp": 2},
     {"bind": "192.0.2.1", "port": 30000, "name": "other"},
-    {"engine": {"block_size": 16, "args": ["--seed", "1"], "env": {"PYTHONHASHSEED": "7"}}},
+    {"engine": {"block_size": 16, "args": ["--seed", "1"], "env": {"OMP_NUM_THREADS": "7"}}},
     {"lmcache": {"chunk_size": 512}, "model": "owner/name", "redis": {"memory_gib": 4}},
 )
 COMBINATIONS = (

@@ -20,7 +20,7 @@ import pytest
 
 from deploy.config.spec import StackSpec
 from deploy.errors import PortTaken
-from deploy.runtime import host, launcher
+from deploy.runtime import home, host, launcher
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import MARKER
 from deploy.runtime.ports import require_free
@@ -95,6 +95,7 @@ def opened(folder: Path) -> Iterator[Lab]:
     }
     with (
         mock.patch.dict(os.environ, environ),
+        mock.patch.object(home, "_TEMP", folder),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
         mock.patch.object(launcher, "_POLL_S", 0.05),  # nothing here takes minutes to load
         mock.patch.object(check, "_POLL_S", 0.005),

@@ -18,6 +18,7 @@ from deploy.runtime import host, sessions
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.state import read_state
 from deploy.tiny_model import ensure_tiny_model
+from deploy.workflows import up
 from deploy.workflows.down import stop_stack
 from deploy.workflows.logs import log_files, tail
 from deploy.workflows.running import require_running, require_stack
@@ -250,3 +251,22 @@ def test_a_home_with_a_space(tmp_path: Path) -> None:
     with opened(folder) as lab:
         lab.up(lab.spec())
         assert stack_status(lab.home, "pdkit").healthy
+
+
+@pytest.mark.parametrize("already_up", [False, True])
+def test_an_interrupt_during_the_check_stops_what_this_up_started(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, already_up: bool
+) -> None:
+    spec = lab.spec()
+    if already_up:
+        lab.up(spec)
+    before = lab.pids()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(up, "check_stack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        up.bring_up(spec, lab.home, lab.lines.append, check=True)
+    assert lab.pids() == before
+    assert stack_status(lab.home, "pdkit").up is already_up
