@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,3 +95,27 @@ def golden(repo: Path) -> Callable[[str, str], None]:
         assert text == file.read_text(encoding="utf-8"), "if this is meant: UPDATE_GOLDENS=1"
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)),
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder

@@ -56,13 +56,14 @@ class Deploy:
 
     home: Path
     env: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = (COMMAND,)
 
     def environ(self) -> dict[str, str]:
         return {**os.environ, "PDKIT_HOME": str(self.home), **self.env}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            (COMMAND, *arguments),
+            (*self.command, *arguments),
             env=self.environ(),
             cwd=self.home,
             stdout=subprocess.PIPE,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,16 @@ def test_decode_saved(deploy: Deploy) -> None:
             consumer.complete("pdkit-tiny", prompt, max_tokens=300)
         # 600 tokens hold two chunks of 256, the second of which was mostly decoded.
         assert store.dbsize() - before >= 4
+
+
+def test_installed_wheel_in_an_empty_folder(deploy: Deploy, site: Path) -> None:
+    """It brings its connector and configuration along, and names nothing of the checkout."""
+    installed = Deploy(deploy.home, {"PYTHONPATH": str(site)}, (sys.executable, "-m", "deploy"))
+    with running_stack(installed, "wheel", free_base(27000)) as data:
+        assert pairs(data) == {"producer-0 consumer-0": 1.0}
+        assert str(site / "deploy" / "connector") in json.dumps(
+            [process.environ() for process in installed.processes("wheel")]
+        )
 
 
 @pytest.mark.parametrize("turn", [1, 2])

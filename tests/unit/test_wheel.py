@@ -25,33 +25,9 @@ raise SystemExit(command.load()(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
-        (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)),
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (built,) = target.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
 def names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
-
-
-@pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
 
 
 def run(python_path: Path, cwd: Path, *argv: str) -> Ended:
