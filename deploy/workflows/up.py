@@ -51,8 +51,16 @@ class UpResult:
 
     @property
     def slowest_engine_s(self) -> float:
-        engines = {engine.name for engine in self.running.prepared.plan.engines}
-        return max((took for name, took in self.started.items() if name in engines), default=0.0)
+        return max((self.started.get(name, 0.0) for name in self._engines), default=0.0)
+
+    @property
+    def outlived_redis(self) -> bool:
+        """Whether Redis was started and an engine was not, which holds dead connections then."""
+        return "redis" in self.started and not self._engines <= self.started.keys()
+
+    @property
+    def _engines(self) -> set[str]:
+        return {engine.name for engine in self.running.prepared.plan.engines}
 
 
 def prepare_here(spec: StackSpec, home: Home) -> Prepared:
@@ -80,7 +88,7 @@ def bring_up(
     if not check:
         return result, None
     with start.undone_on((KeyboardInterrupt,)):
-        if "redis" in result.started:
+        if result.outlived_redis:
             renew_store_connections(result.running)
         return result, check_stack(home, spec.name, report)
 
