@@ -16,6 +16,8 @@ from deploy.errors import ConfigError, MissingTool, NotEnoughMemory
 from deploy.planning.inventory import Inventory
 
 _PROBE_TIMEOUT_S = 60
+# Version 2, as a container sees its own.
+_CGROUP = Path("/sys/fs/cgroup")
 _ENGINE_MODULES = ("vllm", "lmcache", "vllm_router")
 _FIND_MODULES = """
 import importlib.util, sys
@@ -60,7 +62,20 @@ def read_inventory(path: Path) -> Inventory:
 
 
 def available_memory_mib() -> int:
-    return int(psutil.virtual_memory().available // 2**20)
+    """Return the memory that can be had now: the machine's, or what a container's limit leaves."""
+    free = psutil.virtual_memory().available
+    return int(min(free, _container_room(free)) // 2**20)
+
+
+def _container_room(otherwise: int) -> int:
+    """Return the bytes up to this container's limit; file pages it could drop count as room."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):  # no such limit: no file, or the word "max" in it
+        return otherwise
 
 
 def require_memory(needed_mib: int, *, engines: int, hint: str) -> None:

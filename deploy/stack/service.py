@@ -78,9 +78,6 @@ class Stack:
                 return service
         raise KeyError(name)
 
-    def with_role(self, role: ServiceRole) -> tuple[Service, ...]:
-        return tuple(service for service in self.services if service.role == role)
-
     def fingerprint(self) -> str:
         """Return a digest that changes when any service would be run differently."""
         shown = asdict(self)

@@ -142,3 +142,25 @@ class TestRedisServer:
         server = script(tmp_path / "bin" / "redis-server", "exit 0")
         monkeypatch.chdir(tmp_path)
         assert find_redis_server(Path("bin/redis-server"), "python") == str(server)
+
+
+class TestContainers:
+    @pytest.fixture(autouse=True)
+    def cgroup(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(host, "_CGROUP", tmp_path)
+        (tmp_path / "memory.current").write_text(f"{300 << 20}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {40 << 20}\n")
+        return tmp_path
+
+    def test_their_limit_counts(self, cgroup: Path) -> None:
+        """Else the kernel ends an engine that the machine had memory for."""
+        (cgroup / "memory.max").write_text(f"{512 << 20}\n")
+        assert host.available_memory_mib() == 512 - 300 + 40
+        with pytest.raises(NotEnoughMemory):
+            host.require_memory(300, engines=1, hint="fewer")
+
+    @pytest.mark.parametrize("limit", ["max\n", None])
+    def test_no_limit_leaves_the_machines(self, cgroup: Path, limit: str | None) -> None:
+        if limit:
+            (cgroup / "memory.max").write_text(limit)
+        assert host.available_memory_mib() > 512

@@ -44,7 +44,7 @@ def made(request: pytest.FixtureRequest, prepared: Make) -> Prepared:
 
 
 def engines_of(stack: Stack) -> tuple[Service, ...]:
-    return stack.with_role("producer") + stack.with_role("consumer")
+    return tuple(s for s in stack.services if s.role in ("producer", "consumer"))
 
 
 def argument(service: Service, option: str) -> str:

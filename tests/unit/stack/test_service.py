@@ -29,7 +29,5 @@ def test_finding_services() -> None:
     services = (service("a", "producer"), service("b", "consumer"), service("c", "consumer"))
     stack = Stack("s", "process", services, ())
     assert stack.service("b") is services[1]
-    assert stack.with_role("consumer") == services[1:]
-    assert stack.with_role("redis") == ()
     with pytest.raises(KeyError):
         stack.service("d")
