@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from deploy.errors import MachineError, PortTaken
 
 
-def require_free(ports: Mapping[int, str], *, base: int, host: str, stack: str) -> None:
+def require_free(
+    ports: Mapping[int, str],
+    *,
+    base: int,
+    host: str,
+    stack: str,
+    others: Mapping[int, str] = MappingProxyType({}),
+) -> None:
     """Check that each port can be listened on; `ports` is port → whose it would be.
 
-    `base` is the `--port` from which the stack's ports follow.
+    `base` is the `--port` from which the stack's ports follow. `others` is port → stack of those
+    that belong to other stacks: an engine that still loads its model does not listen yet, and vLLM
+    lets two engines listen on one port.
 
     Raises:
         PortTaken: one is taken; the hint names a `--port` with room for the whole stack.
         MachineError: `host` is no address of this machine.
     """
     _require_address(host)
-    taken = [port for port in sorted(ports) if not _is_free(port, host)]
+    taken = [port for port in sorted(ports) if port in others or not _is_free(port, host)]
     if not taken:
         return
     free = _free_base([port - base for port in ports], base, host)
+    whose = f"the stack '{others[taken[0]]}'" if taken[0] in others else "another program"
     raise PortTaken(
-        f"port {taken[0]} (for {ports[taken[0]]}) is taken by another program",
+        f"port {taken[0]} (for {ports[taken[0]]}) is taken by {whose}",
         hint=f"deploy up --name {stack} --port {free}" if free else "deploy up --port PORT",
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from deploy.config.spec import StackSpec
-from deploy.errors import StateError
+from deploy.errors import PdkitError, StateError
 from deploy.runtime.home import Home
 from deploy.runtime.host import detect_inventory, require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
@@ -131,7 +131,7 @@ class _Start:
         if not missing:
             self._report(f"the stack '{name}' is already up")
             return self._result({})
-        _require_room(self._prepared, missing)
+        _require_room(self._prepared, missing, _ports_of_others(self._home, name))
         if self._prepared.model.source == "tiny":
             self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
         if not self._repairs:
@@ -256,11 +256,24 @@ def _first_state(prepared: Prepared) -> StackState:
     )
 
 
-def _require_room(prepared: Prepared, missing: list[Service]) -> None:
+def _ports_of_others(home: Home, name: str) -> dict[int, str]:
+    """Return port → stack of the other stacks that run, also of engines that do not listen yet."""
+    found: dict[int, str] = {}
+    for other in home.stacks():
+        with suppress(PdkitError):  # another stack's broken state is not this one's concern
+            running = find_stack(home, other) if other != name else None
+            if running and running.any_running():
+                found |= dict.fromkeys(running.prepared.plan.ports, other)
+    return found
+
+
+def _require_room(prepared: Prepared, missing: list[Service], others: dict[int, str]) -> None:
     name = prepared.stack.name
     wanted = {port for service in missing for port in (service.port, *service.extra_ports)}
     ports = {port: whose for port, whose in prepared.plan.ports.items() if port in wanted}
-    require_free(ports, base=prepared.plan.router_port, host=prepared.plan.bind, stack=name)
+    require_free(
+        ports, base=prepared.plan.router_port, host=prepared.plan.bind, stack=name, others=others
+    )
     engines = [service for service in missing if service.role in ("producer", "consumer")]
     require_memory(
         sum(service.memory_mib for service in missing),

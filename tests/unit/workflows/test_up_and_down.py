@@ -270,3 +270,13 @@ def test_an_interrupt_during_the_check_stops_what_this_up_started(
         up.bring_up(spec, lab.home, lab.lines.append, check=True)
     assert lab.pids() == before
     assert stack_status(lab.home, "pdkit").up is already_up
+
+
+def test_a_port_of_another_stack_is_refused_though_nobody_listens_yet(lab: Lab) -> None:
+    """An engine that loads its model does not listen; two of them could later share a port."""
+    spec = lab.spec()
+    first = lab.up(spec)
+    os.kill(first.running.state.services["producer-0"].pid, signal.SIGKILL)
+    port = spec.port + 10
+    with pytest.raises(PortTaken, match=rf"{port} \(for router\) is taken by the stack 'pdkit'"):
+        lab.up(lab.spec(name="other", port=port))
