@@ -71,6 +71,10 @@ class Home:
     def lock_file(self, name: str) -> Path:
         return self.state / "locks" / f"{name}.lock"
 
+    def stacks_beside(self, name: str) -> tuple[str, ...]:
+        """Return the names of all other stacks that have state."""
+        return tuple(other for other in self.stacks() if other != name)
+
     def stacks(self) -> tuple[str, ...]:
         """Return the names of all stacks that have state."""
         return tuple(sorted(file.parent.name for file in self.state.glob("stacks/*/state.json")))

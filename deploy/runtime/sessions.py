@@ -72,25 +72,8 @@ def is_running(pid: int, started: float) -> bool:
 
 
 def session_members(session: int, started: float) -> list[psutil.Process]:
-    """Return the living processes of a session whose leader started at `started`.
-
-    The kernel gives no new process a pid that is a session's id still in use, so if the leader's
-    pid belongs to a process with another start, the session is gone. What is older than the
-    leader, or another user's, was never in it.
-    """
-    if start_time(session) not in (0.0, started):
-        return []
-    members = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            if (
-                os.getsid(process.pid) == session
-                and start_time(process.pid) >= started
-                and process.uids().real == os.getuid()
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                members.append(process)
-    return members
+    """Return the living processes of a session whose leader started at `started`."""
+    return _members({session: started})
 
 
 def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
@@ -136,7 +119,10 @@ def end_sessions(sessions: Mapping[int, float], *, grace_s: float) -> None:
     _signal([p for p in _members(sessions) if not _is_resource_tracker(p)], signal.SIGKILL)
     _wait_until_gone(sessions, _TRACKER_GRACE_S)
     for _ in range(_KILL_ROUNDS):
-        _signal(_members(sessions), signal.SIGKILL)
+        left = _members(sessions)
+        if not left:
+            break
+        _signal(left, signal.SIGKILL)
         _wait_until_gone(sessions, 1.0)
     for file in shared - _shared_memory_files(psutil.process_iter()):
         file.unlink(missing_ok=True)
@@ -169,11 +155,23 @@ def resident_mib(members: Iterable[psutil.Process]) -> int:
 
 
 def _members(sessions: Mapping[int, float]) -> list[psutil.Process]:
-    return [
-        process
-        for session, started in sessions.items()
-        for process in session_members(session, started)
-    ]
+    """Return the living processes of sessions, id → leader's start, by one look at them all.
+
+    The kernel gives no new process a pid that is a session's id still in use, so if the leader's
+    pid belongs to a process with another start, the session is gone. What is older than the
+    leader, or another user's, was never in it.
+    """
+    there = {sid: start for sid, start in sessions.items() if start_time(sid) in (0.0, start)}
+    members = []
+    for process in psutil.process_iter() if there else ():
+        with contextlib.suppress(OSError, psutil.Error):
+            if (
+                start_time(process.pid) >= there.get(os.getsid(process.pid), math.inf)
+                and process.uids().real == os.getuid()
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                members.append(process)
+    return members
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from deploy.errors import StackUnhealthy
 from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
 from deploy.runtime.home import Home
-from deploy.runtime.store import Store
 from deploy.verify.diagnosis import diagnose
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
@@ -107,8 +106,7 @@ class _Check:
         for service in self._running.stack.services:
             if service.role != "redis":
                 self._apis[service.name] = self._exit.enter_context(EngineApi(service.url))
-        self._store: Store = store_of(self._running)
-        self._exit.callback(self._store.close)
+        self._store = self._exit.enter_context(store_of(self._running))
         self._limit = self._apis[self._producers[0]].max_model_len()
         return self
 
@@ -125,7 +123,10 @@ class _Check:
         after = self._store.stats()
         engines = engine_health(self._running)
         failed = list(failures(self._found, engines, store_answers=None not in (before, after)))
-        evidence = gather_evidence(self._running, self._found, before, after)
+        # Only a failure is worth reading the engines' whole logs for.
+        causes = (
+            diagnose(gather_evidence(self._running, self._found, before, after)) if failed else []
+        )
         return CheckReport(
             pairs=self._found.pairs,
             race=self._found.race,
@@ -133,7 +134,7 @@ class _Check:
             store=store_use(before, after),
             engines=engines,
             failures=failed,
-            diagnosis=diagnose(evidence) if failed else [],
+            diagnosis=causes,
             seconds=time.monotonic() - began,
         )
 

@@ -43,4 +43,4 @@ def stop_stack(home: Home, name: str, report: Report) -> DownResult:
     others = launcher.stop_marked(grace_s=grace_s)
     was_up = bool(alive or others or files.state_file.exists())
     launcher.clear(keep_logs=False)
-    return DownResult(name, was_up, alive, tuple(n for n in home.stacks() if n != name))
+    return DownResult(name, was_up, alive, home.stacks_beside(name))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from deploy.errors import StateError
 from deploy.runtime.home import Home
-from deploy.runtime.launcher import ProcessLauncher
 from deploy.runtime.logs import follow, last_lines
 
 
@@ -28,7 +27,7 @@ def log_files(home: Home, name: str, service: str | None) -> dict[str, Path]:
             f"the stack '{name}' has no service '{service}'; it has: {', '.join(files)}",
             hint=f"deploy logs {next(iter(files))} --name {name}",
         )
-    return {service: ProcessLauncher(home.stack(name)).log_path(service)}
+    return {service: files[service]}
 
 
 def tail(files: dict[str, Path], count: int) -> list[tuple[str, str]]:

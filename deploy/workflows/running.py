@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,10 +57,10 @@ def service_is_ready(service: Service, redis_password: Secret | None) -> bool:
         return api.is_healthy(service.health.path)
 
 
-def store_of(running: RunningStack) -> Store:
-    """Return a connection to the stack's Redis; the caller closes it."""
+def store_of(running: RunningStack) -> AbstractContextManager[Store]:
+    """Open a connection to the stack's Redis for a with block."""
     redis = running.stack.service("redis")
-    return Store(redis.host, redis.port, running.secrets.get(REDIS_PASSWORD))
+    return open_store(redis.host, redis.port, running.secrets.get(REDIS_PASSWORD))
 
 
 def machine_facts(prepared: Prepared) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def require_stack(home: Home, name: str) -> RunningStack:
     """
     running = find_stack(home, name)
     if running is None:
-        others = [other for other in home.stacks() if other != name]
+        others = home.stacks_beside(name)
         raise StateError(
             f"there is no stack '{name}'" + (f"; there are: {', '.join(others)}" if others else ""),
             hint=f"deploy up --name {name}" if not others else f"deploy status --name {others[0]}",

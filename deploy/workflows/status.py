@@ -83,13 +83,10 @@ def stack_status(home: Home, name: str) -> StackStatus:
     """
     running = find_stack(home, name)
     if running is None:
-        return StackStatus(name, up=False, others=[n for n in home.stacks() if n != name])
+        return StackStatus(name, up=False, others=home.stacks_beside(name))
     plan = running.prepared.plan
-    store = store_of(running)
-    try:
+    with store_of(running) as store:
         stats = store.stats()
-    finally:
-        store.close()
     return StackStatus(
         name=name,
         up=True,

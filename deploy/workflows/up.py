@@ -75,13 +75,16 @@ def prepare_here(spec: StackSpec, home: Home) -> Prepared:
 def bring_up(
     spec: StackSpec, home: Home, report: Report, *, check: bool
 ) -> tuple[UpResult, CheckReport | None]:
-    """Start a stack and check it. The caller holds its lock.
+    """Bring a stack up, or start what is missing of one that is up, and check it.
 
-    A check that fails leaves the stack up, to be looked at; an interrupt at any time stops what
-    this call started.
+    The caller holds its lock. A check that fails leaves the stack up, to be looked at; an interrupt
+    at any time stops what this call started.
 
     Raises:
-        StateError, MachineError, StackUnhealthy: as `start_stack` and `check_stack` do.
+        StateError: the stack is up with another plan.
+        MachineError: this machine lacks something; nothing was started.
+        StackUnhealthy: a service died or was too slow, and what this call started was stopped; or
+            the stack stopped answering during the check.
     """
     start = _Start(spec, home, report)
     result = start.run()
@@ -91,17 +94,6 @@ def bring_up(
         if result.outlived_redis:
             renew_store_connections(result.running)
         return result, check_stack(home, spec.name, report)
-
-
-def start_stack(spec: StackSpec, home: Home, report: Report) -> UpResult:
-    """Bring a stack up, or start what is missing of one that is up. The caller holds its lock.
-
-    Raises:
-        StateError: the stack is up with another plan.
-        MachineError: this machine lacks something; nothing was started.
-        StackUnhealthy: a service died or was too slow; what this call started was stopped.
-    """
-    return _Start(spec, home, report).run()
 
 
 class _Start:
@@ -154,9 +146,8 @@ class _Start:
             raise
 
     def _runs(self, service: Service) -> bool:
-        return bool(
-            self._repairs and self._existing and self._existing.service_state(service) == "running"
-        )
+        existing = self._existing
+        return existing is not None and existing.service_state(service) == "running"
 
     def _result(self, started: dict[str, float]) -> UpResult:
         running = require_stack(self._home, self._stack.name)
@@ -259,9 +250,9 @@ def _first_state(prepared: Prepared) -> StackState:
 def _ports_of_others(home: Home, name: str) -> dict[int, str]:
     """Return port → stack of the other stacks that run, also of engines that do not listen yet."""
     found: dict[int, str] = {}
-    for other in home.stacks():
+    for other in home.stacks_beside(name):
         with suppress(PdkitError):  # another stack's broken state is not this one's concern
-            running = find_stack(home, other) if other != name else None
+            running = find_stack(home, other)
             if running and running.any_running():
                 found |= dict.fromkeys(running.prepared.plan.ports, other)
     return found

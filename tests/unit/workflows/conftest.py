@@ -26,7 +26,7 @@ from deploy.runtime.launcher import MARKER
 from deploy.runtime.ports import require_free
 from deploy.workflows import check
 from deploy.workflows.down import stop_stack
-from deploy.workflows.up import UpResult, start_stack
+from deploy.workflows.up import UpResult, bring_up
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 SMALL = {
@@ -56,7 +56,7 @@ class Lab:
         return StackSpec.model_validate({"port": free_row(), **SMALL, **fields})
 
     def up(self, spec: StackSpec, report: Callable[[str], None] | None = None) -> UpResult:
-        return start_stack(spec, self.home, report or self.lines.append)
+        return bring_up(spec, self.home, report or self.lines.append, check=False)[0]
 
     def pids(self) -> list[int]:
         """Return every process of any stack of this home, by the mark that it carries."""
