@@ -1,0 +1,198 @@
+"""The image catalogue: what engines and services run in, read from images/catalog.yaml."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from deploy.assets import asset
+from deploy.errors import ConfigError
+
+LIST_COMMAND = "deploy images list"
+
+
+@dataclass(frozen=True)
+class EngineImage:
+    """An image with vLLM and LMCache: one of the catalogue's, or any that a user names.
+
+    Of a user's own image only `image` is known: `profile` is empty, and `vendor`, `vllm` and
+    `lmcache` are None.
+
+    Attributes:
+        base: image that it is built from.
+        digest: what the base's tag meant when it was written down, or None.
+        digest_source: the document that states the digest, or why none does.
+        interpreter: program that runs engines, with the image's own entrypoint set aside.
+        lmcache_from: how LMCache gets into it.
+        build: folder below the project's root that is the build's context.
+        unverified: statements about it that nobody has checked.
+    """
+
+    image: str
+    profile: str = ""
+    vendor: str | None = None
+    default: bool = False
+    base: str | None = None
+    digest: str | None = None
+    digest_source: str = ""
+    vllm: str | None = None
+    lmcache: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    interpreter: str = "python3"
+    lmcache_from: str = ""
+    build: str | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    unverified: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def pair(self) -> str:
+        """Name the versions in it, for people."""
+        return f"vLLM {self.vllm or 'unknown'} with LMCache {self.lmcache or 'unknown'}"
+
+
+@dataclass(frozen=True)
+class ServiceImage:
+    """An image of a service beside the engines.
+
+    Attributes:
+        interpreter: program that runs the service's module; None where it is no Python program.
+        build: folder that is the build's context; None where the image is pulled.
+    """
+
+    name: str
+    image: str
+    version: str
+    base: str | None = None
+    digest: str | None = None
+    digest_source: str = ""
+    interpreter: str | None = None
+    build: str | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All images, by name, in the order of the file."""
+
+    engines: Mapping[str, EngineImage]
+    services: Mapping[str, ServiceImage]
+
+    def engine(self, name: str) -> EngineImage:
+        """Return the engine profile of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        try:
+            return self.engines[name]
+        except KeyError:
+            raise ConfigError(
+                f"'{name}' is not an image profile; there are {', '.join(self.engines)}",
+                hint=LIST_COMMAND,
+            ) from None
+
+    def service(self, name: str) -> ServiceImage:
+        """Return the service image of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        try:
+            return self.services[name]
+        except KeyError:
+            raise ConfigError(
+                f"'{name}' is not a service image; there are {', '.join(self.services)}",
+                hint=LIST_COMMAND,
+            ) from None
+
+    def default_for(self, vendor: str) -> EngineImage:
+        """Return the profile that engines of a vendor run in when none is named.
+
+        Raises:
+            ConfigError: the vendor has none.
+        """
+        for engine in self.engines.values():
+            if engine.default and engine.vendor == vendor:
+                return engine
+        raise ConfigError(f"no image profile is the default for '{vendor}'", hint=LIST_COMMAND)
+
+    def named(self, value: str) -> EngineImage:
+        """Return the engine image that `--image` means: a profile's name, or a reference.
+
+        A reference of which nothing is known gives an EngineImage without vendor and versions.
+
+        Raises:
+            ConfigError: it is neither, or an image without tag and digest.
+        """
+        if value in self.engines:
+            return self.engines[value]
+        for engine in self.engines.values():
+            if engine.image == value.partition("@")[0] and not reference_problem(value):
+                return replace(engine, image=value)
+        if problem := reference_problem(value):
+            raise ConfigError(f"--image: {problem}{self._suggestion(value)}", hint=LIST_COMMAND)
+        return EngineImage(image=value)
+
+    def _suggestion(self, value: str) -> str:
+        close = difflib.get_close_matches(value, self.engines, n=1)
+        meant = f"did you mean '{close[0]}'?" if close else f"profiles: {', '.join(self.engines)}"
+        return f"; {meant}"
+
+
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_PORT = r"(?::[0-9]+)"
+_HOST = rf"(?:{_LABEL}(?:\.{_LABEL})+{_PORT}?|{_LABEL}{_PORT}|localhost|\[[0-9a-fA-F:]+\]{_PORT}?)"
+_PATH = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?:{_HOST}/)?(?P<path>{_PATH}(?:/{_PATH})*)"
+    r"(?P<tag>:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
+)
+
+
+def reference_problem(value: str) -> str:
+    """Tell what is wrong with an image reference, or return ''.
+
+    The form is [host[:port]/]path[:tag][@sha256:digest], with a path in lower case; tag or digest
+    is asked for, since a bare name is more often a mistyped profile than an image.
+    """
+    found = _REFERENCE.fullmatch(value)
+    if found is None:
+        lower = (
+            " (names of images are in lower case)" if _REFERENCE.fullmatch(value.lower()) else ""
+        )
+        return f"'{value}' is neither a profile nor an image reference{lower}"
+    if not (found["tag"] or found["digest"]):
+        return f"'{value}' is not a profile, and as an image it lacks a tag or a digest"
+    return ""
+
+
+@lru_cache(maxsize=1)
+def load_catalog() -> Catalog:
+    """Read the catalogue that is shipped with the kit."""
+    return parse_catalog(read_yaml("catalog.yaml"))
+
+
+def parse_catalog(document: Mapping[str, Any]) -> Catalog:
+    """Return the catalogue in a document; an unknown key is a TypeError, a fault of ours."""
+    engines = {
+        name: EngineImage(profile=name, **{**row, "unverified": tuple(row.get("unverified", ()))})
+        for name, row in document["engines"].items()
+    }
+    services = {name: ServiceImage(name=name, **row) for name, row in document["services"].items()}
+    return Catalog(engines, services)
+
+
+def read_yaml(name: str) -> Any:
+    """Parse a file of the images folder, with libyaml where PyYAML has it: ten times as fast."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = asset("images", name).read_text(encoding="utf-8")
+    return yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe ones

@@ -1,0 +1,153 @@
+"""Which vLLM runs with which LMCache, read from images/compat.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from deploy.config.catalog import Catalog, load_catalog, read_yaml
+from deploy.errors import ConfigError
+
+Judgement = Literal["proven", "derived", "known_bad", "unknown"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of the table; `options` must all be on for it to hold."""
+
+    id: str
+    verdict: Judgement
+    vendors: tuple[str, ...]
+    vllm: str
+    lmcache: str
+    why: str
+    link: str
+    options: tuple[str, ...] = ()
+
+    def fits(self, vendor: str, vllm: str, lmcache: str, on: Collection[str]) -> bool:
+        """Tell whether the entry speaks of this pair with these options on."""
+        return (
+            vendor in self.vendors
+            and all(option in on for option in self.options)
+            and in_range(self.vllm, vllm)
+            and in_range(self.lmcache, lmcache)
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a pair on a vendor.
+
+    Attributes:
+        rule: id of the entry it rests on; '' where none fits.
+        pair: the versions, for messages.
+        good: the vendor's default pair and its profile, for messages; '' where there is none.
+        good_profile: name of that profile, or ''.
+    """
+
+    verdict: Judgement
+    vendor: str
+    pair: str
+    reason: str
+    link: str = ""
+    rule: str = ""
+    good: str = ""
+    good_profile: str = ""
+
+
+def judge(
+    vendor: str,
+    vllm: str | None,
+    lmcache: str | None,
+    *,
+    layerwise: bool = False,
+    save_decode_cache: bool = False,
+) -> Verdict:
+    """Say what is known of a pair of versions; a version that is None makes it unknown."""
+    options = {"layerwise": layerwise, "save_decode_cache": save_decode_cache}
+    on = {name for name, set_ in options.items() if set_}
+    fitting: list[Rule] = []
+    if vllm is not None and lmcache is not None:
+        fitting = [rule for rule in load_rules() if rule.fits(vendor, vllm, lmcache, on)]
+    rule = min(fitting, key=lambda rule: rule.verdict != "known_bad", default=None)
+    good, good_profile = _good_pair(load_catalog(), vendor)
+    return Verdict(
+        verdict=rule.verdict if rule else "unknown",
+        vendor=vendor,
+        pair=f"vLLM {vllm or '(unknown)'} with LMCache {lmcache or '(unknown)'} on {vendor}",
+        reason=rule.why if rule else _why_unknown(vllm, lmcache),
+        link=rule.link if rule else "",
+        rule=rule.id if rule else "",
+        good=good,
+        good_profile=good_profile,
+    )
+
+
+def require_compatible(verdict: Verdict, *, allow_unproven: bool) -> str:
+    """Refuse a broken or unknown pair unless the user allows it; return a warning, or ''.
+
+    Raises:
+        ConfigError: naming the pair, the upstream report where there is one, and a good pair.
+    """
+    if verdict.verdict in ("proven", "derived"):
+        return ""
+    bad = verdict.verdict == "known_bad"
+    message = f"{verdict.pair} {'is broken' if bad else 'has not been proven'}: {verdict.reason}"
+    if verdict.link:
+        message += f" ({verdict.link})"
+    if allow_unproven:
+        return message
+    if verdict.good:
+        message += f". A good pair is {verdict.good}"
+    raise ConfigError(message, hint=_way_out(verdict))
+
+
+def in_range(spec: str, version: str) -> bool:
+    """Tell whether a version lies in a PEP 440 range; what is no such version only equals `===`.
+
+    An empty range holds every version, also one that is not of PEP 440.
+    """
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    if spec.startswith("==="):
+        return version == spec[3:]
+    try:
+        return SpecifierSet(spec).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return not spec
+
+
+@lru_cache(maxsize=1)
+def load_rules() -> tuple[Rule, ...]:
+    """Read the table that is shipped with the kit."""
+    return parse_rules(read_yaml("compat.yaml")["pairs"])
+
+
+def parse_rules(rows: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
+    """Return the entries of a table; an unknown key is a TypeError, a fault of ours."""
+    return tuple(_rule(**row) for row in rows)
+
+
+def _rule(*, vendors: Iterable[str], options: Iterable[str] = (), **rest: Any) -> Rule:
+    return Rule(vendors=tuple(vendors), options=tuple(options), **rest)
+
+
+def _good_pair(catalog: Catalog, vendor: str) -> tuple[str, str]:
+    for engine in catalog.engines.values():
+        if engine.default and engine.vendor == vendor:
+            return f"{engine.pair} (profile '{engine.profile}')", engine.profile
+    return "", ""
+
+
+def _why_unknown(vllm: str | None, lmcache: str | None) -> str:
+    if vllm is None or lmcache is None:
+        return "nothing is known of the versions in the image"
+    return "the kit's table has no entry for it"
+
+
+def _way_out(verdict: Verdict) -> str:
+    allow = "to run it all the same, add --allow-unproven"
+    return f"--image {verdict.good_profile}; {allow}" if verdict.good else allow

@@ -1,0 +1,330 @@
+"""The image catalogue, what `--image` means, and the Dockerfiles that the catalogue names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from deploy.config.catalog import (
+    EngineImage,
+    ServiceImage,
+    load_catalog,
+    parse_catalog,
+    reference_problem,
+)
+from deploy.config.compat import judge
+from deploy.config.vendors import VENDORS
+from deploy.errors import ConfigError
+
+CATALOG = load_catalog()
+ENGINES = list(CATALOG.engines.values())
+SERVICES = list(CATALOG.services.values())
+BUILT: list[EngineImage | ServiceImage] = [image for image in (*ENGINES, *SERVICES) if image.build]
+GPU = [engine for engine in ENGINES if engine.vendor != "cpu"]
+ROCM = [engine for engine in ENGINES if engine.vendor == "rocm"]
+DIGEST = "sha256:" + "0a" * 32
+
+
+def name_of(image: EngineImage | ServiceImage) -> str:
+    return image.profile if isinstance(image, EngineImage) else image.name
+
+
+def every(images: list[EngineImage]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("engine", images, ids=name_of)
+
+
+class TestTheCatalogue:
+    @every(ENGINES)
+    def test_pairs_are_known_to_run(self, engine: EngineImage) -> None:
+        assert judge(engine.vendor or "", engine.vllm, engine.lmcache).verdict in (
+            "proven",
+            "derived",
+        )
+
+    @pytest.mark.parametrize("vendor", VENDORS)
+    def test_one_default_a_vendor(self, vendor: str) -> None:
+        assert [e.profile for e in ENGINES if e.default and e.vendor == vendor] == [vendor]
+        assert CATALOG.default_for(vendor).profile == vendor
+
+    @pytest.mark.parametrize(
+        ("vendor", "layerwise", "save"), list(product(VENDORS, *[[False, True]] * 2))
+    )
+    def test_no_option_breaks_a_default(self, vendor: str, layerwise: bool, save: bool) -> None:
+        engine = CATALOG.default_for(vendor)
+        verdict = judge(
+            vendor, engine.vllm, engine.lmcache, layerwise=layerwise, save_decode_cache=save
+        )
+        assert verdict.verdict in ("proven", "derived")
+
+    @pytest.mark.parametrize("image", [*ENGINES, *SERVICES], ids=name_of)
+    def test_images_and_bases_are_pinned(self, image: EngineImage | ServiceImage) -> None:
+        for reference in filter(None, (image.image, image.base)):
+            assert reference_problem(reference) == ""
+            assert re.search(r":[^/:]+$", reference), f"{reference} has no tag"
+            assert not reference.endswith(":latest")
+
+    @pytest.mark.parametrize("image", [*ENGINES, *SERVICES], ids=name_of)
+    def test_a_digest_has_a_source_and_its_absence_a_reason(
+        self, image: EngineImage | ServiceImage
+    ) -> None:
+        assert image.digest is None or re.fullmatch(r"sha256:[0-9a-f]{64}", image.digest)
+        assert image.digest_source.startswith("https://github.com/") == bool(image.digest)
+        assert image.digest_source
+
+    @pytest.mark.parametrize("image", BUILT, ids=name_of)
+    def test_build_folders_exist_and_get_the_base(
+        self, image: EngineImage | ServiceImage, repo: Path
+    ) -> None:
+        assert (repo / str(image.build)).is_dir()
+        assert image.build_args["BASE"] == image.base
+        assert all(isinstance(value, str) for value in image.build_args.values())
+
+    def test_names_and_images_are_used_once(self) -> None:
+        images = [image.image for image in (*ENGINES, *SERVICES)]
+        assert len(set(images)) == len(images)
+        assert not set(CATALOG.engines) & set(CATALOG.services)
+
+    def test_it_is_read_once_and_not_to_be_changed(self) -> None:
+        assert load_catalog() is CATALOG
+        with pytest.raises(FrozenInstanceError):
+            CATALOG.engine("cuda").image = "other:1"  # type: ignore[misc]
+
+    def test_a_key_it_does_not_know_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="lmcashe"):
+            parse_catalog({"engines": {"x": {"image": "a:1", "lmcashe": "1"}}, "services": {}})
+
+    def test_unknown_names_get_the_known_ones(self) -> None:
+        with pytest.raises(ConfigError, match=r"'cudda' is not an image profile.*cuda, rocm") as e:
+            CATALOG.engine("cudda")
+        assert e.value.hint == "deploy images list"
+        with pytest.raises(ConfigError, match="there are router, redis"):
+            CATALOG.service("routr")
+        with pytest.raises(ConfigError, match="default for 'abacus'"):
+            CATALOG.default_for("abacus")
+
+
+class TestWhatImageMeans:
+    def test_a_profile(self) -> None:
+        assert CATALOG.named("rocm-seed") is CATALOG.engine("rocm-seed")
+
+    def test_the_image_of_a_profile(self) -> None:
+        assert CATALOG.named(CATALOG.engine("cuda").image) == CATALOG.engine("cuda")
+
+    def test_the_image_of_a_profile_by_digest(self) -> None:
+        value = f"{CATALOG.engine('cuda').image}@{DIGEST}"
+        found = CATALOG.named(value)
+        assert (found.image, found.profile) == (value, "cuda")
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "vllm/vllm-openai:v0.25.1",
+            "localhost/engine:1",
+            "localhost:5000/engine:1",
+            "registry.example.com:5000/team/vllm__x/a-b.c:2026.01_x-1",
+            f"registry.example.com/vllm@{DIGEST}",
+            f"vllm:1@{DIGEST}",
+            "[::1]:5000/vllm:1",
+            "Registry.Example.COM/vllm:V1",
+        ],
+    )
+    def test_any_other_image_is_a_stranger(self, value: str) -> None:
+        stranger = CATALOG.named(value)
+        assert stranger == EngineImage(image=value)
+        assert (stranger.vendor, stranger.vllm, stranger.lmcache) == (None, None, None)
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ("", "neither a profile nor an image"),
+            ("cudaa", "did you mean 'cuda'"),
+            ("vllm/vllm-openai", "lacks a tag or a digest"),
+            ("Vllm/OpenAI:1", "lower case"),
+            ("vllm:1 ", "neither"),
+            ("vllm:1;rm", "neither"),
+            ("--privileged", "neither"),
+            ("vllm:", "neither"),
+            ("vllm@sha256:12", "neither"),
+            ("a//b:1", "neither"),
+            ("host:port/vllm:1", "neither"),
+            ("https://example.com/vllm:1", "neither"),
+            ("vllm:" + "x" * 129, "neither"),
+            ("vllm:1\n", "neither"),
+        ],
+    )
+    def test_what_is_neither_is_refused(self, value: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message) as caught:
+            CATALOG.named(value)
+        assert caught.value.message.startswith("--image: ")
+        assert caught.value.hint == "deploy images list"
+
+
+class Dockerfile:
+    """The instructions of one Dockerfile, with the arguments that the catalogue gives it."""
+
+    def __init__(self, repo: Path, image: EngineImage | ServiceImage) -> None:
+        self.image = image
+        self.folder = repo / str(image.build)
+        self.text = (self.folder / "Dockerfile").read_text(encoding="utf-8")
+        code = "\n".join(line for line in self.text.splitlines() if not line.startswith("#"))
+        lines = code.replace("\\\n", "").splitlines()
+        self.steps = [tuple(line.strip().split(None, 1)) for line in lines if line.strip()]
+        self.defaults = dict(
+            (*rest.split("=", 1), "")[:2] for word, rest in self.steps if word == "ARG"
+        )
+        self.args = {**self.defaults, **image.build_args}
+
+    def last(self, word: str) -> str:
+        return [rest for step, rest in self.steps if step == word][-1]
+
+    def filled(self, text: str) -> str:
+        return re.sub(r"\$\{(\w+)\}", lambda found: self.args[found[1]], text)
+
+    def labels(self) -> dict[str, str]:
+        text = " ".join(rest for word, rest in self.steps if word == "LABEL")
+        return dict(part.split("=", 1) for part in self.filled(text).split())
+
+    def commands(self) -> list[str]:
+        return [rest for word, rest in self.steps if word == "RUN"]
+
+
+@pytest.fixture
+def dockerfile(repo: Path, request: pytest.FixtureRequest) -> Dockerfile:
+    """Give the Dockerfile of the image that a test is parametrized with."""
+    return Dockerfile(repo, request.param)
+
+
+def of(images: Sequence[EngineImage | ServiceImage]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("dockerfile", images, ids=name_of, indirect=True)
+
+
+class TestEveryBuiltImage:
+    @of(BUILT)
+    def test_it_is_built_from_the_catalogues_base(self, dockerfile: Dockerfile) -> None:
+        assert dockerfile.steps[0] == ("ARG", f"BASE={dockerfile.defaults['BASE']}")
+        assert dockerfile.last("FROM") == "${BASE}"
+        assert dockerfile.args["BASE"] == dockerfile.image.base
+
+    @of(BUILT)
+    def test_the_catalogue_gives_only_arguments_that_it_has(self, dockerfile: Dockerfile) -> None:
+        assert set(dockerfile.image.build_args) <= set(dockerfile.defaults)
+
+    @of([image for image in BUILT if name_of(image) != "rocm-seed"])
+    def test_it_is_the_catalogues_by_default_too(self, dockerfile: Dockerfile) -> None:
+        assert dockerfile.args == dockerfile.defaults
+
+    @of(BUILT)
+    def test_it_runs_as_nobody_in_particular(self, dockerfile: Dockerfile) -> None:
+        assert dockerfile.last("USER") == "10001:10001"
+        assert dockerfile.last("ENTRYPOINT") == "[]"
+
+    @of(BUILT)
+    def test_it_needs_no_newer_syntax_and_nothing_that_moves(self, dockerfile: Dockerfile) -> None:
+        assert "syntax=" not in dockerfile.text
+        assert "<<" not in dockerfile.text, "here-documents need BuildKit of 2021"
+        assert "latest" not in dockerfile.text.lower()
+
+    @of(BUILT)
+    def test_it_takes_wheels_from_the_context(self, dockerfile: Dockerfile) -> None:
+        (install,) = (rest for rest in dockerfile.commands() if "--mount" in rest)
+        assert install.startswith("--mount=type=bind,target=/context ")
+        assert "--no-index --find-links /context/wheelhouse" in install
+
+    @of(ENGINES)
+    def test_an_engines_labels_are_the_catalogues(self, dockerfile: Dockerfile) -> None:
+        engine = dockerfile.image
+        assert isinstance(engine, EngineImage)
+        assert dockerfile.labels() == {
+            "dev.pdkit.profile": engine.profile,
+            "dev.pdkit.vllm": engine.vllm,
+            "dev.pdkit.lmcache": engine.lmcache,
+            "dev.pdkit.torch": engine.torch or "unknown",
+            "dev.pdkit.python": engine.python,
+        }
+
+    @of(ENGINES)
+    def test_an_engine_may_be_anybody(self, dockerfile: Dockerfile) -> None:
+        assert "HOME=/tmp USER=pdkit LOGNAME=pdkit" in dockerfile.last("ENV")
+
+    @of([service for service in SERVICES if service.build])
+    def test_a_services_labels_tell_its_version(self, dockerfile: Dockerfile) -> None:
+        assert isinstance(dockerfile.image, ServiceImage)
+        assert dockerfile.image.version in dockerfile.labels().values()
+
+
+class TestGpuImages:
+    @of(GPU)
+    def test_python_in_it_is_python(self, dockerfile: Dockerfile) -> None:
+        snippets = re.findall(r"python3 -c '([^']*)'", " ".join(dockerfile.commands()))
+        assert len(snippets) == 4
+        for snippet in snippets:
+            ast.parse(snippet)
+
+    @of(GPU)
+    def test_nothing_but_lmcache_may_change(self, dockerfile: Dockerfile) -> None:
+        for command in pip_commands(dockerfile):
+            assert "--no-deps" in command or "uninstall" in command
+
+    @of(GPU)
+    def test_the_build_proves_whose_native_code_it_is(self, dockerfile: Dockerfile) -> None:
+        proof = dockerfile.commands()[-1]
+        ours, other = "libcudart", "libamdhip64"
+        if dockerfile.image in ROCM:
+            ours, other = other, ours
+        assert re.search(
+            rf"if ! printf [^|]*\| grep -q '{ours}\\.so'; then [^;]*; exit 1; fi", proof
+        )
+        assert re.search(
+            rf"if printf [^|]*\| grep -q '{other}\\.so'; then [^;]*; exit 1; fi", proof
+        )
+        assert "os.RTLD_NOW" in proof, "every symbol must be found"
+
+    @of(ROCM)
+    def test_rocm_never_gets_the_wheel_for_cuda(self, dockerfile: Dockerfile) -> None:
+        listed = (dockerfile.folder / "requirements.txt").read_text(encoding="utf-8")
+        assert not re.search(r"^(lmcache|torch|vllm|cupy-cuda\w+|nvidia-\S+)\b", listed, re.M)
+        getting = [c for c in pip_commands(dockerfile) if "lmcache" in c and "uninstall" not in c]
+        assert len(getting) == 3
+        for command in getting:
+            assert "--no-index --find-links $LMCACHE_WHEELS" in command or (
+                "--no-index /tmp/lmcache/" in command or "lmcache @ $LMCACHE_SOURCE" in command
+            )
+
+    def test_rocm_wheels_are_lmcaches_own_of_that_version(self, repo: Path) -> None:
+        engine = CATALOG.engine("rocm")
+        wheels = Dockerfile(repo, engine).args["LMCACHE_WHEELS"]
+        releases = "https://github.com/LMCache/LMCache/releases/expanded_assets"
+        assert wheels == f"{releases}/v{engine.lmcache}-rocm"
+
+    @of(ROCM)
+    def test_a_build_from_source_is_for_hip(self, dockerfile: Dockerfile) -> None:
+        (build,) = (c for c in pip_commands(dockerfile) if "$LMCACHE_SOURCE" in c)
+        for setting in ("BUILD_WITH_HIP=1", "CXX=hipcc", "TORCH_DONT_CHECK_COMPILER_ABI=1"):
+            assert setting in build
+        assert "--no-build-isolation" in build, "another torch would be built against"
+
+    def test_the_seeds_source_is_a_commit(self, repo: Path) -> None:
+        source = Dockerfile(repo, CATALOG.engine("rocm-seed")).args["LMCACHE_SOURCE"]
+        assert re.fullmatch(r"git\+https://github\.com/\S+\.git@[0-9a-f]{40}", source)
+
+    @every(GPU)
+    def test_requirements_are_pinned_by_checksum(self, engine: EngineImage, repo: Path) -> None:
+        text = (repo / str(engine.build) / "requirements.txt").read_text(encoding="utf-8")
+        entries = re.findall(r"^([a-z][^\s=]*)(==\S+)?(.*(?:\n {4}.*)*)", text, re.M)
+        assert entries
+        assert all(version and "--hash=sha256:" in rest for _, version, rest in entries)
+        if engine.profile == "cuda":
+            assert [(name, version) for name, version, _ in entries] == [
+                ("lmcache", f"=={engine.lmcache}")
+            ]
+
+
+def pip_commands(dockerfile: Dockerfile) -> list[str]:
+    parts = " ".join(dockerfile.commands()).split(";")
+    return [part for part in parts if "-m pip " in part]

@@ -1,0 +1,184 @@
+"""The compatibility table: what is known of a pair, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.config.catalog import load_catalog
+from deploy.config.compat import (
+    Verdict,
+    in_range,
+    judge,
+    load_rules,
+    parse_rules,
+    require_compatible,
+)
+from deploy.config.vendors import VENDORS
+from deploy.errors import ConfigError
+
+RULES = load_rules()
+
+
+class TestTheTable:
+    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+    def test_entries_are_whole(self, rule) -> None:  # type: ignore[no-untyped-def]
+        assert rule.verdict in ("proven", "derived", "known_bad")
+        assert rule.link.startswith("https://github.com/")
+        assert rule.vendors and set(rule.vendors) <= set(VENDORS)
+        assert set(rule.options) <= {"layerwise", "save_decode_cache"}
+        assert rule.why and not rule.why.endswith(".")
+
+    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+    def test_only_exact_pairs_are_called_good(self, rule) -> None:  # type: ignore[no-untyped-def]
+        if rule.verdict != "known_bad":
+            assert rule.vllm.startswith("==")
+            assert rule.lmcache.startswith("==")
+
+    def test_ids_are_used_once(self) -> None:
+        assert len({rule.id for rule in RULES}) == len(RULES)
+
+    def test_a_key_it_does_not_know_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="lmcashe"):
+            parse_rules([{"id": "x", "vendors": [], "lmcashe": "1"}])
+
+
+@pytest.mark.parametrize(
+    ("vendor", "vllm", "lmcache", "verdict", "rule"),
+    [
+        ("cuda", "0.25.1", "0.5.3", "derived", "torch-2.11"),
+        ("rocm", "0.25.1", "0.5.3", "derived", "torch-2.11"),
+        ("cuda", "0.25.1+cu130", "0.5.3", "derived", "torch-2.11"),
+        ("rocm", "0.25.1+rocm723", "0.5.3+rocm7.2", "derived", "torch-2.11"),
+        ("cpu", "0.32.0", "0.5.6", "proven", "cpu"),
+        ("rocm", "nightly_main_20260112", "0.3.13.dev0+gc1e3cd52", "derived", "seed"),
+        # B6 begins with vLLM 0.26 and holds for every LMCache that is out.
+        ("cuda", "0.26.0", "0.5.3", "known_bad", "B6"),
+        ("cuda", "0.26.0", "0.5.6", "known_bad", "B6"),
+        ("rocm", "0.26.0", "0.5.6", "known_bad", "B6"),
+        ("rocm", "0.26.0", "0.5.6+rocm7.2", "known_bad", "B6"),
+        ("cuda", "0.26.0rc1.dev123+gabc1234", "0.5.3", "known_bad", "B6"),
+        ("cuda", "0.32.0", "0.5.6", "known_bad", "B6"),
+        ("cuda", "0.26.0", "0.5.6.dev4", "known_bad", "B6"),
+        ("cuda", "0.26.0", "0.5.7", "unknown", ""),
+        ("cuda", "0.26.0", "0.5.7rc2", "unknown", ""),
+        ("cuda", "0.25.2", "0.5.3", "unknown", ""),
+        ("cuda", "0.25.1.dev7+gabc1234", "0.5.3", "unknown", ""),
+        # torch 2.13 beside 2.11; LMCache's wheels for ROCm stayed with 2.11.
+        ("cuda", "0.25.1", "0.5.4", "known_bad", "torch-abi"),
+        ("cuda", "0.25.1", "0.5.6", "known_bad", "torch-abi"),
+        ("cuda", "0.20.0", "0.5.6", "known_bad", "torch-abi"),
+        ("cuda", "0.25.1", "0.5.7", "unknown", ""),
+        ("rocm", "0.25.1", "0.5.6", "unknown", ""),
+        # Each vendor has its own pair.
+        ("cpu", "0.25.1", "0.5.3", "unknown", ""),
+        ("cpu", "0.32.0", "0.5.5", "unknown", ""),
+        ("cpu", "0.33.0", "0.5.6", "unknown", ""),
+        ("abacus", "0.25.1", "0.5.3", "unknown", ""),
+        ("cuda", "nightly_main_20260112", "0.3.13.dev0+gc1e3cd52", "unknown", ""),
+        ("rocm", "nightly_main_20260113", "0.3.13.dev0+gc1e3cd52", "unknown", ""),
+        # Development builds, and what is no version at all.
+        ("cuda", "0.14.0rc1.dev123+gabc1234", "0.3.12", "unknown", ""),
+        ("cuda", "dev", "0.5.3", "unknown", ""),
+        ("cuda", "0.25.1", "", "unknown", ""),
+        ("cuda", None, "0.5.3", "unknown", ""),
+        ("cuda", "0.25.1", None, "unknown", ""),
+        ("cuda", None, None, "unknown", ""),
+    ],
+)
+def test_judged(
+    vendor: str, vllm: str | None, lmcache: str | None, verdict: str, rule: str
+) -> None:
+    found = judge(vendor, vllm, lmcache)
+    assert (found.verdict, found.rule) == (verdict, rule)
+
+
+@pytest.mark.parametrize(
+    ("lmcache", "layerwise", "save", "rule"),
+    [
+        ("0.4.3", True, False, "B5"),
+        ("0.4.4", True, False, ""),
+        ("0.4.3", False, False, ""),
+        ("0.4.2", False, True, "B4"),
+        ("0.4.3", False, True, ""),
+        ("0.3.2", False, True, "B4"),
+        ("0.3.1", False, True, ""),
+        ("0.4.2", True, True, "B5"),
+    ],
+)
+def test_options_count(lmcache: str, layerwise: bool, save: bool, rule: str) -> None:
+    found = judge("cuda", "0.17.1", lmcache, layerwise=layerwise, save_decode_cache=save)
+    assert found.rule == rule
+    assert found.verdict == ("known_bad" if rule else "unknown")
+
+
+@pytest.mark.parametrize("option", ["layerwise", "save_decode_cache"])
+def test_a_broken_option_beats_a_good_pair(option: str) -> None:
+    engine = load_catalog().engine("rocm-seed")
+    assert judge("rocm", engine.vllm, engine.lmcache).verdict == "derived"
+    assert judge("rocm", engine.vllm, engine.lmcache, **{option: True}).verdict == "known_bad"
+
+
+@pytest.mark.parametrize(
+    ("spec", "version", "inside"),
+    [
+        ("", "anything", True),
+        ("", "0.1", True),
+        ("===nightly", "nightly", True),
+        ("===nightly", "nightly2", False),
+        ("<=0.5.6", "0.5.6+rocm7.2", True),
+        ("<=0.5.6", "0.5.6.post1", False),
+        (">=0.26.0.dev0", "0.26.0.dev0", True),
+        (">=0.26.0.dev0", "0.25.2.dev9+g1", False),
+        ("==0.5.3", "not a version", False),
+    ],
+)
+def test_ranges(spec: str, version: str, inside: bool) -> None:
+    assert in_range(spec, version) is inside
+
+
+class TestRefusals:
+    BROKEN = ("cuda", "0.26.0", "0.5.6")
+    STRANGE = ("rocm", None, None)
+
+    @pytest.mark.parametrize("allowed", [False, True])
+    def test_good_pairs_pass_in_silence(self, allowed: bool) -> None:
+        for engine in load_catalog().engines.values():
+            verdict = judge(engine.vendor or "", engine.vllm, engine.lmcache)
+            assert require_compatible(verdict, allow_unproven=allowed) == ""
+
+    def test_a_broken_pair_is_refused_with_its_report_and_a_good_pair(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            require_compatible(judge(*self.BROKEN), allow_unproven=False)
+        message = caught.value.message
+        assert message.startswith("vLLM 0.26.0 with LMCache 0.5.6 on cuda is broken: ")
+        assert "https://github.com/LMCache/LMCache/issues/4463" in message
+        assert "vLLM 0.25.1 with LMCache 0.5.3 (profile 'cuda')" in message
+        assert caught.value.hint.startswith("--image cuda; ")
+
+    def test_an_unknown_pair_is_refused_with_the_way_round(self) -> None:
+        with pytest.raises(ConfigError, match="nothing is known of the versions") as caught:
+            require_compatible(judge(*self.STRANGE), allow_unproven=False)
+        assert "profile 'rocm'" in caught.value.message
+        assert caught.value.hint.startswith("--image rocm; ")
+        assert "--allow-unproven" in caught.value.hint
+
+    def test_a_vendor_without_images_is_refused_without_a_good_pair(self) -> None:
+        with pytest.raises(ConfigError, match="abacus has not been proven") as caught:
+            require_compatible(judge("abacus", "1", "1"), allow_unproven=False)
+        assert "--allow-unproven" in caught.value.hint
+
+    @pytest.mark.parametrize("pair", [BROKEN, STRANGE], ids=["broken", "strange"])
+    def test_both_pass_with_a_warning_where_allowed(
+        self, pair: tuple[str, str | None, str | None]
+    ) -> None:
+        verdict = judge(*pair)
+        warning = require_compatible(verdict, allow_unproven=True)
+        assert verdict.pair in warning
+        assert verdict.link in warning
+
+    def test_good_pairs_come_from_the_catalogue(self) -> None:
+        for vendor in VENDORS:
+            default = load_catalog().default_for(vendor)
+            verdict: Verdict = judge(vendor, None, None)
+            assert verdict.good_profile == default.profile
+            assert default.pair in verdict.good
