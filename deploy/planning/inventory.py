@@ -2,12 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
+
+GpuVendor = Literal["cuda", "rocm"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator.
+
+    Attributes:
+        index: as the vendor's own tool counts, from 0; what `device_ids` of a container means.
+        uuid: CUDA only, such as 'GPU-5f3…'.
+        render_node: ROCm only, such as '/dev/dri/renderD128'.
+        arch: compute capability ('9.0') or gfx target ('gfx942'); "" where nothing says it.
+    """
+
+    index: int
+    vendor: GpuVendor
+    name: str
+    memory_mib: int
+    uuid: str = ""
+    render_node: str = ""
+    arch: str = ""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """A machine's processors and memory; detected, or read from `--inventory FILE`."""
+    """A machine's processors, memory and accelerators; detected, or from `--inventory FILE`.
+
+    Attributes:
+        gpu_groups: ROCm only: numbers of the groups that own /dev/kfd and the render nodes.
+        container_gpus: how Docker gives GPUs to containers here: 'nvidia' (its runtime), and the
+            kinds of the Container Device Interface, such as 'nvidia.com/gpu'; empty where nothing
+            does, or nobody looked.
+        seen: what detection looked at, one line each, for messages.
+    """
 
     cpus: int
     memory_mib: int
+    gpus: tuple[Gpu, ...] = ()
+    gpu_groups: tuple[int, ...] = ()
+    container_gpus: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+
+    def gpus_of(self, vendor: str) -> tuple[Gpu, ...]:
+        """Return the GPUs of a vendor, in the order of their indices."""
+        return tuple(
+            sorted((gpu for gpu in self.gpus if gpu.vendor == vendor), key=lambda gpu: gpu.index)
+        )
+
+
+def inventory_from(values: Mapping[str, Any]) -> Inventory:
+    """Return the inventory that plain values describe, as `dataclasses.asdict` writes them.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing, unknown, or not what it should be.
+    """
+    raw = dict(values)
+    gpus = tuple(_gpu(gpu, number) for number, gpu in enumerate(raw.pop("gpus", None) or ()))
+    return Inventory(
+        cpus=int(raw.pop("cpus")),
+        memory_mib=int(raw.pop("memory_mib")),
+        gpus=gpus,
+        gpu_groups=tuple(int(group) for group in _list(raw.pop("gpu_groups", None))),
+        container_gpus=tuple(str(kind) for kind in _list(raw.pop("container_gpus", None))),
+        seen=tuple(str(line) for line in _list(raw.pop("seen", None))),
+        **raw,
+    )
+
+
+def _gpu(values: Mapping[str, Any], number: int) -> Gpu:
+    vendor = values["vendor"]
+    if vendor not in ("cuda", "rocm"):
+        raise ValueError(f"gpus: vendor '{vendor}' is not one of cuda, rocm")
+    known = {**values, "index": int(values.get("index", number))}
+    return Gpu(**{"name": "", **known, "memory_mib": int(values["memory_mib"])})
+
+
+def _list(value: Sequence[Any] | None) -> Sequence[Any]:
+    if isinstance(value, str):
+        raise TypeError(f"a list is expected, not '{value}'")
+    return value or ()

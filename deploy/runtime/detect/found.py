@@ -1,0 +1,59 @@
+"""What a probe found: GPUs, and lines that say what it looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from deploy.planning.inventory import Gpu
+
+
+@dataclass(frozen=True)
+class Found:
+    """The GPUs of one vendor, in the order of their indices.
+
+    Attributes:
+        seen: one plain line for each thing that was looked at or left out.
+        groups: numbers of the groups that own the device files; ROCm only.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    seen: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+
+
+_TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def counted(devices: Iterable[tuple[str, int]]) -> str:
+    """Return '4 x NVIDIA H100 80GB HBM3, 81559 MiB' from (name, MiB) pairs; kinds by ';'.
+
+    A memory of 0 is one that is not known, and left out.
+    """
+    kinds = Counter(f"{name}, {mib} MiB" if mib else name for name, mib in devices)
+    return "; ".join(f"{count} {_TIMES} {kind}" for kind, count in kinds.items())
+
+
+def visible_positions(setting: str, uuids: Sequence[str]) -> tuple[int, ...]:
+    """Return the positions that a `*_VISIBLE_DEVICES` names, counted from 0, in ascending order.
+
+    It lists positions or UUIDs; of a UUID its beginning is enough. As for the drivers, whatever
+    follows an entry that is no device does not count: so "", "-1" and "NoDevFiles" mean none.
+    """
+    named: set[int] = set()
+    for entry in setting.split(","):
+        position = _position(entry.strip(), uuids)
+        if position is None:
+            break
+        named.add(position)
+    return tuple(sorted(named))
+
+
+def _position(entry: str, uuids: Sequence[str]) -> int | None:
+    if entry.isascii() and entry.isdigit():
+        return int(entry) if int(entry) < len(uuids) else None
+    if not entry.lower().startswith("gpu-"):
+        return None
+    matches = [place for place, uuid in enumerate(uuids) if uuid.lower().startswith(entry.lower())]
+    return matches[0] if len(matches) == 1 else None
