@@ -20,6 +20,11 @@ def asset(*parts: str) -> Path:
     raise FileNotFoundError("/".join(parts))
 
 
+def gateway_path() -> Path:
+    """Return the folder to put on the gateway's PYTHONPATH so that `pdkit_gateway` imports."""
+    return _PACKAGE / "gateway"
+
+
 def connector_path() -> Path:
     """Return the folder to put on an engine's PYTHONPATH so that `pdkit_connector` imports."""
     return _PACKAGE / "connector"

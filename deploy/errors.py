@@ -12,8 +12,13 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
     │   ├── MissingTool            redis-server, an engine's Python, a package
     │   ├── PortTaken
     │   ├── NotEnoughMemory
+    │   ├── MissingGpus            fewer GPUs than asked for, or no way to give them to containers
+    │   ├── MissingImage           an image that is not here and cannot be had
+    │   ├── DockerUnavailable      no Docker engine answers, or its Compose plugin is too old
     │   └── StackLocked            another deploy command works on the same stack
     ├── StackUnhealthy          4  a service died, or was not ready by its deadline
+    │   ├── OutOfMemory            the kernel ended a service whose memory ran out
+    │   └── SwapFailed             the new image failed; the previous stack serves again
     └── Interrupted           130  Ctrl-C or SIGTERM
 """
 
@@ -77,6 +82,18 @@ class NotEnoughMemory(MachineError):
     code = "not_enough_memory"
 
 
+class MissingGpus(MachineError):
+    code = "missing_gpus"
+
+
+class MissingImage(MachineError):
+    code = "missing_image"
+
+
+class DockerUnavailable(MachineError):
+    code = "docker_unavailable"
+
+
 class StackLocked(MachineError):
     code = "stack_locked"
 
@@ -84,6 +101,14 @@ class StackLocked(MachineError):
 class StackUnhealthy(PdkitError):
     code = "stack_unhealthy"
     exit_code = 4
+
+
+class OutOfMemory(StackUnhealthy):
+    code = "out_of_memory"
+
+
+class SwapFailed(StackUnhealthy):
+    code = "swap_failed"
 
 
 class Interrupted(PdkitError):

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
+SETTLED = {"PDKIT_VENDOR": "cpu", "PDKIT_RUNTIME": "process"}
+NO_DOCKER = "unix:///nonexistent/docker.sock"
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ def repo() -> Path:
 def deploy() -> Callable[..., Ended]:
     """Run `python -m deploy …` as a user would: a process of its own, in a given folder."""
 
-    def run(*arguments: str, cwd: Path, home: Path, **environ: str) -> Ended:
+    def run(*arguments: str, cwd: Path, home: Path, settled: bool = True, **environ: str) -> Ended:
         done = subprocess.run(
             (sys.executable, "-m", "deploy", *arguments),
             cwd=cwd,
-            env=plain_environ(PDKIT_HOME=str(home), **environ),
+            env=plain_environ(settled=settled, PDKIT_HOME=str(home), **environ),
             capture_output=True,
             text=True,
             timeout=60,
@@ -51,14 +53,16 @@ def deploy() -> Callable[..., Ended]:
     return run
 
 
-def plain_environ(**more: str) -> dict[str, str]:
-    """Return an environment that holds nothing of this machine but PATH.
+def plain_environ(*, settled: bool = True, **more: str) -> dict[str, str]:
+    """Return an environment that holds nothing of this machine but PATH, and no Docker engine.
 
-    `PYTHONPATH` in `more` is put behind the checkout's.
+    `settled` names vendor and runtime, so that what this machine has does not decide. `PYTHONPATH`
+    in `more` is put behind the checkout's.
     """
     path = os.pathsep.join(filter(None, (str(REPO), more.pop("PYTHONPATH", ""))))
     plain = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "COLUMNS": "80", "TERM": "dumb"}
-    return {**plain, "PYTHONPATH": path, **more}
+    plain["DOCKER_HOST"] = NO_DOCKER
+    return {**plain, **(SETTLED if settled else {}), "PYTHONPATH": path, **more}
 
 
 @pytest.fixture

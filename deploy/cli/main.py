@@ -10,8 +10,9 @@ from typing import Any, TextIO
 
 import typer
 
+from deploy.cli import commands as _commands  # noqa: F401 - they join the application
 from deploy.cli.answer import Answer
-from deploy.cli.commands import app
+from deploy.cli.app import app
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError
 from deploy.runtime.interrupts import interrupt_once
 
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the `deploy` command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
-    command = next((word for word in arguments if not word.startswith("-")), "")
+    words = [word for word in arguments if not word.startswith("-")]
+    command = " ".join(words[:2] if words[:1] == ["images"] else words[:1])
     interrupt_once()
     try:
         result = app(args=arguments or ["--help"], prog_name="deploy", standalone_mode=False)

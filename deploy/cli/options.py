@@ -30,8 +30,18 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     gpus: Annotated[
         int | None, typer.Option(help="How many GPUs; with the cpu vendor, how many engines.")
     ] = None,
-    vendor: Annotated[str | None, typer.Option(help="auto or cpu.")] = None,
-    runtime: Annotated[str | None, typer.Option(help="auto or process.")] = None,
+    vendor: Annotated[str | None, typer.Option(help="auto, cuda, rocm or cpu.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="auto, compose or process.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Engine image: a profile of the catalogue, or a reference.")
+    ] = None,
+    allow_unproven: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-unproven/--no-allow-unproven",
+            help="Run versions that nobody has proved together.",
+        ),
+    ] = None,
     topology: Annotated[
         str | None, typer.Option(help="Producers and consumers, such as 1p3d.")
     ] = None,
@@ -57,6 +67,9 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     ] = None,
     bind: Annotated[
         str | None, typer.Option(help="The router's address; all else stays on loopback.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Clients must bring the key that is in this file.")
     ] = None,
 ) -> None:
     """Hold the signature that `takes_stack_options` gives to commands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -44,22 +45,38 @@ class Model:
         source: 'tiny' is made on the spot before the start, 'folder' is there, 'hub' is fetched by
             the engine.
         shape: None for a hub model that is not in the local cache, since nothing says it yet.
+        weight_bytes: of the weight files; None where they are not here yet.
+        version: tells one content under the same name from another; "" where nothing does.
     """
 
     ref: str
     served_name: str
     source: Literal["tiny", "folder", "hub"]
     shape: ModelShape | None
+    weight_bytes: int | None = None
+    version: str = ""
 
 
-def resolve_model(value: str, *, tiny_path: Path, tiny_config: Mapping[str, Any]) -> Model:
+# What the default model's config.json says, so that it can be planned for before it is fetched.
+_KNOWN = {
+    "Qwen/Qwen3-0.6B": ModelShape(
+        layers=28, attention_heads=16, kv_heads=8, head_dim=128, max_positions=40960
+    )
+}
+_KNOWN_WEIGHT_BYTES = {"Qwen/Qwen3-0.6B": 1_503_300_328}
+
+
+def resolve_model(
+    value: str, *, tiny_path: Path, tiny_config: Mapping[str, Any], hub_cache: Path | None = None
+) -> Model:
     """Return the model that `value` names: 'tiny', a folder, or a hub id.
 
     Raises:
         ConfigError: a folder that is missing, has no config.json, or one that cannot be read.
     """
     if value == TINY:
-        return Model(str(tiny_path), "pdkit-tiny", "tiny", _shape(tiny_config, "tiny"))
+        shape = _shape(tiny_config, "tiny")
+        return Model(str(tiny_path), "pdkit-tiny", "tiny", shape, version=tiny_path.name)
     path = Path(value).expanduser()
     if path.is_dir() or value.startswith((".", "/", "~")):
         return _folder(path, value)
@@ -68,8 +85,31 @@ def resolve_model(value: str, *, tiny_path: Path, tiny_config: Mapping[str, Any]
             f"--model: '{value}' is neither a folder that exists nor a hub id (owner/name)",
             hint="deploy plan --model ./path/to/model, or --model owner/name",
         )
-    config = _cached_hub_config(value)
-    return Model(value, value, "hub", _shape(config, value) if config else None)
+    return _hub(value, hub_cache or default_hub_cache())
+
+
+def default_hub_cache() -> Path:
+    """Return the folder that holds models of the hub on this machine, as the hub's client does."""
+    return Path(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub").expanduser().absolute()
+
+
+def default_hub_token() -> Path:
+    """Return the file in which the hub's client keeps the user's token."""
+    return Path(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").expanduser().absolute()
+
+
+def _hub_home() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or Path(caches) / "huggingface").expanduser()
+
+
+def _hub(repo_id: str, cache: Path) -> Model:
+    snapshot = _snapshot(repo_id, cache)
+    if snapshot is None or not (snapshot / "config.json").is_file():
+        return Model(repo_id, repo_id, "hub", _KNOWN.get(repo_id), _KNOWN_WEIGHT_BYTES.get(repo_id))
+    shape = _shape(_read_config(snapshot / "config.json"), repo_id)
+    files = _weight_files(snapshot)
+    return Model(repo_id, repo_id, "hub", shape, _size(files) or None, snapshot.name)
 
 
 def _folder(path: Path, value: str) -> Model:
@@ -86,12 +126,29 @@ def _folder(path: Path, value: str) -> Model:
         )
     resolved = path.resolve()
     shape = _shape(_read_config(file), value)
-    if not any(file for pattern in _WEIGHTS for file in path.glob(pattern)):
+    files = _weight_files(path)
+    if not files:
         raise ConfigError(
             f"--model: '{value}' holds no weights ({', '.join(_WEIGHTS)})",
             hint=_FOLDER_HINT,
         )
-    return Model(str(resolved), resolved.name, "folder", shape)
+    return Model(
+        str(resolved), resolved.name, "folder", shape, _size(files), _version([file, *files])
+    )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+
+
+def _size(files: list[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
+
+
+def _version(files: list[Path]) -> str:
+    """Return a digest of names, sizes and times of change; contents would take minutes to read."""
+    stats = [(file.name, stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
 
 
 def _read_config(file: Path) -> Mapping[str, Any]:
@@ -136,14 +193,11 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _cached_hub_config(repo_id: str) -> Mapping[str, Any] | None:
-    """Read config.json from the hub cache's layout, if the model was fetched before."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    snapshots = cache / f"models--{repo_id.replace('/', '--')}" / "snapshots"
+def _snapshot(repo_id: str, cache: Path) -> Path | None:
+    """Return the folder of a model that was fetched before, by the hub cache's layout."""
+    folder = cache / f"models--{repo_id.replace('/', '--')}"
     try:
-        commit = (snapshots.parent / "refs" / "main").read_text(encoding="utf-8").strip()
-        file = snapshots / commit / "config.json"
+        return folder / "snapshots" / (folder / "refs" / "main").read_text("utf-8").strip()
     except OSError:
-        file = next(iter(sorted(snapshots.glob("*/config.json"))), snapshots / "none")
-    return _read_config(file) if file.is_file() else None
+        configs = sorted(folder.glob("snapshots/*/config.json"))
+        return configs[0].parent if configs else None

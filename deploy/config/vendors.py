@@ -9,39 +9,106 @@ from deploy.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class ContainerAccess:
+    """How a vendor's GPUs get into a container.
+
+    Attributes:
+        driver: of a Compose device reservation; "" where device nodes are passed instead.
+        nodes: device nodes beside the render node of each GPU.
+        cdi_kind: of the Container Device Interface.
+        security_opt: what the vendor's libraries need and Docker's defaults forbid.
+        visible: the variable that numbers the container's own GPUs from 0; "" where its runtime
+            sees to that.
+    """
+
+    driver: str = ""
+    nodes: tuple[str, ...] = ()
+    cdi_kind: str = ""
+    security_opt: tuple[str, ...] = ()
+    visible: str = ""
+
+
+@dataclass(frozen=True)
 class Vendor:
     """One row.
 
     Attributes:
         slot: what `--gpus` counts on this vendor, for messages.
+        has_gpus: engines run on GPUs, and `--gpus` counts those.
         default_model: what is served when no model is named.
-        kv_cache_gib: KV space of one engine when none is named.
+        kv_cache_gib: KV space of one engine when none is named; None where the engine takes what
+            its share of the GPU leaves.
+        block_size: tokens a KV block when none is named.
+        staging_gib: host memory of one engine's rank for chunks on their way.
         libraries: shared libraries that engines load and no wheel brings, and the Debian package
-            of each.
-        engine_base_mib: resident memory of one engine beside weights, KV space and staging.
+            of each; only where engines are processes of this machine.
+        engine_base_mib: resident host memory of one rank beside weights, KV space and staging.
         engine_args: vLLM arguments of every engine.
         single_rank_args: further ones for engines with a tensor-parallel size of 1.
         engine_env: environment of every engine.
+        visible_devices: the variable that gives a process its GPUs.
+        process_env: environment of engines that are processes of this machine.
+        container: how containers get GPUs.
     """
 
     name: str
     slot: str
     default_model: str
-    kv_cache_gib: float
+    block_size: int
+    staging_gib: float
     engine_base_mib: int
+    has_gpus: bool = True
+    kv_cache_gib: float | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
     engine_args: tuple[str, ...] = ()
     single_rank_args: tuple[str, ...] = ()
     engine_env: Mapping[str, str] = field(default_factory=dict)
+    visible_devices: str = ""
+    process_env: Mapping[str, str] = field(default_factory=dict)
+    container: ContainerAccess = ContainerAccess()
 
+
+# Small, free to fetch, and with KV heads enough for a tensor-parallel size of 8.
+_SMALL_MODEL = "Qwen/Qwen3-0.6B"
 
 VENDORS: Mapping[str, Vendor] = {
+    "cuda": Vendor(
+        name="cuda",
+        slot="GPU",
+        default_model=_SMALL_MODEL,
+        block_size=16,
+        staging_gib=5.0,
+        engine_base_mib=6144,
+        visible_devices="CUDA_VISIBLE_DEVICES",
+        # CUDA's own order is fastest first; indices here are nvidia-smi's.
+        process_env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        container=ContainerAccess(driver="nvidia", cdi_kind="nvidia.com/gpu"),
+    ),
+    "rocm": Vendor(
+        name="rocm",
+        slot="GPU",
+        default_model=_SMALL_MODEL,
+        block_size=16,
+        staging_gib=5.0,
+        engine_base_mib=6144,
+        visible_devices="HIP_VISIBLE_DEVICES",
+        container=ContainerAccess(
+            nodes=("/dev/kfd",),
+            cdi_kind="amd.com/gpu",
+            # ROCm places memory by NUMA calls that Docker's default filter refuses.
+            security_opt=("seccomp=unconfined",),
+            visible="HIP_VISIBLE_DEVICES",
+        ),
+    ),
     "cpu": Vendor(
         name="cpu",
         slot="engine",
         default_model="tiny",
-        kv_cache_gib=0.5,
+        block_size=32,
+        staging_gib=0.5,
         engine_base_mib=2048,
+        has_gpus=False,
+        kv_cache_gib=0.5,
         libraries={"libnuma.so.1": "libnuma1"},
         # Compilation buys nothing on a model checked for seconds and costs minutes of start-up.
         engine_args=("--enforce-eager",),
@@ -63,13 +130,13 @@ VENDORS: Mapping[str, Vendor] = {
 
 
 def vendor_named(name: str) -> Vendor:
-    """Return the row of a vendor; 'auto' is the one that every machine can run.
+    """Return the row of a vendor.
 
     Raises:
         ConfigError: no such vendor.
     """
     try:
-        return VENDORS["cpu" if name == "auto" else name]
+        return VENDORS[name]
     except KeyError:
         raise ConfigError(
             f"--vendor: '{name}' is not one of {', '.join(VENDORS)}",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from textwrap import shorten
 from typing import Any
 
 from deploy.output.table import duration, percent, size, table
 from deploy.planning.plan import Plan
 from deploy.verify.report import CheckReport
+from deploy.workflows.generations import Generation, engine_image
+from deploy.workflows.images import ImageRow
+from deploy.workflows.prepare import Prepared
 from deploy.workflows.status import StackStatus
+from deploy.workflows.swap import SwapResult
 from deploy.workflows.up import UpResult
 
 
-def plan_view(plan: Plan) -> str:
+def plan_view(prepared: Prepared) -> str:
     """Return the plan as facts and a table of services."""
-    shared = f"http://{plan.bind}:{plan.router_port}"
+    plan = prepared.plan
+    shared = f"http://{plan.bind}:{plan.port}" + (", with a key" if plan.keyed else "")
+    tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
@@ -21,10 +30,14 @@ def plan_view(plan: Plan) -> str:
         f"chunk {plan.chunk_size}"
         + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else ""),
         f"memory   {size(plan.memory_mib)} expected",
+        f"store    {size(plan.redis_memory_mib)} of Redis{tokens}",
+        *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared}",
+        *(f"note     {line}" for line in prepared.inventory.seen if line.startswith("assumed")),
     ]
     rows: list[tuple[object, ...]] = [
-        ("redis", "store", "-", plan.redis_port, size(plan.redis_memory_mib)),
+        ("redis", "store", "-", plan.redis_port if plan.runtime == "process" else "-",
+         size(plan.redis_memory_mib)),
         *(
             (
                 engine.name,
@@ -36,17 +49,20 @@ def plan_view(plan: Plan) -> str:
             for engine in plan.engines
         ),
         ("router", "front", "-", plan.router_port, "-"),
-    ]
+        *([("gateway", "key", "-", plan.port, "-")] if plan.keyed else []),
+    ]  # fmt: skip
     body = table(("service", "does", "devices", "port", "memory"), rows)
     return "\n".join((*facts, "", body))
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
+def plan_data(prepared: Prepared) -> dict[str, Any]:
     """Return the plan for scripts."""
+    plan = prepared.plan
     return {
         "name": plan.name,
         "vendor": plan.vendor.name,
         "runtime": plan.runtime,
+        "image": engine_image(prepared),
         "topology": str(plan.topology),
         "tp": plan.tp,
         "model": {
@@ -54,13 +70,19 @@ def plan_data(plan: Plan) -> dict[str, Any]:
             "served_name": plan.model.served_name,
             "source": plan.model.source,
         },
-        "router": {"host": plan.bind, "port": plan.router_port},
-        "redis": {"port": plan.redis_port, "memory_mib": plan.redis_memory_mib},
+        "router": {"host": plan.router_bind, "port": plan.router_port},
+        "front": {"host": plan.bind, "port": plan.port, "keyed": plan.keyed},
+        "redis": {
+            "port": plan.redis_port if plan.runtime == "process" else 0,
+            "memory_mib": plan.redis_memory_mib,
+            "tokens": plan.store_tokens,
+        },
         "block_size": plan.block_size,
         "chunk_size": plan.chunk_size,
         "max_model_len": plan.max_model_len,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_cache_bytes": plan.kv_cache_bytes,
+        "gpu_share": plan.gpu_share,
         "memory_mib": plan.memory_mib,
         "layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
@@ -75,6 +97,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
             }
             for engine in plan.engines
         ],
+        "inventory": asdict(prepared.inventory),
     }
 
 
@@ -124,7 +147,7 @@ def check_view(report: CheckReport) -> str:
 def up_view(result: UpResult, total_s: float) -> str:
     """Return how long the start took, and where the stack is reached."""
     plan = result.running.prepared.plan
-    url = result.running.stack.service("router").url
+    url = result.running.stack.front.url
     lines = [f"The stack '{plan.name}' ({plan.topology}) serves {plan.model.served_name} at {url}"]
     if result.slowest_engine_s:
         lines.append(
@@ -133,9 +156,11 @@ def up_view(result: UpResult, total_s: float) -> str:
         )
     body = f'{{"model": "{plan.model.served_name}", "prompt": "Hello", "max_tokens": 16}}'
     which = "" if plan.name == "pdkit" else f" --name {plan.name}"
+    file = result.running.prepared.spec.api_key_file
+    key = f'-H "Authorization: Bearer $(cat {file})" ' if file else ""
     lines += [
         "",
-        f"talk to it   curl {url}/v1/completions -H 'Content-Type: application/json' \\",
+        f"talk to it   curl {url}/v1/completions -H 'Content-Type: application/json' {key}\\",
         f"               -d '{body}'",
         f"look at it   deploy status{which}",
         f"check again  deploy check{which}",
@@ -166,6 +191,8 @@ def status_view(status: StackStatus) -> str:
     header = ("service", "state", "pid", "up", "memory", "restarts", "external hits")
     lines = [
         f"stack '{status.name}': {status.topology}, {status.model}, {status.url}",
+        f"on {status.vendor}, runtime {status.runtime}"
+        + (f", image {status.image}" if status.image else ""),
         "",
         table(header, rows),
     ]
@@ -174,7 +201,61 @@ def status_view(status: StackStatus) -> str:
         most = size(status.store.max_memory_bytes / 2**20)
         lines += ["", f"Redis: {status.store.keys} keys, {used} of {most}, "
                   f"{status.store.evicted_keys} evicted"]  # fmt: skip
+    if len(status.history) > 1:
+        lines += ["", "history, the newest first:", _history(status.history)]
     return "\n".join(lines)
+
+
+def swap_view(result: SwapResult) -> str:
+    """Return what a swap or rollback changed."""
+    before, after = (f"{vendor}, {image}" if image else vendor for vendor, image in
+                     (result.before, result.after))  # fmt: skip
+    if result.check is None:
+        return f"the stack '{result.name}' already runs on {after}; nothing was changed"
+    which = "" if result.name == "pdkit" else f" --name {result.name}"
+    return "\n".join(
+        (
+            f"The stack '{result.name}' runs on {after} (before: {before})",
+            f"{result.down_s:.1f} s without service; kept running: "
+            f"{', '.join(result.kept) or 'nothing'}",
+            "",
+            f"go back to it   deploy rollback{which}",
+        )
+    )
+
+
+def images_view(rows: Sequence[ImageRow]) -> str:
+    """Return the catalogue as a table."""
+    cells = [
+        (
+            row.name + (" *" if row.default else ""),
+            row.image,
+            row.vllm or "-",
+            row.lmcache or "-",
+            row.verdict or "-",
+            size(row.size_mib) if row.here else f"no: {row.how}",
+        )
+        for row in rows
+    ]
+    header = ("image", "reference", "vLLM", "LMCache", "together", "here")
+    notes = [f"{row.name}: {row.note}" for row in rows if row.note]
+    return "\n".join((table(header, cells), "", "* the vendor's default", *notes))
+
+
+def _history(generations: Sequence[Generation]) -> str:
+    rows = [
+        (
+            one.at,
+            one.action,
+            one.outcome,
+            one.vendor,
+            one.image or "-",
+            one.topology,
+            shorten(one.reason, 60, placeholder=" …"),
+        )
+        for one in generations
+    ]
+    return table(("when", "by", "went", "vendor", "image", "topology", "why not"), rows)
 
 
 def _context(plan: Plan) -> str:
@@ -183,5 +264,6 @@ def _context(plan: Plan) -> str:
 
 def _devices(plan: Plan, devices: tuple[int, ...], threads: int) -> str:
     if devices:
-        return ",".join(map(str, devices))
+        shared = f", {percent(plan.gpu_share)} of it" if plan.shares_gpus and plan.gpu_share else ""
+        return "GPU " + ",".join(map(str, devices)) + shared
     return f"{plan.vendor.name}, {threads} thread{'s' if threads > 1 else ''}"

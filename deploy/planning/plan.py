@@ -9,12 +9,12 @@ from deploy.config.model import Model, ModelShape
 from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError
-from deploy.planning.inventory import Inventory
-from deploy.planning.topology import Topology, resolve_topology
+from deploy.planning.gpus import allot, gpu_memory
+from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.memory import MIB, KvSpace, bytes_per_token, kv_space, max_model_len, store_mib
+from deploy.planning.topology import Topology, gpus_needed, resolve_topology
 
 Role = Literal["producer", "consumer"]
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_MIB_PER_GIB = 1024
 _FIRST_ENGINE_OFFSET = 10
 # vLLM's options that follow from the plan, and what sets them.
 _OWN_OPTIONS = {
@@ -28,7 +28,11 @@ _OWN_OPTIONS = {
     "--tensor-parallel-size": "--tp",
     "-tp": "--tp",
     "--kv-cache-memory-bytes": "engine.kv_cache_gib",
+    "--gpu-memory-utilization": "engine.gpu_memory",
     "--kv-transfer-config": "--layerwise and --save-decode-cache",
+    # Arguments can be read by everybody on the machine.
+    "--api-key": "--api-key-file",
+    "--hf-token": "hf_token_file",
 }
 
 
@@ -37,16 +41,22 @@ class EnginePlan:
     """One vLLM engine: who it is, where it listens, what it may use.
 
     Attributes:
-        devices: accelerator indices; empty where engines run on the host's processors.
-        memory_mib: what the engine is expected to hold resident, all parts together.
+        port: where this machine reaches it.
+        gpus: its own, or the one it shares; empty where engines run on the host's processors.
+        memory_mib: what the engine is expected to hold resident in host memory, all ranks together.
     """
 
     name: str
     role: Role
     port: int
-    devices: tuple[int, ...]
+    gpus: tuple[Gpu, ...]
     cpu_threads: int
     memory_mib: int
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The indices of its GPUs."""
+        return tuple(gpu.index for gpu in self.gpus)
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,11 @@ class Plan:
     Attributes:
         kv_bytes_per_token: K and V of one token, all layers, one replica; None where the model's
             config is not known yet.
-        kv_cache_bytes: KV space of one engine, or of each of its ranks.
+        kv_cache_bytes: KV space that each rank is told to take; None where it takes what its share
+            of the GPU leaves.
+        bind, port: where clients reach the stack: the router, or the gateway before it.
+        keyed: clients must bring a key, which the gateway asks for.
+        gpu_share: of its GPUs' memory that an engine may use; None where there are no GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
 
@@ -69,6 +83,8 @@ class Plan:
     layerwise: bool
     save_decode_cache: bool
     bind: str
+    port: int
+    keyed: bool
     router_port: int
     router_metrics_port: int
     redis_port: int
@@ -76,9 +92,13 @@ class Plan:
     block_size: int
     chunk_size: int
     kv_bytes_per_token: int | None
-    kv_cache_bytes: int
+    kv_cache_bytes: int | None
+    gpu_share: float | None
     max_model_len: int | None
+    staging_gib: float
     redis_memory_mib: int
+    gpu_groups: tuple[int, ...]
+    container_gpus: tuple[str, ...]
 
     @property
     def producers(self) -> tuple[EnginePlan, ...]:
@@ -89,55 +109,102 @@ class Plan:
         return tuple(engine for engine in self.engines if engine.role == "consumer")
 
     @property
+    def router_bind(self) -> str:
+        """The address that the router is reached at from this machine or beyond."""
+        return "127.0.0.1" if self.keyed else self.bind
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several engines are on one GPU."""
+        held = [index for engine in self.engines for index in engine.devices]
+        return len(held) > len(set(held))
+
+    @property
+    def store_tokens(self) -> int | None:
+        """Tokens whose KV the store holds before it drops the least recently used."""
+        a_token = self.kv_bytes_per_token
+        return self.redis_memory_mib * MIB // a_token if a_token else None
+
+    @property
     def memory_mib(self) -> int:
-        """Expected resident memory of the whole stack."""
+        """Expected resident host memory of the whole stack."""
         return self.redis_memory_mib + sum(engine.memory_mib for engine in self.engines)
 
     @property
     def ports(self) -> dict[int, str]:
-        """Every port the stack listens on, and whose it is."""
+        """Every port of this machine the stack listens on, and whose it is."""
         return {
+            **({self.port: "gateway"} if self.keyed else {}),
             self.router_port: "router",
-            self.redis_port: "redis",
+            # In containers Redis has no port on this machine.
+            **({self.redis_port: "redis"} if self.runtime == "process" else {}),
             self.router_metrics_port: "router metrics",
             **{engine.port: engine.name for engine in self.engines},
         }
 
 
 def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
-    """Settle a spec for a model and a machine.
+    """Settle a spec, whose vendor and runtime are named, for a model and a machine.
 
     Raises:
         ConfigError: values that do not go together, each named with the one it contradicts.
+        MissingGpus, NotEnoughMemory: the machine of the inventory does not have what they need.
     """
     vendor = vendor_named(spec.vendor)
-    topology = resolve_topology(spec, vendor)
-    _check_chunks(spec)
-    _check_engine_settings(spec)
-    _check_tensor_parallel(spec.tp, model.shape, model.served_name)
-    _check_ports(spec.port, topology)
-    kv_cache_bytes = int((spec.engine.kv_cache_gib or vendor.kv_cache_gib) * 2**30)
+    seen = len(inventory.gpus_of(vendor.name))
+    topology = resolve_topology(spec, vendor, seen)
+    block_size = spec.engine.block_size or vendor.block_size
+    _check(spec, model, block_size, topology)
+    gpus = allot(
+        inventory,
+        vendor,
+        engines=topology.engines,
+        ranks=spec.tp,
+        needed=gpus_needed(spec, vendor, topology, seen),
+    )
+    memory = gpu_memory(gpus, spec.engine.gpu_memory)
+    space = kv_space(spec, vendor, model, memory)
+    a_token = bytes_per_token(spec, model.shape)
+    length = max_model_len(spec, model.shape, space)
     return Plan(
         name=spec.name,
         vendor=vendor,
-        runtime="process" if spec.runtime == "auto" else spec.runtime,
+        runtime=spec.runtime,
         model=model,
         topology=topology,
         tp=spec.tp,
         layerwise=spec.layerwise,
         save_decode_cache=spec.save_decode_cache,
         bind=spec.bind,
-        router_port=spec.port,
+        port=spec.port,
+        keyed=spec.api_key_file is not None,
+        # Behind a gateway the router, which asks nobody for a key, stays on loopback.
+        router_port=spec.port + 3 if spec.api_key_file else spec.port,
         redis_port=spec.port + 1,
         router_metrics_port=spec.port + 2,
-        engines=_engines(spec, vendor, topology, inventory, kv_cache_bytes),
-        block_size=spec.engine.block_size,
+        engines=_engines(spec, vendor, topology, inventory, gpus, space),
+        block_size=block_size,
         chunk_size=spec.lmcache.chunk_size,
-        kv_bytes_per_token=_kv_bytes_per_token(spec, model.shape),
-        kv_cache_bytes=kv_cache_bytes,
-        max_model_len=_max_model_len(spec, model.shape, kv_cache_bytes),
-        redis_memory_mib=max(1, round(spec.redis.memory_gib * _MIB_PER_GIB)),
+        kv_bytes_per_token=a_token,
+        kv_cache_bytes=space.told_bytes,
+        gpu_share=memory.share if memory else None,
+        max_model_len=length,
+        staging_gib=_staging_gib(spec, vendor),
+        redis_memory_mib=store_mib(
+            spec,
+            space,
+            inventory,
+            producers=topology.producers,
+            a_token=a_token,
+            context=length,
+        ),
+        gpu_groups=inventory.gpu_groups,
+        container_gpus=inventory.container_gpus,
     )
+
+
+def _staging_gib(spec: StackSpec, vendor: Vendor) -> float:
+    return spec.lmcache.staging_gib or vendor.staging_gib
 
 
 def _engines(
@@ -145,23 +212,33 @@ def _engines(
     vendor: Vendor,
     topology: Topology,
     inventory: Inventory,
-    kv_cache_bytes: int,
+    gpus: tuple[tuple[Gpu, ...], ...],
+    space: KvSpace,
 ) -> tuple[EnginePlan, ...]:
     names: list[tuple[Role, str]] = [
         *(("producer", f"producer-{index}") for index in range(topology.producers)),
         *(("consumer", f"consumer-{index}") for index in range(topology.consumers)),
     ]
-    staging_mib = round(spec.lmcache.staging_gib * _MIB_PER_GIB)
-    memory_mib = spec.tp * (vendor.engine_base_mib + kv_cache_bytes // 2**20 + staging_mib)
+    in_host = 0 if vendor.has_gpus else (space.told_bytes or 0) // MIB
+    staging_mib = round(_staging_gib(spec, vendor) * 1024)
+    memory_mib = spec.tp * (vendor.engine_base_mib + in_host + staging_mib)
     threads = max(1, inventory.cpus // (topology.engines * spec.tp))
     return tuple(
-        EnginePlan(name, role, spec.port + _FIRST_ENGINE_OFFSET + index, (), threads, memory_mib)
-        for index, (role, name) in enumerate(names)
+        EnginePlan(name, role, spec.port + _FIRST_ENGINE_OFFSET + index, own, threads, memory_mib)
+        for index, ((role, name), own) in enumerate(zip(names, gpus, strict=True))
     )
 
 
-def _check_chunks(spec: StackSpec) -> None:
-    chunk, block = spec.lmcache.chunk_size, spec.engine.block_size
+def _check(spec: StackSpec, model: Model, block_size: int, topology: Topology) -> None:
+    _check_chunks(spec, block_size)
+    _check_engine_settings(spec)
+    _check_equal_ranks(spec)
+    _check_tensor_parallel(spec.tp, model.shape, model.served_name)
+    _check_ports(spec.port, topology)
+
+
+def _check_chunks(spec: StackSpec, block: int) -> None:
+    chunk = spec.lmcache.chunk_size
     if chunk % block:
         nearest = min(max(1, round(chunk / block)), MAX_CHUNK // block) * block
         raise ConfigError(
@@ -186,6 +263,19 @@ def _check_engine_settings(spec: StackSpec) -> None:
         )
 
 
+def _check_equal_ranks(spec: StackSpec) -> None:
+    """Refuse roles of different tensor-parallel sizes, which could never read each other's KV."""
+    for field in ("producer_tp", "consumer_tp"):
+        asked = getattr(spec, field)
+        if asked not in (None, spec.tp):
+            raise ConfigError(
+                f"{field}: {asked} differs from the other role's {spec.tp}; the store's keys name "
+                "the number of ranks and each rank's own part of the KV, so a consumer would never "
+                "find what a producer stored",
+                hint=f"deploy plan --tp {asked}, without {field}",
+            )
+
+
 def _check_tensor_parallel(tp: int, shape: ModelShape | None, name: str) -> None:
     if tp == 1 or shape is None:
         return
@@ -206,39 +296,3 @@ def _check_ports(port: int, topology: Topology) -> None:
             f"--port: {port} leaves no room: the stack's last engine would listen on {last}",
             hint=f"deploy plan --port {65535 - (last - port)}",
         )
-
-
-def _kv_bytes_per_token(spec: StackSpec, shape: ModelShape | None) -> int | None:
-    return shape.kv_bytes_per_token(DTYPE_BYTES[spec.engine.dtype]) if shape else None
-
-
-def _max_model_len(spec: StackSpec, shape: ModelShape | None, kv_cache_bytes: int) -> int | None:
-    """Return the asked length, else the longest that the model and the KV space both allow.
-
-    Raises:
-        ConfigError: more than the model or the KV space allows, or less than a chunk.
-    """
-    asked = spec.engine.max_model_len
-    if shape is None:
-        return asked
-    fits = kv_cache_bytes // shape.kv_bytes_per_token(DTYPE_BYTES[spec.engine.dtype])
-    limit = shape.max_positions or fits
-    if asked is not None and asked > limit:
-        raise ConfigError(
-            f"engine.max_model_len: {asked} is more than the model's {limit} positions",
-            hint=f"set engine.max_model_len to {limit} or less",
-        )
-    if asked is not None and asked > fits:
-        raise ConfigError(
-            f"engine.max_model_len: {asked} tokens do not fit into a KV space of {fits}",
-            hint=f"set engine.max_model_len to {fits} or less, or engine.kv_cache_gib to more",
-        )
-    length = asked or min(limit, fits)
-    if length <= spec.lmcache.chunk_size:
-        field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
-        raise ConfigError(
-            f"{field}: prompts of {length} tokens leave no room for a chunk (lmcache.chunk_size "
-            f"{spec.lmcache.chunk_size}) and an answer, so no KV would ever be shared",
-            hint=f"raise {field}, or set a smaller lmcache.chunk_size",
-        )
-    return length

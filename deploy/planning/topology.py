@@ -31,24 +31,69 @@ def split(engines: int) -> Topology:
     return Topology(producers, max(1, engines - producers))
 
 
-def resolve_topology(spec: StackSpec, vendor: Vendor) -> Topology:
+def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology:
     """Return the split that the spec asks for.
+
+    On GPUs an engine takes as many as its tensor-parallel size, save that a single GPU is shared by
+    all engines. Where neither a split nor a number is named, a machine with one GPU (`seen`) shares
+    it.
 
     Raises:
         ConfigError: its fields contradict each other.
     """
     asked = _asked(spec)
     if spec.gpus is None:
-        return asked or split(2)
+        return asked or split(1 if vendor.has_gpus and seen == 1 else 2)
+    engines = _engines_on(spec, vendor)
     if asked is None:
-        return split(spec.gpus)
-    if asked.engines not in (spec.gpus, split(spec.gpus).engines):
+        return split(engines)
+    shared = vendor.has_gpus and spec.gpus == 1
+    if not shared and asked.engines not in (engines, split(engines).engines):
+        each = f" of {spec.tp}" if vendor.has_gpus and spec.tp > 1 else ""
         raise ConfigError(
             f"--gpus {spec.gpus} contradicts --topology {asked}, which needs "
-            f"{asked.engines} {vendor.slot}s",
+            f"{asked.engines} {vendor.slot}s{each}",
             hint=f"deploy plan --topology {asked}, or deploy plan --gpus {spec.gpus}",
         )
     return asked
+
+
+def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int = 0) -> int:
+    """Return how many GPUs a split takes: 0 on processors, 1 where all engines share one.
+
+    Raises:
+        ConfigError: ranks of one engine would have to share a GPU.
+    """
+    if not vendor.has_gpus:
+        return 0
+    unnamed = spec.gpus is None and _asked(spec) is None and seen == 1
+    if spec.gpus != 1 and not unnamed:
+        return topology.engines * spec.tp
+    if spec.tp > 1:
+        raise ConfigError(
+            f"--tp: {spec.tp} ranks of an engine need {spec.tp} GPUs, and engines share 1 here",
+            hint=f"deploy plan --gpus {2 * spec.tp} --tp {spec.tp}, or deploy plan --gpus 1 --tp 1",
+        )
+    return 1
+
+
+def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
+    """Return how many engines the number of `--gpus` makes.
+
+    Raises:
+        ConfigError: GPUs would be left over, or there are too few for one of each role.
+    """
+    gpus = spec.gpus or 2
+    if not vendor.has_gpus or spec.tp == 1:
+        return gpus
+    if gpus % spec.tp or gpus < 2 * spec.tp:
+        nearest = max(2, round(gpus / spec.tp)) * spec.tp
+        raise ConfigError(
+            f"--gpus: {gpus} GPUs do not divide into engines of --tp {spec.tp}, of which a stack "
+            "needs two at least",
+            hint=f"deploy plan --gpus {nearest} --tp {spec.tp}",
+        )
+    return gpus // spec.tp
 
 
 def _asked(spec: StackSpec) -> Topology | None:

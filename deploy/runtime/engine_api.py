@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
 
 # vLLM 0.25 to 0.32 count in tokens: queries are the tokens not found in the engine's own cache.
@@ -47,11 +48,14 @@ class CacheCounters:
 class EngineApi:
     """A client for one base URL. The environment's proxy settings are not used."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, base_url: str, *, timeout_s: float = 120.0, api_key: Secret | None = None
+    ) -> None:
         # Engines speak plain HTTP on this machine. Reading the certificates all the same would take
         # longer than the request, several times a second while engines start.
         self._client = httpx.Client(
             base_url=base_url,
+            headers={"Authorization": f"Bearer {api_key.reveal()}"} if api_key else {},
             timeout=httpx.Timeout(timeout_s, connect=2.0),
             trust_env=False,
             verify=False,  # noqa: S501

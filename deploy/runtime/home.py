@@ -50,6 +50,7 @@ class Home:
 
     state: Path
     cache: Path
+    stack_folder: Path | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Home:
@@ -65,11 +66,19 @@ class Home:
     def models(self) -> Path:
         return self.cache / "models"
 
+    def with_stacks_in(self, folder: Path) -> Home:
+        """Return the same home with any stack's files in one folder, as `render -o` writes them."""
+        return Home(self.state, self.cache, folder.absolute())
+
     def stack(self, name: str) -> StackHome:
-        return StackHome(self.state / "stacks" / name)
+        return StackHome(self.stack_folder or self.state / "stacks" / name)
 
     def lock_file(self, name: str) -> Path:
         return self.state / "locks" / f"{name}.lock"
+
+    @property
+    def planning_lock_file(self) -> Path:
+        return self.state / "planning.lock"
 
     def stacks_beside(self, name: str) -> tuple[str, ...]:
         """Return the names of all other stacks that have state."""

@@ -36,9 +36,9 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _gate.depth -= 1
-    if _gate.waiting and not _gate.depth:
-        _gate.waiting = False
-        _interrupt()
+        if _gate.waiting and not _gate.depth:
+            _gate.waiting = False
+            _interrupt()
 
 
 @contextmanager

@@ -10,6 +10,42 @@ import filelock
 
 from deploy.errors import StackLocked
 
+_PLANNING_S = 60.0
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a command holds the lock of a stack."""
+    if not path.exists():
+        return False
+    lock = filelock.FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        return True
+    lock.release()
+    return False
+
+
+@contextmanager
+def planning_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of all stacks, while GPUs and ports are chosen for one.
+
+    Raises:
+        StackLocked: another command plans for a minute already.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with filelock.FileLock(path, timeout=_PLANNING_S):
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)  # whoever waits for it sees that, and takes a new one
+    except filelock.Timeout as exc:
+        raise StackLocked(
+            "another deploy command has been choosing GPUs and ports for a minute",
+            hint="wait for it to end, then repeat",
+        ) from exc
+
 
 @contextmanager
 def stack_lock(path: Path, name: str) -> Iterator[None]:

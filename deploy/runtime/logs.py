@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 _TAIL_BYTES = 256 * 1024
+_ERROR = re.compile(r"(?:\(.*\] )?\s*(?P<said>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
-def last_lines(path: Path, count: int) -> tuple[str, ...]:
-    """Return up to `count` last lines, without colour codes; none if there is no file."""
+def last_lines(path: Path, count: int | None = None) -> tuple[str, ...]:
+    """Return up to `count` last lines, else all, without colour codes; none if there is no file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
+            file.seek(0 if count is None else max(0, size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ()
-    return tuple(_ESCAPES.sub("", line) for line in text.splitlines()[-count or sys.maxsize :])
+    lines = text.splitlines()
+    return tuple(
+        plain(line) for line in (lines if count is None else lines[max(0, len(lines) - count) :])
+    )
 
 
-def matches(path: Path, pattern: str) -> tuple[re.Match[str], ...]:
-    """Return every place in the log, colour codes left out, where the pattern is found."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ()
-    return tuple(re.finditer(pattern, _ESCAPES.sub("", text)))
+def plain(text: str) -> str:
+    """Return a text without colour codes."""
+    return _ESCAPES.sub("", text)
 
 
-def first_error(path: Path) -> str:
-    """Return the first exception that the log names, such as "OSError: no space", or "".
+def first_error(lines: Iterable[str]) -> str:
+    """Return the first exception that log lines name, such as "OSError: no space", or "".
 
     The first, because an engine's processes fall over one another, and what the last one says is
     that an earlier one failed.
     """
-    found = matches(path, r"(?m)^(?:\(.*\] )?\s*(?P<said>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
-    return found[0]["said"].strip() if found else ""
+    found = (_ERROR.match(line) for line in lines)
+    return next((match["said"].strip() for match in found if match), "")
 
 
 def follow(paths: Mapping[str, Path], *, poll_s: float = 0.2) -> Iterator[tuple[str, str]]:
@@ -61,7 +60,7 @@ def _read_on(path: Path, name: str, offsets: dict[str, int]) -> list[str]:
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]  # a line still being written waits for its end
     offsets[name] += len(whole)
-    return [_ESCAPES.sub("", line) for line in whole.decode("utf-8", "replace").splitlines()]
+    return [plain(line) for line in whole.decode("utf-8", "replace").splitlines()]
 
 
 def _size(path: Path) -> int:

@@ -32,6 +32,11 @@ def ensure_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
     return {name: _read(folder / name) or _make(folder / name) for name in names}
 
 
+def keep_secret(folder: Path, name: str, value: str) -> None:
+    """Write a secret that the user brought."""
+    write_private(folder / name, value.strip() + "\n")
+
+
 def read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
     """Return the secrets that are there; a missing one is left out."""
     found = {name: _read(folder / name) for name in names}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import StateError
-from deploy.runtime.sessions import boot_id
+from deploy.runtime.process.sessions import boot_id
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class ServiceRecord:
     """A started service.
 
     Attributes:
-        pid: also the id of its session.
+        pid: of a process, also the id of its session; 0 for a container, which goes by its name.
         start_time: seconds since the boot, by which a reused pid is told.
         starts: how often it was started since `up`; more than one means it was repaired.
     """
 
     name: str
-    pid: int
-    start_time: float
-    log: str
+    pid: int = 0
+    start_time: float = 0.0
+    log: str = ""
     starts: int = 1
 
 
@@ -40,7 +40,9 @@ class StackState:
         machine: what was detected when the stack was planned, for the same reason.
         model: what `--model` meant then: reference, name, source, shape.
         fingerprint: of the stack as it was started.
-        boot: within which pids and start times hold.
+        boot: within which pids and start times hold; "" for containers, which outlive it.
+        generation: what was started, when, and how that went.
+        history: the generations before this one, the newest first.
     """
 
     name: str
@@ -50,6 +52,8 @@ class StackState:
     model: dict[str, Any]
     boot: str
     services: dict[str, ServiceRecord] = field(default_factory=dict)
+    generation: dict[str, Any] = field(default_factory=dict)
+    history: tuple[dict[str, Any], ...] = ()
 
     def with_service(self, record: ServiceRecord) -> StackState:
         return replace(self, services={**self.services, record.name: record})
@@ -85,7 +89,9 @@ def read_state(path: Path, name: str) -> StackState | None:
             machine=dict(raw["machine"]),
             model=dict(raw["model"]),
             boot=raw["boot"],
-            services=services if raw["boot"] == boot_id() else {},
+            services=services if raw["boot"] in ("", boot_id()) else {},
+            generation=dict(raw["generation"]),
+            history=tuple(dict(past) for past in raw.get("history", ())),
         )
     except FileNotFoundError:
         return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from deploy.runtime.secrets import Secret
 
@@ -29,7 +29,37 @@ class StoreStats:
     run_id: str
 
 
-class Store:
+class Store(Protocol):
+    """A stack's Redis, however it is reached."""
+
+    def ping(self) -> bool:
+        """Tell whether Redis answers and accepts the password."""
+        ...
+
+    def stats(self) -> StoreStats | None:
+        """Return a reading, or None if Redis does not answer."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> StoreStats:
+    """Return the reading that INFO's fields, the calls of commands and DBSIZE make.
+
+    Raises:
+        KeyError, ValueError: a field is missing or no number.
+    """
+    return StoreStats(
+        keys=keys,
+        used_memory_bytes=int(info["used_memory"]),
+        max_memory_bytes=int(info["maxmemory"]),
+        evicted_keys=int(info["evicted_keys"]),
+        flushes=sum(calls.get(name, 0) for name in ("flushall", "flushdb")),
+        run_id=str(info["run_id"]),
+    )
+
+
+class SocketStore:
     """A connection to a stack's Redis."""
 
     def __init__(self, host: str, port: int, password: Secret | None) -> None:
@@ -63,18 +93,11 @@ class Store:
             keys = int(self._client.dbsize())
         except self._errors:
             return None
-        flushes = sum(
-            int(commands.get(f"cmdstat_{name}", {}).get("calls", 0))
-            for name in ("flushall", "flushdb")
-        )
-        return StoreStats(
-            keys=keys,
-            used_memory_bytes=int(info["used_memory"]),
-            max_memory_bytes=int(info["maxmemory"]),
-            evicted_keys=int(info["evicted_keys"]),
-            flushes=flushes,
-            run_id=str(info["run_id"]),
-        )
+        calls = {
+            name.removeprefix("cmdstat_"): int(value.get("calls", 0))
+            for name, value in commands.items()
+        }
+        return stats_from(info, calls, keys)
 
     def close(self) -> None:
         self._client.close()
@@ -83,7 +106,7 @@ class Store:
 @contextmanager
 def open_store(host: str, port: int, password: Secret | None) -> Iterator[Store]:
     """Open a store and close it again."""
-    store = Store(host, port, password)
+    store = SocketStore(host, port, password)
     try:
         yield store
     finally:

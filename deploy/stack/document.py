@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import yaml
 
+from deploy.stack.containers import is_secret_name
 from deploy.stack.service import Service, Stack
-
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
 
 
 def stack_document(stack: Stack) -> dict[str, Any]:
@@ -30,6 +28,10 @@ def document_yaml(document: dict[str, Any]) -> str:
 class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines as blocks, so that configuration files can be read."""
 
+    def ignore_aliases(self, _data: Any) -> bool:
+        """Write what occurs twice out twice: people read this, and compare it line by line."""
+        return True
+
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
@@ -41,7 +43,7 @@ _Dumper.add_representer(str, _text)
 
 def _masked(name: str, value: str) -> str:
     """Hide what is a secret by its name; users put tokens into `engine.env`."""
-    return "***" if _SECRET_NAME.search(name) else value
+    return "***" if value and is_secret_name(name) else value
 
 
 def _service(service: Service) -> dict[str, Any]:

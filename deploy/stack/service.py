@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-ServiceRole = Literal["redis", "producer", "consumer", "router"]
+ServiceRole = Literal["redis", "producer", "consumer", "router", "gateway"]
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,15 @@ class ConfigFile:
     """A file that a service reads at its start.
 
     `text` may hold `@{name}` for a secret; the runtime fills it in, in a file only its owner reads.
+
+    Attributes:
+        path: on this machine.
+        target: in the service's container; "" where it is a process.
     """
 
     path: str
     text: str
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,68 @@ class Health:
 
 
 @dataclass(frozen=True)
+class Mount:
+    """A folder of this machine in a container."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True)
+class Published:
+    """A container's port on an address of this machine."""
+
+    address: str
+    port: int
+    container_port: int
+
+
+@dataclass(frozen=True)
+class DeviceAccess:
+    """The GPUs of a container, and the rights that using them takes.
+
+    Attributes:
+        driver, ids: of a device reservation; "" and () where device nodes are given.
+        names: device nodes.
+        groups: numbers of the groups that own those nodes.
+    """
+
+    driver: str = ""
+    ids: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    security_opt: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a service is beside its arguments where it runs in a container.
+
+    Attributes:
+        user: 'uid:gid' it runs as, which can read the files that are mounted.
+        secrets: files with a secret of the stack each, mounted below /run/secrets.
+        health_argv: the command whose success means healthy, run inside.
+        limit_mib: of memory, beyond which the kernel ends it.
+        read_only: nothing but /tmp can be written.
+        big_locks: it may lock memory without limit, as pinned memory does.
+    """
+
+    image: str
+    user: str
+    networks: tuple[str, ...]
+    health_argv: tuple[str, ...]
+    limit_mib: int
+    mounts: tuple[Mount, ...] = ()
+    published: tuple[Published, ...] = ()
+    secrets: tuple[str, ...] = ()
+    devices: DeviceAccess = DeviceAccess()
+    shm_mib: int = 64
+    read_only: bool = True
+    big_locks: bool = False
+
+
+@dataclass(frozen=True)
 class Service:
     """One process or container of a stack.
 
@@ -39,6 +106,8 @@ class Service:
         extra_ports: ports it opens beside the one it serves on.
         depends_on: services that must be ready before this one is started.
         ready_s: seconds from its start within which it must be ready.
+        host, port: where this machine reaches it; port 0 where it does not.
+        container: None where it is a process of this machine.
     """
 
     name: str
@@ -54,6 +123,7 @@ class Service:
     depends_on: tuple[str, ...] = ()
     devices: tuple[int, ...] = ()
     memory_mib: int = 0
+    container: Container | None = None
 
     @property
     def url(self) -> str:
@@ -61,15 +131,30 @@ class Service:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    def fingerprint(self) -> str:
+        """Return a digest that changes when the service would be run differently."""
+        shown = asdict(self)
+        del shown["ready_s"]  # our patience; the service runs no differently for it
+        return _digest(shown)
+
 
 @dataclass(frozen=True)
 class Stack:
-    """All services of a stack, in an order in which each follows what it depends on."""
+    """All services of a stack, in an order in which each follows what it depends on.
+
+    Attributes:
+        secrets: names of those that are made for it.
+    """
 
     name: str
     runtime: str
     services: tuple[Service, ...]
     secrets: tuple[str, ...]
+
+    @property
+    def front(self) -> Service:
+        """The service that clients talk to: the last, which depends on all others."""
+        return self.services[-1]
 
     def service(self, name: str) -> Service:
         """Return the service of that name; KeyError if there is none."""
@@ -80,8 +165,10 @@ class Stack:
 
     def fingerprint(self) -> str:
         """Return a digest that changes when any service would be run differently."""
-        shown = asdict(self)
-        for service in shown["services"]:
-            del service["ready_s"]  # our patience; the service runs no differently for it
-        text = json.dumps(shown, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        own = [self.name, self.runtime, *self.secrets]
+        return _digest([*own, *(service.fingerprint() for service in self.services)])
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

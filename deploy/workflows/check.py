@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from deploy.errors import StackUnhealthy
 from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
 from deploy.runtime.home import Home
+from deploy.stack.build import API_KEY
 from deploy.verify.diagnosis import diagnose
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
@@ -49,13 +50,14 @@ def check_stack(home: Home, name: str, report: Report) -> CheckReport:
     """
     running = require_stack(home, name)
     require_running(running)
-    _require_answers(running)
+    require_answers(running)
     try:
         with _Check(running, report) as check:
             return check.run()
     except ApiError as exc:
         raise StackUnhealthy(
-            f"the stack stopped answering during the check: {exc}", hint=f"deploy up --name {name}"
+            f"the stack stopped answering during the check: {exc}",
+            hint=f"deploy up --resume --name {name}",
         ) from exc
 
 
@@ -68,7 +70,7 @@ def renew_store_connections(running: RunningStack) -> None:
         check.renew_connections()
 
 
-def _require_answers(running: RunningStack) -> None:
+def require_answers(running: RunningStack) -> None:
     """Check that every service answers, giving the router time to notice an engine's return.
 
     Raises:
@@ -93,6 +95,7 @@ class _Check:
         self._running = running
         self._plan = running.prepared.plan
         self._model = self._plan.model.served_name
+        self._front = running.stack.front.name
         self._producers = [engine.name for engine in self._plan.producers]
         self._consumers = [engine.name for engine in self._plan.consumers]
         self._report = report
@@ -105,7 +108,9 @@ class _Check:
     def __enter__(self) -> _Check:
         for service in self._running.stack.services:
             if service.role != "redis":
-                self._apis[service.name] = self._exit.enter_context(EngineApi(service.url))
+                key = self._running.secrets.get(API_KEY)
+                api = EngineApi(service.url, api_key=key if service.name == self._front else None)
+                self._apis[service.name] = self._exit.enter_context(api)
         self._store = self._exit.enter_context(store_of(self._running))
         self._limit = self._apis[self._producers[0]].max_model_len()
         return self
@@ -178,7 +183,7 @@ class _Check:
         chunks = self._count_expected(prompt)
         keys = self._keys()
         prefill, decode = self._counters(self._producers), self._counters(self._consumers)
-        answer = self._complete("router", prompt)
+        answer = self._complete(self._front, prompt)
         hits = self._hits_since(decode, len(prompt))
         seen = self._settled(prefill, len(prompt))
         producer = max(seen, key=lambda name: _asked(seen[name]))

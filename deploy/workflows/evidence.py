@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from deploy.runtime.logs import matches
+import re
+
 from deploy.runtime.store import StoreStats
 from deploy.verify.diagnosis import Evidence
 from deploy.verify.findings import Findings
 from deploy.verify.report import EngineHealth, StoreUse
 from deploy.workflows.running import RunningStack
 
-_FIX_LINE = r"pdkit-connector fix=(?P<fix>\S+) state=(?P<state>\S+)"
+_FIX_LINE = re.compile(r"pdkit-connector fix=(?P<fix>\S+) state=(?P<state>\S+)")
 
 
 def engine_health(running: RunningStack) -> list[EngineHealth]:
@@ -19,7 +20,7 @@ def engine_health(running: RunningStack) -> list[EngineHealth]:
             engine.name,
             engine.role,
             running.is_ready(running.stack.service(engine.name)),
-            running.state.services[engine.name].starts - 1,
+            running.launcher.restarts(running.state.services[engine.name]),
         )
         for engine in running.prepared.plan.engines
     ]
@@ -67,5 +68,5 @@ def _hash_seed(running: RunningStack, engine: str) -> str:
 
 def _fix_states(running: RunningStack, engine: str) -> dict[str, str]:
     """Return each fix's state as the engine's connector logged it, the last start's if several."""
-    log = running.launcher.log_path(engine)
-    return {found["fix"]: found["state"] for found in matches(log, _FIX_LINE)}
+    found = (_FIX_LINE.search(line) for line in running.launcher.log_lines(engine))
+    return {match["fix"]: match["state"] for match in found if match}

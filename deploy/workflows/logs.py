@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-from deploy.errors import StateError
+from deploy.errors import PdkitError, StateError
 from deploy.runtime.home import Home
-from deploy.runtime.logs import follow, last_lines
+from deploy.runtime.launcher import Launcher
+from deploy.runtime.process.launcher import ProcessLauncher
+from deploy.runtime.state import read_state
+from deploy.workflows.running import launcher_for
 
 
-def log_files(home: Home, name: str, service: str | None) -> dict[str, Path]:
-    """Return service → log file. Also of a stack whose start failed: that is when logs matter.
+def log_source(home: Home, name: str) -> Launcher:
+    """Return what reads a stack's logs. Also of one whose start failed: that is when logs matter.
 
     Raises:
-        StateError: there are no logs, or none of that service.
+        StateError: the stack has no logs.
     """
-    folder = home.stack(name).logs_dir
-    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
-    if not files:
+    files = home.stack(name)
+    try:
+        state = read_state(files.state_file, name)
+    except PdkitError:
+        state = None
+    runtime = state.machine.get("runtime", "process") if state else "process"
+    # Logs of what failed are files, whatever it was to run on.
+    source = launcher_for(runtime, name, files) if state else ProcessLauncher(files)
+    if not source.logs():
         raise StateError(f"the stack '{name}' has no logs", hint=f"deploy up --name {name}")
+    return source
+
+
+def chosen_services(source: Launcher, name: str, service: str | None) -> tuple[str, ...]:
+    """Return the services whose logs are asked for.
+
+    Raises:
+        StateError: there is no log of that service.
+    """
+    services = source.logs()
     if service is None:
-        return files
-    if service not in files:
+        return services
+    if service not in services:
         raise StateError(
-            f"the stack '{name}' has no service '{service}'; it has: {', '.join(files)}",
-            hint=f"deploy logs {next(iter(files))} --name {name}",
+            f"the stack '{name}' has no service '{service}'; it has: {', '.join(services)}",
+            hint=f"deploy logs {services[0]} --name {name}",
         )
-    return {service: files[service]}
+    return (service,)
 
 
-def tail(files: dict[str, Path], count: int) -> list[tuple[str, str]]:
-    """Return (service, line) for the last lines of each file."""
-    return [(name, line) for name, path in files.items() for line in last_lines(path, count)]
-
-
-def stream(files: dict[str, Path]) -> Iterator[tuple[str, str]]:
-    """Yield (service, line) as lines are written, until the caller stops asking."""
-    return follow(files)
+def tail(source: Launcher, services: tuple[str, ...], count: int) -> list[tuple[str, str]]:
+    """Return (service, line) for the last lines of each service."""
+    return [(name, line) for name in services for line in source.log_lines(name, count)]

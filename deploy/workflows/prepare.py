@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from deploy.assets import connector_path
+from deploy.assets import connector_path, gateway_path
 from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
+from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
-from deploy.runtime.host import find_engine_python, find_redis_server, require_libraries
-from deploy.stack.build import ProcessLayout, build_stack
+from deploy.stack.build import build_stack
+from deploy.stack.containers import refuse_visible_secrets
+from deploy.stack.layout import ContainerImages, ContainerLayout, Layout, ProcessLayout
 from deploy.stack.service import Stack
 from deploy.tiny_model import model_folder_name
 from deploy.tiny_model.recipe import config_json
@@ -24,77 +26,142 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs that services are run with."""
+    """The programs that services are run with, where they are processes."""
 
     engine_python: str
     redis_server: str
 
 
 @dataclass(frozen=True)
+class Containers:
+    """What containers are run with.
+
+    Attributes:
+        user: 'uid:gid' that they run as.
+        hub_cache: folder of this machine that holds models of the hub.
+        hub_token: whether the user has a token of the hub.
+    """
+
+    images: ContainerImages
+    user: str
+    hub_cache: str
+    hub_token: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found on the machine when a stack was planned, or is assumed of one.
+
+    Attributes:
+        vendor, runtime: what 'auto' means there.
+        means: what its runtime runs services with.
+    """
+
+    inventory: Inventory
+    vendor: str
+    runtime: str
+    means: Programs | Containers
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """A stack and all it was made from."""
+    """A stack and all it was made from.
+
+    Attributes:
+        spec: as it was asked for, 'auto' included.
+    """
 
     spec: StackSpec
-    inventory: Inventory
-    programs: Programs
+    facts: Facts
     model: Model
     plan: Plan
     stack: Stack
 
-
-def named_programs(spec: StackSpec) -> Programs:
-    """Return the programs by name only, so that a plan can be shown where they are missing."""
-    return Programs(
-        str(spec.engine.python or sys.executable), str(spec.redis.server or "redis-server")
-    )
+    @property
+    def inventory(self) -> Inventory:
+        return self.facts.inventory
 
 
-def found_programs(spec: StackSpec) -> Programs:
-    """Return the programs as they are on this machine.
-
-    Raises:
-        MissingTool: one is not there.
-    """
-    python = find_engine_python(spec.engine.python)
-    require_libraries(python, vendor_named(spec.vendor).libraries)
-    return Programs(python, find_redis_server(spec.redis.server, python))
-
-
-def prepare(
-    spec: StackSpec,
-    home: Home,
-    inventory: Inventory,
-    programs: Programs,
-    *,
-    model: Model | None = None,
-) -> Prepared:
+def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = None) -> Prepared:
     """Plan a spec and build its stack. Changes nothing.
 
     Without `model` the spec's is looked up, and its config.json read.
 
     Raises:
         ConfigError: the spec contradicts itself, the model or the machine.
+        MachineError: the machine of the facts has too few GPUs, or too little memory on them.
     """
-    model = model or find_model(spec, home)
-    plan = make_plan(spec, model, inventory)
-    layout = ProcessLayout(
-        run_dir=home.stack(spec.name).run_dir,
-        temp_dir=home.stack(spec.name).temp_dir,
-        engine_python=programs.engine_python,
-        redis_server=programs.redis_server,
-        connector_dir=connector_path(),
+    settled = spec.model_copy(update={"vendor": facts.vendor, "runtime": facts.runtime})
+    if model is None:
+        model = find_model(spec, home, facts.vendor)
+        if isinstance(facts.means, Containers):
+            _require_mountable(model)
+        if model.source == "folder":
+            spec = spec.model_copy(update={"model": model.ref})  # from wherever the next look is
+    plan = make_plan(settled, model, facts.inventory)
+    layout = _layout(settled, home, facts.means, model)
+    return Prepared(spec, facts, model, plan, build_stack(plan, settled, layout))
+
+
+def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Model) -> Layout:
+    files = home.stack(spec.name)
+    if isinstance(means, Programs):
+        if spec.image is not None:
+            raise ConfigError(
+                f"--image: '{spec.image}' is for containers, and the stack would run as processes",
+                hint="deploy plan --runtime compose, or engine.python instead of an image",
+            )
+        return ProcessLayout(
+            run_dir=files.run_dir,
+            secrets_dir=files.secrets_dir,
+            temp_dir=files.temp_dir,
+            engine_python=means.engine_python,
+            redis_server=means.redis_server,
+            connector=connector_path(),
+            gateway_code=gateway_path(),
+            hub_cache=spec.hub_cache,
+            hub_token=spec.hf_token_file,
+        )
+    refuse_visible_secrets(spec)
+    from_hub = model.source == "hub"
+    return ContainerLayout(
+        run_dir=files.run_dir,
+        images=means.images,
+        user=means.user,
+        connector=connector_path(),
+        gateway_code=gateway_path(),
+        hub_cache=Path(means.hub_cache) if from_hub else None,
+        hub_token=means.hub_token and from_hub,
     )
-    return Prepared(spec, inventory, programs, model, plan, build_stack(plan, spec, layout))
 
 
-def find_model(spec: StackSpec, home: Home) -> Model:
+def _require_mountable(model: Model) -> None:
+    """Refuse a folder whose files are links out of it: in a container they lead nowhere.
+
+    Raises:
+        ConfigError: it is such a folder, as those of the hub's cache are.
+    """
+    if model.source != "folder":
+        return
+    folder = Path(model.ref)
+    for file in sorted(folder.iterdir()):
+        if file.is_symlink() and not file.resolve().is_relative_to(folder):
+            raise ConfigError(
+                f"--model: {file} is a link out of its folder, and a container sees the folder "
+                "alone",
+                hint="for a model of the hub's cache: deploy plan --model OWNER/NAME",
+            )
+
+
+def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
     """Return the model that a spec means, seen from the current folder.
 
     Raises:
         ConfigError: a folder that is none of a model.
     """
     return resolve_model(
-        spec.model or vendor_named(spec.vendor).default_model,
+        spec.model or vendor_named(vendor).default_model,
         tiny_path=home.models / model_folder_name(),
         tiny_config=config_json(),
+        hub_cache=spec.hub_cache,
     )

@@ -1,7 +1,8 @@
-"""A stack that was started before: its state, its plan, its processes and its Redis."""
+"""A stack that was started before: its state, its plan, its services and its Redis."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,16 +12,18 @@ from pydantic import ValidationError
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.errors import StackUnhealthy, StateError
-from deploy.planning.inventory import Inventory
+from deploy.planning.inventory import inventory_from
 from deploy.runtime.engine_api import EngineApi
-from deploy.runtime.home import Home
-from deploy.runtime.launcher import ProcessLauncher, ServiceState
+from deploy.runtime.home import Home, StackHome
+from deploy.runtime.launcher import Launcher, ServiceState
+from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.state import StackState, read_state
-from deploy.runtime.store import Store, open_store
-from deploy.stack.build import REDIS_PASSWORD
+from deploy.runtime.store import Store
+from deploy.stack.build import API_KEY, REDIS_PASSWORD
+from deploy.stack.layout import ContainerImages
 from deploy.stack.service import Service, Stack
-from deploy.workflows.prepare import Prepared, Programs, prepare
+from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
 
 _PROBE_TIMEOUT_S = 2.0
 
@@ -31,7 +34,7 @@ class RunningStack:
 
     prepared: Prepared
     state: StackState
-    launcher: ProcessLauncher
+    launcher: Launcher
     secrets: dict[str, Secret]
 
     @property
@@ -42,16 +45,25 @@ class RunningStack:
         return self.launcher.state(self.state.services.get(service.name))
 
     def is_ready(self, service: Service) -> bool:
-        return service_is_ready(service, self.secrets.get(REDIS_PASSWORD))
+        return service_is_ready(service, self.launcher, self.secrets.get(REDIS_PASSWORD))
 
     def any_running(self) -> bool:
         return any(self.service_state(service) == "running" for service in self.stack.services)
 
 
-def service_is_ready(service: Service, redis_password: Secret | None) -> bool:
+def launcher_for(runtime: str, name: str, files: StackHome) -> Launcher:
+    """Return what starts and finds the services of a stack on its runtime."""
+    if runtime == "compose":
+        from deploy.runtime.compose.launcher import ComposeLauncher
+
+        return ComposeLauncher(name, files)
+    return ProcessLauncher(files)
+
+
+def service_is_ready(service: Service, launcher: Launcher, redis_password: Secret | None) -> bool:
     """Ask a service whether it serves, in its own way; within two seconds."""
     if service.health.kind == "redis":
-        with open_store(service.host, service.port, redis_password) as store:
+        with launcher.open_store(service, redis_password) as store:
             return store.ping()
     with EngineApi(service.url, timeout_s=_PROBE_TIMEOUT_S) as api:
         return api.is_healthy(service.health.path)
@@ -60,12 +72,33 @@ def service_is_ready(service: Service, redis_password: Secret | None) -> bool:
 def store_of(running: RunningStack) -> AbstractContextManager[Store]:
     """Open a connection to the stack's Redis for a with block."""
     redis = running.stack.service("redis")
-    return open_store(redis.host, redis.port, running.secrets.get(REDIS_PASSWORD))
+    return running.launcher.open_store(redis, running.secrets.get(REDIS_PASSWORD))
 
 
-def machine_facts(prepared: Prepared) -> dict[str, Any]:
-    """Return what was detected when the stack was planned, for its state file."""
-    return {"inventory": asdict(prepared.inventory), "programs": asdict(prepared.programs)}
+def stored_facts(facts: Facts) -> dict[str, Any]:
+    """Return what was found when the stack was planned, as its state file keeps it."""
+    return asdict(facts)
+
+
+def restored_facts(stored: Mapping[str, Any]) -> Facts:
+    """Return the facts that `stored_facts` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: another version of the kit wrote them.
+    """
+    means = stored["means"]
+    if stored["runtime"] == "process":
+        found: Programs | Containers = Programs(**means)
+    else:
+        found = Containers(**{**means, "images": ContainerImages(**means["images"])})
+    inventory = inventory_from(stored["inventory"])
+    return Facts(inventory, stored["vendor"], stored["runtime"], found)
+
+
+def restored_model(stored: Mapping[str, Any]) -> Model:
+    """Return the model that `asdict` wrote into a state file."""
+    shape = stored["shape"]
+    return Model(**{**stored, "shape": ModelShape(**shape) if shape else None})
 
 
 def find_stack(home: Home, name: str) -> RunningStack | None:
@@ -73,6 +106,7 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
 
     Raises:
         StateError: its state file cannot be understood.
+        DockerUnavailable: its services are containers, and no Docker engine answers.
     """
     files = home.stack(name)
     state = read_state(files.state_file, name)
@@ -80,18 +114,16 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
         return None
     try:
         spec = StackSpec.model_validate(state.spec)
-        inventory = Inventory(**state.machine["inventory"])
-        programs = Programs(**state.machine["programs"])
-        shape = state.model["shape"]
-        model = Model(**{**state.model, "shape": ModelShape(**shape) if shape else None})
-    except (ValidationError, KeyError, TypeError) as exc:
+        facts = restored_facts(state.machine)
+        model = restored_model(state.model)
+    except (ValidationError, KeyError, TypeError, ValueError) as exc:
         raise StateError(
             f"the state of stack '{name}' does not fit this version of pdkit: {files.state_file}",
-            hint=f"deploy down --name {name} finds its processes without it and clears it away",
+            hint=f"deploy down --name {name} finds its services without it and clears it away",
         ) from exc
-    prepared = prepare(spec, home, inventory, programs, model=model)
-    secrets = read_secrets(files.secrets_dir, prepared.stack.secrets)
-    return RunningStack(prepared, state, ProcessLauncher(files), secrets)
+    prepared = prepare(spec, home, facts, model=model)
+    secrets = read_secrets(files.secrets_dir, (*prepared.stack.secrets, API_KEY))
+    return RunningStack(prepared, state, launcher_for(facts.runtime, name, files), secrets)
 
 
 def require_stack(home: Home, name: str) -> RunningStack:
@@ -124,5 +156,6 @@ def require_running(running: RunningStack) -> None:
     if dead:
         name = running.stack.name
         raise StackUnhealthy(
-            f"not running: {', '.join(dead)}", hint=f"deploy up --name {name} starts them again"
+            f"not running: {', '.join(dead)}",
+            hint=f"deploy up --resume --name {name} starts them again",
         )

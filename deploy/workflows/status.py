@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
 from deploy.runtime.home import Home
 from deploy.runtime.store import StoreStats
 from deploy.stack.service import Service
+from deploy.workflows.generations import Generation, engine_image, past_generations
 from deploy.workflows.running import RunningStack, find_stack, store_of
 
 ServiceCondition = Literal["ready", "not ready", "exited", "not started"]
@@ -21,8 +22,9 @@ class ServiceStatus:
     """One service as it is now.
 
     Attributes:
-        uptime_s: since its process started; 0 if it does not run.
-        resident_mib: of the process and its helpers.
+        uptime_s: since it was started last; 0 if it does not run.
+        resident_mib: of the process or container and its helpers.
+        log: the path, or the command, by which it is read.
         cache: an engine's own counters since its start; None for other services, or no answer.
     """
 
@@ -44,16 +46,22 @@ class StackStatus:
 
     Attributes:
         up: it was started and not taken down.
+        image: of the engines; "" where they are processes.
+        history: what was up before, and what was tried; the newest first.
         others: names of other stacks, looked up where this one is not up.
     """
 
     name: str
     up: bool
+    vendor: str = ""
+    runtime: str = ""
+    image: str = ""
     topology: str = ""
     model: str = ""
     url: str = ""
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
+    history: Sequence[Generation] = ()
     others: Sequence[str] = ()
 
     @property
@@ -90,15 +98,27 @@ def stack_status(home: Home, name: str) -> StackStatus:
     return StackStatus(
         name=name,
         up=True,
+        vendor=plan.vendor.name,
+        runtime=plan.runtime,
+        image=engine_image(running.prepared),
         topology=str(plan.topology),
         model=plan.model.served_name,
-        url=running.stack.service("router").url,
-        services=[_service_status(running, service) for service in running.stack.services],
+        url=running.stack.front.url,
+        services=_all_services(running),
         store=stats,
+        history=past_generations(running.state),
     )
 
 
+def _all_services(running: RunningStack) -> list[ServiceStatus]:
+    """Look at all services at once: a container's memory takes Docker a second to tell."""
+    services = running.stack.services
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        return list(pool.map(lambda service: _service_status(running, service), services))
+
+
 def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
+    launcher = running.launcher
     record = running.state.services.get(service.name)
     condition = _condition(running, service)
     alive = record is not None and condition in ("ready", "not ready")
@@ -106,16 +126,21 @@ def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
         name=service.name,
         role=service.role,
         condition=condition,
-        pid=record.pid if record and alive else 0,
-        url=service.url if service.role != "redis" else f"{service.host}:{service.port}",
-        uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME) - record.start_time, 1)
-        if record and alive
-        else 0.0,
-        resident_mib=running.launcher.resident_mib(record) if record and alive else 0,
-        restarts=record.starts - 1 if record else 0,
-        log=str(running.launcher.log_path(service.name)),
+        pid=launcher.pid(record) if record and alive else 0,
+        url=_url(service),
+        uptime_s=round(launcher.uptime_s(record), 1) if record and alive else 0.0,
+        resident_mib=launcher.resident_mib(record) if record and alive else 0,
+        restarts=launcher.restarts(record) if record else 0,
+        log=launcher.where_log(service.name),
         cache=_cache(service) if condition == "ready" else None,
     )
+
+
+def _url(service: Service) -> str:
+    """Return where this machine reaches a service; "" where it does not."""
+    if service.port == 0:
+        return ""
+    return service.url if service.role != "redis" else f"{service.host}:{service.port}"
 
 
 def _condition(running: RunningStack, service: Service) -> ServiceCondition:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,12 +17,21 @@ from deploy.config.spec import StackSpec
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
+from deploy.stack import namespace
+from deploy.workflows import facts as facts_module
+from deploy.workflows import prepare as prepare_module
+from deploy.workflows.facts import stated_facts
 from deploy.workflows.prepare import Prepared, Programs, prepare
+from tests.conftest import NO_DOCKER
 
 MACHINE = Inventory(cpus=16, memory_mib=65536)
+HOME = Home(Path("/home/user/.local/state/pdkit"), Path("/home/user/.cache/pdkit"))
+CONNECTOR = Path("/opt/pdkit/lib/deploy/connector")
+GATEWAY = Path("/opt/pdkit/lib/deploy/gateway")
 TINY_SHAPE = ModelShape(layers=4, attention_heads=4, kv_heads=2, head_dim=64, max_positions=32768)
 TINY = Model("/models/tiny", "pdkit-tiny", "tiny", TINY_SHAPE)
 
+NO_ENVIRONMENT: Mapping[str, str] = {}
 _LEAKING = ("PDKIT_", "XDG_", "HF_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
@@ -33,6 +42,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", "/nonexistent/home")
     monkeypatch.setenv("PDKIT_HOME", "/nonexistent/pdkit-home")
+    monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
 
 
 @pytest.fixture
@@ -46,20 +56,43 @@ def plan() -> Callable[..., Plan]:
     """Plan a spec, given by its fields, for one model and one machine."""
 
     def make(*, model: Model = TINY, machine: Inventory = MACHINE, **fields: Any) -> Plan:
-        return make_plan(StackSpec.model_validate(fields), model, machine)
+        settled = {"vendor": "cpu", "runtime": "process", **fields}
+        return make_plan(StackSpec.model_validate(settled), model, machine)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def prepared() -> Callable[..., Prepared]:
-    """Prepare the stack of a spec, given by its fields, for a machine that is none of ours."""
-    home = Home(Path("/home/user/.local/state/pdkit"), Path("/home/user/.cache/pdkit"))
+    """Prepare the stack of a spec, given by its fields, for a machine that is none of ours.
+
+    `machine=None` is one without GPUs, for which those that are asked for are assumed. `given` is
+    the model, which then need not be anywhere.
+    """
     programs = Programs("/opt/engines/bin/python", "/usr/bin/redis-server")
 
-    def make(*, machine: Inventory = MACHINE, **fields: Any) -> Prepared:
-        asked = load_spec(fields, {}, Path(os.devnull)).spec
-        with mock.patch.object(tempfile, "tempdir", "/tmp"):
-            return prepare(asked, home, machine, programs)
+    def make(
+        *,
+        machine: Inventory | None = MACHINE,
+        given: Model | None = None,
+        environ: Mapping[str, str] = NO_ENVIRONMENT,
+        **fields: Any,
+    ) -> Prepared:
+        asked = load_spec({"vendor": "cpu", "runtime": "process", **fields}, {}, Path(os.devnull))
+        with (
+            mock.patch.dict(os.environ, {"HOME": "/home/user", **environ}, clear=True),
+            mock.patch.object(facts_module, "detect_inventory", lambda *_: MACHINE),
+            mock.patch.object(facts_module, "engine_answers", lambda: False),
+            mock.patch.object(namespace, "__version__", "1.2.3"),
+            mock.patch.object(facts_module, "container_user", lambda **_: "1000:1000"),
+            mock.patch.object(prepare_module, "connector_path", lambda: CONNECTOR),
+            mock.patch.object(prepare_module, "gateway_path", lambda: GATEWAY),
+            mock.patch.object(prepare_module, "model_folder_name", lambda: "tiny-llama"),
+            mock.patch.object(prepare_module, "_require_mountable", lambda _: None),
+        ):
+            facts = stated_facts(asked.spec, machine, runtime="process")
+            if facts.runtime == "process":
+                facts = replace(facts, means=programs)
+            return prepare(asked.spec, HOME, facts, model=given)
 
     return make

@@ -16,8 +16,13 @@ CONTRACT = {
     "MissingTool": 3,
     "PortTaken": 3,
     "NotEnoughMemory": 3,
+    "MissingGpus": 3,
+    "MissingImage": 3,
+    "DockerUnavailable": 3,
     "StackLocked": 3,
     "StackUnhealthy": 4,
+    "OutOfMemory": 4,
+    "SwapFailed": 4,
     "Interrupted": 130,
 }
 

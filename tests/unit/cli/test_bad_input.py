@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main as main_module
-from tests.conftest import Ended
+from tests.conftest import SETTLED, Ended
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,15 @@ class Case:
 def up(arguments: str, exit_code: int, *words: str, hint: str, **more: object) -> Case:
     return Case(("up", *arguments.split()), exit_code, words, hint, **more)  # type: ignore[arg-type]
 
+
+def compose(arguments: str, exit_code: int, *words: str, hint: str, **more: object) -> Case:
+    """Render for containers, on hardware that need not be here."""
+    auto = () if "--vendor" in arguments else ("--vendor", "auto")
+    argv = ("render", "--runtime", "compose", *auto, *arguments.split())
+    return Case(argv, exit_code, words, hint, **more)  # type: ignore[arg-type]
+
+
+TWO_GPUS = "cpus: 8\nmemory_mib: 65536\ngpus: {vendor: rocm, count: 2, memory_mib: 65536}\n"
 
 CASES: dict[str, Case] = {
     "no engines": up("--gpus 0", 2, "--gpus", "0", hint="deploy"),
@@ -93,6 +102,65 @@ CASES: dict[str, Case] = {
     "port taken": up(
         "--port {taken}", 3, "{taken}", "router", "taken", hint="--port", code="port_taken"
     ),
+    "unknown profile": compose(
+        "--vendor cuda --image cudda", 2, "--image", "'cudda'", "did you mean 'cuda'?",
+        hint="deploy images list",
+    ),
+    "image without a tag": compose(
+        "--vendor cuda --image vllm/vllm-openai", 2, "'vllm/vllm-openai'", "tag or a digest",
+        hint="deploy images list",
+    ),
+    "image in capitals": compose(
+        "--vendor cuda --image Mine/vLLM:1", 2, "'Mine/vLLM:1'", "lower case",
+        hint="deploy images list",
+    ),
+    "another vendor's profile": compose(
+        "--vendor cuda --image rocm", 2, "--image", "'rocm'", "vendor is cuda",
+        hint="--vendor rocm --image rocm",
+    ),
+    "a pair that is broken": compose(
+        "--vendor rocm --image rocm-seed --layerwise", 2, "is broken", "github.com",
+        hint="--allow-unproven",
+    ),
+    "too few GPUs": compose(
+        "--gpus 4 --inventory machine.yaml", 3, "4 GPUs for --vendor rocm", "2 seen",
+        hint="--gpus 2", code="missing_gpus", files={"machine.yaml": TWO_GPUS},
+    ),
+    "GPUs left over": compose(
+        "--vendor cuda --gpus 3 --tp 2", 2, "--gpus: 3", "--tp 2", hint="--gpus 4 --tp 2"
+    ),
+    "a share of a GPU past the plan": compose(
+        "--vendor cuda", 2, "engine.args", "'--gpu-memory-utilization'", hint="engine.gpu_memory",
+        files={"deploy.yaml": "engine: {args: [--gpu-memory-utilization=0.5]}\n"},
+    ),
+    "roles of different sizes": compose(
+        "--vendor cuda", 2, "producer_tp: 2", "keys", hint="--tp 2",
+        files={"deploy.yaml": "producer_tp: 2\n"},
+    ),
+    "a secret that everybody could read": compose(
+        "--vendor cuda", 2, "engine.env: MY_TOKEN", "docker inspect", hint="hf_token_file",
+        files={"deploy.yaml": "engine: {env: {MY_TOKEN: hunter2}}\n"},
+    ),
+    "unknown access": compose(
+        "--vendor cuda", 2, "gpu_access", "'usb'", "'cdi'", hint="deploy.yaml",
+        files={"deploy.yaml": "gpu_access: usb\n"},
+    ),
+    "no such inventory": compose("--inventory none.yaml", 2, "none.yaml", hint="--inventory"),
+    "swap to nothing": Case(
+        ("swap",), 2, ("neither a vendor nor --image",), "deploy swap", "usage"
+    ),
+    "swap to an unknown vendor": Case(
+        ("swap", "abacus"), 2, ("'abacus'", "cuda, rocm, cpu"), "deploy", "usage"
+    ),
+    "swap of no stack": Case(("swap", "rocm"), 2, ("no stack 'pdkit'",), "deploy up", "state"),
+    "rollback of no stack": Case(("rollback",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
+    "unknown image": Case(
+        ("images", "build", "cpus"), 2, ("'cpus'", "cuda, rocm"), "deploy images list"
+    ),
+    "an image that is pulled": Case(
+        ("images", "build", "redis"), 2, ("'redis'", "pulled"), "deploy images pull redis"
+    ),
+    "no image named": Case(("images", "build"), 2, ("names",), "--help", "usage"),
     "port too low": up("--port 80", 2, "--port", "80", hint="deploy"),
     "unknown option": up("--gpu 4", 2, "--gpu", hint="deploy up --help", code="usage"),
     "no number": up("--gpus four", 2, "--gpus", hint="deploy up --help", code="usage"),
@@ -208,6 +276,8 @@ def test_as_json(
     place, case = tried.place, tried.case
     monkeypatch.chdir(place.folder)
     monkeypatch.setenv("PDKIT_HOME", str(place.home))
+    for name, value in SETTLED.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(place.packages))
     monkeypatch.setattr(main_module, "interrupt_once", lambda: None)
     code = main_module.main([*place.argv(case), "--json"])
@@ -216,7 +286,7 @@ def test_as_json(
     assert set(envelope) == {"version", "command", "status", "exit_code", "data", "errors"}
     assert envelope["status"] == "error"
     assert envelope["exit_code"] == code == case.exit_code
-    assert envelope["command"] == case.arguments[0]
+    assert case.arguments[0] == envelope["command"].split()[0]
     assert envelope["data"] is None
     (error,) = envelope["errors"]
     assert error["code"] == case.code

@@ -14,6 +14,7 @@ from deploy.cli import main as main_module
 from deploy.cli.answer import Answer
 from deploy.cli.main import main
 from deploy.errors import CheckFailed, StackUnhealthy
+from tests.conftest import SETTLED
 
 Result = tuple[int, str, str]
 
@@ -22,6 +23,8 @@ Result = tuple[int, str, str]
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PDKIT_HOME", str(tmp_path / "home"))
+    for name, value in SETTLED.items():
+        monkeypatch.setenv(name, value)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = [signal.getsignal(number) for number in numbers]
     yield
@@ -81,7 +84,7 @@ class TestRealCommands:
         code, out, _ = run("render", "-o", "out/deep")
         assert code == 0
         file = tmp_path / "out" / "deep" / "stack.yaml"
-        assert "stack.yaml" in out
+        assert "wrote out/deep/stack.yaml\nstart it with: deploy up --runtime process" in out
         assert file.read_text() == run("render")[1]
 
     def test_render_into_a_file_of_that_name(
@@ -132,6 +135,79 @@ class TestRealCommands:
         assert (code, out) == (0, "the stack 'pdkit' is down\n")
         assert not file.exists()
         assert run("status")[0] == 0
+
+
+class TestImages:
+    """In no need of a Docker engine."""
+
+    @pytest.fixture(autouse=True)
+    def _no_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("deploy.workflows.images.engine_answers", lambda: False)
+
+    def test_list(self, run: Callable[..., Result]) -> None:
+        code, out, err = run("images", "list")
+        assert (code, err) == (0, "")
+        for name in ("cuda *", "rocm *", "rocm-seed", "cpu *", "router", "redis"):
+            assert f"\n{name}" in out
+
+    def test_list_json(self, run: Callable[..., Result]) -> None:
+        code, out, err = run("images", "list", "--json")
+        assert (code, err) == (0, "")
+        envelope = json.loads(out)
+        assert (envelope["command"], envelope["status"]) == ("images list", "ok")
+        rows = envelope["data"]["images"]
+        assert {row["name"] for row in rows if row["default"]} == {"cuda", "rocm", "cpu"}
+        assert set(rows[0]) == {
+            "name", "image", "vendor", "default", "vllm", "lmcache", "verdict", "here", "size_mib",
+            "how", "note",
+        }  # fmt: skip
+        assert not any(row["here"] for row in rows)
+
+    def test_a_failure_is_of_the_same_command(self, run: Callable[..., Result]) -> None:
+        code, out, _ = run("images", "build", "cpus", "--json")
+        assert code == 2
+        assert json.loads(out)["command"] == "images build"
+
+
+class TestCompose:
+    """Rendering and planning for containers, wherever this is run."""
+
+    @pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
+    def test_render(self, run: Callable[..., Result], vendor: str) -> None:
+        code, out, err = run("render", "--runtime", "compose", "--vendor", vendor, "--gpus", "4")
+        assert (code, err) == (0, "")
+        assert list(yaml.safe_load(out)) == ["name", "services", "networks", "secrets", "x-pdkit"]
+
+    def test_render_means_compose_unless_it_is_told(
+        self, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("PDKIT_RUNTIME")
+        assert "x-pdkit" in yaml.safe_load(run("render")[1])
+
+    def test_plan_says_what_it_assumes(self, run: Callable[..., Result]) -> None:
+        code, out, _ = run("plan", "--runtime", "compose", "--vendor", "rocm", "--gpus", "8")
+        assert code == 0
+        assert "4p4d on rocm, runtime compose" in out
+        assert "assumed: 8 GPUs" in out
+
+    def test_plan_for_another_machine(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        (tmp_path / "machine.yaml").write_text(
+            "cpus: 8\nmemory_mib: 65536\ngpus: [{vendor: cuda, memory_mib: 24576, index: 3}]\n"
+        )
+        arguments = ("--runtime", "compose", "--vendor", "auto", "--inventory", "machine.yaml")
+        code, out, err = run("plan", *arguments, "--json")
+        assert (code, err) == (0, "")
+        data = json.loads(out)["data"]
+        assert (data["vendor"], data["topology"], data["gpu_share"]) == ("cuda", "1p1d", 0.45)
+        assert [engine["devices"] for engine in data["engines"]] == [[3], [3]]
+
+    def test_into_a_folder(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        code, out, _ = run("render", "--runtime", "compose", "-o", "out", "--json")
+        assert code == 0
+        data = json.loads(out)["data"]
+        assert str(tmp_path / "out" / "compose.yaml") in data["files"]
+        assert data["start"].startswith("docker compose -f ")
+        assert all(Path(file).is_file() for file in data["files"])
 
 
 class TestLogs:

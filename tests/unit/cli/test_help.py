@@ -6,16 +6,22 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from deploy import __version__
+from deploy.cli.main import app
 from tests.conftest import Ended, plain_environ
 
-COMMANDS = ("", "up", "plan", "render", "status", "logs", "down", "check")
+IMAGES = ("images", "images list", "images build", "images pull")
+COMMANDS = (
+    "", "up", "plan", "render", "status", "logs", "down", "check", "swap", "rollback", *IMAGES,
+)  # fmt: skip
 
 HEAVY = {"pydantic", "httpx", "yaml", "redis", "numpy", "torch", "psutil", "rich", "filelock"}
 
@@ -38,7 +44,7 @@ def shown(
 def test_help(command: str, shown: dict[str, Ended], golden: Callable[[str, str], None]) -> None:
     ended = shown[command]
     assert (ended.code, ended.stderr) == (0, "")
-    golden(f"help/{command or 'deploy'}.txt", ended.stdout)
+    golden(f"help/{command.replace(' ', '-') or 'deploy'}.txt", ended.stdout)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -48,10 +54,12 @@ def test_help_fits_80_columns_and_has_no_colours(command: str, shown: dict[str, 
 
 
 def test_every_command_is_known_to_these_tests() -> None:
-    from deploy.cli.commands import app
+    def names(group: Any, before: str = "") -> Iterator[str]:
+        for name, command in getattr(group, "commands", {}).items():
+            yield before + name
+            yield from names(command, f"{before}{name} ")
 
-    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert names == set(COMMANDS) - {""}
+    assert set(names(get_command(app))) == set(COMMANDS) - {""}
 
 
 def test_without_a_command_the_help_is_shown(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.config.model import Model, ModelShape, resolve_model
+from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 
 LLAMA: dict[str, Any] = {
@@ -43,13 +45,16 @@ def refusal(value: str) -> ConfigError:
 
 class TestTiny:
     def test_is_where_it_will_be_made(self) -> None:
-        assert resolve("tiny") == Model("/cache/tiny", "pdkit-tiny", "tiny", LLAMA_SHAPE)
+        assert resolve("tiny") == Model(
+            "/cache/tiny", "pdkit-tiny", "tiny", LLAMA_SHAPE, version="tiny"
+        )
 
 
 class TestFolder:
     def test_by_path(self, tmp_path: Path) -> None:
         value = folder_with(tmp_path / "Llama-1B", LLAMA)
-        assert resolve(value) == Model(value, "Llama-1B", "folder", LLAMA_SHAPE)
+        found = resolve(value)
+        assert found == Model(value, "Llama-1B", "folder", LLAMA_SHAPE, 0, found.version)
 
     def test_relative(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         absolute = folder_with(tmp_path / "models" / "a", LLAMA)
@@ -88,7 +93,63 @@ class TestFolder:
         refusal(str(tmp_path))
 
 
+class TestWeightsAndVersion:
+    """How large a folder's weights are, and what tells them from others of the same name."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder_with(tmp_path / "m", LLAMA)
+        (tmp_path / "m" / "model.safetensors").write_bytes(b"x" * 1000)
+        return tmp_path / "m"
+
+    def test_all_weight_files_count_and_nothing_else(self, folder: Path) -> None:
+        (folder / "more.safetensors").write_bytes(b"x" * 234)
+        (folder / "tokenizer.json").write_bytes(b"x" * 5000)
+        assert resolve(str(folder)).weight_bytes == 1234
+
+    def test_equal_while_nothing_changes(self, folder: Path) -> None:
+        first = resolve(str(folder)).version
+        (folder / "tokenizer.json").write_text("{}")
+        assert resolve(str(folder)).version == first != ""
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+    def test_other_files_under_the_same_names(self, folder: Path, name: str) -> None:
+        first = resolve(str(folder)).version
+        (folder / name).write_text(json.dumps({**LLAMA, "vocab_size": 5}))
+        assert resolve(str(folder)).version != first
+
+    def test_the_same_size_at_another_time(self, folder: Path) -> None:
+        first = resolve(str(folder)).version
+        os.utime(folder / "model.safetensors", (1, 1))
+        assert resolve(str(folder)).version != first
+
+    def test_a_hub_models_is_its_commit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        snapshot = tmp_path / "models--owner--name" / "snapshots" / "0a1b"
+        folder_with(snapshot, LLAMA)
+        (snapshot / "model.safetensors").write_bytes(b"x" * 77)
+        found = resolve("owner/name")
+        assert (found.version, found.weight_bytes) == ("0a1b", 77)
+
+    def test_the_default_model_of_gpus_is_known_before_it_is_fetched(self) -> None:
+        for vendor in ("cuda", "rocm"):
+            found = resolve(VENDORS[vendor].default_model)
+            assert found.source == "hub"
+            assert found.shape is not None
+            assert found.weight_bytes is not None
+            assert found.shape.kv_heads % 8 == 0, "--tp 8 divides them"
+
+
 class TestHub:
+    def test_in_a_named_cache(self, tmp_path: Path) -> None:
+        folder_with(tmp_path / "models--owner--name" / "snapshots" / "0a1b", LLAMA)
+        found = resolve_model(
+            "owner/name", tiny_path=Path("/t"), tiny_config=LLAMA, hub_cache=tmp_path
+        )
+        assert found.shape == LLAMA_SHAPE
+
     def test_not_fetched_yet(self) -> None:
         value = "meta-llama/Llama-3.2-1B"
         assert resolve(value) == Model(value, value, "hub", None)
@@ -96,7 +157,9 @@ class TestHub:
     def test_in_the_local_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
         folder_with(tmp_path / "models--owner--name" / "snapshots" / "0a1b", LLAMA)
-        assert resolve("owner/name") == Model("owner/name", "owner/name", "hub", LLAMA_SHAPE)
+        assert resolve("owner/name") == Model(
+            "owner/name", "owner/name", "hub", LLAMA_SHAPE, version="0a1b"
+        )
         assert resolve("owner/other").shape is None
 
     def test_in_the_cache_below_hf_home(

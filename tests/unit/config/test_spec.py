@@ -22,7 +22,12 @@ def test_defaults(spec: Make) -> None:
     assert asked.model is None, "each vendor has its own default"
     assert (asked.tp, asked.layerwise, asked.save_decode_cache) == (1, False, False)
     assert (asked.port, asked.bind) == (8000, "127.0.0.1"), "not reachable from elsewhere"
-    assert (asked.engine.block_size, asked.lmcache.chunk_size) == (32, 256)
+    assert asked.lmcache.chunk_size == 256
+    by_vendor = (asked.engine.block_size, asked.lmcache.staging_gib, asked.redis.memory_gib)
+    assert by_vendor == (None,) * 3, "settled by the plan"
+    assert (asked.image, asked.router.image, asked.redis.image) == (None,) * 3
+    assert (asked.allow_unproven, asked.gpu_access) == (False, "auto")
+    assert asked.engine.gpu_memory == 0.9
     assert asked.engine.dtype == "bfloat16"
     assert (asked.timeouts.ready_s, asked.timeouts.stop_s) == (600.0, 15.0)
 
@@ -38,7 +43,13 @@ def test_a_spec_survives_its_state_file(spec: Make) -> None:
         name="demo",
         topology="2p3d",
         engine={"python": "/opt/python", "args": ["--seed", "1"], "env": {"A": "b"}},
-        redis={"server": "/opt/redis-server", "memory_gib": 2.5},
+        redis={"server": "/opt/redis-server", "memory_gib": 2.5, "image": "redis:8"},
+        router={"image": "mine/router:1"},
+        image="mine/vllm:1",
+        gpu_access="cdi",
+        hub_cache="/data/hub",
+        hf_token_file="~/token",
+        allow_unproven=True,
     )
     stored = json.loads(json.dumps(asked.model_dump(mode="json")))
     assert StackSpec.model_validate(stored) == asked
@@ -100,6 +111,16 @@ def test_what_is_no_topology(spec: Make, form: str) -> None:
         ({"timeouts": {"stop_s": 0}}, ("timeouts", "stop_s")),
         ({"gpu": 4}, ("gpu",)),
         ({"redis": {"memory": 1}}, ("redis", "memory")),
+        ({"image": ""}, ("image",)),
+        ({"image": "x" * 513}, ("image",)),
+        ({"router": {"image": ""}}, ("router", "image")),
+        ({"redis": {"image": 5}}, ("redis", "image")),
+        ({"gpu_access": "nvidia"}, ("gpu_access",)),
+        ({"allow_unproven": "perhaps"}, ("allow_unproven",)),
+        ({"engine": {"gpu_memory": 0}}, ("engine", "gpu_memory")),
+        ({"engine": {"gpu_memory": 0.99}}, ("engine", "gpu_memory")),
+        ({"engine": {"memory_gib": 0}}, ("engine", "memory_gib")),
+        ({"producer_tp": 0}, ("producer_tp",)),
     ],
 )
 def test_refused_values(spec: Make, fields: dict[str, Any], where: tuple[str, ...]) -> None:

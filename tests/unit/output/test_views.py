@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deploy.output.views import check_view, plan_data, plan_view, status_view
-from deploy.planning.plan import Plan
+from deploy.output.views import (
+    check_view,
+    images_view,
+    plan_data,
+    plan_view,
+    status_view,
+    swap_view,
+)
+from deploy.planning.inventory import Inventory
 from deploy.runtime.engine_api import CacheCounters
 from deploy.runtime.store import StoreStats
 from deploy.verify.report import (
@@ -21,7 +29,13 @@ from deploy.verify.report import (
     PairResult,
     StoreUse,
 )
+from deploy.workflows.generations import Generation
+from deploy.workflows.images import ImageRow
+from deploy.workflows.prepare import Prepared
 from deploy.workflows.status import ServiceStatus, StackStatus
+from deploy.workflows.swap import SwapResult
+
+Make = Callable[..., Prepared]
 
 PASSED = CheckReport(
     pairs=(PairResult("producer-0", "consumer-0", Hits(1000, 850, 850)),),
@@ -67,24 +81,57 @@ class TestCheck:
 
 
 class TestPlan:
-    def test_every_service_has_its_row(self, plan: Callable[..., Plan]) -> None:
-        made = plan(topology="1p3d", port=9000)
+    def test_every_service_has_its_row(self, prepared: Make) -> None:
+        made = prepared(topology="1p3d", port=9000)
         text = plan_view(made)
-        for engine in made.engines:
+        for engine in made.plan.engines:
             assert engine.name in text
             assert str(engine.port) in text
         assert "1p3d" in text
         assert "http://127.0.0.1:9000" in text
+        assert "image" not in text, "processes have none"
 
-    def test_an_unknown_context_is_said_so(self, plan: Callable[..., Plan]) -> None:
-        made = replace(plan(), max_model_len=None, kv_bytes_per_token=None)
-        assert "as the model says" in plan_view(made)
-        assert "None" not in plan_view(made)
+    def test_an_unknown_context_is_said_so(self, prepared: Make) -> None:
+        made = prepared()
+        plan = replace(made.plan, max_model_len=None, kv_bytes_per_token=None)
+        text = plan_view(replace(made, plan=plan))
+        assert "as the model says" in text
+        assert "None" not in text
 
-    def test_all_plain_values(self, plan: Callable[..., Plan]) -> None:
-        data = plan_data(plan(topology="2p2d"))
-        assert json.loads(json.dumps(data)) == data
+    @pytest.mark.parametrize("vendor", ["cpu", "cuda", "rocm"])
+    @pytest.mark.parametrize("runtime", ["process", "compose"])
+    def test_all_plain_values(self, prepared: Make, vendor: str, runtime: str) -> None:
+        data = plan_data(prepared(topology="2p2d", vendor=vendor, runtime=runtime, machine=None))
+        assert json.loads(json.dumps(data)) == json.loads(json.dumps(data, default=str))
         assert len(data["engines"]) == 4
+        assert (data["vendor"], data["runtime"]) == (vendor, runtime)
+        assert bool(data["image"]) is (runtime == "compose")
+
+    def test_gpus_and_image_of_containers(self, prepared: Make) -> None:
+        made = prepared(
+            vendor="cuda", runtime="compose", gpus=4, tp=2, image="mine/vllm:1", machine=None
+        )
+        text = plan_view(made)
+        rows = [re.split(r"  +", line) for line in text.splitlines()]
+        assert [row[2] for row in rows if row[0] == "consumer-0"] == ["GPU 2,3"]
+        assert [row[3] for row in rows if row[0] == "redis"] == ["-"], "no port"
+        assert "image    mine/vllm:1" in text
+        assert "note     assumed: 4 GPUs of 80 GiB" in text
+        assert plan_data(made)["redis"]["port"] == 0
+
+    def test_a_gpu_that_is_shared(self, prepared: Make) -> None:
+        text = plan_view(prepared(vendor="cuda", runtime="compose", gpus=1, machine=None))
+        assert text.count("GPU 0, 45.0 % of it") == 2
+
+    def test_nothing_is_assumed_of_a_machine_that_is_described(self, prepared: Make) -> None:
+        assert "assumed" not in plan_view(prepared(machine=Inventory(4, 65536)))
+
+    def test_what_the_store_holds_in_tokens(self, prepared: Make) -> None:
+        made = prepared(redis={"memory_gib": 1})
+        assert made.plan.kv_bytes_per_token is not None
+        tokens = 2**30 // made.plan.kv_bytes_per_token
+        assert f"about {tokens:,} tokens" in plan_view(made)
+        assert plan_data(made)["redis"]["tokens"] == tokens
 
 
 def service(**changes: Any) -> ServiceStatus:
@@ -97,14 +144,42 @@ def service(**changes: Any) -> ServiceStatus:
 
 class TestStatus:
     STATUS = StackStatus(
-        "demo", True, "1p1d", "pdkit-tiny", "http://127.0.0.1:8000", (service(),),
-        StoreStats(3, 1 << 20, 1 << 30, 4, 0, "id"),
+        "demo", True, "cpu", "process", "", "1p1d", "pdkit-tiny", "http://127.0.0.1:8000",
+        (service(),), StoreStats(3, 1 << 20, 1 << 30, 4, 0, "id"),
     )  # fmt: skip
 
     def test_up(self) -> None:
         text = status_view(self.STATUS)
         for words in ("demo", "1p1d", "ready", "42", "2.9 GiB", "99.9 %", "3 keys", "4 evicted"):
             assert words in text
+        assert "on cpu, runtime process" in text
+        assert "image" not in text
+        assert "history" not in text
+
+    def test_the_image_of_containers(self) -> None:
+        status = replace(self.STATUS, vendor="rocm", runtime="compose", image="mine/vllm:1")
+        assert "on rocm, runtime compose, image mine/vllm:1" in status_view(status)
+
+    def test_history_the_newest_first_with_the_reason_of_a_failure(self) -> None:
+        past = [
+            Generation("swap", "2026-03-01T10:00:00+00:00", "good", "rocm", "r:1", "1p1d"),
+            Generation(
+                "swap", "2026-02-01T10:00:00+00:00", "failed", "cuda", "c:2", "1p1d", "it died"
+            ),
+            Generation("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d"),
+        ]
+        status = replace(self.STATUS, history=past)
+        lines = status_view(status).splitlines()
+        at = lines.index("history, the newest first:")
+        assert [line[:10] for line in lines[at + 3 :]] == ["2026-03-01", "2026-02-01", "2026-01-01"]
+        assert "it died" in lines[at + 4]
+        assert "c:2" in lines[at + 4]
+        shown = status.as_dict()["history"]
+        assert [one["outcome"] for one in shown] == ["good", "failed", "good"]
+
+    def test_one_generation_is_no_history(self) -> None:
+        one = Generation("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d")
+        assert "history" not in status_view(replace(self.STATUS, history=(one,)))
 
     def test_not_up(self) -> None:
         assert status_view(StackStatus("demo", up=False)) == "the stack 'demo' is not up"
@@ -134,3 +209,66 @@ class TestStatus:
         assert status.external_hit_rate == pytest.approx(0.999)
         assert StackStatus("demo", up=False).external_hit_rate == 0.0
         assert set(status.as_dict()) >= {"healthy", "external_hit_rate", "services", "store"}
+
+
+class TestSwap:
+    DONE = SwapResult(
+        "demo", ("cuda", "c:1"), ("rocm", "r:1"), ("redis", "router"), 31.52, 40.0, PASSED
+    )
+
+    def test_done(self) -> None:
+        text = swap_view(self.DONE)
+        assert "'demo' runs on rocm, r:1 (before: cuda, c:1)" in text
+        assert "31.5 s without service" in text
+        assert "redis, router" in text
+        assert text.endswith("deploy rollback --name demo")
+
+    def test_of_the_usual_stack_names_no_name(self) -> None:
+        assert swap_view(replace(self.DONE, name="pdkit")).endswith("deploy rollback")
+
+    def test_of_processes_names_no_image(self) -> None:
+        text = swap_view(replace(self.DONE, before=("cpu", ""), after=("cuda", "")))
+        assert "runs on cuda (before: cpu)" in text
+
+    def test_nothing_kept(self) -> None:
+        assert "kept running: nothing" in swap_view(replace(self.DONE, kept=()))
+
+    def test_nothing_to_do(self) -> None:
+        text = swap_view(replace(self.DONE, check=None))
+        assert "already runs on rocm, r:1" in text
+        assert "rollback" not in text
+
+    def test_plain_values(self) -> None:
+        data = self.DONE.as_dict()
+        assert json.loads(json.dumps(data))["check"]["passed"] is True
+        assert replace(self.DONE, check=None).as_dict()["check"] is None
+
+
+class TestImages:
+    ROW = ImageRow(
+        "cuda", "pdkit/vllm:1", "cuda", True, "0.25.1", "0.5.3", "derived", True, 9216, "build", ""
+    )
+
+    def test_here(self) -> None:
+        text = images_view([self.ROW])
+        for words in ("cuda *", "pdkit/vllm:1", "0.25.1", "0.5.3", "derived", "9.0 GiB"):
+            assert words in text
+
+    def test_not_here_says_how_it_is_had(self) -> None:
+        assert "no: build" in images_view([replace(self.ROW, here=False, size_mib=0)])
+        assert "no: pull" in images_view([replace(self.ROW, here=False, size_mib=0, how="pull")])
+
+    def test_only_a_default_has_its_star(self) -> None:
+        table = images_view([replace(self.ROW, default=False)]).partition("\n\n")[0]
+        assert "*" not in table
+
+    def test_notes_come_below(self) -> None:
+        assert images_view([replace(self.ROW, note="needs a driver")]).endswith(
+            "cuda: needs a driver"
+        )
+
+    def test_services_have_no_versions_of_vllm(self) -> None:
+        service = replace(
+            self.ROW, name="redis", vllm="", lmcache="", verdict="", default=False, vendor=""
+        )
+        assert "None" not in images_view([service])

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.runtime import home, sessions
+from deploy.runtime import home
+from deploy.runtime.process import sessions
 
 # The interpreter without its site packages starts in a hundredth of a second.
 PYTHON = (sys.executable, "-S", "-c")

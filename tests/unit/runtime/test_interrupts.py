@@ -45,9 +45,15 @@ def test_a_step_is_finished_first() -> None:
     assert done == ["recorded"]
 
 
+def test_a_step_that_fails_meanwhile_does_not_lose_the_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("disk")
+    assert isinstance(caught.value.__context__, ValueError)
+
+
 def test_a_step_that_fails_says_so_itself() -> None:
     with pytest.raises(ValueError, match="disk"), uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
         raise ValueError("disk")
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.runtime import logs
-from deploy.runtime.logs import follow, last_lines, matches
+from deploy.runtime.logs import first_error, follow, last_lines
 
 
 @pytest.fixture
@@ -26,6 +26,10 @@ class TestLastLines:
     def test_count(self, file: Path, count: int, expected: tuple[str, ...]) -> None:
         file.write_text("a\nb\nc\n")
         assert last_lines(file, count) == expected
+
+    def test_all_without_a_count(self, file: Path) -> None:
+        file.write_text("line\n" * 100_000)
+        assert len(last_lines(file)) == 100_000
 
     def test_a_line_without_an_end_counts(self, file: Path) -> None:
         file.write_text("a\nlast words")
@@ -59,15 +63,25 @@ class TestLastLines:
         assert last_lines(file, 1)[0].endswith(" ok")
 
 
-class TestMatches:
-    def test_finds_all_through_colours(self, file: Path) -> None:
-        file.write_text("x fix=B1 y\nfix=\x1b[32mB2\x1b[0m z\n")
-        assert [match["id"] for match in matches(file, r"fix=(?P<id>\w+)")] == ["B1", "B2"]
+class TestFirstError:
+    def test_the_first_one_is_named(self) -> None:
+        lines = (
+            "INFO: ok",
+            "(EngineCore pid=3) ERROR 07-27 03:00:00 [core.py:866] ValueError: too big",
+            "RuntimeError: engine failed",
+        )
+        assert first_error(lines) == "ValueError: too big"
 
-    def test_finds_none(self, file: Path) -> None:
-        assert matches(file, "x") == ()
-        file.write_text("y\n")
-        assert matches(file, "x") == ()
+    def test_of_a_module(self) -> None:
+        assert first_error(["torch.OutOfMemoryError: none left "]) == (
+            "torch.OutOfMemoryError: none left"
+        )
+
+    def test_none(self) -> None:
+        assert first_error([]) == ""
+
+    def test_words_within_a_line_are_none(self) -> None:
+        assert first_error(("it said ValueError: x", "")) == ""
 
 
 class TestFollow:

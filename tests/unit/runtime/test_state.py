@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.errors import StateError
-from deploy.runtime.sessions import boot_id
+from deploy.runtime.process.sessions import boot_id
 from deploy.runtime.state import (
     FORMAT,
     ServiceRecord,
@@ -31,6 +31,8 @@ STATE = StackState(
     model={"ref": "/models/tiny"},
     boot=boot_id(),
     services={"redis": RECORD},
+    generation={"action": "up", "outcome": "good"},
+    history=({"fingerprint": "old", "generation": {"outcome": "failed"}},),
 )
 
 
@@ -54,6 +56,23 @@ def test_processes_of_another_boot_are_not_ours(file: Path) -> None:
     read = read_state(file, "demo")
     assert read is not None
     assert read.services == {}
+
+
+def test_containers_outlive_a_boot(file: Path) -> None:
+    write_state(file, replace(STATE, boot=""))
+    read = read_state(file, "demo")
+    assert read is not None
+    assert read.services == {"redis": RECORD}
+
+
+def test_a_file_of_the_first_format_says_how_to_go_on(file: Path) -> None:
+    """It holds no generation; its processes are found by their marks."""
+    file.parent.mkdir(parents=True)
+    old = {key: value for key, value in json.loads(written()).items() if key != "generation"}
+    file.write_text(json.dumps({**old, "format": 1}))
+    with pytest.raises(StateError) as caught:
+        read_state(file, "demo")
+    assert "deploy down --name demo" in caught.value.hint
 
 
 def test_no_file_is_no_state(file: Path) -> None:
@@ -114,6 +133,7 @@ def written(**changes: Any) -> str:
         "model": {},
         "boot": "",
         "services": {},
+        "generation": {},
     }
     return json.dumps({**document, **changes})
 
@@ -137,6 +157,9 @@ def written(**changes: Any) -> str:
         written(spec=None),
         written(spec=5),
         written(machine="none"),
+        written(generation=None),
+        written(history=5),
+        written(history=[None]),
         written(format=None),
         written(format="new"),
     ],

@@ -199,6 +199,8 @@ class TestFingerprint:
         {"lmcache": {"chunk_size": 512}},
         {"lmcache": {"staging_gib": 1}},
         {"redis": {"memory_gib": 2}},
+        {"hub_cache": "/data/hub"},
+        {"hf_token_file": "/data/token"},
     )
 
     @pytest.mark.parametrize("fields", CHANGES, ids=str)
@@ -237,4 +239,8 @@ class TestFingerprint:
     def test_every_field_of_the_spec_was_considered(self) -> None:
         considered = {field for fields in self.CHANGES for field in fields}
         considered |= {"vendor", "runtime", "connector", "timeouts"}
+        considered |= {"image", "router", "gpu_access"}  # of containers: test_compose.py
+        considered |= {"producer_tp", "consumer_tp"}  # equal to `tp`, or refused
+        considered |= {"allow_unproven"}  # decides whether, not how
+        considered |= {"api_key_file"}
         assert considered == set(StackSpec.model_fields)

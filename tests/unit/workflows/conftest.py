@@ -20,16 +20,17 @@ import pytest
 
 from deploy.config.spec import StackSpec
 from deploy.errors import PortTaken
-from deploy.runtime import home, host, launcher
+from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
-from deploy.runtime.launcher import MARKER
 from deploy.runtime.ports import require_free
-from deploy.workflows import check
+from deploy.runtime.process.launcher import MARKER
+from deploy.workflows import check, facts
 from deploy.workflows.down import stop_stack
 from deploy.workflows.up import UpResult, bring_up
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 SMALL = {
+    "allow_unproven": True,  # the stand-ins are of no version
     "engine": {"kv_cache_gib": 0.1, "block_size": 16, "max_model_len": 512},
     "lmcache": {"chunk_size": 64, "staging_gib": 0.1},
     "redis": {"memory_gib": 0.1},
@@ -53,10 +54,18 @@ class Lab:
         return self.folder / "faults"
 
     def spec(self, **fields: Any) -> StackSpec:
-        return StackSpec.model_validate({"port": free_row(), **SMALL, **fields})
+        return StackSpec.model_validate(
+            {"port": free_row(), "vendor": "cpu", "runtime": "process", **SMALL, **fields}
+        )
 
-    def up(self, spec: StackSpec, report: Callable[[str], None] | None = None) -> UpResult:
-        return bring_up(spec, self.home, report or self.lines.append, check=False)[0]
+    def up(
+        self,
+        spec: StackSpec,
+        report: Callable[[str], None] | None = None,
+        *,
+        check: bool = False,
+    ) -> UpResult:
+        return bring_up(spec, self.home, report or self.lines.append, check=check)[0]
 
     def pids(self) -> list[int]:
         """Return every process of any stack of this home, by the mark that it carries."""
@@ -97,7 +106,8 @@ def opened(folder: Path) -> Iterator[Lab]:
         mock.patch.dict(os.environ, environ),
         mock.patch.object(home, "_TEMP", folder),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
-        mock.patch.object(launcher, "_POLL_S", 0.05),  # nothing here takes minutes to load
+        mock.patch.object(facts, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
+        mock.patch.object(readiness, "_POLL_S", 0.05),  # nothing here takes minutes to load
         mock.patch.object(check, "_POLL_S", 0.005),
         mock.patch.object(check, "_STORE_DEADLINE_S", 0.15),
     ):

@@ -14,16 +14,16 @@ import psutil
 import pytest
 
 from deploy.errors import PortTaken, StackUnhealthy, StateError
-from deploy.runtime import host, sessions
 from deploy.runtime.interrupts import interrupt_once
+from deploy.runtime.process import sessions
 from deploy.runtime.state import read_state
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows import up
 from deploy.workflows.down import stop_stack
-from deploy.workflows.logs import log_files, tail
+from deploy.workflows.logs import chosen_services, log_source, tail
 from deploy.workflows.running import require_running, require_stack
+from deploy.workflows.start import _batches
 from deploy.workflows.status import stack_status
-from deploy.workflows.up import _batches
 from tests.unit.workflows.conftest import Lab, can_listen, opened
 
 SERVICES = ["redis", "producer-0", "consumer-0", "router"]
@@ -73,7 +73,8 @@ def test_an_engine_that_dies_takes_all_down_and_leaves_its_log(
     assert lab.pids() == []
     assert not stack_status(lab.home, "pdkit").up
     assert {file for file in lab.files() if "/logs/" not in file} == set()
-    lines = tail(log_files(lab.home, "pdkit", "consumer-0"), 1)
+    source = log_source(lab.home, "pdkit")
+    lines = tail(source, chosen_services(source, "pdkit", "consumer-0"), 1)
     assert lines == [("consumer-0", "RuntimeError: the weights are corrupt")]
     monkeypatch.delenv("STAND_IN_DIES")
     lab.up(lab.spec())
@@ -178,10 +179,12 @@ def test_state_is_written_while_services_start(lab: Lab) -> None:
 
 def test_services_start_together_that_do_not_wait_for_one_another(lab: Lab) -> None:
     from deploy.planning.inventory import Inventory
-    from deploy.workflows.prepare import named_programs, prepare
+    from deploy.workflows.facts import stated_facts
+    from deploy.workflows.prepare import prepare
 
     spec = lab.spec(topology="2p1d")
-    stack = prepare(spec, lab.home, Inventory(4, 1 << 20), named_programs(spec)).stack
+    facts = stated_facts(spec, Inventory(4, 1 << 20), runtime="process")
+    stack = prepare(spec, lab.home, facts).stack
     names = [[service.name for service in batch] for batch in _batches(list(stack.services))]
     assert names == [["redis"], ["producer-0", "producer-1", "consumer-0"], ["router"]]
     only = [service for service in stack.services if service.name in ("consumer-0", "router")]
@@ -232,7 +235,7 @@ def test_another_folder_processors_and_environment_make_no_other_stack(
     lab.up(spec)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert lab.up(spec).started == {}
 
 

@@ -1,9 +1,7 @@
-"""The commands. Each imports what it needs when it runs, so that `--help` stays fast."""
+"""The commands that plan, start, look at and stop a stack."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,41 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy import __version__
 from deploy.cli.answer import Answer
+from deploy.cli.app import app
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
+from deploy.cli.shared import load_source, progress, stack_name
 from deploy.errors import CheckFailed, ConfigError, StackUnhealthy, UsageError
 
 if TYPE_CHECKING:
-    from deploy.config.sources import SpecSource
+    from deploy.config.spec import StackSpec
+    from deploy.runtime.home import Home
     from deploy.verify.report import CheckReport
     from deploy.workflows.prepare import Prepared
 
 _WATCH_S = 2.0
-
-app = typer.Typer(
-    name="deploy",
-    help="Disaggregated prefill/decode vLLM with KV reuse through LMCache and Redis, proved.",
-    rich_markup_mode=None,  # importing rich would triple the time of --help
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"pdkit {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
-    ] = False,
-) -> None:
-    pass
 
 
 @app.command()
@@ -61,26 +37,32 @@ def up(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan for this machine; start nothing.")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="As it was started last, whatever is asked for here.")
+    ] = False,
     json: Json = False,
 ) -> Answer:
     """Start a stack, wait until it serves, and check that KV crosses. Idempotent."""
     from deploy.output.views import check_view, up_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
-    from deploy.workflows.up import bring_up, prepare_here
+    from deploy.workflows.up import bring_up, prepare_here, resumed_spec
 
-    report = _progress()
-    source = _load(flags, file)
-    if dry_run:
-        return _plan_answer("up", prepare_here(source.spec, Home.from_environ()))
+    report = progress()
+    source = load_source(flags, file)
     home, name = Home.from_environ(), source.spec.name
+    if dry_run:
+        return _plan_answer("up", prepare_here(source.spec, home, report))
     with stack_lock(home.lock_file(name), name):
         began = time.monotonic()
-        result, checked = bring_up(source.spec, home, report, check=not no_check)
+        # Who asks for nothing in particular means the stack as it is.
+        as_it_was = resume or not source.origins.keys() - {"name"}
+        was = resumed_spec(home, name, required=resume) if as_it_was else None
+        result, checked = bring_up(was or source.spec, home, report, check=not no_check)
     total_s = time.monotonic() - began
     data = {
         "name": name,
-        "url": result.running.stack.service("router").url,
+        "url": result.running.stack.front.url,
         "model": result.running.prepared.plan.model.served_name,
         "started": {service: round(took, 2) for service, took in result.started.items()},
         "slowest_engine_s": round(result.slowest_engine_s, 2),
@@ -100,7 +82,11 @@ def plan(
     *, file: File, flags: dict[str, Any], inventory: Inventory = None, json: Json = False
 ) -> Answer:
     """Show engines, devices, ports and memory. Needs no GPU and starts nothing."""
-    return _plan_answer("plan", _prepare(flags, file, inventory))
+    from deploy.runtime.home import Home
+    from deploy.workflows.facts import runtime_here
+
+    home = Home.from_environ()
+    return _plan_answer("plan", _prepare(flags, file, inventory, home, runtime_here))
 
 
 @app.command()
@@ -116,19 +102,22 @@ def render(
     inventory: Inventory = None,
     json: Json = False,
 ) -> Answer:
-    """Print the stack as one YAML document, secrets by name only."""
-    from deploy.stack.document import document_yaml, stack_document
+    """Print the stack as one Compose document, or its processes, secrets by name only."""
+    from deploy.runtime.home import Home
+    from deploy.stack.document import document_yaml
+    from deploy.workflows.render import rendered, write_rendered
 
-    document = stack_document(_prepare(flags, file, inventory).stack)
-    text = document_yaml(document)
+    home = Home.from_environ()
+    # What is printed is for any machine; what is written is to be run on this one.
+    prepared = _prepare(flags, file, inventory, home, lambda _: "compose", probe=output is not None)
     if output is None:
-        return Answer("render", document, text.rstrip("\n"))
+        document = rendered(prepared, home)
+        return Answer("render", document, document_yaml(document).rstrip("\n"))
     if output.exists() and not output.is_dir():
         raise ConfigError(f"-o: '{output}' is a file", hint="deploy render -o FOLDER")
-    output.mkdir(parents=True, exist_ok=True)
-    target = output / "stack.yaml"
-    target.write_text(text, encoding="utf-8")
-    return Answer("render", {"files": [str(target)]}, f"wrote {target}")
+    files, then = write_rendered(prepared, home, output)
+    text = "\n".join((*(f"wrote {path}" for path in files), f"start it with: {then}"))
+    return Answer("render", {"files": [str(path) for path in files], "start": then}, text)
 
 
 @app.command()
@@ -145,7 +134,7 @@ def status(
     from deploy.runtime.home import Home
     from deploy.workflows.status import stack_status
 
-    chosen = _stack_name(name)
+    chosen = stack_name(name)
     if watch and json:
         raise UsageError("--watch goes on for ever and --json prints once", hint="leave one out")
     while watch:
@@ -157,7 +146,9 @@ def status(
     if found.up and not found.healthy:
         sick = [s.name for s in found.services if s.condition != "ready"]
         errors.append(
-            StackUnhealthy(f"not ready: {', '.join(sick)}", hint=f"deploy up --name {chosen}")
+            StackUnhealthy(
+                f"not ready: {', '.join(sick)}", hint=f"deploy up --resume --name {chosen}"
+            )
         )
     return Answer("status", found.as_dict(), status_view(found), errors)
 
@@ -175,11 +166,13 @@ def logs(
 ) -> Answer:
     """Print the last lines of each service's log."""
     from deploy.runtime.home import Home
-    from deploy.workflows.logs import log_files, stream, tail
+    from deploy.workflows.logs import chosen_services, log_source, tail
 
-    files = log_files(Home.from_environ(), _stack_name(name), service)
-    found = tail(files, lines)
-    one = len(files) == 1
+    chosen = stack_name(name)
+    source = log_source(Home.from_environ(), chosen)
+    services = chosen_services(source, chosen, service)
+    found = tail(source, services, lines)
+    one = len(services) == 1
 
     def shown(who: str, line: str) -> str:
         return line if one else f"{who} | {line}"
@@ -189,11 +182,11 @@ def logs(
     if follow:
         for who, line in found:
             print(shown(who, line), flush=True)
-        for who, line in stream(files):
+        for who, line in source.follow_logs(services):
             print(shown(who, line), flush=True)
     text = "\n".join(shown(who, line) for who, line in found)
     data = {
-        "files": {who: str(path) for who, path in files.items()},
+        "files": {who: source.where_log(who) for who in services},
         "lines": [{"service": who, "line": line} for who, line in found],
     }
     return Answer("logs", data, text)
@@ -204,7 +197,7 @@ def down(
     *,
     name: Name = None,
     volumes: Annotated[
-        bool, typer.Option("--volumes", help="Stored KV too; as processes none is kept anyway.")
+        bool, typer.Option("--volumes", help="Stored KV too, which is the case in any event.")
     ] = False,
     json: Json = False,
 ) -> Answer:
@@ -215,9 +208,9 @@ def down(
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.down import stop_stack
 
-    home, chosen = Home.from_environ(), _stack_name(name)
+    home, chosen = Home.from_environ(), stack_name(name)
     with stack_lock(home.lock_file(chosen), chosen):
-        result = stop_stack(home, chosen, _progress())
+        result = stop_stack(home, chosen, progress())
     text = f"the stack '{chosen}' {'is down' if result.was_up else 'was not up'}"
     if result.others and not result.was_up:
         text += f"; up are: {', '.join(result.others)}"
@@ -232,35 +225,36 @@ def check(*, name: Name = None, json: Json = False) -> Answer:
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.check import check_stack
 
-    home, chosen = Home.from_environ(), _stack_name(name)
+    home, chosen = Home.from_environ(), stack_name(name)
     with stack_lock(home.lock_file(chosen), chosen):
-        report = check_stack(home, chosen, _progress())
+        report = check_stack(home, chosen, progress())
     return Answer("check", report.as_dict(), check_view(report), _check_errors(report, chosen))
 
 
-def _load(flags: dict[str, Any], file: Path | None) -> SpecSource:
-    from deploy.config.sources import load_spec
+def _prepare(
+    flags: dict[str, Any],
+    file: Path | None,
+    inventory: Path | None,
+    home: Home,
+    auto_runtime: Callable[[StackSpec], str],
+    *,
+    probe: bool = True,
+) -> Prepared:
+    """Return a plan that is only shown; `auto_runtime` says what the runtime 'auto' is."""
+    from deploy.runtime.detect import read_inventory
+    from deploy.workflows.facts import stated_facts
+    from deploy.workflows.prepare import prepare
 
-    source = load_spec(flags, os.environ, file)
-    if source.file and file is None:
-        print(f"reading {source.file}", file=sys.stderr)
-    return source
-
-
-def _prepare(flags: dict[str, Any], file: Path | None, inventory: Path | None) -> Prepared:
-    from deploy.runtime.home import Home
-    from deploy.runtime.host import detect_inventory, read_inventory
-    from deploy.workflows.prepare import named_programs, prepare
-
-    spec = _load(flags, file).spec
-    machine = read_inventory(inventory) if inventory else detect_inventory()
-    return prepare(spec, Home.from_environ(), machine, named_programs(spec))
+    spec = load_source(flags, file).spec
+    machine = read_inventory(inventory) if inventory else None
+    facts = stated_facts(spec, machine, runtime=auto_runtime(spec), probe=probe)
+    return prepare(spec, home, facts)
 
 
 def _plan_answer(command: str, prepared: Prepared) -> Answer:
     from deploy.output.views import plan_data, plan_view
 
-    return Answer(command, plan_data(prepared.plan), plan_view(prepared.plan))
+    return Answer(command, plan_data(prepared), plan_view(prepared))
 
 
 def _check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
@@ -268,22 +262,3 @@ def _check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
         return []
     hint = report.diagnosis[0].hint if report.diagnosis else f"deploy logs --name {name}"
     return [CheckFailed(report.failures[0], hint=hint)]
-
-
-def _stack_name(given: str | None) -> str:
-    """Return the name that `up` would use here; refuse one that no stack can have."""
-    from deploy.config.sources import load_spec
-
-    return load_spec({"name": given}, os.environ).spec.name
-
-
-def _progress() -> Callable[[str], None]:
-    """Return a callback that writes lines with the seconds passed to stderr."""
-    began = time.monotonic()
-
-    def report(line: str) -> None:
-        # A closed terminal must not end the work, nor the undoing of it.
-        with contextlib.suppress(OSError):
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
-
-    return report

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from deploy.errors import MachineError, MissingTool, StackUnhealthy
-from deploy.runtime import launcher as launcher_module
-from deploy.runtime import sessions
+from deploy.runtime import readiness
 from deploy.runtime.home import StackHome
-from deploy.runtime.launcher import (
-    LOG_TAIL,
+from deploy.runtime.launcher import LOG_TAIL
+from deploy.runtime.process import sessions
+from deploy.runtime.process.launcher import (
     MARKER,
     Launched,
     ProcessLauncher,
     describe_exit,
-    wait_ready,
 )
+from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret, ensure_secrets
 from deploy.runtime.state import StackState, write_state
 from deploy.stack.service import ConfigFile, Health, Service
@@ -324,7 +324,7 @@ class TestWaiting:
         wait: Callable[..., dict[str, float]],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(launcher_module, "_HEARTBEAT_S", 0.1)
+        monkeypatch.setattr(readiness, "_HEARTBEAT_S", 0.1)
         lines: list[str] = []
         with pytest.raises(StackUnhealthy):
             wait(start(SLEEPER, ready_s=0.4), report=lines.append)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.runtime import sessions
+from deploy.runtime.process import sessions
 from tests.unit.runtime.conftest import Spawn
 
 Eventually = Callable[..., None]

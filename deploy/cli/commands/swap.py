@@ -1,0 +1,75 @@
+"""The commands that put another vendor or image in the place of a stack's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.answer import Answer
+from deploy.cli.app import app
+from deploy.cli.options import Json, Name
+from deploy.cli.shared import progress, stack_name
+from deploy.errors import UsageError
+
+if TYPE_CHECKING:
+    from deploy.runtime.home import Home
+    from deploy.workflows.swap import SwapResult
+
+
+@app.command()
+def swap(
+    vendor: Annotated[str | None, typer.Argument(help="cuda, rocm or cpu.")] = None,
+    *,
+    image: Annotated[
+        str | None, typer.Option(help="A profile of the catalogue, or an image reference.")
+    ] = None,
+    allow_unproven: Annotated[
+        bool,
+        typer.Option("--allow-unproven", help="Run versions that nobody has proved together."),
+    ] = False,
+    name: Name = None,
+    json: Json = False,
+) -> Answer:
+    """Run the engines on another vendor or image; on failure the previous stack serves again."""
+    from deploy.config.vendors import VENDORS
+    from deploy.workflows.swap import swap_stack
+
+    if vendor is None and image is None:
+        raise UsageError("to what? neither a vendor nor --image is given", hint="deploy swap rocm")
+    if vendor not in (None, *VENDORS):
+        raise UsageError(f"'{vendor}' is not one of {', '.join(VENDORS)}", hint="deploy swap rocm")
+
+    def work(home: Home, stack: str, report: Callable[[str], None]) -> SwapResult:
+        return swap_stack(
+            home, stack, vendor=vendor, image=image, allow_unproven=allow_unproven, report=report
+        )
+
+    return _exchange("swap", name, work)
+
+
+@app.command()
+def rollback(*, name: Name = None, json: Json = False) -> Answer:
+    """Return to the last good plan before this one."""
+    from deploy.workflows.swap import roll_back
+
+    return _exchange(
+        "rollback", name, lambda home, stack, report: roll_back(home, stack, report=report)
+    )
+
+
+def _exchange(
+    command: str, name: str | None, work: Callable[[Home, str, Callable[[str], None]], SwapResult]
+) -> Answer:
+    from deploy.output.views import check_view, swap_view
+    from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
+
+    home, chosen = Home.from_environ(), stack_name(name)
+    with stack_lock(home.lock_file(chosen), chosen):
+        result = work(home, chosen, progress())
+    text = swap_view(result)
+    if result.check:
+        text = f"{check_view(result.check)}\n\n{text}"
+    return Answer(command, result.as_dict(), text)

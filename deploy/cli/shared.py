@@ -1,0 +1,42 @@
+"""What several commands begin with: which stack is meant, and who hears of its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deploy.config.sources import SpecSource
+
+
+def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
+    from deploy.config.sources import load_spec
+
+    source = load_spec(flags, os.environ, file)
+    if source.file and file is None:
+        print(f"reading {source.file}", file=sys.stderr)
+    return source
+
+
+def stack_name(given: str | None) -> str:
+    """Return the name that `up` would use here; refuse one that no stack can have."""
+    from deploy.config.sources import load_spec
+
+    return load_spec({"name": given}, os.environ).spec.name
+
+
+def progress() -> Callable[[str], None]:
+    """Return a callback that writes lines with the seconds passed to stderr."""
+    began = time.monotonic()
+
+    def report(line: str) -> None:
+        # A closed terminal must not end the work, nor the undoing of it.
+        with contextlib.suppress(OSError):
+            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
+
+    return report

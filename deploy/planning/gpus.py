@@ -1,0 +1,97 @@
+"""Which GPU each engine gets, and how much of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from deploy.config.vendors import Vendor
+from deploy.errors import MissingGpus
+from deploy.planning.inventory import Gpu, Inventory
+
+# What a plan assumes where it is made without the hardware.
+ASSUMED_GPU_MIB = 80 * 1024
+_ASSUMED_GROUPS = (44, 109)  # "video" and "render", as common distributions number them
+_FIRST_RENDER_MINOR = 128
+
+
+def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inventory:
+    """Return the inventory with `count` GPUs of the vendor, where it has fewer.
+
+    Equal ones of 80 GiB on every vendor, so that plans for two vendors differ in nothing else.
+    """
+    if not vendor.has_gpus or len(inventory.gpus_of(vendor.name)) >= count:
+        return inventory
+    gpus = tuple(
+        Gpu(
+            index=index,
+            vendor="rocm" if vendor.name == "rocm" else "cuda",
+            name="assumed",
+            memory_mib=ASSUMED_GPU_MIB,
+            render_node=f"/dev/dri/renderD{_FIRST_RENDER_MINOR + index}"
+            if vendor.name == "rocm"
+            else "",
+        )
+        for index in range(count)
+    )
+    groups = inventory.gpu_groups or (_ASSUMED_GROUPS if vendor.name == "rocm" else ())
+    return replace(
+        inventory,
+        gpus=gpus,
+        gpu_groups=groups,
+        seen=(*inventory.seen, f"assumed: {count} GPUs of {ASSUMED_GPU_MIB // 1024} GiB"),
+    )
+
+
+def allot(
+    inventory: Inventory, vendor: Vendor, *, engines: int, ranks: int, needed: int
+) -> tuple[tuple[Gpu, ...], ...]:
+    """Return each engine's GPUs: `ranks` of them, none given twice; or one GPU that all share.
+
+    Raises:
+        MissingGpus: there are fewer than `needed`; says what was seen.
+    """
+    if not vendor.has_gpus:
+        return ((),) * engines
+    there = inventory.gpus_of(vendor.name)
+    if len(there) < needed:
+        raise _too_few(inventory, vendor, needed, len(there))
+    if needed == 1:
+        return (there[:1],) * engines
+    return tuple(there[first : first + ranks] for first in range(0, engines * ranks, ranks))
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """What each engine may use of each of its GPUs.
+
+    Attributes:
+        share: the part of the GPU's memory.
+        memory_mib: of the smallest GPU, all of it.
+        shared: other engines are on it, too.
+    """
+
+    share: float
+    memory_mib: int
+    shared: bool
+
+
+def gpu_memory(given: Sequence[Sequence[Gpu]], share: float) -> GpuMemory | None:
+    """Divide `share` of a GPU's memory equally between the engines on it; None without GPUs."""
+    held = [gpu.index for gpus in given for gpu in gpus]
+    if not held:
+        return None
+    sharers = max(map(held.count, held))
+    smallest = min(gpu.memory_mib for gpus in given for gpu in gpus)
+    # Rounded down: together they must not ask for more than there is.
+    return GpuMemory(int(1000 * share / sharers) / 1000, smallest, sharers > 1)
+
+
+def _too_few(inventory: Inventory, vendor: Vendor, needed: int, there: int) -> MissingGpus:
+    most = f"deploy up --vendor {vendor.name} --gpus {there}" if there else ""
+    return MissingGpus(
+        f"{needed} GPU{'s' if needed > 1 else ''} for --vendor {vendor.name} asked for, "
+        f"{there or 'none'} seen",
+        hint=most or "deploy up --vendor cpu, or deploy plan --inventory FILE for another machine",
+        details=inventory.seen,
+    )

@@ -1,0 +1,151 @@
+"""How much memory engines and the store get, in host memory and on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deploy.config.model import Model, ModelShape
+from deploy.config.spec import StackSpec
+from deploy.config.vendors import Vendor
+from deploy.errors import ConfigError, NotEnoughMemory
+from deploy.planning.gpus import GpuMemory
+from deploy.planning.inventory import Inventory
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+MIB = 2**20
+GIB = 2**30
+# Of a GPU, beside weights and KV: activations, graphs, the libraries' own.
+_GPU_BASE_BYTES = 3 * GIB
+_ESTIMATE_USED = 0.9
+# The store holds this many times what the producers' own KV spaces hold, so that it remembers what
+# they have already dropped.
+_STORE_FACTOR = 2
+_STORE_FLOOR_MIB = 1024
+_STORE_HOST_PART = 4  # at most a quarter of the machine's memory
+_UNKNOWN_CONTEXTS = 16  # longest prompts the store is to hold where KV spaces are not known
+_UNKNOWN_CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class KvSpace:
+    """The KV space of one engine.
+
+    Attributes:
+        told_bytes: what each rank is told to take; None where it takes what its share leaves.
+        tokens: how many fit, all ranks together; None where the model is not known well enough.
+    """
+
+    told_bytes: int | None
+    tokens: int | None
+
+
+def bytes_per_token(spec: StackSpec, shape: ModelShape | None) -> int | None:
+    """Return K and V of one token over all layers and ranks, in bytes."""
+    return shape.kv_bytes_per_token(DTYPE_BYTES[spec.engine.dtype]) if shape else None
+
+
+def kv_space(spec: StackSpec, vendor: Vendor, model: Model, gpu: GpuMemory | None) -> KvSpace:
+    """Return the KV space of each engine.
+
+    Raises:
+        NotEnoughMemory: the weights leave no room for any KV on the engine's share of its GPUs.
+    """
+    told_gib = spec.engine.kv_cache_gib or vendor.kv_cache_gib
+    told = int(told_gib * GIB) if told_gib else None
+    a_token = bytes_per_token(spec, model.shape)
+    room = told
+    if gpu is not None:
+        room = _gpu_room(spec, model, int(gpu.memory_mib * gpu.share) * MIB, told)
+        if room is not None and gpu.shared:
+            # Engines that measure a shared GPU at the same time would count each other's memory;
+            # after a restart of the machine nobody sees to it that they do not.
+            told = room = told or int(room * _ESTIMATE_USED)
+    if a_token is None or room is None:
+        return KvSpace(told, None)
+    # A rank holds its part of the KV heads; where there are fewer heads than ranks, copies.
+    parts = min(spec.tp, model.shape.kv_heads) if model.shape and vendor.has_gpus else 1
+    return KvSpace(told, room * parts // a_token)
+
+
+def _gpu_room(spec: StackSpec, model: Model, share_bytes: int, told: int | None) -> int | None:
+    """Return the bytes for KV on each of an engine's GPUs; None if the weights are unknown."""
+    if model.weight_bytes is None:
+        return told
+    weights = model.weight_bytes // spec.tp
+    room = share_bytes - weights - _GPU_BASE_BYTES
+    if room <= 0:
+        raise NotEnoughMemory(
+            f"--model: {model.served_name} has {weights / GIB:.1f} GiB of weights for each GPU, "
+            f"and an engine may use {share_bytes / GIB:.1f} GiB of it",
+            hint=f"deploy plan --tp {spec.tp * 2}, a smaller --model, or more --gpus",
+        )
+    if told is not None and told > room:
+        raise NotEnoughMemory(
+            f"engine.kv_cache_gib: {told / GIB:g} GiB of KV do not fit beside the weights; there"
+            f" is room for {room / GIB:.1f}",
+            hint=f"set engine.kv_cache_gib to {int(10 * room / GIB) / 10:g} or less, or leave it "
+            "out",
+        )
+    return told or room
+
+
+def max_model_len(spec: StackSpec, shape: ModelShape | None, space: KvSpace) -> int | None:
+    """Return the asked length, else the longest that the model and the KV space both allow.
+
+    Raises:
+        ConfigError: more than the model or the KV space allows, or less than a chunk.
+    """
+    asked = spec.engine.max_model_len
+    if shape is None:
+        return asked
+    fits = space.tokens
+    limit = shape.max_positions or fits
+    if asked is not None and limit is not None and asked > limit:
+        raise ConfigError(
+            f"engine.max_model_len: {asked} is more than the model's {limit} positions",
+            hint=f"set engine.max_model_len to {limit} or less",
+        )
+    if asked is not None and fits is not None and asked > fits:
+        raise ConfigError(
+            f"engine.max_model_len: {asked} tokens do not fit into a KV space of {fits}",
+            hint=f"set engine.max_model_len to {fits} or less, or engine.kv_cache_gib to more",
+        )
+    length = asked or _longest(limit, fits, exact=space.told_bytes is not None)
+    if length is not None and length <= spec.lmcache.chunk_size:
+        field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
+        raise ConfigError(
+            f"{field}: prompts of {length} tokens leave no room for a chunk (lmcache.chunk_size "
+            f"{spec.lmcache.chunk_size}) and an answer, so no KV would ever be shared",
+            hint=f"raise {field}, or set a smaller lmcache.chunk_size",
+        )
+    return length
+
+
+def _longest(limit: int | None, fits: int | None, *, exact: bool) -> int | None:
+    """Return the longest context; where it is memory that limits it, with room for error.
+
+    Beside weights and KV a GPU holds what nobody can tell before the engine has measured it.
+    """
+    if fits is not None and not exact:
+        fits = int(fits * _ESTIMATE_USED)
+    known = [length for length in (limit, fits) if length is not None]
+    return min(known) if known else None
+
+
+def store_mib(
+    spec: StackSpec,
+    space: KvSpace,
+    inventory: Inventory,
+    *,
+    producers: int,
+    a_token: int | None,
+    context: int | None,
+) -> int:
+    """Return Redis's maxmemory: as asked, else twice the producers' KV, within a quarter of the
+    machine's memory and at least 1 GiB.
+    """
+    if spec.redis.memory_gib is not None:
+        return max(1, round(spec.redis.memory_gib * 1024))
+    tokens = space.tokens or _UNKNOWN_CONTEXTS * (context or _UNKNOWN_CONTEXT)
+    wanted = _STORE_FACTOR * producers * tokens * a_token // MIB if a_token else _STORE_FLOOR_MIB
+    return max(_STORE_FLOOR_MIB, min(wanted, inventory.memory_mib // _STORE_HOST_PART))

@@ -1,0 +1,165 @@
+"""The Docker engine and its Compose plugin: reached, of which version, what they answer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.errors import DockerUnavailable, MachineError
+
+DOCKER = "docker"  # wherever PATH has it
+MIN_COMPOSE = (2, 20)
+_API_TIMEOUT_S = 60
+_ASK_TIMEOUT_S = 30
+_LOCAL = ("unix://", "npipe://")
+_WITHOUT = "or run the stack as processes: deploy up --runtime process"
+
+
+def docker_answers() -> bool:
+    """Tell whether a Docker engine of this machine answers, with a Compose plugin."""
+    try:
+        require_compose()
+    except MachineError:
+        return False
+    return True
+
+
+def engine_answers() -> bool:
+    """Tell whether a Docker engine of this machine answers."""
+    try:
+        docker_client()
+    except MachineError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1)
+def docker_client() -> Any:
+    """Return a client of the engine that the `docker` command would talk to.
+
+    Raises:
+        DockerUnavailable: there is none, it does not answer, or it is another machine's.
+    """
+    import docker
+    from docker.errors import DockerException
+
+    host = _engine_address()
+    if not host.startswith(_LOCAL):
+        raise DockerUnavailable(
+            f"the Docker engine at {host} is not of this machine, so folders of this machine "
+            "cannot be mounted there",
+            hint=f"unset DOCKER_HOST, or docker context use default; {_WITHOUT}",
+        )
+    try:
+        client = docker.DockerClient(base_url=host, timeout=_API_TIMEOUT_S)
+        client.ping()
+    except DockerException as exc:
+        raise DockerUnavailable(
+            f"no Docker engine answers at {host} ({_reason(exc)})",
+            hint=f"sudo systemctl start docker, {_WITHOUT}",
+        ) from exc
+    return client
+
+
+def docker_info() -> Mapping[str, Any]:
+    """Return what the engine says of itself: runtimes, security options, found devices."""
+    info: Mapping[str, Any] = docker_client().info()
+    return info
+
+
+def is_rootless(info: Mapping[str, Any]) -> bool:
+    """Tell whether the engine runs without root, so that its containers' root is the user."""
+    return any("rootless" in option for option in info.get("SecurityOptions") or ())
+
+
+def require_compose() -> tuple[int, ...]:
+    """Return the Compose plugin's version.
+
+    Raises:
+        DockerUnavailable: no engine, no plugin, or one too old to run what is rendered.
+    """
+    docker_client()
+    done = run_docker(("compose", "version", "--short"), timeout_s=_ASK_TIMEOUT_S, check=False)
+    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
+    wanted = ".".join(map(str, MIN_COMPOSE))
+    if done.returncode or match is None:
+        raise DockerUnavailable(
+            f"the Compose plugin is not installed (docker compose {wanted} or newer is needed)",
+            hint=f"sudo apt-get install docker-compose-plugin, {_WITHOUT}",
+        )
+    version = tuple(int(part) for part in match.groups(default="0"))
+    if version < MIN_COMPOSE:
+        raise DockerUnavailable(
+            f"docker compose is {match[0]}, and {wanted} or newer is needed",
+            hint=f"sudo apt-get install --only-upgrade docker-compose-plugin, {_WITHOUT}",
+        )
+    return version
+
+
+def run_docker(
+    arguments: tuple[str, ...], *, timeout_s: float, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run the `docker` command and return what it printed.
+
+    Raises:
+        DockerUnavailable: there is no such command.
+        MachineError: it failed, or did not end in time; says what it printed.
+    """
+    try:
+        done = subprocess.run(
+            (DOCKER, *arguments),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the kit's to act on, between two steps
+        )
+    except OSError as exc:
+        raise DockerUnavailable(
+            "the command docker is not installed", hint=f"install Docker, {_WITHOUT}"
+        ) from exc
+    except subprocess.TimeoutExpired as exc:
+        raise MachineError(
+            f"docker {arguments[0]} did not end within {timeout_s:g} s",
+            hint="look at the engine: docker info",
+        ) from exc
+    if check and done.returncode:
+        raise MachineError(
+            f"docker {' '.join(arguments[:2])} failed: {_last_line(done.stderr)}",
+            hint="docker info",
+            details=tuple(done.stderr.splitlines()[-8:]),
+        )
+    return done
+
+
+def _engine_address() -> str:
+    """Return where the engine listens: by DOCKER_HOST, else by the command's context."""
+    if os.environ.get("DOCKER_HOST"):
+        return os.environ["DOCKER_HOST"]
+    if shutil.which("docker") is None:
+        raise DockerUnavailable(
+            "the command docker is not installed", hint=f"install Docker, {_WITHOUT}"
+        )
+    wanted = ("context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
+    found = run_docker(wanted, timeout_s=_ASK_TIMEOUT_S, check=False).stdout.strip()
+    return found or "unix:///var/run/docker.sock"
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+def _reason(exc: Exception) -> str:
+    text = str(exc)
+    if "Permission" in text:
+        return "permission denied; is this user in the group docker?"
+    if "No such file" in text or "Connection refused" in text:
+        return "it does not run"
+    return text[:200]

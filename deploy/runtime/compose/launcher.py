@@ -1,0 +1,389 @@
+"""Run each service of a stack as a container of one Compose project."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from deploy.errors import (
+    MachineError,
+    MissingGpus,
+    MissingImage,
+    OutOfMemory,
+    PortTaken,
+    StackUnhealthy,
+)
+from deploy.runtime.compose.docker import docker_client, run_docker
+from deploy.runtime.compose.store import open_container_store
+from deploy.runtime.home import StackHome
+from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
+from deploy.runtime.logs import first_error, last_lines, plain
+from deploy.runtime.secrets import Secret, fill_in
+from deploy.runtime.state import ServiceRecord, write_private
+from deploy.runtime.store import Store
+from deploy.stack.compose import LABEL, compose_document, project_name, secrets_used
+from deploy.stack.document import document_yaml
+from deploy.stack.service import Service, Stack
+
+COMPOSE_FILE = "compose.yaml"
+_CREATE_TIMEOUT_S = 300
+_FOLLOW_POLL_S = 0.5
+_NO_MEMORY = "Available memory on node"
+_KEEP_UP = {"Name": "unless-stopped"}
+_LET_DIE = {"Name": "no"}
+
+
+def write_project(
+    stack: Stack, home: StackHome, secrets: Mapping[str, Secret], *, stop_s: float
+) -> list[Path]:
+    """Write a stack's Compose file and all files that its containers see; return their paths."""
+    document = compose_document(
+        stack, root=str(home.root), secrets_dir=str(home.secrets_dir), stop_s=stop_s
+    )
+    write_private(home.root / COMPOSE_FILE, document_yaml(document))
+    written = [home.root / COMPOSE_FILE]
+    for service in stack.services:
+        for file in service.files:
+            write_private(Path(file.path), fill_in(file.text, secrets))
+            _hand_over(Path(file.path), service)
+            written.append(Path(file.path))
+        for name in service.container.secrets if service.container else ():
+            _hand_over(home.secrets_dir / name, service)
+    return [*written, *(home.secrets_dir / name for name in secrets_used(stack))]
+
+
+def _hand_over(file: Path, service: Service) -> None:
+    """Let the container's user, and nobody else, read a file; only root can give it away."""
+    if os.getuid() == 0 and service.container:
+        uid, _, gid = service.container.user.partition(":")
+        os.chown(file, int(uid), int(gid or uid))
+
+
+@dataclass(frozen=True)
+class StartedContainer:
+    """A container this command itself started; it stays down if it dies meanwhile."""
+
+    record: ServiceRecord
+    started_monotonic: float
+    container: Any
+
+    @property
+    def ended(self) -> str | None:
+        found = _reloaded(self.container)
+        if found is None:
+            return "removed by somebody"
+        state = found.attrs["State"]
+        if state["Running"] or state["Status"] == "created":
+            return None
+        return _describe_end(state)
+
+
+class ComposeLauncher:
+    """Starts, finds and ends the containers of one stack."""
+
+    def __init__(self, name: str, home: StackHome) -> None:
+        self._name = name
+        self._home = home
+        self._file = home.root / COMPOSE_FILE
+        self._root = str(home.root)
+
+    def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:
+        """Write the project's file, and the files that its containers see.
+
+        Raises:
+            MachineError: a project of its name is another folder's.
+        """
+        self._require_own_project()
+        write_project(stack, self._home, secrets, stop_s=stop_s)
+
+    def start(
+        self,
+        service: Service,
+        secrets: Mapping[str, Secret],  # noqa: ARG002 - `prepare` wrote them into files
+        *,
+        starts: int = 1,
+    ) -> StartedContainer:
+        """Create the service's container, anew if it has changed, and start it.
+
+        Raises:
+            MissingImage, MissingGpus, PortTaken, MachineError: Docker refuses.
+        """
+        self._compose("up", "--no-start", "--no-deps", "--no-build", service.name)
+        container = self._require(service.name)
+        # While it starts, a container that dies is to stay dead, so that its end can be read.
+        container.update(restart_policy=_LET_DIE)
+        began = time.monotonic()
+        self._run(service, container)
+        record = ServiceRecord(service.name, starts=starts)
+        return StartedContainer(record, began, container)
+
+    def keep_up(self, records: Mapping[str, ServiceRecord]) -> None:
+        for name in records:
+            container = self._find(name)
+            if container is not None:
+                container.update(restart_policy=_KEEP_UP)
+
+    def died(self, started: Started) -> StackUnhealthy:
+        """Return the error for a container that ended during the start; its log is kept."""
+        name = started.record.name
+        container = self._find(name)
+        self._keep_log(name)
+        lines = self.log_lines(name)
+        cause = first_error(lines)
+        killed = container is not None and container.attrs["State"]["OOMKilled"]
+        short = killed or _NO_MEMORY in cause  # vLLM looks before it takes, and ends by itself
+        kind = OutOfMemory if short else StackUnhealthy
+        return kind(
+            f"{name} died while starting ({started.ended}){f', {cause}' if cause else ''}; "
+            f"log: {self.log_path(name)}",
+            hint="raise engine.memory_gib in deploy.yaml, or lower engine.kv_cache_gib"
+            if short
+            else f"less {self.log_path(name)}",
+            details=lines[-LOG_TAIL:],
+        )
+
+    def state(self, record: ServiceRecord | None) -> ServiceState:
+        container = self._find(record.name) if record else None
+        if container is None:
+            return "not started"
+        return "running" if container.attrs["State"]["Running"] else "exited"
+
+    def pid(self, record: ServiceRecord) -> int:
+        container = self._find(record.name)
+        return int(container.attrs["State"]["Pid"]) if container else 0
+
+    def uptime_s(self, record: ServiceRecord) -> float:
+        container = self._find(record.name)
+        if container is None or not container.attrs["State"]["Running"]:
+            return 0.0
+        # Docker writes up to nine digits after the point, which Python's older readers refuse.
+        text = container.attrs["State"]["StartedAt"].partition(".")[0].rstrip("Z")
+        started = datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+        return (datetime.now(timezone.utc) - started).total_seconds()
+
+    def restarts(self, record: ServiceRecord) -> int:
+        container = self._find(record.name)
+        return record.starts - 1 + int(container.attrs["RestartCount"] if container else 0)
+
+    def resident_mib(self, record: ServiceRecord) -> int:
+        """Return what the container's processes hold, files that could be dropped left out."""
+        container = self._find(record.name)
+        if container is None:
+            return 0
+        memory = container.stats(stream=False, one_shot=True).get("memory_stats", {})
+        details = memory.get("stats", {})
+        droppable = details.get("total_inactive_file", details.get("inactive_file", 0))
+        return int(memory.get("usage", 0) - droppable) // 2**20
+
+    def environment(self, record: ServiceRecord) -> Mapping[str, str]:
+        container = self._find(record.name)
+        if container is None or not container.attrs["State"]["Running"]:
+            return {}
+        pairs = (text.partition("=") for text in container.attrs["Config"]["Env"])
+        return {name: value for name, _, value in pairs}
+
+    def open_store(
+        self,
+        redis: Service,
+        password: Secret | None,  # noqa: ARG002 - read from its file inside the container
+    ) -> AbstractContextManager[Store]:
+        container = self._find(redis.name)
+        running = container is not None and container.attrs["State"]["Running"]
+        return open_container_store(container if running else None)
+
+    def log_path(self, name: str) -> Path:
+        """Return where the log of a container that was removed is kept."""
+        return self._home.logs_dir / f"{name}.log"
+
+    def where_log(self, name: str) -> str:
+        container = self._find(name)
+        return f"docker logs {container.name}" if container else str(self.log_path(name))
+
+    def logs(self) -> tuple[str, ...]:
+        running = {_service_of(container) for container in self._containers()}
+        kept = {path.stem for path in self._home.logs_dir.glob("*.log")}
+        return tuple(sorted(running | kept))
+
+    def log_lines(self, name: str, count: int | None = None) -> tuple[str, ...]:
+        container = self._find(name)
+        if container is None:
+            return last_lines(self.log_path(name), count)
+        text = container.logs(tail="all" if count is None else count).decode("utf-8", "replace")
+        return tuple(plain(line) for line in text.splitlines())
+
+    def follow_logs(self, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        """Yield (service, line), asking again and again: containers come and go meanwhile."""
+        since = dict.fromkeys(names, time.time())
+        while True:
+            for name in names:
+                container = self._find(name)
+                now = time.time()
+                if container is None:
+                    continue
+                text = container.logs(since=since[name], until=now).decode("utf-8", "replace")
+                since[name] = now
+                yield from ((name, plain(line)) for line in text.splitlines())
+            time.sleep(_FOLLOW_POLL_S)
+
+    def stop(self, records: Mapping[str, ServiceRecord], *, grace_s: float) -> None:
+        """Stop and remove the services' containers; the log of each is kept till `clear`."""
+        found = [container for name in records if (container := self._find(name))]
+        for container in found:
+            self._keep_log(_service_of(container))
+        _end(found, grace_s)
+
+    def stop_marked(self, *, grace_s: float) -> int:
+        """End the stack's containers and remove its networks, by their marks."""
+        found = self._containers()
+        _end(found, grace_s)
+        if not self._project_containers():  # none of another folder's stack of that name
+            for network in docker_client().networks.list(filters={"label": self._project}):
+                with contextlib.suppress(_docker_error()):
+                    network.remove()
+        return len(found)
+
+    def clear(self, *, keep_logs: bool) -> None:
+        remove_files(self._home.root, keep_logs=keep_logs)
+
+    def _require_own_project(self) -> None:
+        project = project_name(self._name)
+        for container in self._project_containers():
+            root = container.labels.get(f"{LABEL}.root", "")
+            if root != self._root:
+                whose = f"the stack in {root}" if root else "something else than pdkit"
+                raise MachineError(
+                    f"the Compose project '{project}' on this machine belongs to {whose}",
+                    hint="deploy up --name ANOTHER",
+                )
+
+    @property
+    def _project(self) -> str:
+        """The label of everything of the Compose project."""
+        return f"com.docker.compose.project={project_name(self._name)}"
+
+    def _project_containers(self) -> list[Any]:
+        return self._listed(self._project)
+
+    def _compose(self, *arguments: str) -> None:
+        command = ("compose", "-p", project_name(self._name), "-f", str(self._file))
+        done = run_docker((*command, *arguments), timeout_s=_CREATE_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise _refusal(done.stderr, arguments[-1])
+
+    def _run(self, service: Service, container: Any) -> None:
+        try:
+            container.start()
+        except _docker_error() as exc:
+            error = _refusal(str(getattr(exc, "explanation", exc)), service.name)
+            with contextlib.suppress(_docker_error()):
+                container.remove(force=True)
+            raise error from exc
+
+    def _require(self, name: str) -> Any:
+        container = self._find(name)
+        if container is None:
+            raise MachineError(f"docker compose made no container for {name}", hint="docker ps -a")
+        return container
+
+    def _find(self, name: str) -> Any | None:
+        """Return the service's container as it is now, whoever made it."""
+        found = self._containers(f"com.docker.compose.service={name}")
+        return found[0] if found else None
+
+    def _containers(self, *labels: str) -> list[Any]:
+        """Return the stack's containers that have all of the labels."""
+        return self._listed(self._project, f"{LABEL}.root={self._root}", *labels)
+
+    def _listed(self, *labels: str) -> list[Any]:
+        containers = docker_client().containers
+        return list(containers.list(all=True, filters={"label": list(labels)}, ignore_removed=True))
+
+    def _keep_log(self, name: str) -> None:
+        container = self._find(name)
+        if container is not None:
+            write_private(self.log_path(name), container.logs().decode("utf-8", "replace"))
+
+
+def _service_of(container: Any) -> str:
+    return str(container.labels["com.docker.compose.service"])
+
+
+def _reloaded(container: Any) -> Any | None:
+    from docker.errors import NotFound
+
+    try:
+        container.reload()
+    except NotFound:
+        return None
+    return container
+
+
+def _docker_error() -> type[Exception]:
+    from docker.errors import DockerException
+
+    found: type[Exception] = DockerException
+    return found
+
+
+def _end(containers: list[Any], grace_s: float) -> None:
+    """Stop containers together, then remove them."""
+
+    def end(container: Any) -> None:
+        with contextlib.suppress(_docker_error()):
+            container.update(restart_policy=_LET_DIE)
+            container.stop(timeout=max(1, round(grace_s)))
+        with contextlib.suppress(_docker_error()):
+            container.remove(force=True, v=True)
+
+    with ThreadPoolExecutor(max_workers=max(1, len(containers))) as pool:
+        list(pool.map(end, containers))
+    left = [container.name for container in containers if _reloaded(container) is not None]
+    if left:
+        raise MachineError(
+            f"Docker could not remove {', '.join(left)}; what they held is still held",
+            hint=f"docker rm -f {' '.join(left)}, else restart Docker; then deploy down again",
+        )
+
+
+def _describe_end(state: Mapping[str, Any]) -> str:
+    code = int(state["ExitCode"])
+    if state["OOMKilled"]:
+        return f"its memory ran out and the kernel killed it, exit code {code}"
+    if code > 128:
+        return f"killed by signal {code - 128}"
+    return f"exit code {code}" + (f", {state['Error']}" if state.get("Error") else "")
+
+
+def _refusal(said: str, service: str) -> MachineError:
+    """Return Docker's refusal to create or start a container as an error with its remedy."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = lines[-1] if lines else "it said nothing"
+    low = said.lower()
+    details = tuple(lines[-4:])
+    if "no such image" in low or "image not found" in low or "pull access denied" in low:
+        return MissingImage(f"{service}: {last}", hint="deploy images list", details=details)
+    if "could not select device driver" in low or "unresolvable cdi" in low:
+        return MissingGpus(
+            f"{service}: Docker cannot give GPUs to containers here: {last}",
+            hint="install the NVIDIA Container Toolkit (then: sudo nvidia-ctk runtime configure "
+            "--runtime=docker), or deploy up --runtime process",
+            details=details,
+        )
+    if "no such file or directory" in low and ("/dev/kfd" in low or "/dev/dri" in low):
+        return MissingGpus(
+            f"{service}: the GPU's device node is not on this machine: {last}",
+            hint="look at ls /dev/kfd /dev/dri, and that the amdgpu driver is loaded",
+            details=details,
+        )
+    if "port is already allocated" in low or "address already in use" in low:
+        return PortTaken(f"{service}: {last}", hint="deploy up --port PORT", details=details)
+    return MachineError(f"{service}: Docker refuses it: {last}", hint="docker info",
+                        details=details)  # fmt: skip

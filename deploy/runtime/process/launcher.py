@@ -1,0 +1,198 @@
+"""The process runtime: run each service of a stack as a local process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.errors import MachineError, MissingTool, StackUnhealthy
+from deploy.runtime.home import StackHome
+from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
+from deploy.runtime.logs import first_error, follow, last_lines
+from deploy.runtime.process import sessions
+from deploy.runtime.secrets import Secret, fill_in
+from deploy.runtime.state import ServiceRecord, write_private
+from deploy.runtime.store import Store, open_store
+from deploy.stack.service import Service, Stack
+
+# Set in every process of a stack, so that they can be found even without a state file.
+MARKER = "PDKIT_STACK_HOME"
+
+_HIDING_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A process this command itself started, which it can therefore ask for its exit code."""
+
+    record: ServiceRecord
+    process: subprocess.Popen[bytes]
+    started_monotonic: float
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code (minus a signal's number), or None while it runs."""
+        return self.process.poll()
+
+    @property
+    def ended(self) -> str | None:
+        return None if self.exit_code is None else describe_exit(self.exit_code)
+
+
+class ProcessLauncher:
+    """Starts, finds and ends the processes of one stack."""
+
+    def __init__(self, home: StackHome) -> None:
+        self._home = home
+
+    def log_path(self, name: str) -> Path:
+        return self._home.logs_dir / f"{name}.log"
+
+    def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:
+        """Do nothing: a process needs no more than its own files."""
+
+    def keep_up(self, records: Mapping[str, ServiceRecord]) -> None:
+        """Do nothing: `deploy up` starts again what died."""
+
+    def start(
+        self, service: Service, secrets: Mapping[str, Secret], *, starts: int = 1
+    ) -> Launched:
+        """Write the service's files and start it.
+
+        Raises:
+            MissingTool: its program cannot be started.
+        """
+        folder = self._home.run_dir / service.name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(self._home.temp_dir)
+        for file in service.files:
+            write_private(Path(file.path), fill_in(file.text, secrets))
+        log = self.log_path(service.name)
+        if starts == 1:
+            log.unlink(missing_ok=True)
+        try:
+            process = sessions.spawn(service.argv, self._environment(service), log=log, cwd=folder)
+        except OSError as exc:
+            raise MissingTool(
+                f"{service.name}: {service.argv[0]} cannot be started ({exc.strerror})",
+                hint="deploy plan shows the programs a stack needs",
+            ) from exc
+        started = sessions.start_time(process.pid)
+        record = ServiceRecord(service.name, process.pid, started, str(log), starts)
+        return Launched(record, process, time.monotonic())
+
+    def state(self, record: ServiceRecord | None) -> ServiceState:
+        if record is None:
+            return "not started"
+        return "running" if sessions.is_running(record.pid, record.start_time) else "exited"
+
+    def pid(self, record: ServiceRecord) -> int:
+        return record.pid
+
+    def uptime_s(self, record: ServiceRecord) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - record.start_time
+
+    def restarts(self, record: ServiceRecord) -> int:
+        return record.starts - 1
+
+    def resident_mib(self, record: ServiceRecord) -> int:
+        """Return the resident memory of the service and all it started."""
+        return sessions.resident_mib(sessions.session_members(record.pid, record.start_time))
+
+    def environment(self, record: ServiceRecord) -> Mapping[str, str]:
+        """Return the environment the service really runs with; empty if it does not run."""
+        for process in sessions.session_members(record.pid, record.start_time):
+            if process.pid == record.pid:
+                return process.environ()
+        return {}
+
+    def open_store(self, redis: Service, password: Secret | None) -> AbstractContextManager[Store]:
+        return open_store(redis.host, redis.port, password)
+
+    def where_log(self, name: str) -> str:
+        return str(self.log_path(name))
+
+    def logs(self) -> tuple[str, ...]:
+        return tuple(path.stem for path in sorted(self._home.logs_dir.glob("*.log")))
+
+    def log_lines(self, name: str, count: int | None = None) -> tuple[str, ...]:
+        return last_lines(self.log_path(name), count)
+
+    def follow_logs(self, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        return follow({name: self.log_path(name) for name in names})
+
+    def stop(self, records: Mapping[str, ServiceRecord], *, grace_s: float) -> None:
+        """End the services together, their helpers too."""
+        sessions.end_sessions(
+            {record.pid: record.start_time for record in records.values()}, grace_s=grace_s
+        )
+
+    def stop_marked(self, *, grace_s: float) -> int:
+        """End every process that carries this stack's mark; return how many sessions that were."""
+        found = sessions.marked_sessions(MARKER, self._home.root)
+        sessions.end_sessions(found, grace_s=grace_s)
+        return len(found)
+
+    def clear(self, *, keep_logs: bool) -> None:
+        """Remove the stack's files, secrets included; logs too unless they are to be read."""
+        shutil.rmtree(self._home.temp_dir, ignore_errors=True)
+        remove_files(self._home.root, keep_logs=keep_logs)
+
+    def died(self, started: Started) -> StackUnhealthy:
+        """Return the error for a service that ended during the start."""
+        record = started.record
+        lines = self.log_lines(record.name)
+        cause = first_error(lines)
+        return StackUnhealthy(
+            f"{record.name} died while starting ({started.ended})"
+            f"{f', {cause}' if cause else ''}; log: {record.log}",
+            hint=f"less {record.log}",
+            details=lines[-LOG_TAIL:],
+        )
+
+    def _environment(self, service: Service) -> dict[str, str]:
+        # LMCache lets its variables overrule its file, and so the plan.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("LMCACHE_")
+        }
+        if service.devices:
+            # The plan's numbers count all of the machine's GPUs; a variable of the shell's that
+            # hides some, in ROCm three that must agree, would make other GPUs of them.
+            for name in _HIDING_GPUS:
+                inherited.pop(name, None)
+        env = {**inherited, **service.env, MARKER: str(self._home.root)}
+        if "PYTHONPATH" in service.env and inherited.get("PYTHONPATH"):
+            env["PYTHONPATH"] = os.pathsep.join(
+                (service.env["PYTHONPATH"], inherited["PYTHONPATH"])
+            )
+        return env
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder in the shared temporary one; refuse another user's of that name.
+
+    Raises:
+        MachineError: it is there, and not ours alone.
+    """
+    folder.mkdir(exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise MachineError(
+            f"{folder} is there and is not a folder of yours alone", hint=f"rm -r {folder}"
+        )
+
+
+def describe_exit(code: int | None) -> str:
+    """Return an exit code in words, signals by what they commonly mean."""
+    if code is None:
+        return "still running"
+    if code == -9:
+        return "killed by signal 9; the kernel does that when memory runs out"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,175 @@
+"""Show a stack as one Compose document: what `docker compose` runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.stack.containers import FRONT_NETWORK, STORE_NETWORK
+from deploy.stack.layout import SECRETS
+from deploy.stack.service import ConfigFile, Container, DeviceAccess, Service, Stack
+
+LABEL = "dev.pdkit"
+_LOG_ROTATION = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
+_HEALTH_INTERVAL = "5s"
+_MAX_PIDS = 8192
+_TMP_MIB = 4096
+_NETWORKS: dict[str, dict[str, Any]] = {
+    # No way in or out but for its containers: not even an address of this machine on the bridge.
+    STORE_NETWORK: {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    },
+    FRONT_NETWORK: {},
+}
+
+
+def project_name(stack: str) -> str:
+    """Return the Compose project of a stack; marked as ours, so that it meets no other's."""
+    return stack if stack == "pdkit" else f"pdkit-{stack}"
+
+
+def compose_document(stack: Stack, *, root: str, secrets_dir: str, stop_s: float) -> dict[str, Any]:
+    """Return the document as plain values, in a stable order.
+
+    `root` is the stack's folder; it marks the containers, so that a stack of the same name from
+    another folder is told from this one. `secrets_dir` holds one file a secret.
+    """
+    used = _secret_files(stack, secrets_dir)
+    return {
+        "name": project_name(stack.name),
+        "services": {
+            service.name: _service(service, stack, root, stop_s) for service in stack.services
+        },
+        "networks": _NETWORKS,
+        "secrets": {name: {"file": _escaped(file)} for name, file in sorted(used.items())},
+        # What those files hold, with secrets by name only.
+        "x-pdkit": {
+            "files": {file.path: file.text for service in stack.services for file in service.files}
+        },
+    }
+
+
+def secrets_used(stack: Stack) -> tuple[str, ...]:
+    """Return the names of the secrets that containers get as files of their own."""
+    names = {
+        n for service in stack.services if service.container for n in service.container.secrets
+    }
+    return tuple(sorted(names))
+
+
+def _secret_files(stack: Stack, secrets_dir: str) -> dict[str, str]:
+    """Return secret → file on this machine: configuration that holds a password is one, too."""
+    own = {
+        _secret_name(service, file): file.path
+        for service in stack.services
+        for file in service.files
+    }
+    return {**own, **{name: f"{secrets_dir}/{name}" for name in secrets_used(stack)}}
+
+
+def _secret_name(service: Service, file: ConfigFile) -> str:
+    return f"{service.name}-{file.path.rpartition('/')[2].partition('.')[0]}"
+
+
+def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[str, Any]:
+    container = service.container
+    if container is None:
+        raise ValueError(f"{service.name} is not a container")
+    conditions = {name: {"condition": "service_healthy"} for name in service.depends_on}
+    shown: dict[str, Any] = {
+        "image": _escaped(container.image),
+        "pull_policy": "never",
+        "user": container.user,
+        "entrypoint": [service.argv[0]],
+        "command": [_escaped(argument) for argument in service.argv[1:]],
+        "environment": {name: _escaped(text) for name, text in sorted(service.env.items())},
+        "secrets": [
+            *(
+                {"source": _secret_name(service, file), "target": file.target}
+                for file in service.files
+            ),
+            *({"source": name, "target": str(SECRETS / name)} for name in container.secrets),
+        ],
+        "volumes": [
+            {
+                "type": "bind",
+                "source": _escaped(mount.source),
+                "target": _escaped(mount.target),
+                "read_only": mount.read_only,
+            }
+            for mount in container.mounts
+        ],
+        "networks": list(container.networks),
+        "ports": [
+            {
+                "host_ip": port.address,
+                "published": str(port.port),
+                "target": port.container_port,
+                "protocol": "tcp",
+            }
+            for port in container.published
+        ],
+        "depends_on": conditions,
+        "healthcheck": {
+            "test": ["CMD", *(_escaped(part) for part in container.health_argv)],
+            "interval": _HEALTH_INTERVAL,
+            "timeout": "5s",
+            "retries": 3,
+            "start_period": f"{service.ready_s:g}s",
+        },
+        **_rights(container),
+        **_limits(container),
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{stop_s:g}s",
+        "logging": _LOG_ROTATION,
+        "labels": {
+            f"{LABEL}.stack": stack.name,
+            f"{LABEL}.role": service.role,
+            f"{LABEL}.root": _escaped(root),
+            f"{LABEL}.service": service.fingerprint(),
+        },
+    }
+    return {key: value for key, value in shown.items() if value not in ([], {}, None)}
+
+
+def _rights(container: Container) -> dict[str, Any]:
+    """Return what the container may do: nothing that it does not need."""
+    devices = container.devices
+    return {
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", *devices.security_opt],
+        "read_only": container.read_only,
+        # Programs that engines compile for themselves are run from there.
+        "tmpfs": [f"/tmp:exec,mode=1777,size={_TMP_MIB}m"],  # noqa: S108 - the container's own
+        "devices": list(devices.names),
+        "group_add": [str(group) for group in devices.groups],
+    }
+
+
+def _limits(container: Container) -> dict[str, Any]:
+    # The number of open files is left as the engine's own service has it: no container may exceed
+    # that, and Docker's units set none.
+    locked = {"memlock": {"soft": -1, "hard": -1}} if container.big_locks else {}
+    return {
+        "init": True,
+        "shm_size": f"{container.shm_mib}m",
+        "ulimits": locked,
+        "deploy": {
+            "resources": {
+                "limits": {"memory": f"{container.limit_mib}m", "pids": _MAX_PIDS},
+                **_reservation(container.devices),
+            }
+        },
+    }
+
+
+def _reservation(devices: DeviceAccess) -> dict[str, Any]:
+    if not devices.driver:
+        return {}
+    wanted = {"driver": devices.driver, "device_ids": list(devices.ids), "capabilities": ["gpu"]}
+    return {"reservations": {"devices": [wanted]}}
+
+
+def _escaped(text: str) -> str:
+    """Return a text in which Compose finds no variable."""
+    return text.replace("$", "$$")

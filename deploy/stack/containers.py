@@ -1,0 +1,187 @@
+"""What a service gets when it runs in a container: image, mounts, networks, rights and limits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from deploy.config.spec import StackSpec
+from deploy.config.vendors import Vendor
+from deploy.errors import ConfigError
+from deploy.planning.inventory import Gpu
+from deploy.planning.plan import EnginePlan, Plan
+from deploy.stack.layout import CONNECTOR, GATEWAY, HUB_CACHE, LOOPBACK, SECRETS, ContainerLayout
+from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service
+
+# 'uid:gid' in containers where Docker runs without root: there it is the user.
+ROOTLESS = "0:0"
+STORE_NETWORK = "store"
+FRONT_NETWORK = "front"
+_ROUTER_LIMIT_MIB = 2048
+# Fragmentation, and the buffers of clients that read values of megabytes.
+_REDIS_OVERHEAD_MIB = 512
+_SHM_MIB_A_RANK = 1024
+_UNKNOWN_WEIGHTS_MIB = 65536
+# Past any proxy that Docker's settings put into every container.
+_HEALTH_PROGRAM = (
+    "import urllib.request as u; u.build_opener(u.ProxyHandler({{}}))"
+    ".open('http://127.0.0.1:{port}{path}', timeout=2).read(1)"
+)
+
+
+# Variables of these names hold secrets, and `docker inspect` shows a container's variables.
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!S|IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Tell whether a variable of that name is likely to hold a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def refuse_visible_secrets(spec: StackSpec) -> None:
+    """Refuse secrets among the engines' variables, which every user of Docker could read.
+
+    Raises:
+        ConfigError: naming the variable.
+    """
+    for name in filter(is_secret_name, spec.engine.env):
+        raise ConfigError(
+            f"engine.env: {name} looks like a secret, and a container's variables are shown by "
+            "docker inspect",
+            hint="for a token of the hub: hf_token_file in deploy.yaml; else: --runtime process",
+        )
+
+
+def in_container(service: Service, plan: Plan, spec: StackSpec, layout: ContainerLayout) -> Service:
+    """Return the service with what it gets as a container of the stack."""
+    if service.role == "redis":
+        # No port of this machine: nothing but the engines can reach it.
+        return replace(service, host="", port=0, container=_redis(plan, layout))
+    if service.role == "router":
+        return replace(service, container=_router(service, plan, layout))
+    if service.role == "gateway":
+        return replace(service, container=_gateway(service, plan, layout))
+    (engine,) = (engine for engine in plan.engines if engine.name == service.name)
+    return replace(service, container=_engine(service, engine, plan, spec, layout))
+
+
+def _redis(plan: Plan, layout: ContainerLayout) -> Container:
+    # The password goes from its file to the command's input: arguments and environments are seen.
+    log_in = f"printf 'AUTH '; cat {SECRETS}/redis_password"
+    ping = f"{{ {log_in}; echo PING; }} | redis-cli | grep -q PONG"
+    return Container(
+        image=layout.images.redis,
+        user=layout.user,
+        networks=(STORE_NETWORK,),
+        health_argv=("sh", "-c", ping),
+        limit_mib=plan.redis_memory_mib * 5 // 4 + _REDIS_OVERHEAD_MIB,
+        secrets=("redis_password",),
+    )
+
+
+def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
+    front, metrics = layout.router(plan), layout.router_metrics(plan)
+    return Container(
+        image=layout.images.router,
+        user=layout.user,
+        networks=(FRONT_NETWORK,),
+        health_argv=_health(layout.router_program, front.port, service.health.path),
+        limit_mib=_ROUTER_LIMIT_MIB,
+        published=(
+            Published(plan.router_bind, plan.router_port, front.port),
+            Published(LOOPBACK, plan.router_metrics_port, metrics.port),
+        ),
+    )
+
+
+def _gateway(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
+    place = layout.gateway(plan)
+    return Container(
+        image=layout.images.router,
+        user=layout.user,
+        networks=(FRONT_NETWORK,),
+        health_argv=_health(layout.router_program, place.port, service.health.path),
+        limit_mib=_ROUTER_LIMIT_MIB,
+        mounts=(Mount(str(layout.gateway_code), GATEWAY),),
+        published=(Published(plan.bind, plan.port, place.port),),
+        secrets=("api_key",),
+    )
+
+
+def _engine(
+    service: Service, engine: EnginePlan, plan: Plan, spec: StackSpec, layout: ContainerLayout
+) -> Container:
+    port = layout.engine(engine).port
+    mounts = [Mount(str(layout.connector), CONNECTOR)]
+    if plan.model.source == "hub":
+        if layout.hub_cache:
+            mounts.append(Mount(str(layout.hub_cache), HUB_CACHE, read_only=False))
+    else:
+        mounts.append(Mount(plan.model.ref, layout.model_ref(plan)))
+    return Container(
+        # By content where that is known: the tag may mean another image when this one is started
+        # again, and its KV another layout.
+        image=layout.images.engine_id or layout.images.engine,
+        user=layout.user,
+        networks=(STORE_NETWORK, FRONT_NETWORK),
+        health_argv=_health(layout.engine_program, port, service.health.path),
+        limit_mib=_engine_limit_mib(engine, plan, spec),
+        mounts=tuple(mounts),
+        published=(Published(LOOPBACK, engine.port, port),),
+        secrets=("hf_token",) if layout.hub_token and plan.model.source == "hub" else (),
+        devices=device_access(engine.gpus, plan, cdi=uses_cdi(plan, spec)),
+        shm_mib=_SHM_MIB_A_RANK * (1 + plan.tp),
+        # Nobody has seen yet where the vendors' libraries write.
+        read_only=not plan.vendor.has_gpus,
+        # Docker without root may not raise this limit.
+        big_locks=plan.vendor.has_gpus and layout.user != ROOTLESS,
+    )
+
+
+def _health(interpreter: str, port: int, path: str) -> tuple[str, ...]:
+    return (interpreter, "-c", _HEALTH_PROGRAM.format(port=port, path=path))
+
+
+def _engine_limit_mib(engine: EnginePlan, plan: Plan, spec: StackSpec) -> int:
+    """Return the memory beyond which an engine has gone wrong, rather than what it needs."""
+    if spec.engine.memory_gib:
+        return round(spec.engine.memory_gib * 1024)
+    shm_mib = _SHM_MIB_A_RANK * (1 + plan.tp)
+    if not plan.vendor.has_gpus:
+        return engine.memory_mib * 3 // 2 + shm_mib
+    # Weights pass through host memory on their way to the GPU.
+    weights = plan.model.weight_bytes
+    weights_mib = weights // 2**20 if weights is not None else _UNKNOWN_WEIGHTS_MIB
+    return 2 * engine.memory_mib + 2 * weights_mib + shm_mib
+
+
+def uses_cdi(plan: Plan, spec: StackSpec) -> bool:
+    """Tell whether GPUs are given by the Container Device Interface rather than by a runtime."""
+    if spec.gpu_access != "auto":
+        return spec.gpu_access == "cdi"
+    access = plan.vendor.container
+    # Device nodes need nothing from Docker; only a driver that is missing speaks for the interface.
+    return (
+        bool(access.driver)
+        and access.driver not in plan.container_gpus
+        and (access.cdi_kind in plan.container_gpus)
+    )
+
+
+def device_access(gpus: tuple[Gpu, ...], plan: Plan, *, cdi: bool) -> DeviceAccess:
+    """Return how a container gets its GPUs; nothing where it has none."""
+    if not gpus:
+        return DeviceAccess()
+    vendor: Vendor = plan.vendor
+    access = vendor.container
+    rights = DeviceAccess(security_opt=access.security_opt)
+    if cdi:
+        # As a reservation: as plain devices, Compose before 2.30 takes their names for paths.
+        ids = tuple(f"{access.cdi_kind}={gpu.index}" for gpu in gpus)
+        return replace(rights, driver="cdi", ids=ids, groups=plan.gpu_groups)
+    if access.driver:
+        return replace(rights, driver=access.driver, ids=tuple(str(gpu.index) for gpu in gpus))
+    nodes = tuple(gpu.render_node for gpu in gpus)
+    return replace(rights, names=(*access.nodes, *nodes), groups=plan.gpu_groups)

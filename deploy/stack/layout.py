@@ -1,0 +1,262 @@
+"""Where the parts of a stack lie: on this machine as processes, or in containers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from deploy.planning.plan import EnginePlan, Plan
+
+LOOPBACK = "127.0.0.1"
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
+SECRETS = PurePosixPath("/run/secrets")
+CONNECTOR = "/opt/pdkit/connector"
+GATEWAY = "/opt/pdkit/gateway"
+MODELS = PurePosixPath("/models")
+HUB_CACHE = "/hub"
+
+_ENGINE_PORT = 8000
+_ROUTER_PORT = 8000
+_ROUTER_METRICS_PORT = 9000
+_REDIS_PORT = 6379
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a service listens, and where others reach it."""
+
+    bind: str
+    port: int
+    reached_at: str
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """A configuration file: where it lies on this machine, and where its service sees it."""
+
+    path: str
+    target: str
+
+    @property
+    def seen_at(self) -> str:
+        return self.target or self.path
+
+
+class Layout(Protocol):
+    """What differs between processes and containers while services are put together."""
+
+    @property
+    def redis_program(self) -> str: ...
+    @property
+    def engine_program(self) -> str: ...
+    @property
+    def router_program(self) -> str: ...
+    @property
+    def connector_dir(self) -> str: ...
+    @property
+    def gateway_dir(self) -> str: ...
+    @property
+    def image_identity(self) -> str:
+        """What tells one engine image from another; "" for processes."""
+        ...
+
+    def redis(self, plan: Plan) -> Endpoint: ...
+    def engine(self, engine: EnginePlan) -> Endpoint: ...
+    def router(self, plan: Plan) -> Endpoint: ...
+    def router_metrics(self, plan: Plan) -> Endpoint: ...
+    def gateway(self, plan: Plan) -> Endpoint: ...
+    def secret(self, name: str) -> str:
+        """Return where a service sees the file of a secret."""
+        ...
+
+    def file(self, service: str, name: str) -> FilePlace: ...
+    def redis_dir(self) -> str: ...
+    def model_ref(self, plan: Plan) -> str: ...
+    def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class ProcessLayout:
+    """Processes of this machine, all on its loopback address.
+
+    Attributes:
+        run_dir: holds one folder a service, for its configuration files.
+        secrets_dir: holds one file a secret.
+        temp_dir: the engines' own, sockets among it; a short path, since those are limited.
+        engine_python: the interpreter that has vLLM, LMCache and the router.
+        hub_cache, hub_token: a folder for models of the hub, and a file with a token, where the
+            user names them.
+    """
+
+    run_dir: Path
+    secrets_dir: Path
+    temp_dir: Path
+    engine_python: str
+    redis_server: str
+    connector: Path
+    gateway_code: Path
+    hub_cache: Path | None = None
+    hub_token: Path | None = None
+
+    image_identity = ""
+
+    @property
+    def redis_program(self) -> str:
+        return self.redis_server
+
+    @property
+    def engine_program(self) -> str:
+        return self.engine_python
+
+    @property
+    def router_program(self) -> str:
+        return self.engine_python
+
+    @property
+    def connector_dir(self) -> str:
+        return str(self.connector)
+
+    @property
+    def gateway_dir(self) -> str:
+        return str(self.gateway_code)
+
+    def redis(self, plan: Plan) -> Endpoint:
+        return _on_loopback(plan.redis_port)
+
+    def engine(self, engine: EnginePlan) -> Endpoint:
+        return _on_loopback(engine.port)
+
+    def router(self, plan: Plan) -> Endpoint:
+        bind = plan.router_bind
+        return Endpoint(bind, plan.router_port, f"{bind}:{plan.router_port}")
+
+    def gateway(self, plan: Plan) -> Endpoint:
+        return Endpoint(plan.bind, plan.port, f"{plan.bind}:{plan.port}")
+
+    def secret(self, name: str) -> str:
+        return str(self.secrets_dir / name)
+
+    def router_metrics(self, plan: Plan) -> Endpoint:
+        return _on_loopback(plan.router_metrics_port)
+
+    def file(self, service: str, name: str) -> FilePlace:
+        return FilePlace(str(self.run_dir / service / name), "")
+
+    def redis_dir(self) -> str:
+        return str(self.run_dir / "redis")
+
+    def model_ref(self, plan: Plan) -> str:
+        return plan.model.ref
+
+    def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
+        visible = plan.vendor.visible_devices
+        given = {visible: ",".join(map(str, engine.devices))} if visible else {}
+        hub = {"HF_HUB_CACHE": self.hub_cache, "HF_TOKEN_PATH": self.hub_token}
+        named = {name: str(path) for name, path in hub.items() if path}
+        return {"TMPDIR": str(self.temp_dir), **named, **plan.vendor.process_env, **given}
+
+
+@dataclass(frozen=True)
+class ContainerImages:
+    """The images of a stack.
+
+    Attributes:
+        engine_id: the content of the engine image, such as 'sha256:…'; "" where nobody looked.
+        engine_program, router_program: the interpreters in them.
+    """
+
+    engine: str
+    router: str
+    redis: str
+    engine_program: str
+    router_program: str
+    engine_id: str = ""
+
+
+@dataclass(frozen=True)
+class ContainerLayout:
+    """Containers of one Compose project, reached by their names.
+
+    Attributes:
+        run_dir: on this machine; holds one folder a service, for its configuration files.
+        user: 'uid:gid' that every container runs as.
+        hub_cache: on this machine; None where the model does not come from a hub.
+        hub_token: whether there is a secret with a token of the hub.
+    """
+
+    run_dir: Path
+    images: ContainerImages
+    user: str
+    connector: Path
+    gateway_code: Path
+    hub_cache: Path | None = None
+    hub_token: bool = False
+
+    redis_program = "redis-server"
+    connector_dir = CONNECTOR
+    gateway_dir = GATEWAY
+
+    @property
+    def image_identity(self) -> str:
+        return f"{self.images.engine} {self.images.engine_id}".strip()
+
+    @property
+    def engine_program(self) -> str:
+        return self.images.engine_program
+
+    @property
+    def router_program(self) -> str:
+        return self.images.router_program
+
+    def redis(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("redis", _REDIS_PORT)
+
+    def engine(self, engine: EnginePlan) -> Endpoint:
+        return _in_network(engine.name, _ENGINE_PORT)
+
+    def router(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("router", _ROUTER_PORT)
+
+    def router_metrics(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("router", _ROUTER_METRICS_PORT)
+
+    def gateway(self, plan: Plan) -> Endpoint:  # noqa: ARG002
+        return _in_network("gateway", _ROUTER_PORT)
+
+    def secret(self, name: str) -> str:
+        return str(SECRETS / name)
+
+    def file(self, service: str, name: str) -> FilePlace:
+        return FilePlace(str(self.run_dir / service / name), str(SECRETS / name))
+
+    def redis_dir(self) -> str:
+        return "/tmp"  # noqa: S108 - the container's own
+
+    def model_ref(self, plan: Plan) -> str:
+        if plan.model.source == "hub":
+            return plan.model.ref
+        return str(MODELS / Path(plan.model.ref).name)
+
+    def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
+        # The user has no entry in the image's list of users, and no home.
+        env = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
+        visible = plan.vendor.container.visible
+        if visible and engine.gpus:
+            env[visible] = ",".join(str(own) for own in range(len(engine.gpus)))
+        return {**env, **self._hub_env(plan)}
+
+    def _hub_env(self, plan: Plan) -> Mapping[str, str]:
+        if plan.model.source != "hub":
+            return {}
+        token = {"HF_TOKEN_PATH": str(SECRETS / "hf_token")} if self.hub_token else {}
+        return {"HF_HUB_CACHE": HUB_CACHE, **token}
+
+
+def _on_loopback(port: int) -> Endpoint:
+    return Endpoint(LOOPBACK, port, f"{LOOPBACK}:{port}")
+
+
+def _in_network(name: str, port: int) -> Endpoint:
+    return Endpoint(_EVERYWHERE, port, f"{name}:{port}")

@@ -1,0 +1,38 @@
+"""The name space of a stack's KV: what tells its keys from those of any other kind of KV."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from deploy import __version__
+from deploy.config.spec import StackSpec
+from deploy.planning.plan import Plan
+from deploy.stack.layout import Layout
+
+
+def hash_seed(plan: Plan, spec: StackSpec, layout: Layout) -> str:
+    """Return the PYTHONHASHSEED of every engine of the stack.
+
+    The first chunk's key is hashed from it and each further one from the key before, in every
+    version of vLLM and LMCache, so engines with different seeds never find each other's KV. Equal
+    seeds mean KV that means the same: same image, vendor, model, numbers and layout.
+    """
+    means = {
+        # The connector is the kit's: another version may move KV in another way.
+        "pdkit": __version__,
+        "stack": plan.name,
+        "vendor": plan.vendor.name,
+        "image": layout.image_identity,
+        "model": [plan.model.ref, plan.model.version],
+        "dtype": spec.engine.dtype,
+        "tp": plan.tp,
+        "block_size": plan.block_size,
+        "chunk_size": plan.chunk_size,
+        "layerwise": plan.layerwise,
+        # A user's own arguments and variables may choose the cache's numbers or layout.
+        "args": list(spec.engine.args),
+        "env": sorted(spec.engine.env.items()),
+    }
+    digest = hashlib.sha256(json.dumps(means, sort_keys=True).encode()).digest()
+    return str(int.from_bytes(digest[:4], "big"))  # Python takes seeds of 32 bits

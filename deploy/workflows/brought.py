@@ -1,0 +1,155 @@
+"""What the user brings to a stack: a token of the hub, a key for clients, a folder of models."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from deploy.config.model import default_hub_token
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError, MachineError
+from deploy.runtime.secrets import Secret, keep_secret
+from deploy.stack.build import API_KEY
+from deploy.workflows.prepare import Containers, Prepared
+
+_HUB_TOKEN = "hf_token"  # noqa: S105 - the name of the secret, not the secret
+
+
+def hub_token(spec: StackSpec) -> str | None:
+    """Return the user's token of the hub: from the named file, HF_TOKEN, or where its client
+    keeps it.
+
+    Raises:
+        ConfigError: the named file cannot be read.
+    """
+    if spec.hf_token_file:
+        return _read("hf_token_file", spec.hf_token_file)
+    if os.environ.get("HF_TOKEN"):
+        return os.environ["HF_TOKEN"]
+    file = default_hub_token()
+    return (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
+
+
+def api_key(spec: StackSpec) -> str | None:
+    """Return the key that clients must bring, or None if they need none.
+
+    Raises:
+        ConfigError: its file cannot be read, or holds no key.
+    """
+    if spec.api_key_file is None:
+        return None
+    key = _read("api_key_file", spec.api_key_file)
+    if not key.isascii() or len(key.split()) != 1:
+        raise ConfigError(
+            f"api_key_file: {spec.api_key_file} does not hold one key of letters and digits",
+            hint=f"openssl rand -hex 32 > {spec.api_key_file}",
+        )
+    return key
+
+
+def provide_secrets(prepared: Prepared, folder: Path) -> None:
+    """Write the user's secrets into the stack's folder of secrets, where its services see them.
+
+    One that the user has taken away since stays as it was.
+
+    Raises:
+        ConfigError: one is not there, and never was.
+    """
+    _provide(folder / API_KEY, api_key, prepared.spec)
+    means = prepared.facts.means
+    if prepared.model.source == "hub" and isinstance(means, Containers) and means.hub_token:
+        _provide(folder / _HUB_TOKEN, _required_hub_token, prepared.spec)
+
+
+def require_brought(prepared: Prepared, folder: Path) -> None:
+    """Check what the user brings, before anything is stopped, fetched or built. Changes nothing.
+
+    Raises:
+        ConfigError, MachineError: a secret that is not there, or a folder of another user's.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in (API_KEY, _HUB_TOKEN):
+            if (folder / name).is_file():
+                keep_secret(Path(scratch), name, (folder / name).read_text(encoding="utf-8"))
+        provide_secrets(prepared, Path(scratch))
+    _require_own_hub_cache(prepared)
+
+
+def outdated_services(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
+    """Return the running services that hold an older secret than the user now brings."""
+    try:
+        key = api_key(prepared.spec)
+    except ConfigError:
+        return set()  # taken away: the running one stays
+    held = kept.get(API_KEY)
+    return {"gateway"} if key and held and held.reveal() != key else set()
+
+
+def provide_hub_cache(prepared: Prepared) -> None:
+    """Make the folder that containers write models into, if there is none.
+
+    Raises:
+        MachineError: it belongs to another user than the one they run as.
+    """
+    means = prepared.facts.means
+    if isinstance(means, Containers) and prepared.model.source == "hub":
+        folder, owner = Path(means.hub_cache), _owner(means)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            if os.getuid() == 0:
+                os.chown(folder, *owner)
+    _require_own_hub_cache(prepared)
+
+
+def _require_own_hub_cache(prepared: Prepared) -> None:
+    means = prepared.facts.means
+    if not isinstance(means, Containers) or prepared.model.source != "hub":
+        return
+    folder, (uid, _) = Path(means.hub_cache), _owner(means)
+    if folder.exists() and uid not in (0, folder.stat().st_uid):
+        raise MachineError(
+            f"hub_cache: {folder} belongs to user {folder.stat().st_uid}, and containers run as "
+            f"user {uid}, who must write there",
+            hint=f"sudo chown -R {means.user} {folder}, or hub_cache: ANOTHER in deploy.yaml",
+        )
+
+
+def _owner(means: Containers) -> tuple[int, int]:
+    uid, _, gid = means.user.partition(":")
+    return int(uid), int(gid or uid)
+
+
+def _provide(target: Path, read: Callable[[StackSpec], str | None], spec: StackSpec) -> None:
+    try:
+        value = read(spec)
+    except ConfigError:
+        if target.is_file():
+            return
+        raise
+    if value:
+        keep_secret(target.parent, target.name, value)
+
+
+def _required_hub_token(spec: StackSpec) -> str:
+    token = hub_token(spec)
+    if token is None:
+        raise ConfigError(
+            "the token of the hub is gone that was there when the stack was planned",
+            hint="set HF_TOKEN again, or: deploy down; deploy up",
+        )
+    return token
+
+
+def _read(field: str, file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(
+            f"{field}: {file} cannot be read ({exc})",
+            hint=f"name a file that holds it, or leave {field} out",
+        ) from exc
+    if not text:
+        raise ConfigError(f"{field}: {file} is empty", hint=f"fill it, or leave {field} out")
+    return text

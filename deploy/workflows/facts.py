@@ -1,0 +1,173 @@
+"""What 'auto' means and what is there: looked up on this machine, or assumed for a plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from deploy.config.model import default_hub_cache
+from deploy.config.spec import StackSpec
+from deploy.config.vendors import vendor_named
+from deploy.errors import PdkitError
+from deploy.planning.gpus import with_assumed_gpus
+from deploy.planning.inventory import Inventory
+from deploy.planning.topology import gpus_needed, resolve_topology
+from deploy.runtime.compose.docker import (
+    docker_answers,
+    docker_info,
+    engine_answers,
+    is_rootless,
+    require_compose,
+)
+from deploy.runtime.detect import detect_host, detect_inventory, detected_vendor
+from deploy.runtime.home import Home
+from deploy.runtime.host import (
+    engine_versions,
+    find_engine_python,
+    find_redis_server,
+    require_libraries,
+)
+from deploy.runtime.lock import is_locked
+from deploy.stack.containers import ROOTLESS
+from deploy.stack.layout import ContainerImages
+from deploy.workflows.brought import hub_token
+from deploy.workflows.images import found_images, obtain_images, refuse_bad_pair, stack_images
+from deploy.workflows.prepare import Containers, Facts, Programs, Report
+from deploy.workflows.running import find_stack
+
+# Containers that root starts run as this user, for whom the kit's files are made readable.
+_UNPRIVILEGED = "10001:10001"
+
+
+def stated_facts(
+    spec: StackSpec, inventory: Inventory | None, *, runtime: str, probe: bool = True
+) -> Facts:
+    """Return facts for a plan that is only shown: nothing needs to be there.
+
+    Without an `inventory`, this machine's is taken, and GPUs that it lacks are assumed; they are
+    not even looked for without `probe`, if the vendor is named. `runtime` is what 'auto' means.
+
+    Raises:
+        ConfigError: the spec contradicts itself, or names an image that cannot be.
+    """
+    looks = probe or spec.vendor == "auto"
+    asks = inventory is None and probe and runtime != "process"
+    info = docker_info() if asks and engine_answers() else None
+    machine = inventory or (detect_inventory(info) if looks else detect_host())
+    vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(machine)
+    if inventory is None:
+        row = vendor_named(vendor)
+        seen = len(machine.gpus_of(vendor))
+        needed = gpus_needed(spec, row, resolve_topology(spec, row, seen), seen)
+        machine = with_assumed_gpus(machine, row, needed)
+    chosen = spec.runtime if spec.runtime != "auto" else runtime
+    if chosen == "process":
+        return Facts(machine, vendor, chosen, named_programs(spec))
+    images = stack_images(spec, vendor)
+    if images.engine.vllm is not None:
+        refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
+    return Facts(machine, vendor, chosen, _containers(spec, images.by_name, info))
+
+
+def runtime_here(spec: StackSpec) -> str:
+    """Return what runs stacks on this machine: Docker Compose where it answers, else processes."""
+    if spec.runtime != "auto":
+        return spec.runtime
+    return "compose" if docker_answers() else "process"
+
+
+def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
+    """Return what this machine has for a stack. Images may be missing: `with_images` gets them.
+
+    Raises:
+        ConfigError: versions that do not belong together, or an image that cannot be.
+        MissingTool, DockerUnavailable: something is missing.
+    """
+    runtime = runtime_here(spec)
+    if runtime == "process":
+        there = detect_inventory()
+        vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
+        machine = without_held_gpus(there, home, spec.name)
+        programs = found_programs(spec, vendor)
+        refuse_bad_pair(spec, vendor, *engine_versions(programs.engine_python), report)
+        return Facts(machine, vendor, runtime, programs)
+    require_compose()
+    info = docker_info()
+    there = detect_inventory(info)
+    vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
+    machine = without_held_gpus(there, home, spec.name)
+    images = found_images(stack_images(spec, vendor), spec, vendor)
+    return Facts(machine, vendor, runtime, _containers(spec, images, info))
+
+
+def _containers(
+    spec: StackSpec, images: ContainerImages, info: Mapping[str, Any] | None
+) -> Containers:
+    return Containers(
+        images=images,
+        user=container_user(rootless=is_rootless(info or {})),
+        hub_cache=str(spec.hub_cache or default_hub_cache()),
+        hub_token=hub_token(spec) is not None,
+    )
+
+
+def with_images(facts: Facts, spec: StackSpec, report: Report) -> Facts:
+    """Pull or build the images that are missing, and return the facts with their contents' ids.
+
+    Raises:
+        ConfigError: the engine image holds versions that do not belong together.
+        MissingImage: one cannot be had.
+    """
+    if not isinstance(facts.means, Containers):
+        return facts
+    images = obtain_images(stack_images(spec, facts.vendor), spec, facts.vendor, report)
+    return replace(facts, means=replace(facts.means, images=images))
+
+
+def named_programs(spec: StackSpec) -> Programs:
+    """Return the programs by name only, so that a plan can be shown where they are missing."""
+    return Programs(
+        str(spec.engine.python or sys.executable), str(spec.redis.server or "redis-server")
+    )
+
+
+def found_programs(spec: StackSpec, vendor: str) -> Programs:
+    """Return the programs as they are on this machine.
+
+    Raises:
+        MissingTool: one is not there.
+    """
+    python = find_engine_python(spec.engine.python)
+    require_libraries(python, vendor_named(vendor).libraries)
+    return Programs(python, find_redis_server(spec.redis.server, python))
+
+
+def container_user(*, rootless: bool) -> str:
+    """Return 'uid:gid' of containers: the user's own, whose files they read, and never root.
+
+    Where Docker itself runs without root, a container's root is the user.
+    """
+    if rootless:
+        return ROOTLESS
+    return f"{os.getuid()}:{os.getgid()}" if os.getuid() else _UNPRIVILEGED
+
+
+def without_held_gpus(inventory: Inventory, home: Home, name: str) -> Inventory:
+    """Return the inventory without GPUs that other running stacks hold."""
+    held: dict[tuple[str, int], str] = {}
+    for other in home.stacks_beside(name) if inventory.gpus else ():
+        with suppress(
+            PdkitError, OSError
+        ):  # another stack's broken state is not this one's concern
+            running = find_stack(home, other)
+            if running and (running.any_running() or is_locked(home.lock_file(other))):
+                plan = running.prepared.plan
+                for engine in plan.engines:
+                    held |= {(plan.vendor.name, index): other for index in engine.devices}
+    left = tuple(gpu for gpu in inventory.gpus if (gpu.vendor, gpu.index) not in held)
+    lines = [f"GPU {index}: held by the stack '{other}'" for (_, index), other in held.items()]
+    return replace(inventory, gpus=left, seen=(*inventory.seen, *lines))

@@ -1,0 +1,106 @@
+"""What a stack was before: each plan that was started under its name, and how that went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from deploy.config.spec import StackSpec
+from deploy.errors import StateError
+from deploy.runtime.state import StackState
+from deploy.workflows.prepare import Containers, Prepared
+from deploy.workflows.running import stored_facts
+
+Outcome = Literal["good", "unchecked", "failed"]
+_KEPT = 20
+# What makes a generation, as a state file keeps it; the rest of the state is of the moment.
+_FIELDS = ("spec", "machine", "model", "fingerprint", "generation")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One plan that was started.
+
+    Attributes:
+        action: what started it: 'up', 'swap' or 'rollback'.
+        at: when, in UTC.
+        reason: why it failed; "" if it did not.
+    """
+
+    action: str
+    at: str
+    outcome: Outcome
+    vendor: str
+    image: str
+    topology: str
+    reason: str = ""
+
+
+def engine_image(prepared: Prepared) -> str:
+    """Return the engines' image as it was named; "" where they are processes."""
+    means = prepared.facts.means
+    return means.images.engine if isinstance(means, Containers) else ""
+
+
+def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
+    """Return the state of a stack that is about to be started."""
+    made = Generation(
+        action=action,
+        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        outcome="unchecked",
+        vendor=prepared.plan.vendor.name,
+        image=engine_image(prepared),
+        topology=str(prepared.plan.topology),
+    )
+    return StackState(
+        name=prepared.stack.name,
+        fingerprint=prepared.stack.fingerprint(),
+        spec=prepared.spec.model_dump(mode="json"),
+        machine=stored_facts(prepared.facts),
+        model=asdict(prepared.model),
+        boot="" if prepared.plan.runtime == "compose" else boot,
+        generation=asdict(made),
+    )
+
+
+def following(old: StackState, new: StackState) -> StackState:
+    """Return the new state with the old one as the newest of its history."""
+    return replace(new, history=(_past(old), *old.history)[:_KEPT])
+
+
+def with_outcome(state: StackState, outcome: Outcome) -> StackState:
+    return replace(state, generation={**state.generation, "outcome": outcome})
+
+
+def with_failure(old: StackState, tried: StackState, reason: str) -> StackState:
+    """Return the old state, with what was tried in vain noted as the newest of its history."""
+    failed = {**_past(tried), "generation": {**tried.generation, "outcome": "failed",
+              "reason": reason}}  # fmt: skip
+    return replace(old, history=(failed, *old.history)[:_KEPT])
+
+
+def past_generations(state: StackState) -> list[Generation]:
+    """Return this generation and those before it, the newest first."""
+    return [Generation(**state.generation), *(Generation(**p["generation"]) for p in state.history)]
+
+
+def last_good(state: StackState) -> tuple[StackSpec, Mapping[str, Any], Mapping[str, Any]]:
+    """Return spec, facts and model, as stored, of the last good generation before this one.
+
+    Raises:
+        StateError: there is none.
+    """
+    for past in state.history:
+        if past["generation"]["outcome"] == "good" and past["fingerprint"] != state.fingerprint:
+            return StackSpec.model_validate(past["spec"]), past["machine"], past["model"]
+    raise StateError(
+        f"the stack '{state.name}' has nothing to go back to: no other plan of it was ever checked",
+        hint=f"deploy status --name {state.name} shows its history",
+    )
+
+
+def _past(state: StackState) -> dict[str, Any]:
+    kept = asdict(state)
+    return {field: kept[field] for field in _FIELDS}

@@ -1,0 +1,274 @@
+"""The images of a stack, and those of the catalogue: named, found, pulled or built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deploy.assets import asset
+from deploy.config.catalog import Catalog, EngineImage, ServiceImage, load_catalog
+from deploy.config.compat import judge, require_compatible
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.runtime.compose.docker import docker_client, engine_answers
+from deploy.runtime.compose.images import build_image, find_image, probe_versions, pull_image
+from deploy.stack.layout import ContainerImages
+from deploy.workflows.prepare import Report
+
+WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
+
+
+@dataclass(frozen=True)
+class StackImages:
+    """The images that a spec means, by name."""
+
+    engine: EngineImage
+    router: ServiceImage
+    redis: ServiceImage
+
+    @property
+    def by_name(self) -> ContainerImages:
+        return ContainerImages(
+            engine=self.engine.image,
+            router=self.router.image,
+            redis=self.redis.image,
+            engine_program=self.engine.interpreter,
+            router_program=self.router.interpreter or "python3",
+        )
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """An image of the catalogue, as `deploy images list` shows it.
+
+    Attributes:
+        verdict: what is known of its pair of versions; "" for services.
+        size_mib: 0 where it is not on this machine, or no Docker engine answers.
+    """
+
+    name: str
+    image: str
+    vendor: str
+    default: bool
+    vllm: str
+    lmcache: str
+    verdict: str
+    here: bool
+    size_mib: int
+    how: str
+    note: str
+
+
+def stack_images(spec: StackSpec, vendor: str) -> StackImages:
+    """Return the images of a spec: its own, else the catalogue's for the vendor.
+
+    Raises:
+        ConfigError: a profile that is unknown or another vendor's, or no image reference.
+    """
+    catalog = load_catalog()
+    engine = catalog.named(spec.image) if spec.image else catalog.default_for(vendor)
+    if engine.vendor not in (None, vendor):
+        raise ConfigError(
+            f"--image: '{spec.image}' is an image for {engine.vendor}, and the vendor is {vendor}",
+            hint=f"--vendor {engine.vendor} --image {spec.image}; for a stack that is up: "
+            f"deploy swap {engine.vendor} --image {spec.image}",
+        )
+    if engine.vendor is None:  # a user's own, with the entrypoint shape of the vendor's images
+        engine = replace(engine, interpreter=catalog.default_for(vendor).interpreter)
+    return StackImages(
+        engine,
+        _service(catalog, "router", spec.router.image),
+        _service(catalog, "redis", spec.redis.image),
+    )
+
+
+def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
+    """Return a service's image; a reference that the catalogue knows keeps the way it is built."""
+    known = catalog.service(name)
+    if asked is None:
+        return known
+    for service in catalog.services.values():
+        if asked in (service.name, service.image):
+            return service
+    return replace(known, image=asked, build=None)
+
+
+def refuse_bad_pair(
+    spec: StackSpec, vendor: str, vllm: str | None, lmcache: str | None, report: Report
+) -> None:
+    """Refuse versions that do not belong together, before anything is started.
+
+    Raises:
+        ConfigError: the pair is known to be bad, or nobody has proved it; names a good one.
+    """
+    verdict = judge(
+        vendor, vllm, lmcache, layerwise=spec.layerwise, save_decode_cache=spec.save_decode_cache
+    )
+    warning = require_compatible(verdict, allow_unproven=spec.allow_unproven)
+    if warning:
+        report(f"warning: {warning}")
+
+
+def obtain_images(
+    images: StackImages, spec: StackSpec, vendor: str, report: Report
+) -> ContainerImages:
+    """Pull or build what is not on this machine, and return the images with their contents' ids.
+
+    Raises:
+        ConfigError: the engine image holds versions that do not belong together.
+        MissingImage: one is not here and cannot be had.
+    """
+    known = images.engine
+    for image in (known, images.router, images.redis):
+        if find_image(image.image) is None:
+            obtain(image, report)
+    engine = find_image(known.image)
+    assert engine is not None, "it was there, or has just been obtained"  # noqa: S101
+    # Whatever its name: what is in it counts.
+    held = probe_versions(engine, known.interpreter)
+    refuse_bad_pair(spec, vendor, held.vllm, held.lmcache, report)
+    return replace(images.by_name, engine_id=engine.id)
+
+
+def found_images(images: StackImages, spec: StackSpec, vendor: str) -> ContainerImages:
+    """Return the images without getting any: ids are known of what is here.
+
+    Raises:
+        ConfigError: versions that the catalogue states do not belong together.
+    """
+    if images.engine.vllm is not None:
+        refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
+    engine = find_image(images.engine.image)
+    return replace(images.by_name, engine_id=engine.id if engine else "")
+
+
+def obtain(
+    image: EngineImage | ServiceImage,
+    report: Report,
+    *,
+    build_args: Mapping[str, str] | None = None,
+    wheelhouse: Path | None = None,
+) -> None:
+    """Build an image that the kit has a Dockerfile for, pull any other.
+
+    Raises:
+        MissingImage: neither goes.
+    """
+    if image.build is None:
+        report(f"pulling {image.image}")
+        pull_image(image.image)
+        return
+    named = os.environ.get(WHEELHOUSE_VARIABLE)
+    wheels = wheelhouse or (Path(named).expanduser() if named else None)
+    report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
+    arguments = {**image.build_args, **(build_args or {})}
+    build_image(image.image, asset(*image.build.split("/")), arguments, wheelhouse=wheels)
+
+
+def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:
+    """Return images of the catalogue by name.
+
+    Raises:
+        ConfigError: one has no such name.
+    """
+    catalog = load_catalog()
+    everything: Mapping[str, EngineImage | ServiceImage] = {**catalog.engines, **catalog.services}
+    unknown = [name for name in names if name not in everything]
+    if unknown:
+        raise ConfigError(
+            f"'{unknown[0]}' is not an image of the catalogue; there are {', '.join(everything)}",
+            hint="deploy images list",
+        )
+    return [everything[name] for name in names]
+
+
+def build_images(
+    names: tuple[str, ...],
+    build_args: Mapping[str, str],
+    *,
+    wheelhouse: Path | None,
+    report: Report,
+) -> list[str]:
+    """Build images of the catalogue, and return their references.
+
+    `build_args` go before the catalogue's own.
+
+    Raises:
+        ConfigError: one is not in the catalogue, or is pulled instead.
+        MissingImage: one cannot be built.
+    """
+    images = named_images(names)
+    for image, name in zip(images, names, strict=True):
+        if image.build is None:
+            raise ConfigError(
+                f"'{name}' is not built here, it is pulled", hint=f"deploy images pull {name}"
+            )
+    docker_client()
+    for image in images:
+        obtain(image, report, build_args=build_args, wheelhouse=wheelhouse)
+    return [image.image for image in images]
+
+
+def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
+    """Pull images, of those that are built here their bases, and return the references.
+
+    Raises:
+        ConfigError: one is not in the catalogue.
+        MissingImage: one cannot be pulled.
+    """
+    images = named_images(names) or [
+        service for service in load_catalog().services.values() if service.build is None
+    ]
+    docker_client()
+    wanted = [image.image if image.build is None else image.base or "" for image in images]
+    for reference in wanted:
+        report(f"pulling {reference}")
+        pull_image(reference)
+    return wanted
+
+
+def image_rows() -> list[ImageRow]:
+    """Return the catalogue, and which images are on this machine if a Docker engine answers."""
+    catalog, looks = load_catalog(), engine_answers()
+    return [
+        *(_engine_row(engine, looks) for engine in catalog.engines.values()),
+        *(_service_row(service, looks) for service in catalog.services.values()),
+    ]
+
+
+def _engine_row(engine: EngineImage, looks: bool) -> ImageRow:
+    return ImageRow(
+        name=engine.profile,
+        vendor=engine.vendor or "",
+        default=engine.default,
+        vllm=engine.vllm or "",
+        lmcache=engine.lmcache or "",
+        verdict=judge(engine.vendor or "", engine.vllm, engine.lmcache).verdict,
+        **_whereabouts(engine, looks),
+    )
+
+
+def _service_row(service: ServiceImage, looks: bool) -> ImageRow:
+    return ImageRow(
+        name=service.name,
+        vendor="",
+        default=False,
+        vllm="",
+        lmcache="",
+        verdict="",
+        **_whereabouts(service, looks),
+    )
+
+
+def _whereabouts(image: EngineImage | ServiceImage, looks: bool) -> dict[str, Any]:
+    found = find_image(image.image) if looks else None
+    return {
+        "image": image.image,
+        "here": found is not None,
+        "size_mib": found.size_mib if found else 0,
+        "how": "build" if image.build else "pull",
+        "note": image.note,
+    }

@@ -1,0 +1,49 @@
+"""`deploy render`: a stack as one document, printed or written with all that starting it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deploy.runtime.compose.launcher import write_project
+from deploy.runtime.home import Home
+from deploy.runtime.secrets import ensure_secrets
+from deploy.stack.compose import compose_document
+from deploy.stack.document import document_yaml, stack_document
+from deploy.tiny_model import ensure_tiny_model
+from deploy.workflows.brought import provide_hub_cache, provide_secrets
+from deploy.workflows.prepare import Prepared, prepare
+
+
+def rendered(prepared: Prepared, home: Home) -> dict[str, Any]:
+    """Return the document of a stack: for Compose, or of processes. Reads and writes nothing."""
+    if prepared.plan.runtime == "process":
+        return stack_document(prepared.stack)
+    files = home.stack(prepared.stack.name)
+    return compose_document(
+        prepared.stack,
+        root=str(files.root),
+        secrets_dir=str(files.secrets_dir),
+        stop_s=prepared.spec.timeouts.stop_s,
+    )
+
+
+def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[Path], str]:
+    """Write a stack's files into a folder; return their paths, and how to start it by hand.
+
+    For Compose that is everything but images: a password is made, the tiny model too.
+    """
+    if prepared.plan.runtime == "process":
+        target = folder / "stack.yaml"
+        folder.mkdir(parents=True, exist_ok=True)
+        target.write_text(document_yaml(stack_document(prepared.stack)), encoding="utf-8")
+        return [target], "deploy up --runtime process, with the same options"
+    prepared = prepare(prepared.spec, home.with_stacks_in(folder), prepared.facts)
+    files = home.with_stacks_in(folder).stack(prepared.stack.name)
+    if prepared.model.source == "tiny":
+        ensure_tiny_model(home.models)
+    secrets = ensure_secrets(files.secrets_dir, prepared.stack.secrets)
+    provide_secrets(prepared, files.secrets_dir)
+    provide_hub_cache(prepared)
+    written = write_project(prepared.stack, files, secrets, stop_s=prepared.spec.timeouts.stop_s)
+    return written, f"docker compose -f {written[0]} up --detach --wait"

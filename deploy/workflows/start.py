@@ -1,0 +1,182 @@
+"""Start the services of a stack that do not run, in the order in which they need each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from deploy.errors import PdkitError
+from deploy.runtime.home import Home
+from deploy.runtime.host import require_memory
+from deploy.runtime.interrupts import cleaning_up, uninterrupted
+from deploy.runtime.launcher import Started
+from deploy.runtime.lock import is_locked
+from deploy.runtime.ports import require_free
+from deploy.runtime.readiness import wait_ready
+from deploy.runtime.secrets import Secret, ensure_secrets
+from deploy.runtime.state import StackState, write_state
+from deploy.stack.build import REDIS_PASSWORD
+from deploy.stack.service import Service
+from deploy.tiny_model import ensure_tiny_model
+from deploy.workflows.brought import provide_hub_cache, provide_secrets
+from deploy.workflows.prepare import Prepared, Report
+from deploy.workflows.running import find_stack, launcher_for, service_is_ready
+
+# A service that is told to stop because another one died has nothing to finish.
+ABORT_GRACE_S = 1.5
+
+
+class StackStart:
+    """One start: services in order of their dependencies, state written after each.
+
+    Attributes:
+        prepared: what is started.
+        state: as it is written, with a record of each service that was started. `before` is what
+            it goes back to if nothing of it runs any more.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        state: StackState,
+        home: Home,
+        report: Report,
+        *,
+        before: StackState | None = None,
+    ) -> None:
+        self.prepared = prepared
+        self.state = state
+        self._before = before
+        self._home = home
+        self._report = report
+        self._files = home.stack(prepared.stack.name)
+        self.launcher = launcher_for(prepared.plan.runtime, prepared.stack.name, self._files)
+        self._started: dict[str, tuple[Service, Started]] = {}
+
+    def missing(self) -> list[Service]:
+        """Return the services that do not run."""
+        return [
+            service
+            for service in self.prepared.stack.services
+            if self.launcher.state(self.state.services.get(service.name)) != "running"
+        ]
+
+    def require_room(self, missing: list[Service]) -> None:
+        """Check that ports and memory for services are there. Changes nothing.
+
+        Raises:
+            PortTaken, NotEnoughMemory: naming what is taken, or how much there is.
+        """
+        plan = self.prepared.plan
+        wanted = {port for service in missing for port in (service.port, *service.extra_ports)}
+        ports = {port: whose for port, whose in plan.ports.items() if port in wanted}
+        others = _ports_of_others(self._home, plan.name)
+        require_free(ports, base=plan.port, host=plan.bind, stack=plan.name, others=others)
+        engines = [service for service in missing if service.role in ("producer", "consumer")]
+        require_memory(
+            sum(service.memory_mib for service in missing),
+            engines=len(engines),
+            hint=f"deploy up --name {plan.name} --topology 1p1d, or a smaller engine.kv_cache_gib",
+        )
+
+    def run(self, missing: list[Service]) -> dict[str, float]:
+        """Start services, wait for them, and return seconds from each one's start till then.
+
+        Raises:
+            PdkitError: one cannot be started, died or was too slow. What was started still runs:
+                the caller ends it.
+        """
+        prepared = self.prepared
+        if prepared.model.source == "tiny":
+            self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
+        secrets = ensure_secrets(self._files.secrets_dir, prepared.stack.secrets)
+        provide_secrets(prepared, self._files.secrets_dir)
+        provide_hub_cache(prepared)
+        self.launcher.prepare(prepared.stack, secrets, stop_s=prepared.spec.timeouts.stop_s)
+        took: dict[str, float] = {}
+        for batch in _batches(missing):
+            for service in batch:
+                self._start_one(service, secrets)
+            self._report(f"started {', '.join(service.name for service in batch)}")
+            took |= self._wait(batch, secrets[REDIS_PASSWORD])
+        self.launcher.keep_up(self.state.services)
+        return {service.name: took[service.name] for service in missing}
+
+    @contextmanager
+    def undone_on(self, causes: tuple[type[BaseException], ...]) -> Iterator[None]:
+        """Stop what was started if one of `causes` ends the block, and let nothing stop that."""
+        try:
+            yield
+        except causes:
+            with cleaning_up():
+                self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Stop what was started; logs stay, so that the message can point at them."""
+        records = {name: started.record for name, (_, started) in self._started.items()}
+        if records:
+            self.launcher.stop(records, grace_s=ABORT_GRACE_S)
+            self._started.clear()
+            self._report("stopped what was started")
+        kept = {name: rec for name, rec in self.state.services.items() if name not in records}
+        self.state = replace(self.state, services=kept)
+        if kept:
+            self.save(self.state)
+        elif self._before is not None:
+            self.save(replace(self._before, services={}))
+        else:
+            self.launcher.stop_marked(grace_s=ABORT_GRACE_S)
+            self.launcher.clear(keep_logs=True)
+
+    def save(self, state: StackState) -> None:
+        """Replace the state, and write it."""
+        self.state = state
+        write_state(self._files.state_file, state)
+
+    def _start_one(self, service: Service, secrets: dict[str, Secret]) -> None:
+        before = self.state.services.get(service.name)
+        if before:
+            self.launcher.stop({service.name: before}, grace_s=ABORT_GRACE_S)
+        with uninterrupted():  # a service without a record would be nobody's
+            started = self.launcher.start(
+                service, secrets, starts=before.starts + 1 if before else 1
+            )
+            self._started[service.name] = (service, started)
+            self.save(self.state.with_service(started.record))
+
+    def _wait(self, batch: list[Service], password: Secret) -> dict[str, float]:
+        return wait_ready(
+            self._started,
+            lambda service: service_is_ready(service, self.launcher, password),
+            self._report,
+            self.launcher,
+            only={service.name for service in batch},
+        )
+
+
+def _ports_of_others(home: Home, name: str) -> dict[int, str]:
+    """Return port → stack of the other stacks that run, also of engines that do not listen yet."""
+    found: dict[int, str] = {}
+    for other in home.stacks_beside(name):
+        with suppress(
+            PdkitError, OSError
+        ):  # another stack's broken state is not this one's concern
+            running = find_stack(home, other)
+            if running and (running.any_running() or is_locked(home.lock_file(other))):
+                found |= dict.fromkeys(running.prepared.plan.ports, other)
+    return found
+
+
+def _batches(services: list[Service]) -> list[list[Service]]:
+    """Group services so that each follows what it depends on; those of a group start together."""
+    waiting, batches = list(services), []
+    while waiting:
+        names = {service.name for service in waiting}
+        batch = [service for service in waiting if not names & set(service.depends_on)]
+        if not batch:
+            raise ValueError(f"services wait for one another: {', '.join(sorted(names))}")
+        batches.append(batch)
+        waiting = [service for service in waiting if service not in batch]
+    return batches

@@ -1,0 +1,235 @@
+"""How much memory KV and the store get, on GPUs and in the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deploy.config.model import Model, ModelShape
+from deploy.errors import ConfigError, NotEnoughMemory
+from deploy.planning.inventory import Inventory
+from deploy.planning.plan import Plan
+from tests.unit.stack.cases import machine_with
+
+Make = Callable[..., Plan]
+
+GIB = 2**30
+SHAPE = ModelShape(layers=32, attention_heads=32, kv_heads=8, head_dim=128, max_positions=131072)
+A_TOKEN = 2 * 32 * 8 * 128 * 2  # K and V, layers, heads, size, bfloat16
+MODEL = Model("owner/8b", "8b", "hub", SHAPE, 15 * GIB)
+HUGE = replace(MODEL, ref="owner/70b", served_name="70b", weight_bytes=140 * GIB)
+UNKNOWN = Model("owner/new", "new", "hub", None)
+GPU_MIB = 80 * 1024
+
+
+def gpus(plan: Make, count: int = 2, *, model: Model = MODEL, **fields: Any) -> Plan:
+    machine = fields.pop("machine", machine_with("cuda", *range(count), memory_mib=GPU_MIB))
+    return plan(model=model, machine=machine, **{"vendor": "cuda", **fields})
+
+
+class TestWeights:
+    def test_too_many_for_a_gpu(self, plan: Make) -> None:
+        with pytest.raises(NotEnoughMemory) as caught:
+            gpus(plan, model=HUGE)
+        assert "--model: 70b has 140.0 GiB of weights" in caught.value.message
+        assert "72.0 GiB" in caught.value.message, "0.9 of 80"
+        assert "--tp 2" in caught.value.hint
+        assert caught.value.exit_code == 3
+
+    def test_the_hint_helps_at_last(self, plan: Make) -> None:
+        tp = 1
+        while True:
+            try:
+                made = gpus(plan, 8, model=HUGE, topology="1p1d", tp=tp)
+                break
+            except NotEnoughMemory as exc:
+                suggested = re.search(r"--tp (\d+)", exc.hint)
+                assert suggested is not None
+                assert int(suggested[1]) > tp
+                tp = int(suggested[1])
+        assert made.tp == 4, "35 GiB a rank"
+
+    def test_a_shared_gpu_has_less_room(self, plan: Make) -> None:
+        fitting = replace(MODEL, weight_bytes=40 * GIB)
+        gpus(plan, model=fitting)
+        with pytest.raises(NotEnoughMemory, match=r"36\.0 GiB"):
+            gpus(plan, 1, model=fitting, gpus=1)
+
+    def test_the_smallest_gpu_decides(self, plan: Make) -> None:
+        big, small = (
+            machine_with("cuda", 0, memory_mib=GPU_MIB),
+            machine_with("cuda", 1, memory_mib=16 * 1024),
+        )
+        machine = replace(big, gpus=(*big.gpus, *small.gpus))
+        with pytest.raises(NotEnoughMemory, match=r"14\.4 GiB"):
+            gpus(plan, machine=machine)
+
+    def test_unknown_weights_are_left_to_the_engine(self, plan: Make) -> None:
+        made = gpus(plan, model=UNKNOWN)
+        assert (made.kv_cache_bytes, made.max_model_len) == (None, None)
+        assert made.gpu_share == 0.9
+
+    def test_processors_are_not_asked(self, plan: Make) -> None:
+        assert plan(model=HUGE).gpu_share is None
+
+
+class TestSpace:
+    def test_an_engine_takes_what_its_share_leaves(self, plan: Make) -> None:
+        assert gpus(plan).kv_cache_bytes is None
+
+    def test_unless_a_number_is_named(self, plan: Make) -> None:
+        assert gpus(plan, engine={"kv_cache_gib": 4}).kv_cache_bytes == 4 * GIB
+
+    def test_what_is_named_bounds_the_context(self, plan: Make) -> None:
+        made = gpus(plan, engine={"kv_cache_gib": 4})
+        assert made.max_model_len == 4 * GIB // A_TOKEN
+
+    def test_a_context_beyond_the_room_is_refused(self, plan: Make) -> None:
+        tight = replace(MODEL, weight_bytes=68 * GIB)  # leaves 1 GiB of 72
+        length = gpus(plan, model=tight).max_model_len
+        assert length == int(GIB // A_TOKEN * 0.9), "what an engine measures may be less"
+        with pytest.raises(ConfigError) as caught:
+            gpus(plan, model=tight, engine={"max_model_len": 32768})
+        assert "engine.max_model_len: 32768" in caught.value.message
+        assert str(GIB // A_TOKEN) in caught.value.message
+
+    def test_more_than_fits_beside_the_weights_is_refused(self, plan: Make) -> None:
+        with pytest.raises(NotEnoughMemory) as caught:
+            gpus(plan, engine={"kv_cache_gib": 60})
+        assert "engine.kv_cache_gib: 60 GiB" in caught.value.message
+        suggested = re.search(r"kv_cache_gib to ([\d.]+)", caught.value.hint)
+        assert suggested is not None
+        made = gpus(plan, engine={"kv_cache_gib": float(suggested[1])})
+        assert made.kv_cache_bytes == 54 * GIB, "72 less 15 of weights and 3 of its own"
+
+    def test_engines_that_share_a_gpu_are_told(self, plan: Make) -> None:
+        """Each by a number of its own, for one that measured would count the other's memory."""
+        made = gpus(plan, 1, gpus=1)
+        assert made.kv_cache_bytes is not None
+        assert made.kv_cache_bytes == pytest.approx(0.9 * (36 - 15 - 3) * GIB)
+        weights_and_own = 2 * (15 + 3) * GIB
+        assert 2 * made.kv_cache_bytes + weights_and_own < 72 * GIB
+        named = gpus(plan, 1, gpus=1, engine={"kv_cache_gib": 2})
+        assert named.kv_cache_bytes == 2 * GIB
+
+    def test_ranks_hold_parts_of_the_kv_heads(self, plan: Make) -> None:
+        one = gpus(plan, 4, topology="1p1d", engine={"kv_cache_gib": 1})
+        two = gpus(plan, 4, topology="1p1d", tp=2, engine={"kv_cache_gib": 1})
+        assert (one.max_model_len, two.max_model_len) == (GIB // A_TOKEN, 2 * GIB // A_TOKEN)
+
+    def test_ranks_beyond_the_kv_heads_hold_copies(self, plan: Make) -> None:
+        few = replace(MODEL, shape=replace(SHAPE, kv_heads=2))
+        a_token = A_TOKEN // 4
+        made = gpus(plan, 8, model=few, topology="1p1d", tp=4, engine={"kv_cache_gib": 0.5})
+        assert made.max_model_len == 2 * (GIB // 2) // a_token
+
+    def test_not_beyond_the_models_positions(self, plan: Make) -> None:
+        assert gpus(plan).max_model_len == SHAPE.max_positions
+
+
+class TestStore:
+    """Redis's maxmemory: twice the producers' KV, within a quarter of the host, 1 GiB at least."""
+
+    def test_as_asked(self, plan: Make) -> None:
+        assert gpus(plan, redis={"memory_gib": 3.5}).redis_memory_mib == 3584
+
+    def test_asked_for_little_is_little(self, plan: Make) -> None:
+        assert plan(redis={"memory_gib": 0.0001}).redis_memory_mib == 1
+
+    def test_never_below_a_floor(self, plan: Make) -> None:
+        small = plan(engine={"kv_cache_gib": 0.01}, machine=Inventory(2, 2048))
+        assert small.redis_memory_mib == 1024
+
+    def test_twice_what_all_producers_hold(self, plan: Make) -> None:
+        machine = Inventory(cpus=8, memory_mib=1 << 20)
+        one = plan(engine={"kv_cache_gib": 4}, machine=machine)
+        two = plan(engine={"kv_cache_gib": 4}, machine=machine, topology="2p1d")
+        assert (one.redis_memory_mib, two.redis_memory_mib) == (8192, 16384)
+        more_consumers = plan(engine={"kv_cache_gib": 4}, machine=machine, topology="1p3d")
+        assert more_consumers.redis_memory_mib == 8192, "they store nothing"
+
+    def test_within_a_quarter_of_the_host(self, plan: Make) -> None:
+        machine = Inventory(cpus=8, memory_mib=16384)
+        assert plan(engine={"kv_cache_gib": 4}, machine=machine).redis_memory_mib == 4096
+
+    def test_by_what_a_gpu_leaves(self, plan: Make) -> None:
+        made = gpus(plan)
+        room = (72 - 15 - 3) * GIB // A_TOKEN * A_TOKEN
+        assert made.redis_memory_mib == pytest.approx(2 * room / 2**20, abs=1)
+
+    def test_unknown_weights_count_by_contexts(self, plan: Make) -> None:
+        made = gpus(plan, model=replace(MODEL, weight_bytes=None), engine={"max_model_len": 2048})
+        assert made.redis_memory_mib == 2 * 16 * 2048 * A_TOKEN // 2**20
+
+    def test_an_unknown_model_gets_the_floor(self, plan: Make) -> None:
+        made = gpus(plan, model=UNKNOWN)
+        assert made.redis_memory_mib == 1024
+        assert made.store_tokens is None
+
+    def test_in_tokens(self, plan: Make) -> None:
+        assert gpus(plan, redis={"memory_gib": 1}).store_tokens == GIB // A_TOKEN
+
+
+class TestHost:
+    def test_gpu_engines_hold_no_kv_in_it(self, plan: Make) -> None:
+        made = gpus(plan, engine={"kv_cache_gib": 40})
+        expected = made.vendor.engine_base_mib + 1024 * made.staging_gib
+        assert {engine.memory_mib for engine in made.engines} == {expected}
+
+    def test_each_rank_has_its_own_staging(self, plan: Make) -> None:
+        one, two = (gpus(plan, 4, topology="1p1d", tp=tp) for tp in (1, 2))
+        assert two.engines[0].memory_mib == 2 * one.engines[0].memory_mib
+
+    def test_block_and_staging_are_the_vendors_unless_named(self, plan: Make) -> None:
+        assert (gpus(plan).block_size, gpus(plan).staging_gib) == (16, 5.0)
+        assert (plan().block_size, plan().staging_gib) == (32, 0.5)
+        made = gpus(plan, engine={"block_size": 64}, lmcache={"staging_gib": 1})
+        assert (made.block_size, made.staging_gib) == (64, 1.0)
+
+
+class TestRoles:
+    @pytest.mark.parametrize(
+        "fields", [{"producer_tp": 2}, {"consumer_tp": 4}, {"tp": 2, "producer_tp": 1}]
+    )
+    def test_of_different_sizes_are_refused_with_the_reason(
+        self, plan: Make, fields: dict[str, int]
+    ) -> None:
+        with pytest.raises(ConfigError) as caught:
+            gpus(plan, 8, topology="1p1d", **fields)
+        field = next(name for name in fields if name != "tp")
+        assert caught.value.message.startswith(f"{field}: {fields[field]} differs")
+        assert "keys" in caught.value.message
+        assert f"--tp {fields[field]}" in caught.value.hint
+
+    def test_of_the_same_size_said_twice_are_not(self, plan: Make) -> None:
+        made = gpus(plan, 8, topology="1p1d", tp=2, producer_tp=2, consumer_tp=2)
+        assert made.tp == 2
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ("--gpu-memory-utilization", "engine.gpu_memory"),
+        ("--gpu-memory-utilization=0.5", "engine.gpu_memory"),
+        ("--gpu_memory_utilization=0.5", "engine.gpu_memory"),
+        ("--kv-cache-memory-bytes", "engine.kv_cache_gib"),
+        ("--tensor-parallel-size=2", "--tp"),
+        ("-tp", "--tp"),
+        ("--block-size", "engine.block_size"),
+        ("--max-model-len", "engine.max_model_len"),
+        ("--model", "--model"),
+        ("--port", "--port"),
+    ],
+)
+def test_what_the_plan_sets_is_refused_as_an_argument(
+    plan: Make, argument: str, instead: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gpus(plan, engine={"args": [argument]})
+    option = argument.partition("=")[0].replace("_", "-")
+    assert f"engine.args: '{option}'" in caught.value.message
+    assert caught.value.hint == f"use {instead} instead"

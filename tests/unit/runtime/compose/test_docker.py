@@ -1,0 +1,162 @@
+"""Which Docker is enough, and what is said where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import DockerUnavailable, MachineError
+from deploy.runtime.compose import docker as docker_module
+from deploy.runtime.compose.docker import (
+    docker_answers,
+    docker_client,
+    engine_answers,
+    is_rootless,
+    require_compose,
+    run_docker,
+)
+
+Install = Callable[[str], Path]
+
+
+@pytest.mark.usefixtures("engine")
+class TestCompose:
+    @pytest.mark.parametrize(
+        ("said", "version"),
+        [
+            ("2.20.0", (2, 20, 0)),
+            ("v2.29.1", (2, 29, 1)),
+            ("2.20.2-desktop.1", (2, 20, 2)),
+            ("2.26.1-4", (2, 26, 1)),
+            ("5.0.0", (5, 0, 0)),
+            ("2.21", (2, 21, 0)),
+        ],
+    )
+    def test_new_enough(self, docker_command: Install, said: str, version: tuple[int, ...]) -> None:
+        docker_command(f"echo {said}")
+        assert require_compose() == version
+        assert docker_answers()
+
+    @pytest.mark.parametrize("said", ["2.19.9", "v2.0.0", "1.29.2"])
+    def test_too_old(self, docker_command: Install, said: str) -> None:
+        docker_command(f"echo {said}")
+        with pytest.raises(DockerUnavailable) as caught:
+            require_compose()
+        assert said.removeprefix("v") in caught.value.message
+        assert "2.20" in caught.value.message
+        assert "--runtime process" in caught.value.hint
+        assert caught.value.exit_code == 3
+        assert not docker_answers()
+
+    @pytest.mark.parametrize(
+        "script",
+        ["echo \"docker: 'compose' is not a docker command.\" >&2; exit 1", "exit 0", "echo soon"],
+    )
+    def test_missing(self, docker_command: Install, script: str) -> None:
+        docker_command(script)
+        with pytest.raises(DockerUnavailable, match="plugin is not installed") as caught:
+            require_compose()
+        assert "docker-compose-plugin" in caught.value.hint
+
+
+class TestEngine:
+    @pytest.mark.usefixtures("docker_command")
+    def test_without_the_command(self) -> None:
+        with pytest.raises(DockerUnavailable, match="docker is not installed") as caught:
+            docker_client()
+        assert "--runtime process" in caught.value.hint
+        assert not docker_answers()
+        assert not engine_answers()
+
+    @pytest.mark.parametrize("host", ["tcp://192.0.2.1:2376", "ssh://box", "http://127.0.0.1:2375"])
+    def test_of_another_machine_by_variable(
+        self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, host: str
+    ) -> None:
+        docker_command("exit 1")
+        monkeypatch.setenv("DOCKER_HOST", host)
+        with pytest.raises(DockerUnavailable, match="not of this machine") as caught:
+            docker_client()
+        assert host in caught.value.message
+        assert "unset DOCKER_HOST" in caught.value.hint
+
+    def test_of_another_machine_by_context(self, docker_command: Install) -> None:
+        docker_command("echo ssh://box")
+        with pytest.raises(DockerUnavailable, match="ssh://box is not of this machine"):
+            docker_client()
+
+    def test_that_does_not_run(self, docker_command: Install, tmp_path: Path) -> None:
+        docker_command(f"echo unix://{tmp_path}/no.sock")
+        with pytest.raises(DockerUnavailable, match="it does not run") as caught:
+            docker_client()
+        assert f"{tmp_path}/no.sock" in caught.value.message
+        assert "systemctl start docker" in caught.value.hint
+        assert not docker_answers()
+
+    def test_a_context_that_is_broken_means_the_usual_socket(self, docker_command: Install) -> None:
+        docker_command("exit 1")
+        assert docker_module._engine_address() == "unix:///var/run/docker.sock"
+
+    def test_a_refusal_is_not_remembered(self, docker_command: Install, tmp_path: Path) -> None:
+        """The engine may be started while a long command waits."""
+        docker_command(f"echo unix://{tmp_path}/no.sock")
+        for _ in range(2):
+            with pytest.raises(DockerUnavailable):
+                docker_client()
+
+    @pytest.mark.parametrize(
+        ("said", "reason"),
+        [
+            ("PermissionError(13, 'Permission denied')", "group docker"),
+            ("FileNotFoundError(2, 'No such file or directory')", "does not run"),
+            ("ConnectionRefusedError(111, 'Connection refused')", "does not run"),
+            ("Read timed out.", "Read timed out."),
+        ],
+    )
+    def test_reasons(self, said: str, reason: str) -> None:
+        assert reason in docker_module._reason(Exception(said))
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            (["name=seccomp,profile=builtin", "name=rootless"], True),
+            (["name=seccomp,profile=builtin", "name=cgroupns"], False),
+            ([], False),
+            (None, False),
+        ],
+    )
+    def test_without_root(self, options: list[str] | None, expected: bool) -> None:
+        assert is_rootless({"SecurityOptions": options}) is expected
+
+
+class TestRunning:
+    def test_what_is_printed_is_returned(self, docker_command: Install) -> None:
+        docker_command('echo "out $1"; echo "err $2" >&2')
+        done = run_docker(("one", "two"), timeout_s=5)
+        assert (done.stdout, done.stderr) == ("out one\n", "err two\n")
+
+    def test_a_failure_says_the_last_line(self, docker_command: Install) -> None:
+        docker_command("echo first >&2; echo 'last words' >&2; exit 3")
+        with pytest.raises(MachineError, match="docker image pull failed: last words") as caught:
+            run_docker(("image", "pull", "x"), timeout_s=5)
+        assert caught.value.details == ("first", "last words")
+        assert run_docker(("image",), timeout_s=5, check=False).returncode == 3
+
+    def test_one_that_hangs_is_ended(self, docker_command: Install) -> None:
+        docker_command("exec /bin/sleep 60")
+        with pytest.raises(MachineError, match=r"did not end within 0\.2 s"):
+            run_docker(("info",), timeout_s=0.2)
+
+    def test_a_hanging_engine_is_one_that_does_not_answer(
+        self, docker_command: Install, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`plan` and `down` go on without it."""
+        docker_command("exec /bin/sleep 60")
+        monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.2)
+        assert not docker_answers()
+        assert not engine_answers()
+
+    def test_nothing_is_read_from_the_terminal(self, docker_command: Install) -> None:
+        docker_command('read word; echo "read: $word"')
+        assert run_docker(("x",), timeout_s=5).stdout == "read: \n"

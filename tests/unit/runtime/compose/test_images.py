@@ -1,0 +1,140 @@
+"""Images of an engine: found, asked what is in them, pulled and built by the `docker` command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import ConfigError, MissingImage
+from deploy.runtime.compose.images import (
+    FoundImage,
+    Versions,
+    build_image,
+    find_image,
+    probe_versions,
+    pull_image,
+)
+from tests.unit.runtime.compose.conftest import FakeDocker
+
+Install = Callable[[str], Path]
+
+
+class TestFinding:
+    def test_there(self, engine: FakeDocker) -> None:
+        engine.all_images["a:1"] = {
+            "Id": "sha256:x", "Size": 3 << 20, "Config": {"Labels": {"k": "v"}},
+        }  # fmt: skip
+        assert find_image("a:1") == FoundImage("a:1", "sha256:x", {"k": "v"}, 3)
+
+    def test_without_labels(self, engine: FakeDocker) -> None:
+        engine.all_images["a:1"] = {"Id": "sha256:x", "Config": {"Labels": None}}
+        assert find_image("a:1") == FoundImage("a:1", "sha256:x", {}, 0)
+
+    @pytest.mark.usefixtures("engine")
+    def test_not_there(self) -> None:
+        assert find_image("a:1") is None
+
+
+class TestVersions:
+    def test_by_its_labels(self, docker_command: Install) -> None:
+        docker_command("echo called >&2; exit 1")
+        labels = {"dev.pdkit.vllm": "0.25.1", "dev.pdkit.lmcache": "0.5.3"}
+        image = FoundImage("a:1", "sha256:x", labels, 1)
+        assert probe_versions(image, "python3") == Versions("0.25.1", "0.5.3")
+
+    def test_by_asking_the_packages_in_it(self, docker_command: Install) -> None:
+        docker_command(
+            'case "$*" in *"--entrypoint py sha256:x -c"*) echo \'["1.0", null]\';; esac'
+        )
+        assert probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py") == Versions("1.0", None)
+
+    def test_without_a_network(self, docker_command: Install) -> None:
+        docker_command('case "$*" in *"--rm --network none "*) echo \'["1.0", "2.0"]\';; esac')
+        found = probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py")
+        assert found == Versions("1.0", "2.0")
+
+    @pytest.mark.parametrize("script", ["exit 125", "echo no json", "exit 0"])
+    def test_an_image_that_cannot_be_asked(self, docker_command: Install, script: str) -> None:
+        docker_command(script)
+        found = probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py")
+        assert found == Versions(None, None)
+
+
+class TestPulling:
+    def test_done(self, docker_command: Install, capfd: pytest.CaptureFixture[str]) -> None:
+        docker_command('echo "$*"')
+        pull_image("a:1")
+        captured = capfd.readouterr()
+        assert captured.out == "", "stdout is the command's answer"
+        assert captured.err == "pull a:1\n"
+
+    def test_refused(self, docker_command: Install) -> None:
+        docker_command("echo 'Error response from daemon: no such host' >&2; exit 1")
+        with pytest.raises(
+            MissingImage, match=r"a:1 is not on this machine.*no such host"
+        ) as caught:
+            pull_image("a:1")
+        assert caught.value.hint
+        assert caught.value.exit_code == 3
+
+
+class TestBuilding:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "images" / "x"
+        folder.mkdir(parents=True)
+        (folder / "Dockerfile").write_text("FROM scratch\n")
+        return folder
+
+    @pytest.fixture
+    def wheels(self, tmp_path: Path) -> Path:
+        wheels = tmp_path / "wheels"
+        wheels.mkdir()
+        (wheels / "a-1-py3-none-any.whl").write_text("wheel")
+        return wheels
+
+    SHOW = (
+        'echo "$*"; echo "buildkit $DOCKER_BUILDKIT"; for last; do :; done; '
+        'cd "$last" && /usr/bin/find . -type f | /usr/bin/sort'
+    )
+
+    def test_from_a_folder_and_the_network(
+        self, docker_command: Install, folder: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        docker_command(self.SHOW)
+        build_image("a:1", folder, {"BASE": "b:2", "VLLM": "1"}, wheelhouse=None)
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        command, buildkit, *files = captured.err.splitlines()
+        assert command.startswith("build --tag a:1 --build-arg BASE=b:2 --build-arg VLLM=1 ")
+        assert buildkit == "buildkit 1"
+        assert files == ["./Dockerfile"]
+
+    def test_from_wheels_without_a_network(
+        self,
+        docker_command: Install,
+        folder: Path,
+        wheels: Path,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        docker_command(self.SHOW)
+        build_image("a:1", folder, {}, wheelhouse=wheels)
+        command, _, *files = capfd.readouterr().err.splitlines()
+        assert "--network none" in command
+        assert files == ["./Dockerfile", "./wheelhouse/a-1-py3-none-any.whl"]
+        assert not (folder / "wheelhouse").exists(), "the kit's own folder is left alone"
+
+    def test_a_folder_of_no_wheels(
+        self, docker_command: Install, folder: Path, tmp_path: Path
+    ) -> None:
+        docker_command("exit 1")
+        with pytest.raises(ConfigError, match="holds no wheels"):
+            build_image("a:1", folder, {}, wheelhouse=tmp_path)
+
+    def test_refused(self, docker_command: Install, folder: Path) -> None:
+        docker_command("exit 17")
+        with pytest.raises(MissingImage, match=r"a:1 could not be built.*17") as caught:
+            build_image("a:1", folder, {}, wheelhouse=None)
+        assert "--wheelhouse" in caught.value.hint

@@ -1,0 +1,114 @@
+"""Redis in a container, asked by commands inside it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.errors import APIError
+from requests import ConnectTimeout
+
+from deploy.runtime.compose.store import ContainerStore, open_container_store
+from deploy.runtime.store import StoreStats
+from tests.unit.runtime.compose.conftest import FakeContainer
+
+# As redis-cli prints them: the lines of INFO end with carriage returns.
+ANSWER = "\r\n".join(
+    (
+        "OK", "# Server", "redis_version:6.2.14", "run_id:abc123", "", "# Memory",
+        "used_memory:1048576", "maxmemory:1073741824", "# Stats", "evicted_keys:7", "",
+        "# Commandstats",
+        "cmdstat_get:calls=30,usec=1,usec_per_call=0.10,rejected_calls=0,failed_calls=0",
+        "cmdstat_flushall:calls=2,usec=9,usec_per_call=4.50",
+        "cmdstat_config|get:calls=1,usec=9",
+        "", "42",
+    )
+) + "\n"  # fmt: skip
+
+Make = Callable[..., ContainerStore]
+
+
+@pytest.fixture
+def store() -> Make:
+    def make(answer: str | BaseException, code: int = 0) -> ContainerStore:
+        def say(_: Any) -> tuple[int, bytes]:
+            if isinstance(answer, BaseException):
+                raise answer
+            return code, answer.encode()
+
+        return ContainerStore(FakeContainer("redis", {}, answer=say))
+
+    return make
+
+
+def test_ping(store: Make) -> None:
+    assert store("OK\nPONG\n").ping()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("NOAUTH Authentication required.\n", 0),
+        ("WRONGPASS invalid username-password pair\n\nNOAUTH Authentication required.\n", 0),
+        ("", 1),
+        ("OK\nPONG\n", 1),
+        ("OK\nLOADING Redis is loading the dataset in memory\n", 0),
+    ],
+)
+def test_no_pong_is_no_answer(store: Make, answer: str, code: int) -> None:
+    assert not store(answer, code).ping()
+
+
+@pytest.mark.parametrize("error", [APIError("is not running"), ConnectTimeout()])
+def test_an_engine_that_fails_is_no_answer(store: Make, error: BaseException) -> None:
+    assert not store(error).ping()
+    assert store(error).stats() is None
+
+
+def test_stats(store: Make) -> None:
+    assert store(ANSWER).stats() == StoreStats(42, 1048576, 1073741824, 7, 2, "abc123")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "NOAUTH Authentication required.\n",
+        ANSWER.replace("\r\n42\n", ""),
+        ANSWER.replace("maxmemory", "x"),
+        ANSWER.replace("evicted_keys:7", "evicted_keys:many"),
+    ],
+)
+def test_an_answer_that_lacks_something_is_none(store: Make, answer: str) -> None:
+    assert store(answer).stats() is None
+
+
+def test_a_redis_that_does_not_run(store: Make) -> None:
+    with open_container_store(None) as none:
+        assert not none.ping()
+        assert none.stats() is None
+
+
+def test_what_is_asked_and_that_no_argument_holds_the_password(tmp_path: Path) -> None:
+    """By a real shell, with a program in the place of redis-cli that repeats all it is told."""
+    container = FakeContainer("redis", {})
+    ContainerStore(container).stats()
+    ((_, (shell, option, script)),) = container.done
+    assert (shell, option) == ("sh", "-c")
+    cli = tmp_path / "redis-cli"
+    cli.write_text('#!/bin/sh\necho "arguments: $*"\necho "variables: $REDISCLI_AUTH"\ncat\n')
+    cli.chmod(0o755)
+    (tmp_path / "redis_password").write_text("hunter2\n")
+    done = subprocess.run(
+        (shell, option, script.replace("/run/secrets", str(tmp_path))),
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "arguments: ", "variables: ", "AUTH hunter2", "INFO", "INFO commandstats", "DBSIZE",
+    ]  # fmt: skip

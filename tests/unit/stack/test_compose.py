@@ -1,0 +1,529 @@
+"""What holds of every Compose document, whatever was asked for.
+
+Each test goes through all of vendors, topologies and options; the case's name is in the failure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.config.vendors import VENDORS
+from deploy.errors import ConfigError
+from deploy.planning.inventory import Inventory
+from deploy.stack.document import document_yaml
+from tests.unit.stack.cases import FOLDER_MODEL, OPTIONS, TOKEN, machine_with
+from tests.unit.stack.conftest import Case
+
+Make = Callable[..., Case]
+
+FOREIGN = {
+    "cuda": ("rocm", "hip_", "/dev/kfd", "/dev/dri", "amd.com", "seccomp"),
+    "rocm": ("nvidia", "cuda"),
+    "cpu": ("nvidia", "cuda", "rocm", "hip_", "/dev/", "seccomp"),
+}
+UNESCAPED = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield every text in a document, keys among them."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts(inner)
+    else:
+        yield str(value)
+
+
+def devices(service: dict[str, Any]) -> list[str]:
+    """Return what a service is given of GPUs, by whatever way."""
+    resources = service["deploy"]["resources"]
+    reserved = resources.get("reservations", {}).get("devices", [])
+    named = [name for name in service.get("devices", []) if name != "/dev/kfd"]
+    return [*named, *(own for one in reserved for own in one["device_ids"])]
+
+
+class TestVendors:
+    def test_no_stack_names_another_vendor(self, cases: list[Case]) -> None:
+        for case in cases:
+            said = " ".join(texts(case.document)).lower()
+            # The connector's and the user's words are no vendor's.
+            for word in FOREIGN[case.vendor]:
+                assert word not in said, (case.name, word)
+
+    def test_the_rule_finds_a_foreign_name(self, contained: Make) -> None:
+        said = " ".join(texts(contained(vendor="rocm").document)).lower()
+        assert [word for word in FOREIGN["cpu"] if word in said] == [
+            "rocm", "hip_", "/dev/", "seccomp",
+        ]  # fmt: skip
+
+    def test_an_engine_image_is_its_vendors(self, cases: list[Case]) -> None:
+        for case in cases:
+            own = case.fields.get("image") or f"pdkit/vllm-{case.vendor}:"
+            for engine in case.engines.values():
+                assert engine["image"].startswith(own), case.name
+
+    def test_processors_need_no_device(self, cases: list[Case]) -> None:
+        for case in cases:
+            for engine in case.engines.values():
+                assert bool(devices(engine)) is (case.vendor != "cpu"), case.name
+                assert "group_add" not in engine or case.vendor == "rocm", case.name
+            for name in case.services.keys() - case.engines.keys():
+                assert devices(case.services[name]) == [], (case.name, name)
+
+    def test_rights_beyond_none_are_only_rocms(self, cases: list[Case]) -> None:
+        for case in cases:
+            for name, service in case.services.items():
+                rocm_engine = case.vendor == "rocm" and name in case.engines
+                unconfined = "seccomp=unconfined" in service["security_opt"]
+                assert unconfined is rocm_engine, (case.name, name)
+                assert "cap_add" not in service, (case.name, name)
+
+    def test_cuda_and_rocm_differ_in_nothing_but_the_vendors_rows(self, contained: Make) -> None:
+        engine = r"services\.(?:producer|consumer)-\d\."
+        allowed = re.compile(
+            rf"{engine}(?:image|devices|group_add|cap_add|security_opt"
+            r"|deploy\.resources\.reservations|labels\.dev\.pdkit\.service"
+            r"|environment\.(?:HIP_VISIBLE_DEVICES|PYTHONHASHSEED))"
+        )
+        for fields in ({}, {"topology": "2p2d", "layerwise": True}, {"tp": 2}, {"gpus": 1}):
+            one, other = (contained(vendor=vendor, **fields) for vendor in ("cuda", "rocm"))
+            changed = list(differing(one.document, other.document))
+            assert changed
+            assert [path for path in changed if not allowed.fullmatch(path)] == []
+
+    def test_the_variable_of_visible_gpus_counts_a_containers_own(self, cases: list[Case]) -> None:
+        for case in cases:
+            ranks = case.prepared.plan.tp
+            for engine in case.engines.values():
+                seen = engine["environment"].get("HIP_VISIBLE_DEVICES")
+                expected = ",".join(map(str, range(ranks))) if case.vendor == "rocm" else None
+                assert seen == expected, case.name
+
+
+def differing(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths at which two documents differ, each as deep as both have its folder."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted(one.keys() | other.keys()):
+            if key not in one or key not in other:
+                yield f"{path}{key}"
+            else:
+                yield from differing(one[key], other[key], f"{path}{key}.")
+    elif one != other:
+        yield path.removesuffix(".")
+
+
+class TestGpus:
+    def test_each_is_given_once_unless_the_plan_shares_it(self, cases: list[Case]) -> None:
+        for case in cases:
+            given = Counter(own for engine in case.engines.values() for own in devices(engine))
+            if case.prepared.plan.shares_gpus:
+                assert list(given.values()) == [len(case.engines)], case.name
+            else:
+                assert set(given.values()) <= {1}, case.name
+
+    def test_an_engine_has_one_for_each_rank(self, cases: list[Case]) -> None:
+        for case in cases:
+            for engine in case.engines.values():
+                ranks = case.prepared.plan.tp if case.vendor != "cpu" else 0
+                assert len(devices(engine)) == ranks, case.name
+
+    @pytest.mark.parametrize("indices", [(0, 1), (2, 3), (1, 5), (0, 1, 2, 3, 4, 5, 6, 7)])
+    def test_by_the_indices_that_the_vendors_tool_counts(
+        self, contained: Make, indices: tuple[int, ...]
+    ) -> None:
+        cuda = contained(machine=machine_with("cuda", *indices), gpus=len(indices))
+        given = [devices(engine) for engine in cuda.engines.values()]
+        assert given == [[str(index)] for index in indices]
+        rocm = contained(vendor="rocm", machine=machine_with("rocm", *indices), gpus=len(indices))
+        given = [devices(engine) for engine in rocm.engines.values()]
+        assert given == [[f"/dev/dri/renderD{128 + 8 * index}"] for index in indices]
+
+    def test_cuda_reserves_them_of_the_driver(self, contained: Make) -> None:
+        made = contained(machine=machine_with("cuda", 4, 5, 6, 7), gpus=4, tp=2)
+        reserved = made.services["consumer-0"]["deploy"]["resources"]["reservations"]["devices"]
+        assert reserved == [{"driver": "nvidia", "device_ids": ["6", "7"], "capabilities": ["gpu"]}]
+
+    def test_rocm_gets_nodes_and_the_groups_that_own_them(self, contained: Make) -> None:
+        made = contained(vendor="rocm", machine=machine_with("rocm", 0, 1))
+        engine = made.services["consumer-0"]
+        assert engine["devices"] == ["/dev/kfd", "/dev/dri/renderD136"]
+        assert engine["group_add"] == ["44", "993"]
+        assert "reservations" not in engine["deploy"]["resources"]
+
+    @pytest.mark.parametrize(
+        ("here", "asked", "cdi"),
+        [
+            ((), "auto", False),
+            (("nvidia",), "auto", False),
+            (("nvidia", "nvidia.com/gpu"), "auto", False),
+            (("nvidia.com/gpu",), "auto", True),
+            (("amd.com/gpu",), "auto", False),
+            (("nvidia.com/gpu",), "runtime", False),
+            (("nvidia",), "cdi", True),
+            ((), "cdi", True),
+        ],
+    )
+    def test_device_interface_where_the_driver_is_missing_or_it_is_asked_for(
+        self, contained: Make, here: tuple[str, ...], asked: str, cdi: bool
+    ) -> None:
+        machine = machine_with("cuda", 0, 1, container_gpus=here)
+        engine = contained(machine=machine, gpu_access=asked).services["consumer-0"]
+        assert "devices" not in engine, "of which an older Compose takes the names for paths"
+        assert devices(engine) == (["nvidia.com/gpu=1"] if cdi else ["1"])
+        (reserved,) = engine["deploy"]["resources"]["reservations"]["devices"]
+        assert reserved["driver"] == ("cdi" if cdi else "nvidia")
+
+    @pytest.mark.parametrize("here", [(), ("amd.com/gpu",)])
+    def test_rocms_nodes_need_no_interface(self, contained: Make, here: tuple[str, ...]) -> None:
+        machine = machine_with("rocm", 0, 1, container_gpus=here)
+        for asked in ("auto", "runtime"):
+            made = contained(vendor="rocm", machine=machine, gpu_access=asked)
+            engine = made.services["producer-0"]
+            assert engine["devices"] == ["/dev/kfd", "/dev/dri/renderD128"]
+        made = contained(vendor="rocm", machine=machine, gpu_access="cdi")
+        assert devices(made.services["producer-0"]) == ["amd.com/gpu=0"]
+
+
+class TestRights:
+    def test_every_service_is_held_in(self, cases: list[Case]) -> None:
+        for case in cases:
+            for name, service in case.services.items():
+                where = (case.name, name)
+                assert service["cap_drop"] == ["ALL"], where
+                assert "no-new-privileges:true" in service["security_opt"], where
+                assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), where
+                limits = service["deploy"]["resources"]["limits"]
+                assert re.fullmatch(r"[1-9]\d*m", limits["memory"]), where
+                assert 0 < limits["pids"] <= 32768, where
+                assert service["logging"]["options"]["max-size"], where
+                assert service["logging"]["options"]["max-file"], where
+                assert service["restart"] == "unless-stopped", where
+                assert service["healthcheck"]["test"][0] == "CMD", where
+                assert service["init"] is True, where
+                assert service["pull_policy"] == "never", where
+                assert service["labels"].keys() == {
+                    f"dev.pdkit.{own}" for own in ("stack", "role", "root", "service")
+                }, where
+                for way in ("privileged", "network_mode", "pid", "ipc", "userns_mode", "env_file"):
+                    assert way not in service, where
+
+    def test_all_that_the_kit_brings_is_read_only(self, cases: list[Case]) -> None:
+        for case in cases:
+            for name, service in case.services.items():
+                for mount in service.get("volumes", []):
+                    of_hub = mount["target"] == "/hub"
+                    assert mount["read_only"] is not of_hub, (case.name, name)
+                    assert mount["type"] == "bind"
+
+    def test_only_a_hub_model_is_written(self, cases: list[Case]) -> None:
+        for case in cases:
+            from_hub = case.prepared.model.source == "hub"
+            for engine in case.engines.values():
+                targets = [mount["target"] for mount in engine["volumes"]]
+                assert ("/hub" in targets) is from_hub, case.name
+                assert (engine["environment"].get("HF_HUB_OFFLINE") == "1") is not from_hub
+
+    def test_root_file_systems_are_read_only_but_for_gpu_engines(self, cases: list[Case]) -> None:
+        for case in cases:
+            for name, service in case.services.items():
+                compiles = name in case.engines and case.vendor != "cpu"
+                assert service["read_only"] is not compiles, (case.name, name)
+
+    def test_memory_of_an_engine_is_above_what_is_expected(self, cases: list[Case]) -> None:
+        for case in cases:
+            for engine in case.prepared.plan.engines:
+                limit = case.services[engine.name]["deploy"]["resources"]["limits"]["memory"]
+                assert int(limit.removesuffix("m")) > engine.memory_mib, case.name
+
+    def test_memory_as_asked(self, contained: Make) -> None:
+        made = contained(engine={"memory_gib": 48})
+        limits = made.services["producer-0"]["deploy"]["resources"]["limits"]
+        assert limits["memory"] == f"{48 * 1024}m"
+
+    def test_redis_has_room_beyond_its_maxmemory(self, contained: Make) -> None:
+        made = contained(redis={"memory_gib": 4})
+        limit = made.services["redis"]["deploy"]["resources"]["limits"]["memory"]
+        assert int(limit.removesuffix("m")) > 4096 * 5 // 4
+
+
+class TestNetworks:
+    def test_who_is_where(self, cases: list[Case]) -> None:
+        for case in cases:
+            for name, service in case.services.items():
+                expected = {"redis": ["store"]}.get(name, ["front"])
+                if name in case.engines:
+                    expected = ["store", "front"]
+                assert service["networks"] == expected, (case.name, name)
+
+    def test_nothing_but_its_containers_reaches_the_store(self, cases: list[Case]) -> None:
+        for case in cases:
+            store = case.document["networks"]["store"]
+            assert store["internal"] is True
+            options = store["driver_opts"]
+            assert options["com.docker.network.bridge.inhibit_ipv4"] == "true", case.name
+            assert "ports" not in case.services["redis"], case.name
+
+    def test_published_ports_are_unique_and_those_of_the_plan(self, cases: list[Case]) -> None:
+        for case in cases:
+            ports = [
+                int(port["published"])
+                for service in case.services.values()
+                for port in service.get("ports", [])
+            ]
+            assert len(ports) == len(set(ports)), case.name
+            assert set(ports) == set(case.prepared.plan.ports), case.name
+
+    def test_only_what_clients_reach_is_published_elsewhere(self, cases: list[Case]) -> None:
+        for case in cases:
+            front = "gateway" if "gateway" in case.services else "router"
+            bind = case.fields.get("bind", "127.0.0.1")
+            for name, service in case.services.items():
+                for port in service.get("ports", []):
+                    reached = name == front and int(port["published"]) == case.prepared.spec.port
+                    expected = bind if reached else "127.0.0.1"
+                    assert port["host_ip"] == expected, (case.name, name)
+
+    def test_the_router_knows_every_engine_by_name(self, cases: list[Case]) -> None:
+        for case in cases:
+            said = case.services["router"]["command"]
+            urls = [
+                said[at + 1] for at, word in enumerate(said) if word in ("--prefill", "--decode")
+            ]
+            assert urls == [f"http://{name}:8000" for name in case.engines], case.name
+            bypassed = case.services["router"]["environment"]["no_proxy"].split(",")
+            assert set(case.engines) <= set(bypassed), case.name
+
+    def test_everybody_listens_where_others_reach_it(self, cases: list[Case]) -> None:
+        for case in cases:
+            for name, service in case.services.items():
+                if name == "redis":
+                    continue
+                command = service["command"]
+                assert command[command.index("--host") + 1] == "0.0.0.0"  # noqa: S104 - said
+                port = command[command.index("--port") + 1]
+                assert port in {str(own["target"]) for own in service["ports"]}, case.name
+                assert any(f":{port}/" in part for part in service["healthcheck"]["test"]), name
+
+
+class TestSecrets:
+    def test_none_is_in_the_document(self, cases: list[Case]) -> None:
+        for case in cases:
+            assert TOKEN not in " ".join(texts(case.document)), case.name
+
+    def test_words_of_passwords_are_names_and_paths(self, cases: list[Case]) -> None:
+        for case in cases:
+            acted_on = {key: part for key, part in case.document.items() if key != "x-pdkit"}
+            words = re.findall(r"[\w/.-]*passw[\w/.=:-]*", " ".join(texts(acted_on)), re.IGNORECASE)
+            for word in words:
+                assert re.fullmatch(r"(\S*/secrets/)?redis_password", word), (case.name, word)
+
+    def test_what_is_shown_of_files_has_a_placeholder_for_the_password(
+        self, cases: list[Case]
+    ) -> None:
+        for case in cases:
+            for path, text in case.document["x-pdkit"]["files"].items():
+                found = re.findall(r"^requirepass (.*)$|redis://:(.*)@redis:6379$", text, re.M)
+                said = ["".join(groups) for groups in found]
+                assert said == ["@{redis_password}"], (case.name, path)
+
+    def test_placeholders_stand_only_in_what_is_shown_of_files(self, cases: list[Case]) -> None:
+        for case in cases:
+            acted_on = {key: part for key, part in case.document.items() if key != "x-pdkit"}
+            assert "@{" not in " ".join(texts(acted_on)), case.name
+            shown = " ".join(case.document["x-pdkit"]["files"].values())
+            assert set(re.findall(r"@\{(\w+)\}", shown)) == {"redis_password"}, case.name
+
+    def test_every_secret_used_is_a_file_that_is_named(self, cases: list[Case]) -> None:
+        for case in cases:
+            used = {
+                secret["source"]
+                for service in case.services.values()
+                for secret in service.get("secrets", [])
+            }
+            assert used == set(case.document["secrets"]), case.name
+            for secret in case.document["secrets"].values():
+                assert set(secret) == {"file"}, case.name
+                assert secret["file"].startswith(str(case.prepared_root)), case.name
+
+    def test_each_file_of_a_service_is_its_secret(self, cases: list[Case]) -> None:
+        """Configuration that holds the password is one, too."""
+        for case in cases:
+            for path in case.document["x-pdkit"]["files"]:
+                assert path in [s["file"] for s in case.document["secrets"].values()], case.name
+
+    def test_who_gets_which(self, contained: Make) -> None:
+        made = contained(model="owner/name", environ={"HF_TOKEN": TOKEN}, api_key_file="/k")
+
+        def given(name: str) -> set[str]:
+            return {secret["source"] for secret in made.services[name]["secrets"]}
+
+        assert given("redis") == {"redis-redis", "redis_password"}
+        assert given("producer-0") == {"producer-0-lmcache", "hf_token"}
+        assert "secrets" not in made.services["router"]
+        assert given("gateway") == {"api_key"}
+
+    def test_a_token_is_not_asked_for_by_a_model_that_is_here(self, contained: Make) -> None:
+        made = contained(given=FOLDER_MODEL, environ={"HF_TOKEN": TOKEN})
+        assert "hf_token" not in made.document["secrets"]
+
+    @pytest.mark.parametrize(
+        "name", ["HF_TOKEN", "MY_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "OPENAI_API_KEY"]
+    )
+    def test_a_secret_in_an_engines_variables_is_refused(self, contained: Make, name: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            contained(engine={"env": {name: "hunter2"}})
+        assert f"engine.env: {name}" in caught.value.message
+        assert "hunter2" not in caught.value.message
+        assert caught.value.hint
+
+    @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "VLLM_USE_V1"])
+    def test_what_is_none_is_not(self, contained: Make, name: str) -> None:
+        made = contained(engine={"env": {name: "1"}})
+        assert made.services["producer-0"]["environment"][name] == "1"
+
+
+class TestDocument:
+    def test_dollars_are_escaped_so_that_nothing_is_filled_in(self, cases: list[Case]) -> None:
+        for case in cases:
+            for text in texts({key: case.document[key] for key in ("services", "secrets")}):
+                assert not UNESCAPED.search(text), (case.name, text)
+
+    def test_the_users_dollars_reach_the_engine(self, contained: Make) -> None:
+        made = contained(**OPTIONS["engine"])
+        engine = made.services["producer-0"]
+        assert engine["environment"]["A"].replace("$$", "$") == "$HOME ${B} $$"
+        assert "$$1" in engine["command"]
+
+    def test_dependencies_exist_and_come_before(self, cases: list[Case]) -> None:
+        for case in cases:
+            seen: set[str] = set()
+            for name, service in case.services.items():
+                needed = service.get("depends_on", {})
+                assert needed.keys() <= seen, (case.name, name)
+                assert all(one == {"condition": "service_healthy"} for one in needed.values())
+                seen.add(name)
+
+    def test_engines_that_share_a_gpu_start_one_after_the_other(self, contained: Make) -> None:
+        made = contained(gpus=1, topology="1p2d")
+        needs = {name: list(engine["depends_on"]) for name, engine in made.engines.items()}
+        assert needs == {
+            "producer-0": ["redis"],
+            "consumer-0": ["redis", "producer-0"],
+            "consumer-1": ["redis", "consumer-0"],
+        }
+        apart = contained(topology="1p2d").engines
+        assert all(list(engine["depends_on"]) == ["redis"] for engine in apart.values())
+
+    def test_services_are_those_of_the_stack(self, cases: list[Case]) -> None:
+        for case in cases:
+            names = [service.name for service in case.prepared.stack.services]
+            assert list(case.services) == names
+            assert len(set(names)) == len(names)
+
+    def test_it_reads_back_and_holds_no_empty_things(self, cases: list[Case]) -> None:
+        for case in cases[::7]:
+            text = document_yaml(case.document)
+            assert yaml.safe_load(text) == case.document, case.name
+            for service in case.services.values():
+                assert [key for key, value in service.items() if value in ([], {}, None)] == []
+
+    @pytest.mark.parametrize(
+        ("name", "project"), [("pdkit", "pdkit"), ("demo", "pdkit-demo"), ("a_b", "pdkit-a_b")]
+    )
+    def test_project_names(self, contained: Make, name: str, project: str) -> None:
+        assert contained(name=name).document["name"] == project
+
+    def test_images_by_reference_or_profile(self, contained: Make) -> None:
+        made = contained(**OPTIONS["own-image"])
+        images = {name: service["image"] for name, service in made.services.items()}
+        assert images == {
+            "redis": "pdkit/redis:6.2.14",
+            "producer-0": "registry.example:5000/mine/vllm:1",
+            "consumer-0": "registry.example:5000/mine/vllm:1",
+            "router": "mine/router:2",
+        }
+        seed = contained(vendor="rocm", image="rocm-seed")
+        assert seed.services["producer-0"]["image"].startswith("pdkit/vllm-rocm-seed:")
+
+    def test_a_folder_model_is_mounted_by_its_name(self, contained: Make) -> None:
+        engine = contained(given=FOLDER_MODEL).services["consumer-0"]
+        assert {
+            "type": "bind",
+            "source": "/data/models/Llama-3B",
+            "target": "/models/Llama-3B",
+            "read_only": True,
+        } in engine["volumes"]
+        command = engine["command"]
+        assert command[command.index("--model") + 1] == "/models/Llama-3B"
+
+
+class TestEngines:
+    def test_all_that_keys_depend_on_is_equal_in_all_engines(self, cases: list[Case]) -> None:
+        for case in cases:
+            engines = case.engines.values()
+            assert len({engine["environment"]["PYTHONHASHSEED"] for engine in engines}) == 1
+            for option in ("--model", "--dtype", "--block-size", "--tensor-parallel-size"):
+                said = {
+                    engine["command"][engine["command"].index(option) + 1] for engine in engines
+                }
+                assert len(said) == 1, (case.name, option)
+
+    def test_shares_of_memory(self, cases: list[Case]) -> None:
+        for case in cases:
+            total: float = 0
+            for engine in case.engines.values():
+                command = engine["command"]
+                given = "--gpu-memory-utilization" in command
+                assert given is (case.vendor != "cpu"), case.name
+                if given:
+                    total += float(command[command.index("--gpu-memory-utilization") + 1])
+            if case.prepared.plan.shares_gpus:
+                assert total <= 0.9, case.name
+
+    def test_the_connector_is_loaded_from_its_mount(self, cases: list[Case]) -> None:
+        for case in cases:
+            for engine in case.engines.values():
+                command = engine["command"]
+                said = command[command.index("--kv-transfer-config") + 1]
+                assert json.loads(said)["kv_connector_module_path"] == "pdkit_connector.connector"
+                (folder,) = (
+                    mount["target"]
+                    for mount in engine["volumes"]
+                    if mount["source"].endswith("/connector")
+                )
+                assert folder in engine["environment"]["PYTHONPATH"].split(":"), case.name
+
+    def test_configuration_is_read_where_it_is_mounted(self, cases: list[Case]) -> None:
+        for case in cases:
+            for engine in case.engines.values():
+                file = engine["environment"]["LMCACHE_CONFIG_FILE"]
+                assert file in [secret["target"] for secret in engine["secrets"]], case.name
+
+    def test_telemetry_is_off(self, cases: list[Case]) -> None:
+        for case in cases:
+            for engine in case.engines.values():
+                assert engine["environment"]["VLLM_NO_USAGE_STATS"] == "1"
+                assert engine["environment"]["LMCACHE_TRACK_USAGE"] == "false"
+                assert engine["environment"]["DO_NOT_TRACK"] == "1"
+
+
+def test_every_vendor_is_in_the_product(cases: list[Case]) -> None:
+    assert {case.vendor for case in cases} == set(VENDORS)
+
+
+def test_a_machine_without_its_gpus_is_assumed_to_have_them(contained: Make) -> None:
+    made = contained(vendor="rocm", gpus=2)
+    assert made.prepared.inventory.cpus == 16, "the rest is this machine's"
+    described = Inventory(cpus=4, memory_mib=1 << 16)
+    with pytest.raises(Exception, match="2 GPUs for --vendor rocm asked for, none seen"):
+        contained(vendor="rocm", gpus=2, machine=described)

@@ -1,0 +1,54 @@
+"""Compose documents as wholes, for people to read in a review.
+
+`UPDATE_GOLDENS=1 python -m pytest tests/unit/stack/test_compose_goldens.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.stack.document import document_yaml
+from tests.unit.stack.cases import OPTIONS, machine_with
+from tests.unit.stack.conftest import Case
+
+CASES: dict[str, dict[str, Any]] = {
+    "cuda-1p1d": {"vendor": "cuda"},
+    "cuda-1p3d-layerwise": {"vendor": "cuda", "topology": "1p3d", **OPTIONS["layerwise"]},
+    "cuda-4p4d": {"vendor": "cuda", "machine": machine_with("cuda", *range(8)), "gpus": 8},
+    "cuda-tp2": {"vendor": "cuda", "gpus": 4, "tp": 2},
+    "cuda-shared": {"vendor": "cuda", "gpus": 1},
+    "cuda-cdi": {"vendor": "cuda", **OPTIONS["cdi"]},
+    "cuda-hub-token-everywhere": {
+        "vendor": "cuda", **OPTIONS["hub-token"], **OPTIONS["everywhere"],
+    },
+    "rocm-1p1d": {"vendor": "rocm"},
+    "rocm-2p2d-save-decode-cache": {
+        "vendor": "rocm", "topology": "2p2d", **OPTIONS["save-decode-cache"],
+    },
+    "rocm-tp2": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1, 2, 3), "gpus": 4, "tp": 2},
+    "rocm-shared-folder": {"vendor": "rocm", "gpus": 1, **OPTIONS["folder"]},
+    "cpu-1p1d": {"vendor": "cpu"},
+    "cpu-2p2d-engine": {"vendor": "cpu", "topology": "2p2d", **OPTIONS["engine"]},
+    "cpu-own-image": {"vendor": "cpu", **OPTIONS["own-image"]},
+    "cpu-key": {"vendor": "cpu", **OPTIONS["key"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_render(
+    case: str, contained: Callable[..., Case], golden: Callable[[str, str], None]
+) -> None:
+    golden(f"compose/{case}.yaml", document_yaml(contained(case, **CASES[case]).document))
+
+
+def test_nothing_of_this_machine_is_in_them(repo: Path) -> None:
+    files = sorted((repo / "tests" / "golden" / "compose").glob("*.yaml"))
+    assert [file.stem for file in files] == sorted(CASES)
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        for foreign in (str(repo), "/root", "/tmp/pytest", "/nonexistent"):
+            assert foreign not in text, (file.name, foreign)

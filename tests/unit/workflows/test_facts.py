@@ -1,0 +1,268 @@
+"""What 'auto' means on a machine, and what is found there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError, DockerUnavailable, StateError
+from deploy.planning.inventory import Inventory
+from deploy.runtime.home import Home
+from deploy.workflows import facts as facts_module
+from deploy.workflows.brought import hub_token
+from deploy.workflows.facts import (
+    container_user,
+    facts_here,
+    runtime_here,
+    stated_facts,
+    without_held_gpus,
+)
+from deploy.workflows.prepare import Containers, Prepared, Programs
+from tests.unit.conftest import MACHINE
+from tests.unit.stack.cases import machine_with
+
+Make = Callable[..., StackSpec]
+BOTH = replace(
+    machine_with("cuda", 0),
+    gpus=(*machine_with("cuda", 0).gpus, *machine_with("rocm", 0, 1).gpus),
+)
+
+
+class TestUser:
+    @pytest.mark.parametrize(
+        ("uid", "gid", "rootless", "user"),
+        [
+            (0, 0, False, "10001:10001"),
+            (1000, 100, False, "1000:100"),
+            (1000, 100, True, "0:0"),
+            (0, 0, True, "0:0"),
+        ],
+    )
+    def test_never_root_but_where_that_is_the_user(
+        self, monkeypatch: pytest.MonkeyPatch, uid: int, gid: int, rootless: bool, user: str
+    ) -> None:
+        monkeypatch.setattr(os, "getuid", lambda: uid)
+        monkeypatch.setattr(os, "getgid", lambda: gid)
+        assert container_user(rootless=rootless) == user
+
+
+class TestStated:
+    """For a plan that is only shown."""
+
+    @pytest.mark.parametrize(
+        ("machine", "vendor"),
+        [
+            (machine_with("cuda", 0, 1), "cuda"),
+            (machine_with("rocm", 0, 1), "rocm"),
+            (MACHINE, "cpu"),
+            (BOTH, "rocm"),
+        ],
+    )
+    def test_auto_is_the_vendor_that_is_there(
+        self, spec: Make, machine: Inventory, vendor: str
+    ) -> None:
+        found = stated_facts(spec(), machine, runtime="compose")
+        assert (found.vendor, found.runtime) == (vendor, "compose")
+        assert isinstance(found.means, Containers)
+        assert f"vllm-{vendor}" in found.means.images.engine
+
+    def test_a_named_one_beats_what_is_there(self, spec: Make) -> None:
+        found = stated_facts(spec(vendor="cpu", runtime="process"), BOTH, runtime="compose")
+        assert (found.vendor, found.runtime) == ("cpu", "process")
+        assert isinstance(found.means, Programs)
+
+    def test_gpus_are_assumed_where_no_machine_is_described(
+        self, spec: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(facts_module, "detect_inventory", lambda *_: MACHINE)
+        asked = spec(vendor="cuda", gpus=4)
+        assert len(stated_facts(asked, None, runtime="compose").inventory.gpus) == 4
+        assert stated_facts(asked, MACHINE, runtime="compose").inventory.gpus == ()
+
+    def test_a_bad_pair_is_refused_before_anything(self, spec: Make) -> None:
+        asked = spec(vendor="rocm", image="rocm-seed", layerwise=True)
+        with pytest.raises(ConfigError, match="is broken"):
+            stated_facts(asked, MACHINE, runtime="compose")
+        allowed = spec(vendor="rocm", image="rocm-seed", layerwise=True, allow_unproven=True)
+        assert stated_facts(allowed, MACHINE, runtime="compose").vendor == "rocm"
+
+
+class TestRuntime:
+    @pytest.mark.parametrize(("answers", "runtime"), [(True, "compose"), (False, "process")])
+    def test_auto(
+        self, spec: Make, monkeypatch: pytest.MonkeyPatch, answers: bool, runtime: str
+    ) -> None:
+        monkeypatch.setattr(facts_module, "docker_answers", lambda: answers)
+        assert runtime_here(spec()) == runtime
+
+    @pytest.mark.parametrize("runtime", ["compose", "process"])
+    def test_a_named_one_asks_nobody(
+        self, spec: Make, monkeypatch: pytest.MonkeyPatch, runtime: str
+    ) -> None:
+        monkeypatch.setattr(facts_module, "docker_answers", lambda: pytest.fail("asked"))
+        assert runtime_here(spec(runtime=runtime)) == runtime
+
+
+class TestHere:
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Home:
+        return Home(tmp_path / "state", tmp_path / "cache")
+
+    @pytest.fixture(autouse=True)
+    def _machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Docker with the nvidia runtime, two GPUs, and no image; programs too."""
+        asked_with: list[Any] = []
+
+        def detect(info: Any = None) -> Inventory:
+            asked_with.append(info)
+            kinds = ("nvidia",) if info else ()
+            return replace(machine_with("cuda", 0, 1), container_gpus=kinds)
+
+        monkeypatch.setattr(facts_module, "detect_inventory", detect)
+        monkeypatch.setattr(facts_module, "docker_answers", lambda: True)
+        monkeypatch.setattr(facts_module, "require_compose", lambda: (2, 26, 1))
+        monkeypatch.setattr(facts_module, "docker_info", lambda: {"SecurityOptions": []})
+        monkeypatch.setattr(facts_module, "found_images", lambda images, *_: images.by_name)
+        monkeypatch.setattr(facts_module, "found_programs", lambda *_: Programs("py", "redis"))
+        monkeypatch.setattr(facts_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
+
+    def test_containers(self, spec: Make, home: Home) -> None:
+        found = facts_here(spec(), home, lambda _: None)
+        assert (found.vendor, found.runtime) == ("cuda", "compose")
+        assert found.inventory.container_gpus == ("nvidia",), "Docker was asked"
+        assert isinstance(found.means, Containers)
+        assert not found.means.hub_token
+
+    def test_processes(self, spec: Make, home: Home) -> None:
+        found = facts_here(spec(runtime="process", vendor="cpu"), home, lambda _: None)
+        assert (found.vendor, found.runtime) == ("cpu", "process")
+        assert found.means == Programs("py", "redis")
+        assert found.inventory.container_gpus == (), "Docker was not"
+
+    def test_a_bad_pair_of_programs(self, spec: Make, home: Home) -> None:
+        lines: list[str] = []
+        with pytest.raises(
+            ConfigError, match=r"vLLM 0\.32\.0 with LMCache 0\.5\.6 on cuda is broken"
+        ):
+            facts_here(spec(runtime="process"), home, lines.append)
+        facts_here(spec(runtime="process", allow_unproven=True), home, lines.append)
+        (warning,) = lines
+        assert warning.startswith("warning: vLLM 0.32.0 with LMCache 0.5.6 on cuda is broken")
+
+    def test_containers_are_asked_for_where_no_docker_is(
+        self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse() -> None:
+            raise DockerUnavailable("no Docker engine answers", hint="start it")
+
+        monkeypatch.setattr(facts_module, "require_compose", refuse)
+        with pytest.raises(DockerUnavailable):
+            facts_here(spec(runtime="compose"), home, lambda _: None)
+
+    def test_a_token_of_the_hub_is_known_of(
+        self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_x")
+        found = facts_here(spec(), home, lambda _: None)
+        assert isinstance(found.means, Containers)
+        assert found.means.hub_token
+        assert "hf_x" not in repr(found)
+
+
+class TestHeldGpus:
+    @contextmanager
+    def beside(self, monkeypatch: pytest.MonkeyPatch, stacks: dict[str, Any]) -> Iterator[Home]:
+        """Let other stacks be there: running ones, stopped ones, broken ones."""
+
+        def find(_: Home, name: str) -> Any:
+            found = stacks[name]
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
+        home = Home(Path("/nonexistent/s"), Path("/nonexistent/c"))
+        monkeypatch.setattr(Home, "stacks_beside", lambda _, name: tuple(stacks.keys() - {name}))
+        monkeypatch.setattr(facts_module, "find_stack", find)
+        yield home
+
+    @staticmethod
+    def stack(made: Prepared, *, runs: bool = True) -> Any:
+        return SimpleNamespace(prepared=made, any_running=lambda: runs)
+
+    def test_those_of_a_running_stack_are_left_out_and_said(
+        self, prepared: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = prepared(vendor="cuda", runtime="compose", machine=machine_with("cuda", 1, 3))
+        with self.beside(monkeypatch, {"other": self.stack(other)}) as home:
+            left = without_held_gpus(machine_with("cuda", 0, 1, 2, 3), home, "mine")
+        assert [gpu.index for gpu in left.gpus] == [0, 2]
+        assert "GPU 1: held by the stack 'other'" in left.seen
+        assert "GPU 3: held by the stack 'other'" in left.seen
+
+    def test_its_own_are_free_to_it(
+        self, prepared: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own = prepared(vendor="cuda", runtime="compose", machine=machine_with("cuda", 0, 1))
+        with self.beside(monkeypatch, {"mine": self.stack(own)}) as home:
+            left = without_held_gpus(machine_with("cuda", 0, 1), home, "mine")
+        assert len(left.gpus) == 2
+
+    @pytest.mark.parametrize("kind", ["stopped", "broken", "gone", "of processors", "other vendor"])
+    def test_others_hold_none(
+        self, prepared: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        cuda = prepared(vendor="cuda", runtime="compose", machine=machine_with("cuda", 0, 1))
+        rocm = prepared(vendor="rocm", runtime="compose", machine=machine_with("rocm", 0, 1))
+        stacks = {
+            "stopped": self.stack(cuda, runs=False),
+            "broken": StateError("broken"),
+            "gone": None,
+            "of processors": self.stack(prepared()),
+            "other vendor": self.stack(rocm),
+        }
+        with self.beside(monkeypatch, {"other": stacks[kind]}) as home:
+            left = without_held_gpus(machine_with("cuda", 0, 1), home, "mine")
+        assert len(left.gpus) == 2
+
+
+class TestHubToken:
+    def test_none(self, spec: Make) -> None:
+        assert hub_token(spec()) is None
+
+    def test_of_the_named_file_first(
+        self, spec: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", "of-the-environment")
+        file = tmp_path / "token"
+        file.write_text("of-the-file\n")
+        assert hub_token(spec(hf_token_file=str(file))) == "of-the-file"
+        assert hub_token(spec()) == "of-the-environment"
+
+    def test_of_where_the_hubs_client_keeps_it(
+        self, spec: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        (tmp_path / "token").write_text("kept\n")
+        assert hub_token(spec()) == "kept"
+        (tmp_path / "token").write_text("\n")
+        assert hub_token(spec()) is None
+
+    @pytest.mark.parametrize("text", [None, "", " \n"])
+    def test_a_named_file_that_holds_none(
+        self, spec: Make, tmp_path: Path, text: str | None
+    ) -> None:
+        file = tmp_path / "token"
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(ConfigError, match="hf_token_file") as caught:
+            hub_token(spec(hf_token_file=str(file)))
+        assert str(file) in caught.value.message
+        assert caught.value.hint

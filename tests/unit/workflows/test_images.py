@@ -1,0 +1,294 @@
+"""Which images a stack runs in, how one is had, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.config.catalog import load_catalog
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError, MissingImage
+from deploy.runtime.compose.images import FoundImage, Versions
+from deploy.workflows import images as images_module
+from deploy.workflows.images import (
+    build_images,
+    found_images,
+    image_rows,
+    obtain_images,
+    pull_images,
+    refuse_bad_pair,
+    stack_images,
+)
+
+Make = Callable[..., StackSpec]
+
+
+class Docker:
+    """What is on the machine, and what was done to get it."""
+
+    def __init__(self) -> None:
+        self.here: dict[str, FoundImage] = {}
+        self.done: list[tuple[Any, ...]] = []
+        self.asked: list[tuple[str, str]] = []
+        # What is in images, by reference; in those of the catalogue, what it says.
+        self.held = {
+            engine.image: Versions(engine.vllm, engine.lmcache)
+            for engine in load_catalog().engines.values()
+        }
+
+    def have(self, *references: str) -> None:
+        for reference in references:
+            self.here[reference] = FoundImage(reference, f"sha256:{reference}", {}, 100)
+
+    def pull(self, reference: str) -> None:
+        self.done.append(("pull", reference))
+        self.have(reference)
+
+    def build(
+        self, reference: str, folder: Path, arguments: Mapping[str, str], *, wheelhouse: Any
+    ) -> None:
+        self.done.append(("build", reference, folder.name, dict(arguments), wheelhouse))
+        self.have(reference)
+
+    def probe(self, image: FoundImage, interpreter: str) -> Versions:
+        self.asked.append((image.reference, interpreter))
+        return self.held.get(image.reference, Versions(None, None))
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
+    made = Docker()
+    monkeypatch.setattr(images_module, "find_image", made.here.get)
+    monkeypatch.setattr(images_module, "pull_image", made.pull)
+    monkeypatch.setattr(images_module, "build_image", made.build)
+    monkeypatch.setattr(images_module, "probe_versions", made.probe)
+    monkeypatch.setattr(images_module, "docker_client", lambda: None)
+    monkeypatch.setattr(images_module, "engine_answers", lambda: True)
+    return made
+
+
+class TestNames:
+    @pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
+    def test_the_vendors_default(self, spec: Make, vendor: str) -> None:
+        images = stack_images(spec(), vendor)
+        assert images.engine.profile == vendor
+        assert images.by_name.engine == images.engine.image
+        assert images.by_name.redis.startswith("redis:")
+
+    def test_a_profile_of_the_vendor(self, spec: Make) -> None:
+        assert stack_images(spec(image="rocm-seed"), "rocm").engine.profile == "rocm-seed"
+
+    @pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
+    def test_a_users_own_is_run_by_the_vendors_interpreter(self, spec: Make, vendor: str) -> None:
+        images = stack_images(spec(image="mine/vllm:1"), vendor)
+        assert images.engine.image == "mine/vllm:1"
+        assert images.engine.vllm is None
+        default = stack_images(spec(), vendor).engine
+        assert images.by_name.engine_program == default.interpreter
+
+    def test_a_profile_of_another_vendor_is_refused(self, spec: Make) -> None:
+        with pytest.raises(ConfigError) as caught:
+            stack_images(spec(image="rocm"), "cuda")
+        assert (
+            "--image: 'rocm' is an image for rocm, and the vendor is cuda" in caught.value.message
+        )
+        assert "--vendor rocm --image rocm" in caught.value.hint
+        assert "deploy swap rocm" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            ("cudda", "did you mean 'cuda'?"),
+            ("vllm/vllm-openai", "lacks a tag or a digest"),
+            ("Mine/vLLM:1", "lower case"),
+            ("a b:1", "neither a profile nor an image reference"),
+        ],
+    )
+    def test_what_is_none_is_refused(self, spec: Make, value: str, words: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            stack_images(spec(image=value), "cuda")
+        assert f"'{value}'" in caught.value.message
+        assert words in caught.value.message
+        assert caught.value.hint == "deploy images list"
+
+    @pytest.mark.parametrize(
+        ("asked", "image", "built"),
+        [
+            (None, "redis:8.4.0", False),
+            ("redis-local", "pdkit/redis:6.2.14", True),
+            ("pdkit/redis:6.2.14", "pdkit/redis:6.2.14", True),
+            ("registry.example/redis:7", "registry.example/redis:7", False),
+        ],
+    )
+    def test_a_service_by_name_or_reference(
+        self, spec: Make, asked: str | None, image: str, built: bool
+    ) -> None:
+        redis = stack_images(spec(redis={"image": asked}), "cpu").redis
+        assert redis.image == image
+        assert (redis.build is not None) is built
+
+    def test_a_router_of_ones_own_keeps_its_interpreter(self, spec: Make) -> None:
+        usual = stack_images(spec(), "cpu").router
+        own = stack_images(spec(router={"image": "mine/router:1"}), "cpu").router
+        assert (own.image, own.interpreter, own.build) == (
+            "mine/router:1", usual.interpreter, None,
+        )  # fmt: skip
+
+
+class TestPairs:
+    GOOD = ("0.25.1", "0.5.3")
+    BAD = ("0.26.0", "0.5.6")
+    UNKNOWN = ("0.9.0", "0.1.0")
+
+    @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+    def test_a_good_one_passes_in_silence(self, spec: Make, vendor: str) -> None:
+        refuse_bad_pair(spec(), vendor, *self.GOOD, pytest.fail)
+
+    @pytest.mark.parametrize(
+        ("pair", "words"), [(BAD, "is broken"), (UNKNOWN, "not been proven"), ((None, None), "not")]
+    )
+    def test_another_is_refused_unless_it_is_allowed(
+        self, spec: Make, pair: tuple[str | None, str | None], words: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=words) as caught:
+            refuse_bad_pair(spec(), "cuda", *pair, pytest.fail)
+        assert "--allow-unproven" in caught.value.hint
+        assert "A good pair is" in caught.value.message
+        lines: list[str] = []
+        refuse_bad_pair(spec(allow_unproven=True), "cuda", *pair, lines.append)
+        assert len(lines) == 1
+        assert lines[0].startswith("warning: ")
+
+
+class TestObtaining:
+    def test_what_is_here_is_taken_as_it_is(self, spec: Make, docker: Docker) -> None:
+        images = stack_images(spec(), "cuda")
+        docker.have(images.engine.image, images.router.image, images.redis.image)
+        found = obtain_images(images, spec(), "cuda", pytest.fail)
+        assert docker.done == []
+        assert found.engine_id == f"sha256:{images.engine.image}"
+
+    def test_what_is_not_is_built_or_pulled(self, spec: Make, docker: Docker) -> None:
+        lines: list[str] = []
+        images = stack_images(spec(), "rocm")
+        obtain_images(images, spec(), "rocm", lines.append)
+        assert [step[:2] for step in docker.done] == [
+            ("build", images.engine.image), ("build", images.router.image),
+            ("pull", images.redis.image),
+        ]  # fmt: skip
+        assert docker.done[0][2] == "rocm"
+        assert docker.done[0][3]["VLLM"] == images.engine.vllm
+        assert len(lines) == 3
+
+    def test_a_wheelhouse_of_the_environment(
+        self, spec: Make, docker: Docker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PDKIT_WHEELHOUSE", "/wheels")
+        obtain_images(stack_images(spec(), "cpu"), spec(), "cpu", lambda _: None)
+        assert docker.done[0][4] == Path("/wheels")
+
+    def test_a_users_own_is_asked_what_is_in_it(self, spec: Make, docker: Docker) -> None:
+        asked = spec(image="mine/vllm:1")
+        docker.have("mine/vllm:1")
+        docker.held["mine/vllm:1"] = Versions(*TestPairs.GOOD)
+        obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
+        assert docker.asked == [("mine/vllm:1", "python3")]
+
+    def test_and_refused_if_that_is_a_bad_pair(self, spec: Make, docker: Docker) -> None:
+        asked = spec(image="mine/vllm:1")
+        docker.have("mine/vllm:1")
+        docker.held["mine/vllm:1"] = Versions(*TestPairs.BAD)
+        with pytest.raises(
+            ConfigError, match=r"vLLM 0\.26\.0 with LMCache 0\.5\.6 on cuda is broken"
+        ):
+            obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
+
+    def test_what_is_in_an_image_counts_and_not_its_name(self, spec: Make, docker: Docker) -> None:
+        images = stack_images(spec(), "cuda")
+        docker.held[images.engine.image] = Versions(*TestPairs.BAD)
+        with pytest.raises(ConfigError, match="is broken"):
+            obtain_images(images, spec(), "cuda", lambda _: None)
+
+    @pytest.mark.usefixtures("docker")
+    def test_one_that_cannot_be_had(self, spec: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(reference: str) -> None:
+            raise MissingImage(f"{reference} cannot be pulled", hint="load it")
+
+        monkeypatch.setattr(images_module, "pull_image", refuse)
+        asked = spec(image="mine/vllm:1")
+        with pytest.raises(MissingImage, match="mine/vllm:1"):
+            obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
+
+
+class TestLooking:
+    def test_nothing_is_fetched(self, spec: Make, docker: Docker) -> None:
+        images = stack_images(spec(), "cuda")
+        assert found_images(images, spec(), "cuda").engine_id == ""
+        docker.have(images.engine.image)
+        found = found_images(images, spec(), "cuda")
+        assert found.engine_id == f"sha256:{images.engine.image}"
+        assert docker.done == []
+
+    @pytest.mark.usefixtures("docker")
+    def test_a_bad_pair_is_refused_before_images_are_looked_for(
+        self, spec: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(images_module, "find_image", lambda _: pytest.fail("looked"))
+        asked = spec(image="rocm-seed", layerwise=True)
+        with pytest.raises(ConfigError, match="single layers"):
+            found_images(stack_images(asked, "rocm"), asked, "rocm")
+
+
+class TestCatalogue:
+    def test_rows(self, docker: Docker, spec: Make) -> None:
+        docker.have(stack_images(spec(), "cpu").engine.image)
+        rows = {row.name: row for row in image_rows()}
+        assert {"cuda", "rocm", "cpu", "router", "redis"} <= rows.keys()
+        assert (rows["cpu"].here, rows["cpu"].size_mib) == (True, 100)
+        assert (rows["cuda"].here, rows["cuda"].size_mib) == (False, 0)
+        assert rows["cpu"].verdict == "proven"
+        assert rows["cuda"].verdict == "derived"
+        assert {row.vendor for row in rows.values() if row.default} == {"cuda", "rocm", "cpu"}
+        assert (rows["redis"].how, rows["router"].how) == ("pull", "build")
+        assert json.loads(json.dumps([asdict(row) for row in rows.values()]))
+
+    @pytest.mark.usefixtures("docker")
+    def test_without_an_engine_none_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(images_module, "engine_answers", lambda: False)
+        monkeypatch.setattr(images_module, "find_image", lambda _: pytest.fail("looked"))
+        assert not any(row.here for row in image_rows())
+
+    def test_building(self, docker: Docker) -> None:
+        built = build_images(
+            ("cpu", "router"), {"BASE": "mine:1"}, wheelhouse=Path("/w"), report=lambda _: None
+        )
+        assert [step[1] for step in docker.done] == built
+        for _, _, _, arguments, wheelhouse in docker.done:
+            assert arguments["BASE"] == "mine:1", "what is asked for goes before the catalogue's"
+            assert wheelhouse == Path("/w")
+
+    def test_what_is_pulled_is_not_built(self, docker: Docker) -> None:
+        with pytest.raises(ConfigError, match="'redis' is not built here") as caught:
+            build_images(("cpu", "redis"), {}, wheelhouse=None, report=lambda _: None)
+        assert caught.value.hint == "deploy images pull redis"
+        assert docker.done == [], "nothing was begun"
+
+    @pytest.mark.usefixtures("docker")
+    def test_unknown_names(self) -> None:
+        for work in (
+            lambda: build_images(("cpus",), {}, wheelhouse=None, report=lambda _: None),
+            lambda: pull_images(("cpus",), report=lambda _: None),
+        ):
+            with pytest.raises(ConfigError, match="'cpus' is not an image of the catalogue"):
+                work()
+
+    @pytest.mark.usefixtures("docker")
+    def test_pulling(self) -> None:
+        assert pull_images((), report=lambda _: None) == ["redis:8.4.0"]
+        (base,) = pull_images(("cuda",), report=lambda _: None)
+        assert base.startswith("vllm/vllm-openai:"), "of what is built here, its base"

@@ -1,0 +1,208 @@
+"""`render`: the same bytes anywhere, from nothing; and a folder that is all that a start needs."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.errors import ConfigError, MachineError
+from deploy.runtime.home import Home
+from deploy.stack.document import document_yaml
+from deploy.workflows import prepare as prepare_module
+from deploy.workflows.prepare import Prepared
+from deploy.workflows.render import rendered, write_rendered
+from tests.conftest import Ended, plain_environ
+from tests.unit.conftest import HOME
+from tests.unit.stack.cases import TOKEN
+
+# Put before all of a Python program: whatever it wants of the machine ends it.
+GUARD = """
+import os, socket, subprocess
+def refuse(*_, **__):
+    raise AssertionError("rendering touches the machine")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+subprocess.Popen.__init__ = os.fork = os.posix_spawn = refuse
+"""
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guard")
+    (folder / "sitecustomize.py").write_text(GUARD)
+    return folder
+
+
+def guarded(guard: Path, *arguments: str) -> Ended:
+    """Run `deploy` where no program is on PATH, and none could be started."""
+    environ = plain_environ(
+        settled=False, PYTHONPATH=str(guard), PATH="/nonexistent", PDKIT_HOME="/nonexistent/home"
+    )
+    done = subprocess.run(
+        (sys.executable, "-m", "deploy", *arguments),
+        env=environ,
+        cwd=guard,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+class TestNothingIsTouched:
+    @pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
+    def test_render(self, guard: Path, vendor: str) -> None:
+        arguments = ("render", "--vendor", vendor, "--gpus", "4")
+        first, second = guarded(guard, *arguments), guarded(guard, *arguments)
+        assert (first.code, first.stderr) == (0, "")
+        assert first.stdout == second.stdout, "byte for byte, in another process too"
+        document = yaml.safe_load(first.stdout)
+        assert list(document["services"]) == [
+            "redis", "producer-0", "producer-1", "consumer-0", "consumer-1", "router",
+        ]  # fmt: skip
+
+    def test_plan_of_a_machine_that_is_described(self, guard: Path, tmp_path: Path) -> None:
+        file = tmp_path / "machine.yaml"
+        file.write_text(
+            "cpus: 8\nmemory_mib: 65536\ngpus: {vendor: rocm, count: 2, memory_mib: 65536}\n"
+        )
+        ended = guarded(guard, "plan", "--runtime", "compose", "--inventory", str(file), "--json")
+        assert (ended.code, ended.stderr) == (0, "")
+        data = json.loads(ended.stdout)["data"]
+        assert (data["vendor"], data["topology"]) == ("rocm", "1p1d")
+        assert [engine["devices"] for engine in data["engines"]] == [[0], [1]]
+
+    def test_the_guard_guards(self, guard: Path) -> None:
+        """`--runtime auto` of a plan asks for a Docker engine; with one named it asks nobody."""
+        program = "import socket; socket.create_connection(('127.0.0.1', 9))"
+        done = subprocess.run(
+            (sys.executable, "-c", program),
+            env=plain_environ(PYTHONPATH=str(guard)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "touches the machine" in done.stderr
+
+
+def test_the_same_bytes_each_time(prepared: Callable[..., Prepared]) -> None:
+    for vendor in ("cuda", "rocm", "cpu"):
+        fields: dict[str, Any] = {"vendor": vendor, "runtime": "compose", "machine": None}
+        first, second = (document_yaml(rendered(prepared(**fields), HOME)) for _ in range(2))
+        assert first.encode() == second.encode()
+
+
+class TestIntoAFolder:
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Home:
+        return Home(tmp_path / "state", tmp_path / "cache")
+
+    @pytest.fixture
+    def make(self, prepared: Callable[..., Prepared], home: Home) -> Callable[..., Prepared]:
+        def prepare(**fields: Any) -> Prepared:
+            made = prepared(runtime="compose", machine=None, **fields)
+            # This user's own number, so that files need not be given away.
+            own = replace(made.facts.means, user="0:0")
+            facts = replace(made.facts, means=own)
+            return prepare_module.prepare(made.spec, home, facts)
+
+        return prepare
+
+    def test_all_that_compose_needs_is_there_and_private(
+        self, make: Callable[..., Prepared], home: Home, tmp_path: Path
+    ) -> None:
+        written, then = write_rendered(make(), home, tmp_path / "out")
+        file = tmp_path / "out" / "compose.yaml"
+        assert written[0] == file
+        assert f"docker compose -f {file} up" in then
+        document = yaml.safe_load(file.read_text())
+        for secret in document["secrets"].values():
+            assert Path(secret["file"]) in written
+        for path in written:
+            assert path.is_relative_to(tmp_path / "out")
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for service in document["services"].values():
+            for mount in service.get("volumes", []):
+                assert Path(mount["source"]).exists(), "Docker refuses what is not there"
+
+    def test_secrets_are_filled_in_and_only_in_their_files(
+        self, make: Callable[..., Prepared], home: Home, tmp_path: Path
+    ) -> None:
+        write_rendered(make(), home, tmp_path / "out")
+        password = (tmp_path / "out" / "secrets" / "redis_password").read_text().strip()
+        assert len(password) >= 32
+        assert password not in (tmp_path / "out" / "compose.yaml").read_text()
+        conf = (tmp_path / "out" / "run" / "redis" / "redis.conf").read_text()
+        assert f"requirepass {password}\n" in conf
+        engine = (tmp_path / "out" / "run" / "producer-0" / "lmcache.yaml").read_text()
+        assert yaml.safe_load(engine)["remote_url"] == f"redis://:{password}@redis:6379"
+
+    def test_twice_keeps_the_password(
+        self, make: Callable[..., Prepared], home: Home, tmp_path: Path
+    ) -> None:
+        """Containers that run have the old one."""
+        texts = []
+        for _ in range(2):
+            write_rendered(make(), home, tmp_path / "out")
+            texts.append((tmp_path / "out" / "secrets" / "redis_password").read_text())
+        assert texts[0] == texts[1]
+
+    def test_a_token_of_the_hub_only_for_a_model_of_the_hub(
+        self,
+        make: Callable[..., Prepared],
+        home: Home,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        environ = {"HF_TOKEN": TOKEN, "HF_HUB_CACHE": str(tmp_path / "hub")}
+        write_rendered(make(environ=environ), home, tmp_path / "tiny")
+        assert not (tmp_path / "tiny" / "secrets" / "hf_token").exists()
+        write_rendered(make(environ=environ, model="owner/name"), home, tmp_path / "hub-model")
+        token = tmp_path / "hub-model" / "secrets" / "hf_token"
+        assert token.read_text().strip() == TOKEN
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        assert (tmp_path / "hub").is_dir(), "it is mounted"
+
+    def test_a_hub_cache_that_is_another_users(
+        self,
+        make: Callable[..., Prepared],
+        home: Home,
+        tmp_path: Path,
+    ) -> None:
+        cache = tmp_path / "hub"
+        cache.mkdir()
+        made = make(model="owner/name", hub_cache=str(cache))
+        stranger = replace(made.facts.means, user=f"{cache.stat().st_uid + 77}:5")
+        made = replace(made, facts=replace(made.facts, means=stranger))
+        with pytest.raises(MachineError, match="hub_cache") as caught:
+            write_rendered(made, home, tmp_path / "out")
+        assert "chown" in caught.value.hint
+
+    def test_a_key_for_clients(
+        self, make: Callable[..., Prepared], home: Home, tmp_path: Path
+    ) -> None:
+        key = tmp_path / "key"
+        key.write_text("abc123\n")
+        write_rendered(make(api_key_file=str(key)), home, tmp_path / "out")
+        assert (tmp_path / "out" / "secrets" / "api_key").read_text().strip() == "abc123"
+        key.write_text("two words\n")
+        with pytest.raises(ConfigError, match="api_key_file"):
+            write_rendered(make(api_key_file=str(key)), home, tmp_path / "other")
+
+    def test_the_users_own_home_is_left_alone(
+        self, make: Callable[..., Prepared], home: Home, tmp_path: Path
+    ) -> None:
+        write_rendered(make(), home, tmp_path / "out")
+        assert not home.state.exists()
+        assert home.models.exists(), "where the tiny model is made, for any stack"

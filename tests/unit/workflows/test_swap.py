@@ -1,0 +1,352 @@
+"""Swap and rollback: another plan in the place of a running one, or the old one again.
+
+Vendor 'cuda' here is stand-ins on this machine's processors, as 'cpu' is: what differs between
+them is all that differs between plans.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from deploy.errors import ConfigError, Interrupted, MissingGpus, StateError, SwapFailed
+from deploy.planning.inventory import Inventory
+from deploy.runtime.interrupts import interrupt_once
+from deploy.runtime.process import sessions
+from deploy.workflows import swap
+from deploy.workflows.down import stop_stack
+from deploy.workflows.facts import facts_here
+from deploy.workflows.prepare import Facts, Programs, prepare
+from deploy.workflows.running import require_stack
+from deploy.workflows.status import StackStatus, stack_status
+from deploy.workflows.swap import SwapResult, roll_back, swap_stack
+from tests.unit.stack.cases import machine_with
+from tests.unit.workflows.conftest import Lab, opened
+
+ENGINES = {"producer-0", "consumer-0"}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say what `swap` finds on this machine: the programs that are here, and GPUs."""
+
+    def has(inventory: Inventory, **programs: str) -> None:
+        def facts(spec: Any, home: Any, report: Any) -> Facts:
+            found = facts_here(spec.model_copy(update={"vendor": "cpu"}), home, report)
+            means = found.means
+            assert isinstance(means, Programs)
+            return replace(
+                found, inventory=inventory, vendor=spec.vendor, means=replace(means, **programs)
+            )
+
+        monkeypatch.setattr(swap, "facts_here", facts)
+
+    has(replace(machine_with("cuda", 0, 1), cpus=2))
+    return has
+
+
+@pytest.fixture
+def up(lab: Lab, machine: Callable[..., None]) -> Lab:
+    """A lab in which a stack is up, and was checked."""
+    lab.up(lab.spec(model="tiny"), check=True)
+    return lab
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The same for tests after which the stack serves as before, its engines' pids apart."""
+    with opened(tmp_path_factory.mktemp("lasting")) as made:
+        made.up(made.spec(model="tiny"), check=True)
+        yield made
+        stop_stack(made.home, "pdkit", made.lines.append)
+
+
+def pids(lab: Lab) -> dict[str, int]:
+    return {name: rec.pid for name, rec in require_stack(lab.home, "pdkit").state.services.items()}
+
+
+def seed(lab: Lab) -> str:
+    """Return the seed with which a consumer really runs."""
+    running = require_stack(lab.home, "pdkit")
+    return running.launcher.environment(running.state.services["consumer-0"])["PYTHONHASHSEED"]
+
+
+def keys(lab: Lab) -> set[bytes]:
+    files = lab.home.stack("pdkit")
+    password = (files.secrets_dir / "redis_password").read_text().strip()
+    port = require_stack(lab.home, "pdkit").prepared.plan.redis_port
+    with redis.Redis(port=port, password=password) as client:
+        return set(client.keys())
+
+
+def swapped(lab: Lab, report: Callable[[str], None] | None = None) -> SwapResult:
+    return swap_stack(
+        lab.home, "pdkit", vendor="cuda", image=None, report=report or lab.lines.append
+    )
+
+
+def went(lab: Lab) -> list[tuple[str, str, str]]:
+    history = stack_status(lab.home, "pdkit").history
+    return [(one.action, one.vendor, one.outcome) for one in history]
+
+
+def serves(lab: Lab, vendor: str) -> StackStatus:
+    status = stack_status(lab.home, "pdkit")
+    assert status.healthy, [(s.name, s.condition) for s in status.services]
+    assert status.vendor == vendor
+    return status
+
+
+def test_to_another_vendor_and_back_and_forth(up: Lab) -> None:
+    before, first_seed, first_keys = pids(up), seed(up), keys(up)
+    assert first_keys
+    result = swapped(up)
+    assert (result.before, result.after) == (("cpu", ""), ("cuda", ""))
+    assert result.kept == ("redis", "router")
+    assert 0 < result.down_s <= result.seconds
+    assert result.check is not None
+    assert result.check.passed
+    assert json.loads(json.dumps(result.as_dict()))["check"]["passed"] is True
+    serves(up, "cuda")
+    after = pids(up)
+    assert {name for name in after if after[name] != before[name]} == ENGINES
+    assert went(up) == [("swap", "cuda", "good"), ("up", "cpu", "good")]
+    assert seed(up) != first_seed, "it never reads the other vendor's bytes"
+    assert keys(up) > first_keys, "which are still there"
+
+    again = swapped(up)
+    assert (again.check, again.kept) == (None, ("redis", "producer-0", "consumer-0", "router"))
+    assert pids(up) == after, "it ran that already"
+
+    roll_back(up.home, "pdkit", report=up.lines.append)
+    serves(up, "cpu")
+    assert seed(up) == first_seed, "and finds its own bytes again"
+    assert pids(up)["redis"] == before["redis"]
+    forth = roll_back(up.home, "pdkit", report=up.lines.append)
+    assert (forth.before[0], forth.after[0]) == ("cpu", "cuda")
+    serves(up, "cuda")
+    assert [vendor for _, vendor, _ in went(up)] == ["cuda", "cpu", "cuda", "cpu"]
+
+    assert stop_stack(up.home, "pdkit", up.lines.append).was_up
+    assert up.pids() == []
+    assert up.files() == []
+
+
+@pytest.fixture
+def dying_python(tmp_path: Path) -> str:
+    """An interpreter in which no engine can be started."""
+    file = tmp_path / "python-without-kernels"
+    file.write_text("#!/bin/sh\necho 'RuntimeError: no kernel image is available'; exit 1\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_an_engine_that_dies_puts_the_old_stack_back(
+    lasting: Lab, machine: Callable[..., None], dying_python: str
+) -> None:
+    before, first_seed, first_keys = pids(lasting), seed(lasting), keys(lasting)
+    machine(machine_with("cuda", 0, 1), engine_python=dying_python)
+    with pytest.raises(SwapFailed) as caught:
+        swapped(lasting)
+    error = caught.value
+    assert error.exit_code == 4
+    assert "cuda failed: " in error.message
+    assert "no kernel image is available" in error.message
+    assert "the previous stack (cpu) serves again" in error.message
+    assert error.details[-1] == "RuntimeError: no kernel image is available"
+    assert "deploy status" in error.hint
+    status = serves(lasting, "cpu")
+    assert went(lasting)[1] == ("swap", "cuda", "failed")
+    assert "no kernel image" in status.history[1].reason
+    assert pids(lasting)["redis"] == before["redis"]
+    assert keys(lasting) >= first_keys
+    assert seed(lasting) == first_seed
+    assert len(lasting.pids()) == 4, "and nothing of the new one is left"
+    with pytest.raises(StateError, match="nothing to go back to"):
+        roll_back(lasting.home, "pdkit", report=lasting.lines.append)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_check_that_fails_puts_the_old_stack_back(lasting: Lab) -> None:
+    lasting.faults.write_text("consumer:wrong-kv")
+    with pytest.raises(SwapFailed, match="answers differ"):
+        swapped(lasting)
+    lasting.faults.unlink()
+    serves(lasting, "cpu")
+    assert went(lasting)[1] == ("swap", "cuda", "failed")
+
+
+def test_where_the_old_one_does_not_come_back_either(
+    up: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_DIES", "consumer")
+    with pytest.raises(SwapFailed, match="did not come back either") as caught:
+        swapped(up)
+    assert "deploy up" in caught.value.hint
+    status = stack_status(up.home, "pdkit")
+    assert (status.vendor, status.healthy) == ("cpu", False)
+    monkeypatch.delenv("STAND_IN_DIES")
+    up.up(require_stack(up.home, "pdkit").prepared.spec, check=True)
+    serves(up, "cpu")
+    assert len(up.pids()) == 4
+
+
+@pytest.mark.parametrize("moment", ["stopping", "started producer", "started router"])
+def test_an_interrupt_puts_the_old_stack_back(
+    lasting: Lab, machine: Callable[..., None], moment: str
+) -> None:
+    first_seed = seed(lasting)
+    coming = [moment]
+
+    def report(line: str) -> None:
+        if coming and line.startswith(coming[0]):
+            coming.clear()
+            raise KeyboardInterrupt
+
+    if moment == "started router":  # which is kept, unless the interpreter is another one
+        means = require_stack(lasting.home, "pdkit").prepared.facts.means
+        assert isinstance(means, Programs)
+        link = lasting.folder / "python"
+        link.write_text(f'#!/bin/sh\nexec "{means.engine_python}" "$@"\n')
+        link.chmod(0o755)
+        machine(machine_with("cuda", 0, 1), engine_python=str(link))
+    with pytest.raises(Interrupted, match="the previous stack serves again"):
+        swapped(lasting, report)
+    status = serves(lasting, "cpu")
+    assert seed(lasting) == first_seed
+    assert went(lasting)[1] == ("swap", "cuda", "failed")
+    assert status.history[1].reason == "interrupted"
+    assert len(lasting.pids()) == 4
+
+
+@pytest.mark.usefixtures("machine")
+def test_ctrl_c_while_the_old_engines_stop(lasting: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are stopped to the end first, or they would be in the way of those put back."""
+    real = sessions.end_sessions
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    hit: list[bool] = []
+
+    def interrupted(ended: Any, *, grace_s: float) -> None:
+        if not hit:
+            hit.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+        real(ended, grace_s=grace_s)
+
+    monkeypatch.setattr(sessions, "end_sessions", interrupted)
+    interrupt_once()
+    try:
+        with pytest.raises(Interrupted):
+            swapped(lasting)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    serves(lasting, "cpu")
+    assert len(lasting.pids()) == 4
+
+
+@pytest.mark.usefixtures("machine")
+class TestKilledInTheMiddle:
+    """By signal 9, after which the command puts nothing back."""
+
+    @staticmethod
+    def exchange(lab: Lab, vendor: str = "cuda") -> swap._Exchange:
+        running = require_stack(lab.home, "pdkit")
+        spec = running.prepared.spec.model_copy(update={"vendor": vendor})
+        target = prepare(spec, lab.home, swap.facts_here(spec, lab.home, lab.lines.append))
+        return swap._Exchange(lab.home, running, target, "swap", lab.lines.append)
+
+    def test_after_the_old_engines_were_stopped(self, lasting: Lab) -> None:
+        spec = require_stack(lasting.home, "pdkit").prepared.spec
+        first_seed = seed(lasting)
+        self.exchange(lasting)._stop_old()
+        status = stack_status(lasting.home, "pdkit")
+        assert (status.vendor, status.healthy) == ("cuda", False)
+        by_name = {service.name: service.condition for service in status.services}
+        assert by_name == {
+            "redis": "ready", "producer-0": "not started", "consumer-0": "not started",
+            "router": by_name["router"],
+        }  # fmt: skip
+        assert went(lasting)[0] == ("swap", "cuda", "unchecked")
+        assert went(lasting)[1][1:] == ("cpu", "good")
+        with pytest.raises(StateError) as caught:
+            lasting.up(spec)
+        assert caught.value.hint == "deploy swap cpu", "`up` does not undo it by itself"
+        roll_back(lasting.home, "pdkit", report=lasting.lines.append)
+        serves(lasting, "cpu")
+        assert seed(lasting) == first_seed
+        assert len(lasting.pids()) == 4
+
+    def test_while_the_old_engines_stopped(self, lasting: Lab) -> None:
+        """The state still says the old plan, and `up` starts again what is missing of it."""
+        running = require_stack(lasting.home, "pdkit")
+        records = {name: running.state.services[name] for name in ENGINES}
+        running.launcher.stop(records, grace_s=5)
+        status = stack_status(lasting.home, "pdkit")
+        assert (status.vendor, status.healthy) == ("cpu", False)
+        lasting.up(running.prepared.spec)
+        serves(lasting, "cpu")
+
+    def test_after_the_new_engines_were_started(self, lasting: Lab) -> None:
+        exchange = self.exchange(lasting)
+        exchange._stop_old()
+        exchange._start.run(exchange._start.missing())
+        serves(lasting, "cuda")
+        assert went(lasting)[0] == ("swap", "cuda", "unchecked")
+        roll_back(lasting.home, "pdkit", report=lasting.lines.append)
+        serves(lasting, "cpu")
+        with pytest.raises(StateError, match="nothing to go back to"):
+            roll_back(lasting.home, "pdkit", report=lasting.lines.append)  # it was never checked
+
+
+def test_what_cannot_be_is_refused_before_anything_is_stopped(
+    lasting: Lab, machine: Callable[..., None]
+) -> None:
+    before, past = pids(lasting), went(lasting)
+    with pytest.raises(ConfigError, match="--image: the stack runs as processes"):
+        swap_stack(
+            lasting.home, "pdkit", vendor=None, image="mine/vllm:1", report=lasting.lines.append
+        )
+    machine(machine_with("rocm", 0))
+    with pytest.raises(MissingGpus, match="--vendor cuda asked for, none seen"):
+        swapped(lasting)
+    assert pids(lasting) == before
+    serves(lasting, "cpu")
+    assert went(lasting) == past
+
+
+def test_of_no_stack(lab: Lab) -> None:
+    with pytest.raises(StateError, match="there is no stack 'pdkit'"):
+        swapped(lab)
+    with pytest.raises(StateError, match="there is no stack 'pdkit'"):
+        roll_back(lab.home, "pdkit", report=lab.lines.append)
+
+
+def test_rollback_without_a_past(lasting: Lab) -> None:
+    before = pids(lasting)
+    with pytest.raises(StateError, match="nothing to go back to") as caught:
+        roll_back(lasting.home, "pdkit", report=lasting.lines.append)
+    assert "deploy status" in caught.value.hint
+    assert pids(lasting) == before
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_stack_that_was_never_checked_is_no_past(lab: Lab) -> None:
+    lab.up(lab.spec(model="tiny"), check=False)
+    swapped(lab)
+    with pytest.raises(StateError, match="nothing to go back to"):
+        roll_back(lab.home, "pdkit", report=lab.lines.append)
+    TestKilledInTheMiddle.exchange(lab, "cpu")._stop_old()
+    assert stop_stack(lab.home, "pdkit", lab.lines.append).was_up
+    assert lab.pids() == [], "also what a killed swap left"
+    assert lab.files() == []
