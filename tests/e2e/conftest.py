@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from deploy.runtime.home import Home
-from deploy.runtime.launcher import MARKER
+from deploy.runtime.process.launcher import MARKER
 
 COMMAND = str(Path(sys.executable).parent / "deploy")
 UP_TIMEOUT_S = 600
@@ -59,7 +59,9 @@ class Deploy:
     command: tuple[str, ...] = (COMMAND,)
 
     def environ(self) -> dict[str, str]:
-        return {**os.environ, "PDKIT_HOME": str(self.home), **self.env}
+        """Return the environment of the command; processes unless a test says otherwise."""
+        means = {"PDKIT_RUNTIME": "process", "PDKIT_VENDOR": "cpu"}
+        return {**os.environ, "PDKIT_HOME": str(self.home), **means, **self.env}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

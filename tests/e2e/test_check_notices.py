@@ -15,7 +15,8 @@ import pytest
 import redis
 
 from deploy.runtime.home import Home
-from deploy.runtime.launcher import ProcessLauncher, wait_ready
+from deploy.runtime.process.launcher import ProcessLauncher
+from deploy.runtime.readiness import wait_ready
 from deploy.runtime.state import ServiceRecord, StackState, write_state
 from deploy.workflows.running import RunningStack, require_stack, service_is_ready
 from tests.e2e.conftest import Deploy, Ran, free_base, is_free, running_stack
@@ -83,7 +84,7 @@ def restart(kit: Deploy, service: str, env: dict[str, str]) -> None:
     write_state(Home(kit.home, kit.home).stack(NAME).state_file, state)
     wait_ready(
         {service: (changed, launched)},
-        lambda s: service_is_ready(s, None),
+        lambda s: service_is_ready(s, launcher, None),
         lambda _: None,
         launcher,
         only={service},

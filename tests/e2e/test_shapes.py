@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import Deploy, free_base, running_stack
@@ -91,6 +92,34 @@ def test_decode_saved(deploy: Deploy) -> None:
             consumer.complete("pdkit-tiny", prompt, max_tokens=300)
         # 600 tokens hold two chunks of 256, the second of which was mostly decoded.
         assert store.dbsize() - before >= 4
+
+
+def test_a_key_for_clients(deploy: Deploy) -> None:
+    """It is asked for, kept out of sight, and exchanged while the engines go on running."""
+    port, file = free_base(24400), deploy.home / "client.key"
+    keys = ["a1" * 32, "b2" * 32]
+
+    def ask(key: str, path: str = "/v1/models") -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers).status_code
+
+    file.write_text(keys[0])
+    options = ("--api-key-file", str(file))
+    with running_stack(deploy, "keyed", port, *options) as data:
+        assert pairs(data) == {"producer-0 consumer-0": 1.0}
+        assert [ask(keys[0]), ask(keys[1]), ask(""), ask(keys[0], "/workers")] == [
+            200, 401, 401, 404
+        ]  # fmt: skip
+        seen = json.dumps([(p.cmdline(), p.environ()) for p in deploy.processes("keyed")])
+        assert keys[0] not in seen + "".join(
+            deploy.log("keyed", name) for name in ("gateway", "router", "producer-0", "consumer-0")
+        )
+        file.write_text(keys[1])
+        again = deploy.ok("up", "--name", "keyed", "--port", str(port), *options)
+        assert list(again["started"]) == ["gateway"]
+        assert [ask(keys[0]), ask(keys[1])] == [401, 200]
+        file.unlink()
+        assert deploy.ok("check", "--name", "keyed")["passed"], "the copy it was given stays"
 
 
 def test_installed_wheel_in_an_empty_folder(deploy: Deploy, site: Path) -> None:

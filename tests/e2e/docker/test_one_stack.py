@@ -1,0 +1,129 @@
+"""A stack of containers: what `up` proves, and what the other commands say of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.conftest import eventually
+from tests.e2e.docker.conftest import (
+    ENGINES,
+    SERVICES,
+    Project,
+    complete,
+)
+
+
+@pytest.fixture(scope="module")
+def again(stack: Project) -> Any:
+    """Run `up` on the running stack; return its data and what it said."""
+    before = stack.ids()
+    ran = stack.run("up", "--json")
+    assert ran.code == 0, ran
+    assert stack.ids() == before
+    return {**ran.data, "stderr": ran.stderr}
+
+
+class TestUp:
+    def test_proves_that_kv_crosses(self, again: Any) -> None:
+        check = again["check"]
+        assert check["passed"] is True
+        assert {(p["producer"], p["consumer"]): p["eligible_rate"] for p in check["pairs"]} == {
+            ("producer-0", "consumer-0"): 1.0
+        }
+        assert check["hit_rate"]["hits"] == check["hit_rate"]["eligible"] > 1000
+        assert check["equivalence"]["compared"] >= 2 and check["equivalence"]["mismatched"] == 0
+        assert check["redis"]["keys_after"] > 0 and check["redis"]["evicted_keys"] == 0
+        assert check["diagnosis"] == []
+
+    def test_again_starts_nothing(self, stack: Project, again: Any) -> None:
+        assert "already up" in again["stderr"]
+        assert again["started"] == {}
+        assert again["url"] == stack.url("router") and again["name"] == stack.name
+
+    def test_with_another_plan_is_refused(self, stack: Project) -> None:
+        before = stack.ids()
+        ran = stack.run("up", "--topology", "1p2d")
+        assert ran.code == 2 and "another plan" in ran.stderr, ran
+        assert stack.ids() == before
+
+    def test_check_works_again_and_again(self, stack: Project) -> None:
+        for _ in range(2):
+            data = stack.ok("check")
+            assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
+
+    def test_clients_are_answered(self, stack: Project) -> None:
+        assert complete(stack.url("router"), "To be")
+
+    def test_check_fails_when_the_store_is_emptied(self, stack: Project) -> None:
+        stop = threading.Event()
+
+        def empty() -> None:
+            while not stop.is_set():
+                stack.redis("FLUSHALL")
+
+        thread = threading.Thread(target=empty)
+        thread.start()
+        try:
+            ran = stack.run("check", "--json")
+        finally:
+            stop.set()
+            thread.join()
+        assert ran.code == 1, ran
+        assert ran.data["diagnosis"][0]["code"] == "keys_lost"
+        assert stack.ok("check")["passed"]
+
+
+class TestOtherCommands:
+    def test_status_is_true(self, stack: Project, catalogue: dict[str, Any]) -> None:
+        data = stack.ok("status")
+        containers = stack.containers()
+        assert (data["healthy"], data["vendor"], data["runtime"]) == (True, "cpu", "compose")
+        assert data["image"] == catalogue["cpu"]["image"]
+        rows = {row["name"]: row for row in data["services"]}
+        assert tuple(rows) == SERVICES
+        for service, row in rows.items():
+            assert row["condition"] == "ready" and row["restarts"] == 0
+            assert row["pid"] == containers[service]["State"]["Pid"]
+            assert row["uptime_s"] > 0
+        assert rows["redis"]["url"] == "" and rows["router"]["url"] == stack.url("router")
+        assert data["store"]["keys"] == int(stack.redis("DBSIZE")[0]) > 0
+        assert data["external_hit_rate"] > 0.3
+
+    def test_status_counts_memory(self, stack: Project) -> None:
+        for row in stack.ok("status")["services"]:
+            processes = psutil.Process(row["pid"]).children(recursive=True)
+            resident = sum(process.memory_info().rss for process in processes)
+            # Pages of files count in one and not in the other.
+            assert 0.3 < row["resident_mib"] * 2**20 / resident < 1.3, row["name"]
+
+    def test_logs(self, stack: Project) -> None:
+        ran = stack.run("logs", "router", "-n", "3")
+        assert ran.code == 0, ran
+        assert 0 < len(ran.stdout.splitlines()) <= 3
+        for engine in ENGINES:
+            whole = stack.run("logs", engine, "-n", "100000").stdout
+            assert "pdkit-connector fix=B17 state=applied" in whole
+        unknown = stack.run("logs", "consumer-9")
+        assert unknown.code == 2 and "consumer-0" in unknown.stderr
+
+    def test_logs_that_follow(self, stack: Project) -> None:
+        process = stack.kit.start("logs", "consumer-0", "-n", "0", "-f")
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()))
+        reader.start()
+        try:
+            time.sleep(2)
+            assert not any("/v1/nosuch" in line for line in lines)
+            httpx.get(f"{stack.url('consumer-0')}/v1/nosuch", trust_env=False)
+            assert eventually(lambda: any("/v1/nosuch" in line for line in lines), within_s=10)
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+            reader.join(timeout=20)
+        assert process.returncode == 130

@@ -1,0 +1,88 @@
+"""What others do to a stack's containers: `status` sees it, and `up` or Docker itself mends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import eventually
+from tests.e2e.docker.conftest import REPO, SERVICES, Project, complete, docker, failed
+
+DOCKERD_PID = Path("/var/run/docker.pid")
+MAY_RESTART_DOCKER = os.environ.get("CI") == "true" or os.environ.get("PDKIT_TEST_DAEMON") == "1"
+
+
+def conditions(stack: Project) -> dict[str, str]:
+    data = stack.run("status", "--json").data
+    return {service["name"]: service["condition"] for service in data["services"]}
+
+
+def is_healthy(stack: Project) -> bool:
+    return stack.run("status").code == 0
+
+
+def test_one_was_removed_and_one_killed(stack: Project) -> None:
+    before = stack.ids()
+    docker("rm", "--force", before["consumer-0"])
+    docker("kill", before["router"])  # to Docker that is a wish, so it starts it no more
+    ran = stack.run("status", "--json")
+    assert ran.code == 4, ran
+    assert "consumer-0" in ran.envelope["errors"][0]["message"]
+    assert conditions(stack) == {
+        "redis": "ready",
+        "producer-0": "ready",
+        "consumer-0": "not started",
+        "router": "exited",
+    }
+    error = failed(stack.run("check", "--json"), code=4, name="stack_unhealthy")
+    assert "consumer-0" in error["message"] and "producer-0" not in error["message"]
+    data = stack.ok("up")
+    assert set(data["started"]) == {"consumer-0", "router"}
+    assert data["check"]["passed"] and data["check"]["hit_rate"]["eligible_rate"] == 1.0
+    after = stack.ids()
+    assert {name for name in SERVICES if after[name] == before[name]} == {"redis", "producer-0"}
+    assert complete(stack.url("router"), "still there?")
+
+
+def test_an_engine_that_crashes_is_brought_back(stack: Project) -> None:
+    before = stack.ids()
+    core = [pid for pid in stack.pids("producer-0") if "EngineCore" in psutil.Process(pid).name()]
+    os.kill(core[0], signal.SIGKILL)
+    assert eventually(lambda: not is_healthy(stack), within_s=15)
+    assert eventually(lambda: is_healthy(stack), within_s=120, every_s=1)
+    assert stack.ids() == before
+    restarts = {row["name"]: row["restarts"] for row in stack.ok("status")["services"]}
+    assert restarts["producer-0"] == 1 and restarts["redis"] == 0
+    assert stack.ok("check")["hit_rate"]["eligible_rate"] == 1.0
+
+
+def test_the_whole_project_was_taken_down(stack: Project) -> None:
+    docker("compose", "-p", stack.project, "-f", str(stack.compose_file), "down")
+    assert stack.containers() == {} and stack.networks() == []
+    ran = stack.run("status", "--json")
+    assert ran.code == 4, ran
+    assert set(conditions(stack).values()) == {"not started"}
+    data = stack.ok("up")
+    assert set(data["started"]) == set(SERVICES)
+    assert data["check"]["passed"] and data["check"]["hit_rate"]["eligible_rate"] == 1.0
+
+
+@pytest.mark.skipif(not MAY_RESTART_DOCKER, reason="restarts Docker: PDKIT_TEST_DAEMON=1 allows it")
+def test_docker_itself_was_restarted(stack: Project) -> None:
+    before = stack.ids()
+    daemon = psutil.Process(int(DOCKERD_PID.read_text()))
+    daemon.terminate()
+    daemon.wait(timeout=60)
+    ran = stack.run("status", "--json")
+    failed(ran, code=3, name="docker_unavailable")
+    subprocess.run((REPO / "scripts" / "docker",), check=True, timeout=120)
+    assert eventually(lambda: is_healthy(stack), within_s=180, every_s=1)
+    data = stack.ok("up")
+    assert data["check"]["passed"] and data["check"]["hit_rate"]["eligible_rate"] == 1.0
+    assert stack.ids() == before
+    assert complete(stack.url("router"), "still there?")

@@ -1,0 +1,86 @@
+"""`deploy render -o`: the folder alone is enough for `docker compose`, without pdkit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.runtime.engine_api import EngineApi
+from tests.e2e.conftest import free_base
+from tests.e2e.docker.conftest import Project, complete, docker, make_project
+
+KEY = "5f" * 32
+LONG = "Of all that was written by hand and carried by foot, most is lost. " * 40
+
+
+@pytest.fixture(scope="module")
+def written(
+    images: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Project, Path]]:
+    """Yield a project, rendered into a folder and started by Compose alone."""
+    project = make_project(tmp_path_factory.mktemp("home"), "written", free_base(30000))
+    folder = tmp_path_factory.mktemp("written")
+    key = tmp_path_factory.mktemp("key") / "api.key"
+    key.write_text(KEY + "\n")
+    data: Any = project.ok("render", "-o", str(folder), "--api-key-file", str(key))
+    document = folder / "compose.yaml"
+    assert str(document) in data["files"] and str(document) in data["start"]
+    compose = ("compose", "-f", str(document))
+    try:
+        docker(*compose, "up", "--detach", "--wait")
+        yield project, folder
+    finally:
+        docker(*compose, "down")
+        assert project.containers() == {} and project.networks() == []
+        project.assert_nothing_left()
+
+
+def test_serves_with_kv_from_redis(written: tuple[Project, Path]) -> None:
+    project, _ = written
+    with EngineApi(project.url("consumer-0")) as consumer:
+        before = consumer.cache_counters()
+        assert complete(router(project), LONG)
+        assert consumer.cache_counters().since(before).external_hits >= 256
+
+
+def test_asks_clients_for_the_key(written: tuple[Project, Path]) -> None:
+    project, folder = written
+    url = f"http://127.0.0.1:{project.port}"
+    body = {"model": "pdkit-tiny", "prompt": "Hello", "max_tokens": 2}
+    for given, code in (({}, 401), (bearer(KEY[:-1] + "0"), 401), (bearer(KEY), 200)):
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=given, trust_env=False)
+        assert answer.status_code == code, answer.text
+    closed = httpx.get(f"{url}/workers", headers=bearer(KEY), trust_env=False)
+    assert closed.status_code == 404
+    shown = (docker("inspect", name).stdout for name in project.ids().values())
+    assert not any(KEY in text for text in (*shown, (folder / "compose.yaml").read_text()))
+
+
+def router(project: Project) -> str:
+    """Return where the router behind the gateway is reached on this machine alone."""
+    return f"http://127.0.0.1:{project.port + 3}"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_is_not_taken_for_a_stack_that_was_started(written: tuple[Project, Path]) -> None:
+    project, _ = written
+    assert "is not up" in project.run("status").stdout
+    ran = project.run("up", "--port", str(free_base(30200)))
+    assert ran.code == 3 and "belongs to the stack in" in ran.stderr, ran
+    assert complete(router(project), "still there?")
+
+
+def test_holds_the_password_in_private_files_only(written: tuple[Project, Path]) -> None:
+    _, folder = written
+    password = (folder / "secrets" / "redis_password").read_text().strip()
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    holders = [file for file in files if password in file.read_text()]
+    assert len(holders) >= 4 and folder / "compose.yaml" not in holders
+    assert all(file.stat().st_mode & 0o077 == 0 for file in holders)
