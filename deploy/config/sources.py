@@ -152,7 +152,8 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
 def _expectation(error: ErrorDetails, location: tuple[str, ...]) -> str:
     if error["type"] == "string_pattern_mismatch" and location[-1] in _SHAPES:
         return f"expected {_SHAPES[location[-1]]}"
-    return error["msg"][0].lower() + error["msg"][1:]
+    said = error["msg"].removeprefix("Value error, ")
+    return said[0].lower() + said[1:]
 
 
 def _unknown_key(location: tuple[str, ...], origin: str) -> ConfigError:

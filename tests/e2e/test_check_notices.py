@@ -131,7 +131,7 @@ def test_redis_gone(kit: Deploy) -> None:
     try:
         ran = kit.run("check", "--name", NAME)
         assert ran.code == 4, ran
-        assert "redis" in ran.stderr and f"deploy up --name {NAME}" in ran.stderr
+        assert "redis" in ran.stderr and f"deploy up --resume --name {NAME}" in ran.stderr
         status = kit.run("status", "--name", NAME, "--json")
         assert status.code == 4
         states = {s["name"]: s["condition"] for s in status.data["services"]}
