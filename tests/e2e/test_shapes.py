@@ -107,7 +107,7 @@ def test_a_key_for_clients(deploy: Deploy) -> None:
     options = ("--api-key-file", str(file))
     with running_stack(deploy, "keyed", port, *options) as data:
         assert pairs(data) == {"producer-0 consumer-0": 1.0}
-        assert [ask(keys[0]), ask(keys[1]), ask(""), ask(keys[0], "/workers")] == [
+        assert [ask(keys[0]), ask(keys[1]), ask("none"), ask(keys[0], "/workers")] == [
             200, 401, 401, 404
         ]  # fmt: skip
         seen = json.dumps([(p.cmdline(), p.environ()) for p in deploy.processes("keyed")])
