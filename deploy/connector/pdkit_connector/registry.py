@@ -31,6 +31,7 @@ class State(Enum):
     """What became of a fix in this process."""
 
     APPLIED = "applied"
+    GUARDED = "guarded"
     NOT_NEEDED = "not needed"
     NOT_APPLICABLE = "not applicable"
     FAILED = "failed"
@@ -47,11 +48,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fix:
-    """One upstream bug and its mend.
+    """One upstream bug and its mend, or, where there is no safe one, its guard.
 
     `probe` looks at the installed code or runs it. `apply` patches this process and returns what it
-    did; after it, `probe` must no longer say NEEDED. `on_kv_caches` sees vLLM's KV tensors by layer
-    name once, before LMCache does, and raises to refuse them. Lower `rank` is applied earlier.
+    did; after it, `probe` must no longer say NEEDED. `guard` returns why the bug bites in a
+    setting, which is then refused, and None where it does not. `on_kv_caches` sees vLLM's KV
+    tensors by layer name once, before LMCache does, and raises to refuse them. Lower `rank` is
+    applied earlier.
     """
 
     id: str
@@ -59,7 +62,8 @@ class Fix:
     link: str
     reason: str
     probe: Callable[[Setting], Finding]
-    apply: Callable[[Setting], str]
+    apply: Callable[[Setting], str] | None = None
+    guard: Callable[[Setting], str | None] | None = None
     on_kv_caches: Callable[[Mapping[str, Any]], None] | None = None
     rank: int = 100
 
@@ -129,13 +133,20 @@ def disabled_ids(fixes: Iterable[Fix], environ: Mapping[str, str] = os.environ) 
 
 
 def apply_fix(fix: Fix, setting: Setting) -> Outcome:
-    """Probe, apply where needed, and probe again; raise only UnsupportedSetting."""
+    """Probe, guard or apply where needed, and probe again; raise only UnsupportedSetting."""
     try:
         finding = fix.probe(setting)
     except Exception as exc:  # noqa: BLE001 - the installed code is unknown: any error is a finding
         return Outcome(fix, State.FAILED, f"probe raised {describe(exc)}")
     if finding.verdict is not Verdict.NEEDED:
         return Outcome(fix, State(finding.verdict.value), finding.evidence)
+    if fix.guard is not None and (bites := fix.guard(setting)):
+        raise UnsupportedSetting(
+            f"{bites}: {fix.title} ({fix.id}, {fix.link}). {fix.reason} Way out: change that "
+            f"setting, or set {DISABLE_ENV}={fix.id} to run with the bug."
+        )
+    if fix.apply is None:
+        return Outcome(fix, State.GUARDED, finding.evidence)
     try:
         done = fix.apply(setting)
         after = fix.probe(setting)

@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Setting:
-    """Facts of one engine; a field is None where no engine runs (`python -m pdkit_connector`)."""
+    """Facts of one engine; a field is None where no engine runs (`python -m pdkit_connector`).
+
+    `vllm_config` and `kv_cache_config` are vLLM's own objects, for what only one fix asks about.
+    """
 
     device_type: str | None = None
     block_size: int | None = None
@@ -19,6 +22,8 @@ class Setting:
     kv_cache_specs: tuple[str, ...] | None = None
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     engine: bool = False
+    vllm_config: Any = None
+    kv_cache_config: Any = None
 
     @classmethod
     def from_vllm(cls, vllm_config: Any, kv_cache_config: Any) -> Setting:
@@ -34,6 +39,8 @@ class Setting:
             kv_cache_specs=specs,
             extra_config=dict(vllm_config.kv_transfer_config.kv_connector_extra_config or {}),
             engine=True,
+            vllm_config=vllm_config,
+            kv_cache_config=kv_cache_config,
         )
 
     def lmcache_value(self, name: str) -> Any:

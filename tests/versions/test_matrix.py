@@ -1,0 +1,82 @@
+"""The matrix: each release of LMCache with each bug's cell, before and after the fix."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO
+from tests.versions.installed import VERSIONS, installed
+
+HERE = Path(__file__).parent
+FIXES = REPO / "deploy" / "connector" / "pdkit_connector" / "fixes"
+CELLS = sorted(path.stem for path in FIXES.glob("b*.py"))
+
+Sides = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A real Redis of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+    folder = tmp_path_factory.mktemp("redis")
+    server = subprocess.Popen(("redis-server", *options), cwd=folder, stdout=subprocess.DEVNULL)
+    try:
+        yield port
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@cache
+def trials(version: str, redis_port: int) -> dict[str, Sides]:
+    """Return cell → side → result for one release."""
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(installed(version)),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "LMCACHE_TRACK_USAGE": "false",
+    }
+    command = (sys.executable, str(HERE / "trial.py"), "--redis-port", str(redis_port))
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Sides] = {}
+    for result in map(json.loads, done.stdout.splitlines()):
+        found.setdefault(result["cell"], {})[result["side"]] = result
+    return found
+
+
+def verdict(sides: Sides) -> str:
+    """Return the matrix's word for a cell; raise AssertionError where fix and bug do not agree."""
+    before, after = sides["untouched"], sides["fixed"]
+    told = f"untouched {before['result']} ({before['detail']}), then {after}"
+    if before["result"] == "failed":
+        if after["result"] == "refused":
+            return "guarded"
+        assert (after["result"], after["state"]) == ("passed", "applied"), told
+        return "fixed"
+    if before["result"] == "not here":
+        assert after.get("state") in ("not needed", "not applicable"), told
+        return "not here"
+    assert (before["result"], after["result"]) == ("passed", "passed"), told
+    assert after["state"] == "not needed", told
+    return "not needed"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fix_where_the_bug_is_and_only_there(version: str, cell: str, redis_port: int) -> None:
+    assert verdict(trials(version, redis_port)[cell])

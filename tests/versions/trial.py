@@ -1,0 +1,129 @@
+"""Run cells against the LMCache first on PYTHONPATH, untouched and fixed, each in its own process.
+
+Usage: python trial.py --redis-port PORT [CELL ...]. Prints a JSON object a line, one a cell and side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SECONDS = 40
+
+# What every process of a trial shares: imported once, before the first fork.
+HEAVY = (
+    "lmcache.v1.cache_engine",
+    "lmcache.v1.storage_backend",
+    "lmcache.v1.storage_backend.connector.redis_adapter",
+    "lmcache.v1.gpu_connector",
+    "lmcache.integration.vllm.vllm_v1_adapter",
+)
+
+Result = dict[str, Any]
+
+
+class NotHere(Exception):
+    """This release has not the feature in which the bug would be."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--redis-port", type=int, required=True)
+    parser.add_argument("cells", nargs="*")
+    options = parser.parse_args()
+    sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "connector")]
+    # The cells raise this module's own class, which for them has another name than __main__.
+    sys.modules["trial"] = sys.modules["__main__"]
+    os.environ["REDIS_PORT"] = str(options.redis_port)
+    for name in HEAVY:
+        importlib.import_module(name)
+    names = options.cells or sorted(path.stem for path in (HERE / "cells").glob("b*.py"))
+    for cell in [importlib.import_module(f"cells.{name}") for name in names]:
+        for side in (untouched, fixed):
+            name = cell.__name__.rpartition(".")[2]
+            result = in_child(lambda side=side, cell=cell: side(cell))
+            print(json.dumps({"cell": name, "side": side.__name__, **result}), flush=True)
+
+
+def untouched(cell: ModuleType) -> Result:
+    """Run the cell on the release as it is."""
+    return run(cell.cell)
+
+
+def fixed(cell: ModuleType) -> Result:
+    """Run the cell after all fixes, as they meet in an engine; the state is that of its own."""
+    from pdkit_connector.errors import UnsupportedSetting
+    from pdkit_connector.registry import Registry, discover
+    from pdkit_connector.setting import Setting
+
+    name = cell.__name__.rpartition(".")[2]
+    own = importlib.import_module(f"pdkit_connector.fixes.{name}").FIX
+    bites = getattr(cell, "BITES", None)
+    registry = Registry((own,) if bites else discover())
+    try:
+        setting = bites or getattr(cell, "SETTING", Setting())
+        outcomes = registry.apply(setting() if callable(setting) else setting, ())
+    except UnsupportedSetting as exc:
+        return {"id": own.id, "result": "refused", "detail": str(exc)}
+    outcome = next(o for o in outcomes if o.fix.id == own.id)
+    told = {"id": own.id, "state": outcome.state.value, "evidence": outcome.evidence}
+    return {**told, **run(cell.cell)}
+
+
+def run(cell: Callable[[], None]) -> Result:
+    """Return how a cell ended."""
+    try:
+        cell()
+    except NotHere as exc:
+        return {"result": "not here", "detail": str(exc)}
+    except Exception as exc:  # noqa: BLE001 - any way to end is a result
+        traceback.print_exc()
+        return {"result": "failed", "detail": f"{type(exc).__name__}: {exc}".splitlines()[0]}
+    return {"result": "passed", "detail": ""}
+
+
+def in_child(work: Callable[[], Result]) -> Result:
+    """Return what `work` gives in a forked process, which cannot spoil this one or hang it."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as answer:
+        if (child := os.fork()) == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            answer.write(json.dumps(work()).encode())
+            answer.flush()
+            os._exit(0)
+        with time_limit(child):
+            os.waitpid(child, 0)
+        answer.seek(0)
+        output.seek(0)
+        result = answer.read()
+        if not result:
+            result = json.dumps({"result": "failed", "detail": "hung or crashed"}).encode()
+        return {**json.loads(result), "output": output.read()[-4000:].decode(errors="replace")}
+
+
+@contextlib.contextmanager
+def time_limit(child: int) -> Iterator[None]:
+    """Kill `child` after SECONDS."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()
