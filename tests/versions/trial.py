@@ -1,6 +1,6 @@
 """Run cells against the LMCache first on PYTHONPATH, untouched and fixed, each in its own process.
 
-Usage: python trial.py --redis-port PORT [CELL ...]. Prints a JSON object a line, one a cell and side.
+Usage: python trial.py --redis-port PORT [CELL ...]. Prints one JSON object a cell and side.
 """
 
 from __future__ import annotations
