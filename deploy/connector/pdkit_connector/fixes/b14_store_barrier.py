@@ -1,0 +1,93 @@
+"""B14: a producer answers before its KV can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.setting import Setting
+from pdkit_connector.store_barrier import barrier_name, serve
+
+_MARK = "_pdkit_counted"
+
+# One token a store that was begun and has not ended. Adding, discarding and copying run no code of
+# the tokens, so that threads need no lock.
+_under_way: set[object] = set()
+_serving: list[str] = []
+
+
+def probe(_setting: Setting) -> Finding:
+    """See whether anybody can tell when a store that was begun has ended."""
+    if all(hasattr(method, _MARK) for method in _puts()):
+        return Finding(Verdict.NOT_NEEDED, "answers wait for the stores that they began")
+    return Finding(Verdict.NEEDED, "stores go on behind the answer's back")
+
+
+def apply(_setting: Setting) -> str:
+    """Count the stores that are under way, and tell the store barrier."""
+    from lmcache.v1.storage_backend.connector.instrumented_connector import (
+        InstrumentedRemoteConnector,
+    )
+    from lmcache.v1.storage_backend.remote_backend import RemoteBackend
+
+    for name in ("put", "batched_put"):
+        replace_method(InstrumentedRemoteConnector, name, _counted)
+    replace_method(RemoteBackend, "__init__", _with_barrier)
+    return "answers are held until their KV is stored, where the kit asks for it"
+
+
+def _puts() -> tuple[Any, Any]:
+    from lmcache.v1.storage_backend.connector.instrumented_connector import (
+        InstrumentedRemoteConnector,
+    )
+
+    return InstrumentedRemoteConnector.put, InstrumentedRemoteConnector.batched_put
+
+
+def _counted(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Count a store from the moment that its coroutine is made; LMCache runs it later."""
+
+    @wraps(put)
+    def count(self: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        token = object()
+        _under_way.add(token)
+        store = put(self, *args, **kwargs)
+
+        async def run() -> Any:
+            try:
+                return await store
+            finally:
+                _under_way.discard(token)
+
+        return run()
+
+    setattr(count, _MARK, True)
+    return count
+
+
+def _with_barrier(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def open_barrier(self: Any, config: Any, metadata: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, config, metadata, *args, **kwargs)
+        if not _serving and (name := barrier_name()):
+            _serving.append(name)
+            serve(name, metadata.worker_id, _under_way.copy)
+
+    return open_barrier
+
+
+FIX = Fix(
+    id="B14",
+    title="a producer answers before its KV can be read",
+    link="https://github.com/LMCache/LMCache/issues/1350",
+    reason=(
+        "Stores go on after the step that began them, so a decode sent right after its prefill "
+        "finds some of the KV missing and computes it again. The fix holds a producer's answer, "
+        "not its next step, until what it stores is in Redis or ten seconds have passed."
+    ),
+    probe=probe,
+    apply=apply,
+)

@@ -1,0 +1,60 @@
+"""Start vLLM's API server, once it is sure that every fix takes: `python -m pdkit_connector.serve`.
+
+vLLM makes its connector late, when the model is loaded. What would fail then is told here first, in
+the seconds that it takes to import what the server imports anyway. Arguments are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pdkit_connector.errors import ConnectorError
+from pdkit_connector.log import get_logger
+from pdkit_connector.registry import Registry, disabled_ids, discover
+from pdkit_connector.setting import Setting
+
+_SERVER = "vllm.entrypoints.openai.api_server"
+_KV_TRANSFER = "--kv-transfer-config"
+
+
+def main() -> None:
+    """Check, then become the server; exit with 3 where a needed fix does not take."""
+    try:
+        check(sys.argv[1:])
+    except ConnectorError as exc:
+        get_logger().error("pdkit-connector ERROR %s", exc)
+        sys.exit(3)
+    runpy.run_module(_SERVER, run_name="__main__", alter_sys=True)
+
+
+def check(argv: Sequence[str]) -> None:
+    """Apply every fix in this process, which holds no KV.
+
+    Raises:
+        FixFailed: a needed fix does not take.
+        UnsupportedSetting: a bug without a mend would bite.
+    """
+    registry = Registry(discover())
+    registry.apply(
+        Setting(engine=True, extra_config=extra_config(argv)), disabled_ids(registry.fixes)
+    )
+    registry.require_no_failure()
+
+
+def extra_config(argv: Sequence[str]) -> dict[str, Any]:
+    """Return `kv_connector_extra_config` of vLLM's arguments; {} where there is none to read."""
+    for name, value in zip(argv, argv[1:], strict=False):
+        if name == _KV_TRANSFER:
+            try:
+                return dict(json.loads(value).get("kv_connector_extra_config") or {})
+            except (ValueError, AttributeError):
+                return {}  # vLLM says what is wrong with it
+    return {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The store barrier between two processes' worth of code: who waits, for what, and how long."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from types import SimpleNamespace
+
+import pytest
+from pdkit_connector import store_barrier
+from pdkit_connector.store_barrier import HoldUntilStored, serve, stored, stores_ended
+
+_names = (f"test-{os.getpid()}-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def name(monkeypatch):
+    name = next(_names)
+    monkeypatch.setenv(store_barrier.NAME_ENV, name)
+    monkeypatch.setenv(store_barrier.DEADLINE_ENV, "0.3")
+    return name
+
+
+async def listening(name: str, worker: int = 0) -> None:
+    for _ in range(200):
+        if await stored(name, worker, 0.5) is not None:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the barrier does not listen")
+
+
+async def answered(path: str = "/v1/completions", method: str = "POST", times: int = 1) -> list:
+    """Return the body chunks a client gets of an answer, each with the time it took."""
+    loop = asyncio.get_running_loop()
+    seen = []
+
+    async def engine(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        for number in range(times):
+            await send({"type": "http.response.body", "body": b"%d" % number, "more_body": True})
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            seen.append((message["body"], loop.time() - began))
+
+    began = loop.time()
+    scope = {"type": "http", "method": method, "path": path}
+    await HoldUntilStored(engine)(scope, None, send)
+    return seen
+
+
+def test_an_answer_waits_for_the_stores_begun_before_it_and_no_later_ones(name):
+    under_way = {"first"}
+    serve(name, 0, under_way.copy)
+
+    async def later():
+        await asyncio.sleep(0.1)
+        under_way.add("of another request")
+        under_way.discard("first")
+
+    async def scenario():
+        under_way.clear()
+        await listening(name)
+        under_way.add("first")
+        seen, _ = await asyncio.gather(answered(times=2), later())
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert [body for body, _ in seen] == [b"0", b"1"]
+    assert 0.09 < seen[0][1] < 0.25
+
+
+def test_a_store_that_hangs_holds_up_once_only(name, capsys):
+    under_way: set[str] = set()
+    serve(name, 0, under_way.copy)
+
+    async def scenario():
+        await listening(name)
+        under_way.add("hangs")
+        return (await answered())[0][1], (await answered())[0][1]
+
+    first, second = asyncio.run(scenario())
+    assert 0.29 < first < 1
+    assert second < 0.2
+
+
+def test_every_worker_is_asked(name, monkeypatch):
+    monkeypatch.setenv(store_barrier.WORKERS_ENV, "2")
+    under_way: set[str] = set()
+    serve(name, 0, set)
+    serve(name, 1, under_way.copy)
+
+    async def scenario():
+        await listening(name, 0)
+        await listening(name, 1)
+        under_way.add("of the second worker")
+        return await answered()
+
+    assert asyncio.run(scenario())[0][1] > 0.29
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_what_computes_nothing_is_not_held(name, method):
+    under_way: set[str] = set()
+    serve(name, 0, under_way.copy)
+
+    async def scenario():
+        await listening(name)
+        under_way.add("hangs")
+        return await answered(method=method)
+
+    assert asyncio.run(scenario())[0][1] < 0.2
+
+
+def test_without_a_worker_the_answer_leaves_and_it_is_told_once(name, monkeypatch):
+    told = []
+    logger = SimpleNamespace(warning=lambda *line: told.append(line))
+    monkeypatch.setattr(store_barrier, "get_logger", lambda: logger)
+    middleware = HoldUntilStored(_answers)
+
+    async def scenario():
+        for _ in range(3):
+            await middleware({"type": "http", "method": "POST"}, None, _ignores)
+
+    asyncio.run(scenario())
+    assert len(told) == 1
+
+
+def test_without_a_name_nothing_is_asked(monkeypatch):
+    monkeypatch.delenv(store_barrier.NAME_ENV, raising=False)
+    monkeypatch.setattr(store_barrier, "stored", None)
+    assert asyncio.run(answered())[0][0] == b"0"
+
+
+def test_a_store_begun_while_waiting_is_not_awaited():
+    under_way = {"a"}
+    wait = stores_ended(lambda: set(under_way))
+
+    async def scenario():
+        waiting = asyncio.create_task(wait(1))
+        await asyncio.sleep(0.01)
+        under_way.add("b")
+        under_way.discard("a")
+        return await waiting
+
+    assert asyncio.run(scenario()) is True
+
+
+async def _answers(scope, receive, send):
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _ignores(message):
+    pass
