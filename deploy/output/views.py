@@ -12,6 +12,7 @@ from deploy.planning.plan import Plan
 from deploy.verify.report import CheckReport
 from deploy.workflows.generations import Generation, engine_image
 from deploy.workflows.images import ImageRow
+from deploy.workflows.patches import Patches
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.status import StackStatus
 from deploy.workflows.swap import SwapResult
@@ -201,6 +202,7 @@ def status_view(status: StackStatus) -> str:
         most = size(status.store.max_memory_bytes / 2**20)
         lines += ["", f"Redis: {status.store.keys} keys, {used} of {most}, "
                   f"{status.store.evicted_keys} evicted"]  # fmt: skip
+    lines += [f"warning: {line}" for line in status.warnings]
     if len(status.history) > 1:
         lines += ["", "history, the newest first:", _history(status.history)]
     return "\n".join(lines)
@@ -240,6 +242,31 @@ def images_view(rows: Sequence[ImageRow]) -> str:
     header = ("image", "reference", "vLLM", "LMCache", "together", "here")
     notes = [f"{row.name}: {row.note}" for row in rows if row.note]
     return "\n".join((table(header, cells), "", "* the vendor's default", *notes))
+
+
+def patches_view(patches: Patches) -> str:
+    """Return the fixes as a table, with what to know of them."""
+    rows = [
+        (
+            row.id,
+            "; ".join(
+                f"{state} ({', '.join(engines)})" if len(row.states) > 1 else state
+                for state, engines in row.states.items()
+            ),
+            row.title,
+            row.link.removeprefix("https://github.com/"),
+        )
+        for row in patches.fixes
+    ]
+    lmcache = f", LMCache {patches.lmcache}" if patches.lmcache else ""
+    return "\n".join(
+        (
+            f"{patches.where}{lmcache}",
+            "",
+            table(("fix", "state", "bug", "upstream"), rows),
+            *(f"warning: {line}" for line in patches.warnings),
+        )
+    )
 
 
 def _history(generations: Sequence[Generation]) -> str:

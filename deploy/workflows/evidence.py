@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from deploy.runtime.store import StoreStats
 from deploy.verify.diagnosis import Evidence
 from deploy.verify.findings import Findings
 from deploy.verify.report import EngineHealth, StoreUse
+from deploy.workflows.patches import engine_fixes
 from deploy.workflows.running import RunningStack
-
-_FIX_LINE = re.compile(r"pdkit-connector fix=(?P<fix>\S+) state=(?P<state>\S+)")
 
 
 def engine_health(running: RunningStack) -> list[EngineHealth]:
@@ -46,7 +43,7 @@ def gather_evidence(
     return Evidence(
         stack=running.stack.name,
         hash_seeds={name: _hash_seed(running, name) for name in engines},
-        fixes={name: _fix_states(running, name) for name in engines},
+        fixes={name: engine_fixes(running, name).states for name in engines},
         store_reachable=before is not None and after is not None,
         stored_chunks=min(found.stored_keys, found.expected_chunks),
         expected_chunks=found.expected_chunks,
@@ -64,9 +61,3 @@ def gather_evidence(
 def _hash_seed(running: RunningStack, engine: str) -> str:
     record = running.state.services[engine]
     return running.launcher.environment(record).get("PYTHONHASHSEED", "")
-
-
-def _fix_states(running: RunningStack, engine: str) -> dict[str, str]:
-    """Return each fix's state as the engine's connector logged it, the last start's if several."""
-    found = (_FIX_LINE.search(line) for line in running.launcher.log_lines(engine))
-    return {match["fix"]: match["state"] for match in found if match}

@@ -12,6 +12,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.store import StoreStats
 from deploy.stack.service import Service
 from deploy.workflows.generations import Generation, engine_image, past_generations
+from deploy.workflows.patches import stack_patches
 from deploy.workflows.running import RunningStack, find_stack, store_of
 
 ServiceCondition = Literal["ready", "not ready", "exited", "not started"]
@@ -48,6 +49,7 @@ class StackStatus:
         up: it was started and not taken down.
         image: of the engines; "" where they are processes.
         history: what was up before, and what was tried; the newest first.
+        warnings: what somebody should know before trusting the KV.
         others: names of other stacks, looked up where this one is not up.
     """
 
@@ -62,6 +64,7 @@ class StackStatus:
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
     history: Sequence[Generation] = ()
+    warnings: Sequence[str] = ()
     others: Sequence[str] = ()
 
     @property
@@ -107,6 +110,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         services=_all_services(running),
         store=stats,
         history=past_generations(running.state),
+        warnings=stack_patches(running).warnings,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,10 +18,12 @@ import pytest
 
 from tests.conftest import REPO
 from tests.versions.installed import VERSIONS, installed
+from tests.versions.reference import page
 
 HERE = Path(__file__).parent
-FIXES = REPO / "deploy" / "connector" / "pdkit_connector" / "fixes"
-CELLS = sorted(path.stem for path in FIXES.glob("b*.py"))
+CONNECTOR = REPO / "deploy" / "connector"
+CELLS = sorted(path.stem for path in (CONNECTOR / "pdkit_connector" / "fixes").glob("b*.py"))
+REFERENCE = REPO / "docs" / "reference" / "fixes.md"
 
 Sides = dict[str, dict[str, Any]]
 
@@ -38,6 +42,23 @@ def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     finally:
         server.terminate()
         server.wait()
+
+
+def connector(module: str) -> Any:
+    """Import a module of the connector, which needs no LMCache for that."""
+    if str(CONNECTOR) not in sys.path:
+        sys.path.insert(0, str(CONNECTOR))
+    return importlib.import_module(f"pdkit_connector.{module}")
+
+
+def fix_of(cell: str) -> Any:
+    return connector(f"fixes.{cell}").FIX
+
+
+def natural(fix_id: str) -> tuple[int, str]:
+    """Sort B2b before B15."""
+    number = re.search(r"\d+", fix_id)
+    return int(number.group()) if number else 0, fix_id
 
 
 @cache
@@ -80,3 +101,28 @@ def verdict(sides: Sides) -> str:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_fix_where_the_bug_is_and_only_there(version: str, cell: str, redis_port: int) -> None:
     assert verdict(trials(version, redis_port)[cell])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_bug_is_in_some_release(cell: str, redis_port: int) -> None:
+    verdicts = {verdict(trials(version, redis_port)[cell]) for version in VERSIONS}
+    assert verdicts & {"fixed", "guarded"}, (
+        f"no release fails the cell, so it proves nothing: {verdicts}"
+    )
+
+
+def test_reference_is_current(redis_port: int) -> None:
+    fixes = {name: fix_of(name) for name in CELLS}
+    verdicts = {
+        (fix.id, version): verdict(trials(version, redis_port)[name])
+        for name, fix in fixes.items()
+        for version in VERSIONS
+    }
+    wanted = page(sorted(fixes.values(), key=lambda fix: natural(fix.id)), VERSIONS, verdicts)
+    if os.environ.get("UPDATE_GOLDENS"):
+        REFERENCE.write_text(wanted + "\n", encoding="utf-8")
+    assert REFERENCE.read_text(encoding="utf-8") == wanted + "\n"
+
+
+def test_connector_names_the_releases_it_was_proved_on() -> None:
+    assert connector("releases").PROVED == VERSIONS

@@ -10,16 +10,24 @@ import contextlib
 import importlib.util
 import json
 import sys
+from typing import Any
 
-from pdkit_connector.registry import Outcome, Registry, State, disabled_ids, discover
+from pdkit_connector.registry import Fix, Outcome, Registry, State, disabled_ids, discover
+from pdkit_connector.releases import PROVED, installed_lmcache
 from pdkit_connector.setting import Setting
 
 
 def main(argv: list[str] | None = None) -> int:
     """Apply the fixes in this process and print what became of each; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pdkit_connector", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print a JSON list on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object on stdout")
+    parser.add_argument(
+        "--list", action="store_true", help="only list the fixes; needs no LMCache and prints JSON"
+    )
     options = parser.parse_args(argv)
+    if options.list:
+        print(json.dumps([described(fix) for fix in discover()], indent=2))
+        return 0
     missing = [name for name in ("lmcache", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         print(
@@ -32,10 +40,20 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         fixes = discover()
         outcomes = Registry(fixes).apply(Setting(), disabled_ids(fixes))
-    print(
-        json.dumps([o.as_dict() for o in outcomes], indent=2) if options.json else table(outcomes)
-    )
+    print(json.dumps(report(outcomes), indent=2) if options.json else table(outcomes))
     return int(any(outcome.state is State.FAILED for outcome in outcomes))
+
+
+def described(fix: Fix) -> dict[str, str]:
+    """Return what is known of a fix without LMCache."""
+    return {"id": fix.id, "title": fix.title, "link": fix.link, "reason": fix.reason}
+
+
+def report(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+    """Return the JSON object: the release, whether the fixes were proved on it, the fixes."""
+    release = installed_lmcache()
+    fixes = [o.as_dict() for o in outcomes]
+    return {"lmcache": release, "proved": release in PROVED, "fixes": fixes}
 
 
 def table(outcomes: tuple[Outcome, ...]) -> str:

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Registry, State, disabled_ids, discover
+from pdkit_connector.releases import release_line
 from pdkit_connector.setting import Setting
 
 
@@ -63,7 +64,8 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
 
 
 def announce(registry: Registry) -> None:
-    """Log one line a fix; only one process of an engine should, though all apply the fixes."""
+    """Log the release and one line a fix; one process of an engine should, though all apply them."""
+    get_logger().info("%s", release_line())
     levels = {State.FAILED: logging.ERROR, State.DISABLED: logging.WARNING}
     for outcome in registry.outcomes:
         get_logger().log(levels.get(outcome.state, logging.INFO), "%s", outcome.line())

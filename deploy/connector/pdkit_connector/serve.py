@@ -6,6 +6,7 @@ the seconds that it takes to import what the server imports anyway. Arguments ar
 
 from __future__ import annotations
 
+import itertools
 import json
 import runpy
 import sys
@@ -47,7 +48,7 @@ def check(argv: Sequence[str]) -> None:
 
 def extra_config(argv: Sequence[str]) -> dict[str, Any]:
     """Return `kv_connector_extra_config` of vLLM's arguments; {} where there is none to read."""
-    for name, value in zip(argv, argv[1:], strict=False):
+    for name, value in itertools.pairwise(argv):
         if name == _KV_TRANSFER:
             try:
                 return dict(json.loads(value).get("kv_connector_extra_config") or {})

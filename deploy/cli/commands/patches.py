@@ -1,0 +1,44 @@
+"""The command that shows the connector's fixes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deploy.cli.answer import Answer
+from deploy.cli.app import app
+from deploy.cli.options import Json, Name
+from deploy.cli.shared import stack_name
+from deploy.errors import CheckFailed
+
+
+@app.command()
+def patches(
+    *,
+    image: Annotated[
+        str | None,
+        typer.Option(help="A profile of the catalogue, or an image reference; starts no engine."),
+    ] = None,
+    name: Name = None,
+    json: Json = False,
+) -> Answer:
+    """Show the connector's fixes: in the stack that is up, or in an image."""
+    from dataclasses import asdict
+
+    from deploy.output.views import patches_view
+    from deploy.runtime.home import Home
+    from deploy.workflows.patches import patches_of
+
+    found = patches_of(Home.from_environ(), stack_name(name), image)
+    failed = [row.id for row in found.fixes if "failed" in row.states]
+    errors = []
+    if failed:
+        errors.append(
+            CheckFailed(
+                f"needed and could not be applied: {', '.join(failed)}",
+                hint="use an image whose pair is proven: deploy images list",
+            )
+        )
+    data = {**asdict(found), "warnings": found.warnings}
+    return Answer("patches", data, patches_view(found), errors)

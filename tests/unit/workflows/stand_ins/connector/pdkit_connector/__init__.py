@@ -1,0 +1,1 @@
+"""Stands in for the connector, whose fixes need a real LMCache."""
