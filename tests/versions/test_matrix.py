@@ -9,8 +9,8 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ CELLS = sorted(path.stem for path in (CONNECTOR / "pdkit_connector" / "fixes").g
 REFERENCE = REPO / "docs" / "reference" / "fixes.md"
 
 Sides = dict[str, dict[str, Any]]
+Trials = Callable[[str], dict[str, Sides]]
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +62,23 @@ def natural(fix_id: str) -> tuple[int, str]:
     return int(number.group()) if number else 0, fix_id
 
 
-@cache
-def trials(version: str, redis_port: int) -> dict[str, Sides]:
-    """Return cell → side → result for one release."""
+@pytest.fixture(scope="session")
+def trials(redis_port: int, request: pytest.FixtureRequest) -> Trials:
+    """Return a release's cell → side → result; as many releases at a time as there are cores."""
+    wanted = {item.callspec.params.get("version") for item in request.session.items
+              if hasattr(item, "callspec")}  # fmt: skip
+    pool = ThreadPoolExecutor(os.cpu_count())
+    every = len(wanted & set(VERSIONS)) != 1
+    under_way = {
+        version: pool.submit(trial, version, redis_port)
+        for version in VERSIONS
+        if every or version in wanted
+    }
+    return lambda version: under_way[version].result()
+
+
+def trial(version: str, redis_port: int) -> dict[str, Sides]:
+    """Run all cells on one release."""
     environ = {
         **os.environ,
         "PYTHONPATH": str(installed(version)),
@@ -99,22 +114,22 @@ def verdict(sides: Sides) -> str:
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_fix_where_the_bug_is_and_only_there(version: str, cell: str, redis_port: int) -> None:
-    assert verdict(trials(version, redis_port)[cell])
+def test_fix_where_the_bug_is_and_only_there(version: str, cell: str, trials: Trials) -> None:
+    assert verdict(trials(version)[cell])
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_bug_is_in_some_release(cell: str, redis_port: int) -> None:
-    verdicts = {verdict(trials(version, redis_port)[cell]) for version in VERSIONS}
+def test_bug_is_in_some_release(cell: str, trials: Trials) -> None:
+    verdicts = {verdict(trials(version)[cell]) for version in VERSIONS}
     assert verdicts & {"fixed", "guarded"}, (
         f"no release fails the cell, so it proves nothing: {verdicts}"
     )
 
 
-def test_reference_is_current(redis_port: int) -> None:
+def test_reference_is_current(trials: Trials) -> None:
     fixes = {name: fix_of(name) for name in CELLS}
     verdicts = {
-        (fix.id, version): verdict(trials(version, redis_port)[name])
+        (fix.id, version): verdict(trials(version)[name])
         for name, fix in fixes.items()
         for version in VERSIONS
     }

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,36 +51,61 @@ def main() -> None:
     for name in HEAVY:
         importlib.import_module(name)
     names = options.cells or sorted(path.stem for path in (HERE / "cells").glob("b*.py"))
-    for cell in [importlib.import_module(f"cells.{name}") for name in names]:
-        for side in (untouched, fixed):
-            name = cell.__name__.rpartition(".")[2]
-            result = in_child(lambda side=side, cell=cell: side(cell))
-            print(json.dumps({"cell": name, "side": side.__name__, **result}), flush=True)
+    cells = [importlib.import_module(f"cells.{name}") for name in names]
+    for cell in cells:
+        tell(cell, "untouched", in_child(lambda cell=cell: run(cell.cell)))
+    alone = [cell for cell in cells if hasattr(cell, "BITES") or hasattr(cell, "SETTING")]
+    for cell in alone:
+        tell(cell, "fixed", in_child(lambda cell=cell: fixed(cell)))
+    if others := [cell for cell in cells if cell not in alone]:
+        all_fixed(others)
 
 
-def untouched(cell: ModuleType) -> Result:
-    """Run the cell on the release as it is."""
-    return run(cell.cell)
+def tell(cell: ModuleType, side: str, result: Result) -> None:
+    print(json.dumps({"cell": name_of(cell), "side": side, **result}), flush=True)
+
+
+def name_of(cell: ModuleType) -> str:
+    return cell.__name__.rpartition(".")[2]
+
+
+def own_fix(cell: ModuleType) -> Any:
+    return importlib.import_module(f"pdkit_connector.fixes.{name_of(cell)}").FIX
 
 
 def fixed(cell: ModuleType) -> Result:
-    """Run the cell after all fixes, as they meet in an engine; the state is that of its own."""
+    """Run a cell that wants a setting of its own; a guard is asked alone, all others together."""
     from pdkit_connector.errors import UnsupportedSetting
+    from pdkit_connector.registry import Registry, discover
+
+    own, bites = own_fix(cell), getattr(cell, "BITES", None)
+    setting = bites or cell.SETTING
+    try:
+        outcomes = Registry((own,) if bites else discover()).apply(
+            setting() if callable(setting) else setting, ()
+        )
+    except UnsupportedSetting as exc:
+        return {"id": own.id, "result": "refused", "detail": str(exc)}
+    return {**state_of(cell, outcomes), **run(cell.cell)}
+
+
+def all_fixed(cells: Sequence[ModuleType]) -> None:
+    """Apply all fixes, as they meet in an engine, in one process, and run each cell in a fork."""
     from pdkit_connector.registry import Registry, discover
     from pdkit_connector.setting import Setting
 
-    name = cell.__name__.rpartition(".")[2]
-    own = importlib.import_module(f"pdkit_connector.fixes.{name}").FIX
-    bites = getattr(cell, "BITES", None)
-    registry = Registry((own,) if bites else discover())
-    try:
-        setting = bites or getattr(cell, "SETTING", Setting())
-        outcomes = registry.apply(setting() if callable(setting) else setting, ())
-    except UnsupportedSetting as exc:
-        return {"id": own.id, "result": "refused", "detail": str(exc)}
-    outcome = next(o for o in outcomes if o.fix.id == own.id)
-    told = {"id": own.id, "state": outcome.state.value, "evidence": outcome.evidence}
-    return {**told, **run(cell.cell)}
+    if (child := os.fork()) == 0:
+        outcomes = Registry(discover()).apply(Setting(), ())
+        for cell in cells:
+            told = state_of(cell, outcomes)
+            tell(cell, "fixed", {**told, **in_child(lambda cell=cell: run(cell.cell))})
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def state_of(cell: ModuleType, outcomes: Sequence[Any]) -> Result:
+    outcome = next(o for o in outcomes if o.fix.id == own_fix(cell).id)
+    return {"id": outcome.fix.id, "state": outcome.state.value, "evidence": outcome.evidence}
 
 
 def run(cell: Callable[[], None]) -> Result:

@@ -23,6 +23,7 @@ DEFAULT_DEADLINE_S = 10.0
 
 _STORED, _LATE = b"1", b"0"
 _TICK_S = 0.002
+_LISTEN_S = 5.0
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -70,8 +71,12 @@ def stores_ended(under_way: Callable[[], set[Hashable]]) -> Callable[[float], Aw
 
 
 def serve(name: str, worker: int, under_way: Callable[[], set[Hashable]]) -> None:
-    """Answer, from a thread of its own, whoever asks whether this worker's stores have ended."""
+    """Answer whoever asks whether this worker's stores have ended; returns once it listens.
+
+    A daemon thread does so until the process ends.
+    """
     wait = stores_ended(under_way)
+    listening = threading.Event()
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -87,13 +92,16 @@ def serve(name: str, worker: int, under_way: Callable[[], set[Hashable]]) -> Non
             server = await asyncio.start_unix_server(answer, address(name, worker), backlog=1024)
         except OSError as exc:
             get_logger().error("pdkit-connector ERROR no store barrier: %s", exc)
+            listening.set()
             return
+        listening.set()
         async with server:
             await server.serve_forever()
 
     threading.Thread(
         target=lambda: asyncio.run(run()), name="pdkit-store-barrier", daemon=True
     ).start()
+    listening.wait(_LISTEN_S)
 
 
 async def stored(name: str, worker: int, limit_s: float) -> bool | None:
