@@ -246,22 +246,48 @@ def test_the_layout_follows_the_instruction_set_and_the_release(monkeypatch, cha
     assert b17.layout_tag(setting) != before
 
 
-def test_the_command_prints_json_alone_and_marks_disabled_fixes(
-    patched, monkeypatch, capsys, record_factory_kept
-):
-    monkeypatch.setenv("PDKIT_DISABLE_FIXES", "B2c")
-    assert command.main(["--json"]) == 0
-    fixes = json.loads(capsys.readouterr().out)
-    states = {item["id"]: item["state"] for item in fixes}
+def run_command(*arguments, **environ):
+    """Run the command in a process of its own, which the fixes then change."""
+    return subprocess.run(
+        [sys.executable, "-m", "pdkit_connector", *arguments],
+        env={**os.environ, "PYTHONPATH": str(CONNECTOR), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_prints_json_alone_and_marks_disabled_fixes():
+    done = run_command("--json", PDKIT_DISABLE_FIXES="B2c")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["lmcache"], told["proved"]) == ("0.5.6", True)
+    states = {item["id"]: item["state"] for item in told["fixes"]}
+    assert states.keys() == FIXES.keys()
     assert states.pop("B2c") == "disabled"
-    assert set(states.values()) == {"applied"}
-    assert all(item["evidence"] and item["link"] for item in fixes)
+    assert set(states.values()) <= {"applied", "guarded", "not needed", "not applicable"}
+    assert states["B17"] == "applied"
+    assert all(item["evidence"] and item["link"] for item in told["fixes"])
 
 
-def test_the_command_prints_a_table(patched, capsys, record_factory_kept):
-    assert command.main([]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"\n{fix}" in f"\n{printed}" for fix in FIXES)
+def test_the_command_prints_a_table():
+    done = run_command()
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n{fix} " in f"\n{done.stdout}" for fix in FIXES)
+
+
+def test_the_list_needs_no_lmcache():
+    # -S leaves out site-packages, and LMCache with it.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "pdkit_connector", "--list"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(CONNECTOR)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert [item["id"] for item in json.loads(done.stdout)] == list(FIXES)
 
 
 def test_the_command_says_what_is_missing_where_lmcache_is_not_installed():
@@ -285,7 +311,7 @@ def test_the_command_fails_where_a_fix_fails(monkeypatch, capsys):
         command, "discover", lambda: (SimpleNamespace(**{**vars(broken), "probe": None}),)
     )
     assert command.main(["--json"]) == 1
-    assert json.loads(capsys.readouterr().out)[0]["state"] == "failed"
+    assert json.loads(capsys.readouterr().out)["fixes"][0]["state"] == "failed"
 
 
 def connector_with(failed: bool, disabled: bool):

@@ -53,18 +53,37 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
 
         With a fix turned off by hand the engine goes on, since that is how one looks at the bug.
         """
-        manager = self._lmcache_engine._manager
-        if not manager._init_failed:
+        reason = start_failure(self._lmcache_engine)
+        if reason is None:
             return
-        reason = str(manager._init_failed_reason).strip().splitlines()[-1]
         message = f"LMCache failed to {what}, so this engine can never share KV: {reason}"
         get_logger().error("pdkit-connector ERROR %s", message)
         if not self._registry.disabled:
             raise ConnectorError(message)
 
 
+def start_failure(adapter: Any) -> str | None:
+    """Return why LMCache gave up, in one line, or None where it did not.
+
+    Since 0.3.14 a manager catches what goes wrong and keeps the reason; before, the adapter's
+    constructor raises it. An adapter with neither engine nor lookup client has given up for sure.
+    """
+    manager = getattr(adapter, "_manager", None)
+    if getattr(manager, "_init_failed", False):
+        lines = str(getattr(manager, "_init_failed_reason", "")).strip().splitlines()
+        return lines[-1] if lines else "it gave no reason"
+    halves = [
+        getattr(adapter, name)
+        for name in ("lmcache_engine", "lookup_client")
+        if hasattr(adapter, name)
+    ]
+    if halves and all(half is None for half in halves):
+        return "it has neither an engine nor a lookup client"
+    return None
+
+
 def announce(registry: Registry) -> None:
-    """Log the release and one line a fix; one process of an engine should, though all apply them."""
+    """Log the release and one line a fix; one process of an engine should, all apply them."""
     get_logger().info("%s", release_line())
     levels = {State.FAILED: logging.ERROR, State.DISABLED: logging.WARNING}
     for outcome in registry.outcomes:

@@ -6,6 +6,7 @@ last value is the mask of retrieved tokens. One step short is a StopIteration in
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from typing import Any
 Steps = Generator[Any, None, None]
 _PROBE_LAYERS = 3
 _PROBE_TOKENS = 8
+PROBE_BLOCK = 4
+ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
 
 
 def store_steps(num_layers: int) -> int:
@@ -82,5 +85,79 @@ def idle_engine(*, healthy: bool = True, frozen: bool = False) -> Any:
     engine.config = engine.metadata = _Inert()
     engine.retrieve_locations = engine.store_location = None
     engine.kv_events_enabled = False
+    engine.lookup_pins, engine.async_loading, engine.post_inited = {}, None, True
     engine.token_database = SimpleNamespace(process_tokens=lambda **_kwargs: iter(()))
     return engine
+
+
+def idle_adapter(engine: Any, *, role: str = "kv_both") -> Any:
+    """Return the vLLM adapter's worker half on `engine`, layerwise, without its servers.
+
+    An attribute that the constructor of this release does not set is not set here either.
+    """
+    import torch
+    from lmcache.integration.vllm import vllm_v1_adapter as module
+
+    adapter: Any = object.__new__(module.LMCacheConnectorV1Impl)
+    if isinstance(getattr(type(adapter), "lmcache_engine", None), property):
+        adapter._manager = SimpleNamespace(lmcache_engine=engine)
+    else:
+        adapter.lmcache_engine = engine
+    adapter._stats_monitor = _Inert()
+    adapter.kv_role = role
+    adapter.kv_caches = {f"layer{i}": torch.empty(0) for i in range(engine.num_layers)}
+    adapter.device, adapter.num_layers, adapter.current_layer = "cpu", engine.num_layers, 0
+    adapter.use_layerwise, adapter.enable_blending, adapter.async_loading = True, False, False
+    adapter.layerwise_retrievers, adapter._invalid_block_ids = [], set()
+    adapter._block_size, adapter._lmcache_chunk_size = PROBE_BLOCK, 2 * PROBE_BLOCK
+    for name, empty in (("layerwise_storers", list), ("_layerwise_save_storers", dict)):
+        if _constructor_sets(name):
+            setattr(adapter, name, empty())
+    return adapter
+
+
+def bind(adapter: Any, *requests: Any) -> None:
+    """Give the adapter one step's metadata, as vLLM does before the forward pass."""
+    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorMetadata
+
+    metadata = LMCacheConnectorMetadata(requests=list(requests))
+    adapter._parent = SimpleNamespace(
+        _connector_metadata=metadata, _get_connector_metadata=lambda: metadata
+    )
+
+
+def probe_request(*, load: bool = False) -> Any:
+    """Return a request of two blocks, 1 and 2: all its tokens to be loaded, or else saved."""
+    import torch
+
+    class Slots(torch.Tensor):  # type: ignore[misc]
+        def cuda(self) -> Any:
+            """Stay on the CPU: up to 0.3.9 the adapter moves slot mappings by this."""
+            return self
+
+    tokens = 2 * PROBE_BLOCK
+    load_spec = SimpleNamespace(can_load=True, vllm_cached_tokens=0, lmcache_cached_tokens=tokens)
+    return SimpleNamespace(
+        req_id="probe",
+        token_ids=[1] * tokens,
+        slot_mapping=torch.arange(PROBE_BLOCK, PROBE_BLOCK + tokens).as_subclass(Slots),
+        load_spec=load_spec if load else None,
+        save_spec=None if load else SimpleNamespace(can_save=True, skip_leading_tokens=0),
+    )
+
+
+def run_layers(adapter: Any) -> None:
+    """Call the adapter as vLLM does within one step: load, each layer, all but the end."""
+    adapter.start_load_kv(SimpleNamespace(attn_metadata=object()))
+    for name in adapter.kv_caches:
+        adapter.wait_for_layer_load(name)
+        adapter.save_kv_layer(name, None, None)
+
+
+def _constructor_sets(name: str) -> bool:
+    """Tell whether the adapter's constructor, or a method it delegates to, sets an attribute."""
+    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl as Adapter
+
+    methods = (getattr(Adapter, method, None) for method in ("__init__", "_init_connector_state"))
+    codes = (inspect.unwrap(method).__code__ for method in methods if method is not None)
+    return any(name in code.co_names for code in codes)

@@ -1,17 +1,21 @@
-"""B2b: the vLLM adapter steps a frozen engine's storer once a layer and once more."""
+"""B2b: a worker whose engine is frozen saves nothing and lives."""
 
 from __future__ import annotations
 
-from pdkit_connector.layer_steps import idle_engine
+from layerwise_engine import Worker, make_engine, request
 from trial import NotHere
-
-LAYERS = 3
 
 
 def cell() -> None:
-    engine = idle_engine(frozen=True)
-    if not hasattr(type(engine), "is_frozen"):
+    engine = make_engine()
+    if not hasattr(engine, "freeze"):
         raise NotHere("no freeze mode")
-    storer = engine.store_layer([1] * 8, sync=True, req_id="a")
-    for _ in range(LAYERS + 1):
-        next(storer)
+    engine.freeze(True)
+    assert engine.is_frozen()
+    worker = Worker(engine)
+    for _ in range(2):
+        worker.step(request("a", 16))
+    assert engine.lookup(tokens=list(range(16)), lookup_id="look") == 0
+    engine.freeze(False)
+    worker.step(request("a", 16))
+    assert engine.lookup(tokens=list(range(16)), lookup_id="look") == 16

@@ -12,11 +12,13 @@ from pdkit_connector.setting import Setting
 
 
 def probe(setting: Setting) -> Finding:
-    """Step an unhealthy engine's retriever and count."""
+    """Step an unhealthy engine's retriever, and count against a healthy one's."""
     if setting.lmcache_value("use_layerwise") is False:
         return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
     short, evidence = probe_steps("retrieve_layer", healthy=False)
-    return Finding(Verdict.NEEDED if short < 0 else Verdict.NOT_NEEDED, evidence)
+    # A healthy engine's miss can be short too: that is B2d, and no matter of health.
+    short_anyway, _ = probe_steps("retrieve_layer")
+    return Finding(Verdict.NEEDED if short < short_anyway else Verdict.NOT_NEEDED, evidence)
 
 
 def apply(_setting: Setting) -> str:

@@ -25,7 +25,12 @@ _made: list[Any] = []
 
 def probe(setting: Setting) -> Finding:
     """Ask LMCache for a CPU mover and see whether it has one."""
-    device = setting.device_type or _lmcache_device()
+    known = _lmcache_device()
+    if known is None and setting.device_type in (None, "cpu"):
+        # Releases that detect no device stop on a CPU before they ask for a mover.
+        verdict = Verdict.NEEDED if setting.engine else Verdict.NOT_APPLICABLE
+        return Finding(verdict, "this LMCache detects no device and starts on cards only")
+    device = setting.device_type or known
     if device != "cpu":
         return Finding(Verdict.NOT_APPLICABLE, f"the device is {device}")
     from lmcache.utils import EngineType
@@ -41,6 +46,13 @@ def probe(setting: Setting) -> Finding:
             raise
         return Finding(Verdict.NEEDED, f"CreateGPUConnector: {exc}")
     return Finding(Verdict.NOT_NEEDED, f"CreateGPUConnector gives {type(mover).__name__}")
+
+
+def guard(_setting: Setting) -> str | None:
+    """Refuse a CPU engine on a release that knows no CPU at all."""
+    if _lmcache_device() is None:
+        return "an engine on a CPU, with an LMCache that starts on cards only (CPU: from 0.4.7)"
+    return None
 
 
 def apply(setting: Setting) -> str:
@@ -138,11 +150,11 @@ def layout_tag(setting: Setting) -> str:
     )
 
 
-def _lmcache_device() -> str:
+def _lmcache_device() -> str | None:
     try:
         from lmcache import torch_device_type
     except ImportError:
-        return "any that this LMCache takes: it detects none"
+        return None
     return str(torch_device_type)
 
 
@@ -195,5 +207,6 @@ FIX = Fix(
     ),
     probe=probe,
     apply=apply,
+    guard=guard,
     on_kv_caches=check_kv_caches,
 )

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.layer_steps import Steps, idle_engine, replace_method, retrieve_steps, silent
+from pdkit_connector.layer_steps import (
+    ADAPTER,
+    Steps,
+    bind,
+    idle_adapter,
+    idle_engine,
+    probe_request,
+    replace_method,
+    retrieve_steps,
+    run_layers,
+    silent,
+)
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Finding, Fix, Verdict, describe
 from pdkit_connector.setting import Setting
 
 # Slots that a retrieve did not fill, kept on the engine until vLLM asks for failed blocks.
 _UNFILLED = "_pdkit_unfilled_slots"
-_BLOCK = 4
-_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
 
 
 def probe(setting: Setting) -> Finding:
@@ -23,7 +31,7 @@ def probe(setting: Setting) -> Finding:
     if setting.lmcache_value("use_layerwise") is False:
         return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
     try:
-        with silent(_ADAPTER):
+        with silent(ADAPTER):
             failed = _blocks_after_miss()
     except Exception as exc:  # noqa: BLE001 - B2d is one of many ways to fail
         return Finding(Verdict.NEEDED, f"a load without keys raises {describe(exc)}")
@@ -87,32 +95,10 @@ def _reporting(ask: Callable[[Any], set[int]]) -> Callable[[Any], set[int]]:
 
 def _blocks_after_miss() -> set[int]:
     """Return the blocks reported after a load of two blocks, 1 and 2, whose keys are gone."""
-    import torch
-    from lmcache.integration.vllm import vllm_v1_adapter as adapter
-
-    request = SimpleNamespace(
-        req_id="probe",
-        token_ids=[1] * 2 * _BLOCK,
-        slot_mapping=torch.arange(_BLOCK, 3 * _BLOCK),
-        load_spec=SimpleNamespace(
-            can_load=True, vllm_cached_tokens=0, lmcache_cached_tokens=2 * _BLOCK
-        ),
-    )
-    metadata = adapter.LMCacheConnectorMetadata(requests=[request])
-    engine = idle_engine()
-    impl: Any = object.__new__(adapter.LMCacheConnectorV1Impl)
-    impl._parent = SimpleNamespace(_get_connector_metadata=lambda: metadata)
-    impl._manager = SimpleNamespace(lmcache_engine=engine)
-    impl._stats_monitor = engine.stats_monitor
-    impl.kv_caches = {"layer": torch.empty(0)}
-    impl.device, impl.num_layers, impl._block_size = "cpu", engine.num_layers, _BLOCK
-    impl._lmcache_chunk_size = 2 * _BLOCK
-    impl.use_layerwise, impl.enable_blending, impl.async_loading = True, False, False
-    impl._invalid_block_ids = set()
-    impl.start_load_kv(SimpleNamespace(attn_metadata=object()))
-    for _ in range(engine.num_layers):
-        impl.wait_for_layer_load("layer")
-    return set(impl.get_block_ids_with_load_errors())
+    adapter = idle_adapter(idle_engine())
+    bind(adapter, probe_request(load=True))
+    run_layers(adapter)
+    return set(adapter.get_block_ids_with_load_errors())
 
 
 FIX = Fix(

@@ -1,0 +1,70 @@
+"""B4d: a preempted request that vLLM loads nothing for, though LMCache has some, ends the core."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from pdkit_connector.adapter_miniature import BLOCK, CHUNK, miniature, resumed_step
+from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.setting import Setting
+from pdkit_connector.step_requests import resumed_ids
+
+
+def probe(_setting: Setting) -> Finding:
+    """Resume a request of which LMCache holds a chunk and vLLM a block."""
+    from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec, RequestTracker
+
+    if "preempted" not in inspect.signature(RequestTracker.update).parameters:
+        return Finding(Verdict.NOT_APPLICABLE, "resumed requests are not told apart")
+    impl = miniature(client=object())
+    try:
+        resumed_step(impl, 2 * CHUNK, computed=BLOCK, spec=LoadSpec(BLOCK, CHUNK, False))
+    except AssertionError:
+        return Finding(Verdict.NEEDED, "resuming what is found and not loaded is an AssertionError")
+    known = len(impl._request_trackers["probe"].token_ids)
+    if known != BLOCK + 1:
+        return Finding(Verdict.NEEDED, f"of {BLOCK + 1} tokens, {known} count as computed")
+    return Finding(Verdict.NOT_NEEDED, "what is found and not loaded does not count as computed")
+
+
+def apply(_setting: Setting) -> str:
+    """Let what is not loaded count as not found."""
+    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+
+    replace_method(LMCacheConnectorV1Impl, "build_connector_meta", _counting_what_is_loaded)
+    return "only what vLLM has counts as computed"
+
+
+def _counting_what_is_loaded(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @wraps(build)
+    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
+        for req_id in resumed_ids(scheduler_output):
+            spec = self.load_specs.get(req_id)
+            request = self._unfinished_requests.get(req_id)
+            if spec is not None and request is not None and not spec.can_load:
+                spec.vllm_cached_tokens = request.num_computed_tokens
+                spec.lmcache_cached_tokens = min(
+                    spec.lmcache_cached_tokens, request.num_computed_tokens
+                )
+        return build(self, scheduler_output)
+
+    return build_connector_meta
+
+
+FIX = Fix(
+    id="B4d",
+    title="a preempted request that is found and not loaded ends the engine's core",
+    link="none",
+    reason=(
+        "vLLM takes nothing of what LMCache offers to a request that must not read caches (one "
+        "that asks for prompt log probabilities), and LMCache offers nothing below its "
+        "min_retrieve_tokens. When such a request resumes after a preemption, the adapter asserts "
+        "that what it found counts as computed."
+    ),
+    probe=probe,
+    apply=apply,
+)

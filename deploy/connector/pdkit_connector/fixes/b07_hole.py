@@ -1,0 +1,172 @@
+"""B7: a load with a hole gives later chunks' KV to earlier keys, or leaves KV unwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from pdkit_connector import holes
+from pdkit_connector.layer_steps import idle_engine, replace_method, silent
+from pdkit_connector.log import get_logger
+from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
+from pdkit_connector.redis_reads import METADATA, PAYLOAD, connectors, read_prefix
+from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.setting import Setting
+
+_CHUNK = 4
+
+
+def probe(_setting: Setting) -> Finding:
+    """Load three chunks of which the second is gone, in the store and in both of its readers."""
+    wrong = list(_wrong())
+    if wrong:
+        return Finding(Verdict.NEEDED, f"with the second of three chunks gone, {', '.join(wrong)}")
+    return Finding(Verdict.NOT_NEEDED, "a load ends where the first chunk is missing")
+
+
+def apply(_setting: Setting) -> str:
+    """End every load at its first missing chunk, and give the rest back to the staging pool."""
+    from lmcache.v1.cache_engine import LMCacheEngine
+    from lmcache.v1.storage_backend.storage_manager import StorageManager
+
+    ended = []
+    kind: Any
+    for kind in connectors():
+        if not _keeps_prefix(kind):
+            kind._batched_get_non_blocking = _read
+            ended.append(kind.__name__)
+    if not _layerwise_is_true():
+        replace_method(LMCacheEngine, "retrieve_layer", holes.layerwise)
+        ended.append("layerwise loads")
+    if not _plain_is_true():
+        replace_method(LMCacheEngine, "_process_tokens_internal", holes.plain)
+        replace_method(StorageManager, "batched_get", holes.collected)
+        ended.append("plain loads")
+    return f"ended at the first missing chunk: {', '.join(ended)}"
+
+
+async def _read(self: Any, lookup_id: str, keys: list[Any]) -> list[Any]:  # noqa: ARG001 - LMCache's
+    try:
+        return await read_prefix(self, keys)
+    except Exception as exc:  # noqa: BLE001 - a read that failed is a miss
+        get_logger().warning("pdkit-connector WARNING read failed: %s", describe(exc))
+        return []
+
+
+def _wrong() -> Iterable[str]:
+    for kind in connectors():
+        if not _keeps_prefix(kind):
+            yield f"{kind.__name__} gives the third as the second"
+    if not _layerwise_is_true():
+        yield "a layerwise load counts it as retrieved"
+    if not _plain_is_true():
+        yield "a plain load counts chunks that it did not load"
+
+
+def _keeps_prefix(kind: type) -> bool:
+    """Read three chunks, the second of which is gone, and look at what comes back."""
+    from lmcache.v1.storage_backend.connector import redis_connector
+
+    names = ("a", "b", "c")
+    store = {f"{name}{part}": name.encode() for name in "ac" for part in (METADATA, PAYLOAD)}
+    connector = idle_connector(kind, FakeRedis(store), _Pool())
+    real = redis_connector.RemoteMetadata
+    redis_connector.RemoteMetadata = SimpleNamespace(deserialize=lambda _text: _Pool.fact)
+    try:
+        read = connector.batched_get_non_blocking("probe", [named_key(name) for name in names])
+        found = run_aside(read)
+    finally:
+        redis_connector.RemoteMetadata = real
+    return [bytes(memory_obj.byte_array) for memory_obj in found] == [b"a"]
+
+
+class _Pool:
+    """A staging pool that never runs out."""
+
+    fact = SimpleNamespace(length=1, shapes=[], dtypes=[], shape=None, dtype=None, fmt=None)
+    config = None
+
+    def allocate(self, *_args: Any, **_kwargs: Any) -> Any:
+        return SimpleNamespace(
+            byte_array=bytearray(1), get_size=lambda: 1, ref_count_down=lambda: None
+        )
+
+
+def _plain_is_true() -> bool:
+    """Load three chunks, the second of which is gone; see whether the mask tells what came."""
+    import torch
+
+    engine = _engine_of_three()
+    mask = torch.zeros(3 * _CHUNK, dtype=torch.bool)
+    gone = [_memory_obj(), None, _memory_obj()]
+    engine.storage_manager = SimpleNamespace(
+        contains=lambda *_args, **_kwargs: "store",
+        get_block_mapping=lambda chunks: {"store": chunks},
+        non_allocator_backends=[],
+        batched_get=partial(holes.collected(lambda _manager, **_asked: gone), None),
+    )
+    with silent("lmcache.v1.cache_engine"):
+        chunks, _ = engine._process_tokens_internal([1] * 3 * _CHUNK, None, mask)
+    loaded = torch.zeros_like(mask)
+    for _, _, start, end in chunks:
+        loaded[start:end] = True
+    return bool((mask == loaded).all()) and not mask[_CHUNK:].any()
+
+
+def _layerwise_is_true() -> bool:
+    """Load three chunks by layer, the second of which is gone; look at the mask."""
+    engine = _engine_of_three()
+    short = SimpleNamespace(result=lambda: [_memory_obj()])
+    engine.storage_manager = SimpleNamespace(
+        contains=lambda *_args, **_kwargs: "store",
+        layerwise_batched_get=lambda keys, **_kwargs: iter([short] * len(keys)),
+    )
+    engine.gpu_connector = object.__new__(_layerwise_mover())
+    engine.gpu_connector.batched_to_gpu = partial(_take, engine.num_layers)
+    with silent("lmcache.v1.cache_engine"):
+        *_, mask = engine.retrieve_layer([1] * 3 * _CHUNK, req_id="probe")
+    return bool(mask[:_CHUNK].all()) and not mask[_CHUNK:].any()
+
+
+def _engine_of_three() -> Any:
+    engine = idle_engine()
+    infos = [(at * _CHUNK, (at + 1) * _CHUNK, named_key(str(at))) for at in range(3)]
+    engine.token_database = SimpleNamespace(process_tokens=lambda **_kwargs: iter(infos))
+    engine.lookup_cache, engine.lookup_pins = {}, {}
+    engine.remove_after_retrieve = False
+    return engine
+
+
+def _memory_obj() -> Any:
+    return SimpleNamespace(get_size=lambda: 1, ref_count_down=lambda: None, is_pinned=False)
+
+
+def _take(num_layers: int, _starts: Any, _ends: Any, **_kwargs: Any) -> Any:
+    for _ in range(num_layers + 2):
+        yield
+
+
+def _layerwise_mover() -> type:
+    """Return the class by which LMCache tells a layerwise mover."""
+    from lmcache.v1 import gpu_connector
+
+    module: Any = getattr(gpu_connector, "gpu_connectors", gpu_connector)
+    mover: type = module.VLLMPagedMemLayerwiseGPUConnector
+    return mover
+
+
+FIX = Fix(
+    id="B7",
+    title="a load with a hole puts KV under the wrong keys",
+    link="none",
+    reason=(
+        "When a chunk is evicted between lookup and load, the Redis connectors drop it from their "
+        "answer and LMCache pairs what is left with the keys in order: a chunk's tokens get a "
+        "later chunk's KV. A layerwise load, and up to 0.4.3 the plain one, also reports tokens as "
+        "retrieved that were never written. The fix ends each load at its first missing chunk."
+    ),
+    probe=probe,
+    apply=apply,
+)

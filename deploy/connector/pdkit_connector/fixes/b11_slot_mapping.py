@@ -1,0 +1,156 @@
+"""B11: a request with fewer slots than tokens ends the engine's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+from pdkit_connector.adapter_miniature import (
+    BLOCK,
+    CHUNK,
+    IdleEngine,
+    bind_request,
+    miniature,
+    quiet,
+    running_step,
+)
+from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.log import get_logger
+from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.setting import Setting
+from pdkit_connector.step_requests import of_step, running, unpin, without
+
+_CALLS = ("start_load_kv", "save_kv_layer", "wait_for_save")
+
+
+def probe(_setting: Setting) -> Finding:
+    """Show the worker a request with a slot too few, and the scheduler one that vLLM set back."""
+    asserting = [name for name in _CALLS if _asserts(name)]
+    if asserting:
+        return Finding(
+            Verdict.NEEDED, f"a slot too few is an AssertionError in {', '.join(asserting)}"
+        )
+    impl = miniature(client=object())
+    running_step(impl, 9, tracked=8, computed=BLOCK)
+    tracked = len(impl._request_trackers["probe"].token_ids)
+    if tracked != BLOCK + 1:
+        return Finding(Verdict.NEEDED, f"set back to {BLOCK} tokens, a request has {tracked}")
+    return Finding(Verdict.NOT_NEEDED, "such a request is neither loaded nor stored")
+
+
+def apply(_setting: Setting) -> str:
+    """Keep such requests from loads and stores, and the adapter's list in step with vLLM's."""
+    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+
+    replace_method(LMCacheConnectorV1Impl, "start_load_kv", _loading_none)
+    replace_method(LMCacheConnectorV1Impl, "save_kv_layer", _saving_none)
+    replace_method(LMCacheConnectorV1Impl, "wait_for_save", _waiting_for_none)
+    replace_method(LMCacheConnectorV1Impl, "build_connector_meta", _set_back)
+    return "such a request is not stored, and computed where it was to be loaded"
+
+
+def _desynced(request: Any) -> bool:
+    return len(request.slot_mapping) != len(request.token_ids)
+
+
+def _loading_none(load: Callable[..., None]) -> Callable[..., None]:
+    @wraps(load)
+    def start_load_kv(self: Any, *args: Any, **kwargs: Any) -> None:
+        for request in of_step(self):
+            if _desynced(request):
+                _report(self, request)
+                request.load_spec = None
+        load(self, *args, **kwargs)
+
+    return start_load_kv
+
+
+def _report(impl: Any, request: Any) -> None:
+    """Tell vLLM that nothing was loaded from the first block on that was to be."""
+    get_logger().error(
+        "pdkit-connector ERROR request %s has %d slots for %d tokens; not loaded, not stored",
+        request.req_id,
+        len(request.slot_mapping),
+        len(request.token_ids),
+    )
+    spec = request.load_spec
+    if spec is None or not spec.can_load:
+        return
+    slots = request.slot_mapping[spec.vllm_cached_tokens : spec.lmcache_cached_tokens]
+    if len(slots) == 0:
+        slots = request.slot_mapping[-1:]
+    if len(slots) == 0:
+        # Without a block to name, vLLM would take unwritten KV for loaded.
+        raise RuntimeError(f"request {request.req_id} is to be loaded and has no slots")
+    impl._invalid_block_ids.update(slot // impl._block_size for slot in slots.tolist())
+
+
+def _saving_none(save: Callable[..., None]) -> Callable[..., None]:
+    @wraps(save)
+    def save_kv_layer(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.use_layerwise:
+            return save(self, *args, **kwargs)
+        with without(self, _desynced):
+            return save(self, *args, **kwargs)
+
+    return save_kv_layer
+
+
+def _waiting_for_none(wait: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(wait)
+    def wait_for_save(self: Any) -> None:
+        with without(self, _desynced) as taken:
+            wait(self)
+        unpin(self, taken)
+
+    return wait_for_save
+
+
+def _set_back(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Shorten the adapter's list of a request's tokens where vLLM gave some up.
+
+    A load that fails sets a request back. Where the adapter then adds the same tokens once more,
+    its list has more tokens than slots.
+    """
+
+    @wraps(build)
+    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
+        for _, request, tracker in running(self, scheduler_output):
+            if (computed := request.num_computed_tokens) < len(tracker.token_ids):
+                tracker.token_ids = list(request.all_token_ids[:computed])
+                tracker.num_saved_tokens = min(tracker.num_saved_tokens, computed)
+        return build(self, scheduler_output)
+
+    return build_connector_meta
+
+
+def _asserts(name: str) -> bool:
+    """Tell whether a call of the worker's meets a slot too few with an assertion."""
+    impl = miniature(engine=IdleEngine(), use_layerwise=name == "save_kv_layer")
+    bind_request(impl, slots=2 * CHUNK - 1, save=0, load=2 * CHUNK)
+    arguments = {
+        "start_load_kv": (SimpleNamespace(attn_metadata=object()),),
+        "save_kv_layer": ("layer", None, None),
+    }
+    try:
+        with quiet():
+            getattr(impl, name)(*arguments.get(name, ()))
+    except AssertionError:
+        return True
+    return False
+
+
+FIX = Fix(
+    id="B11",
+    title="a request with fewer slots than tokens ends the engine's core",
+    link="https://github.com/LMCache/LMCache/issues/2327",
+    reason=(
+        "The adapter's list of a request's tokens can outgrow its list of blocks, as when vLLM "
+        "sets a request back after a failed load. The worker meets that with an assertion that "
+        "ends the engine's core, although only one request's cache is concerned."
+    ),
+    probe=probe,
+    apply=apply,
+)

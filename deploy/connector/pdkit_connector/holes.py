@@ -1,0 +1,147 @@
+"""What LMCache's engine does with a load that has a hole: only what came before it counts.
+
+The engine's mask of retrieved tokens is what vLLM is told, so it must be true of every token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from pdkit_connector.layer_steps import Steps, retrieve_steps
+from pdkit_connector.log import get_logger
+from pdkit_connector.redis_reads import release
+from pdkit_connector.registry import describe
+
+Chunk = tuple[Any, Any, int, int]
+
+_WATCHED = "_pdkit_counts_objects"
+_of_thread = threading.local()
+
+
+def plain(process: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an engine's plain load: the mask is that of the chunks, the rest is given back."""
+
+    @wraps(process)
+    def load(self: Any, tokens: Any, mask: Any, ret_mask: Any, **kwargs: Any) -> Any:
+        with _collecting("fetched") as fetched:
+            chunks, size = process(self, tokens, mask, ret_mask, **kwargs)
+        if all(memory_obj is not None for memory_obj in fetched):
+            return chunks, size
+        kept = contiguous(chunks, ret_mask)
+        ret_mask[:] = False
+        for _, _, start, end in kept:
+            ret_mask[start:end] = True
+        used = {id(memory_obj) for _, memory_obj, _, _ in kept}
+        release(obj for obj in fetched if id(obj) not in used)
+        return kept, sum(memory_obj.get_size() for _, memory_obj, _, _ in kept)
+
+    return load
+
+
+def collected(batched_get: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a storage manager's read so that `plain` sees what it returned."""
+
+    @wraps(batched_get)
+    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        memory_objs = batched_get(self, *args, **kwargs)
+        fetched = getattr(_of_thread, "fetched", None)
+        if fetched is not None:
+            fetched.extend(memory_objs)
+        return memory_objs
+
+    return get
+
+
+def contiguous(chunks: Sequence[Chunk], ret_mask: Any) -> list[Chunk]:
+    """Return the chunks from the mask's first token on, up to the first gap."""
+    kept: list[Chunk] = []
+    masked = ret_mask.nonzero()
+    until = int(masked[0]) if len(masked) else None
+    for chunk in sorted(chunks, key=lambda chunk: chunk[2]):
+        if chunk[2] != until:
+            break
+        kept.append(chunk)
+        until = chunk[3]
+    return kept
+
+
+def layerwise(retrieve_layer: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Wrap a layerwise load: a chunk that lacks any layer, and all behind it, is not retrieved."""
+
+    @wraps(retrieve_layer)
+    def load(self: Any, tokens: Any, mask: Any = None, **kwargs: Any) -> Steps:
+        _count_objects(self.gpu_connector)
+        steps = retrieve_layer(self, tokens, mask, **kwargs)
+        cuts: list[int] = []
+        for taken in itertools.count(1):
+            # Requests' loads are interleaved: what this step starts is this load's own.
+            with _collecting("cuts", cuts):
+                try:
+                    step = next(steps)
+                except StopIteration:
+                    return
+            if cuts and taken == retrieve_steps(self.num_layers):
+                # A copy: the engine's own may be an inference tensor, which nobody may change.
+                step = step.clone()
+                step[min(cuts) :] = False
+            yield step
+
+    return load
+
+
+def _count_objects(mover: Any) -> None:
+    if mover is not None and not hasattr(mover.batched_to_gpu, _WATCHED):
+        mover.batched_to_gpu = _counted(mover.batched_to_gpu)
+
+
+def _counted(batched_to_gpu: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Note where the first missing chunk begins in any layer sent to a mover."""
+
+    @wraps(batched_to_gpu)
+    def move(starts: Sequence[int], ends: Sequence[int], **kwargs: Any) -> Steps:
+        steps = batched_to_gpu(starts, ends, **kwargs)
+        cuts: list[int] | None = getattr(_of_thread, "cuts", None)
+        return steps if cuts is None else _noting(steps, starts, cuts)
+
+    setattr(move, _WATCHED, True)
+    return move
+
+
+def _noting(steps: Steps, starts: Sequence[int], cuts: list[int]) -> Steps:
+    step = next(steps)
+    while True:
+        sent: Any = yield step
+        short = sent is not None and len(sent) < len(starts)
+        if short:
+            cuts.append(starts[len(sent)])
+        try:
+            step = steps.send(sent)
+        except StopIteration:
+            return
+        except Exception as exc:
+            if not short:
+                raise
+            # A mover may refuse a short list. Nothing is loaded then, and the engine goes on, to
+            # give back what it has read.
+            get_logger().warning("pdkit-connector WARNING nothing loaded: %s", describe(exc))
+            cuts.append(starts[0])
+            break
+    while True:
+        yield
+
+
+@contextmanager
+def _collecting(name: str, into: list[Any] | None = None) -> Iterator[list[Any]]:
+    """Let what runs inside, in this thread, append to the list of that name."""
+    into = [] if into is None else into
+    outer = getattr(_of_thread, name, None)
+    setattr(_of_thread, name, into)
+    try:
+        yield into
+    finally:
+        setattr(_of_thread, name, outer)

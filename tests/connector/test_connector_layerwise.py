@@ -1,0 +1,201 @@
+"""Layerwise mode of the installed LMCache with its fixes, driven as vLLM's worker drives it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+from lmcache.v1.cache_engine import LMCacheEngine
+from pdkit_connector.fixes import b02a_stale_storers as b02a
+from pdkit_connector.fixes import b02b_frozen_store as b02b
+from pdkit_connector.fixes import b02c_unhealthy_store as b02c
+from pdkit_connector.fixes import b02d_retrieve_miss as b02d
+from pdkit_connector.fixes import b02e_unhealthy_retrieve as b02e
+from pdkit_connector.fixes import b02f_unpin as b02f
+from pdkit_connector.fixes import b02g_storer_errors as b02g
+from pdkit_connector.fixes import b18_layerwise_shortfall as b18
+from pdkit_connector.layer_steps import idle_adapter, idle_engine
+from pdkit_connector.log import get_logger
+from pdkit_connector.registry import State, Verdict, apply_fix
+from pdkit_connector.setting import Setting
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
+
+from layerwise_engine import Worker, filled, make_engine, request
+from layerwise_sequences import SEQUENCES, Model
+
+ALL = (b02a, b02b, b02c, b02d, b02e, b02f, b18, b02g)
+NO_ENGINE = Setting()
+
+
+@pytest.fixture
+def untouched(restored):
+    """Put back after the test whatever a layerwise fix replaces."""
+    restored(LMCacheEngine, "store_layer", "retrieve_layer")
+    restored(LMCacheConnectorV1Impl, "wait_for_save", "get_finished")
+    restored(LMCacheConnectorV1Impl, "get_block_ids_with_load_errors")
+
+
+@pytest.fixture
+def fixed(untouched):
+    for module in sorted(ALL, key=lambda module: module.FIX.order):
+        assert apply_fix(module.FIX, NO_ENGINE).state in (State.APPLIED, State.NOT_NEEDED)
+
+
+@pytest.fixture
+def engine():
+    engine = make_engine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Return the lines that the connector logs."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    monkeypatch.setattr(get_logger(), "handlers", [handler])
+    return lines
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda sequence: sequence.__name__)
+def test_a_worker_lives_through(fixed, engine, sequence):
+    sequence(engine)
+
+
+def test_the_sequences_can_tell_wrong_kv(fixed, engine, monkeypatch):
+    swapped = {0: 1, 1: 0, 2: 2}
+    layer = Model.layer
+    monkeypatch.setattr(Model, "layer", lambda self, index: layer(self, swapped[index]))
+    with pytest.raises(AssertionError, match="wrong KV in layer"):
+        SEQUENCES[0](engine)
+
+
+def test_a_failed_store_is_logged_once_and_names_its_request(fixed, engine, log):
+    engine.gpu_connector.fails_at = (0, 0)
+    Worker(engine).step(request("a", 16), request("b", 16, first_slot=32, seed=1))
+    assert log == [
+        "pdkit-connector ERROR layerwise store of request a dropped: "
+        "RuntimeError: no copy of layer 0"
+    ]
+
+
+def test_a_failed_store_gives_its_memory_back(fixed, engine, log):
+    pool = engine.storage_manager.allocator_backend.memory_allocator
+    engine.gpu_connector.fails_at = (1, 0)
+    worker = Worker(engine)
+    worker.step(request("a", 16))
+    # Layer 0 was stored before layer 1 failed; the rest is free again.
+    layer = pool.pin_allocator.total_allocated_size
+    for seed in range(1, 5):
+        worker.step(request("a", 16, seed=seed))
+    assert pool.pin_allocator.total_allocated_size == 5 * layer
+    assert len(log) == 5
+
+
+def test_whoever_loops_over_a_store_still_sees_its_end_and_its_error(fixed, engine):
+    store = engine.store_layer([1] * 8, slot_mapping=request("a", 8).slot_mapping, req_id="a")
+    assert len(list(store)) == engine.num_layers + 1
+    engine.gpu_connector.fails_at = (0, 0)
+    with pytest.raises(RuntimeError, match="no copy"):
+        list(engine.store_layer([2] * 8, slot_mapping=request("a", 8).slot_mapping, req_id="a"))
+
+
+def test_an_error_of_a_load_is_not_hidden_by_the_mend_of_stores(untouched, monkeypatch):
+    def raising(self, tokens, mask=None, **kwargs):
+        yield
+        raise ConnectionError("lost")
+
+    monkeypatch.setattr(LMCacheEngine, "retrieve_layer", raising)
+    b02g.FIX.apply(NO_ENGINE)
+    load = idle_engine().retrieve_layer([1])
+    next(load)
+    with pytest.raises(ConnectionError):
+        next(load)
+    with pytest.raises(StopIteration):
+        next(load)
+
+
+def test_an_error_of_a_load_fails_its_blocks_alone(fixed, engine, log, monkeypatch):
+    worker = Worker(engine)
+    filled(engine, 0, 16)
+    worker.step(request("a", 16))
+    get = engine.storage_manager.layerwise_batched_get
+    calls = []
+
+    def lost_first(keys, **kwargs):
+        calls.append(keys)
+        if len(calls) == 1:
+            raise ConnectionError("lost")
+        return get(keys, **kwargs)
+
+    monkeypatch.setattr(engine.storage_manager, "layerwise_batched_get", lost_first)
+    loads = [
+        request(req_id, 16, first_slot=slot, saved=None, load=(0, 16))
+        for req_id, slot in (("b", 32), ("c", 64))
+    ]
+    assert worker.step(*loads) == {8, 9, 10, 11}
+    assert engine.gpu_connector.kv[:, 64:80].all()
+    assert log == ["pdkit-connector ERROR layerwise load failed: ConnectionError: lost"]
+
+
+def test_stale_storers_are_dropped_even_where_the_end_of_a_step_fails():
+    class Adapter:
+        def wait_for_save(self):
+            self.seen = list(self.layerwise_storers)
+            raise ValueError("end")
+
+    adapter = Adapter()
+    with pytest.raises(ValueError, match="end"):
+        b02a._cleared(Adapter.wait_for_save)(adapter)
+    assert (adapter.seen, adapter.layerwise_storers) == ([], [])
+
+
+def test_a_short_miss_is_not_taken_for_an_unhealthy_engine(untouched, monkeypatch):
+    def same(self, tokens, mask=None, **kwargs):
+        yield from [None] * 4
+
+    monkeypatch.setattr(LMCacheEngine, "retrieve_layer", same)
+    assert b02e.FIX.probe(NO_ENGINE).verdict is Verdict.NOT_NEEDED
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_consumer"])
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_pins_are_released_once_and_only_for_who_is_done(fixed, role, layerwise):
+    released = []
+    engine = idle_engine()
+    engine.lookup_pins = dict.fromkeys(("running", "aborted", "waiting"))
+
+    def unpin(req_id):
+        if req_id in engine.lookup_pins:
+            del engine.lookup_pins[req_id]
+            released.append(req_id)
+
+    engine.lookup_unpin = unpin
+    worker = Worker(engine, role=role)
+    worker.adapter.use_layerwise, worker.adapter.config = layerwise, None
+    worker.begin(request("running", 16, saved=None))
+    worker.end({"aborted"})
+    worker.begin()
+    worker.end({"aborted", "running"})
+    assert sorted(released) == ["aborted", "running"]
+    assert list(engine.lookup_pins) == ["waiting"]
+
+
+def test_an_adapter_without_an_engine_has_nothing_to_release(fixed):
+    adapter = idle_adapter(SimpleNamespace(num_layers=1))
+    adapter._manager.lmcache_engine = None
+    assert adapter.get_finished({"a"}) == (None, None)
+    adapter.wait_for_save()
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_probes_leave_the_loggers_on(untouched, module):
+    module.FIX.probe(NO_ENGINE)
+    names = "lmcache.v1.cache_engine", "lmcache.integration.vllm.vllm_v1_adapter", "pdkit_connector"
+    assert not any(logging.getLogger(name).disabled for name in names)

@@ -1,0 +1,400 @@
+"""What goes into the remote store and what is refused: B1, B3, B5, B10 and B20."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lmcache import utils
+from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
+from lmcache.v1 import protocol
+from lmcache.v1.memory_allocators.buffer_allocator import BufferAllocator
+from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
+from pdkit_connector.errors import UnsupportedSetting
+from pdkit_connector.fixes import (
+    b01_metadata_packing,
+    b03_key_layer,
+    b05_layerwise_remote,
+    b10_serde_guard,
+    b20_kv_groups,
+)
+from pdkit_connector.registry import State, apply_fix
+from pdkit_connector.setting import Setting
+
+NO_ENGINE = Setting()
+LAYER = torch.Size((4, 2, 16))
+CHUNK = torch.Size((2, 3, 4, 16))
+OTHER = torch.Size((2, 1, 4, 8))
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+@pytest.fixture
+def groups(restored, monkeypatch):
+    """Return a function that sets the number of groups; what fixes replace is put back after."""
+    restored(protocol.RemoteMetadata, "serialize", "serialize_into")
+    monkeypatch.setattr(
+        protocol.RemoteMetadata, "deserialize", staticmethod(protocol.RemoteMetadata.deserialize)
+    )
+    restored(protocol, "REMOTE_METADATA_FMT", "REMOTE_METADATA_BYTES")
+    return protocol.init_remote_metadata_info
+
+
+def chunk(shapes: list[torch.Size], dtypes: list, fmt=MemoryFormat.KV_2LTD):
+    return protocol.RemoteMetadata(99, shapes, dtypes, fmt)
+
+
+def compressed(length: int = 99):
+    obj = BytesBufferMemoryObj(bytes(length))
+    return chunk([obj.get_shape()], [], obj.get_memory_format())
+
+
+def packed_both_ways(metadata) -> bytes:
+    into = bytearray(protocol.get_remote_metadata_bytes())
+    metadata.serialize_into(into)
+    assert bytes(into) == metadata.serialize()
+    return bytes(into)
+
+
+# B1
+
+
+def test_b1_is_needed_once_and_leaves_the_groups_alone(groups):
+    groups(3)
+    before = protocol.REMOTE_METADATA_FMT
+    assert apply_fix(b01_metadata_packing.FIX, NO_ENGINE).state is State.APPLIED
+    assert apply_fix(b01_metadata_packing.FIX, NO_ENGINE).state is State.NOT_NEEDED
+    assert before == protocol.REMOTE_METADATA_FMT
+
+
+@pytest.mark.parametrize(
+    ("count", "metadata"),
+    [
+        (1, chunk([CHUNK], [BF16])),
+        (1, chunk([LAYER], [BF16], MemoryFormat.KV_T2D)),
+        (2, chunk([CHUNK, OTHER], [BF16, FP8])),
+    ],
+)
+def test_b1_changes_no_byte_that_was_right(groups, count, metadata):
+    groups(count)
+    before = packed_both_ways(metadata)
+    b01_metadata_packing.apply(NO_ENGINE)
+    assert packed_both_ways(metadata) == before
+    assert protocol.RemoteMetadata.deserialize(before) == metadata
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_b1_never_invents_a_dtype(groups, count):
+    groups(count)
+    b01_metadata_packing.apply(NO_ENGINE)
+    packed = packed_both_ways(compressed())
+    length, fmt, *records = struct.unpack("i" * (2 + 5 * count), packed)
+    assert (length, fmt) == (99, MemoryFormat.BINARY_BUFFER.value)
+    assert records == [0, 99, 0, 0, 0, *[0] * 5 * (count - 1)]
+    read = protocol.RemoteMetadata.deserialize(packed)
+    assert (read.shapes, read.dtypes) == ([torch.Size((99, 0, 0, 0))], [None])
+
+
+def test_an_engine_without_b1_reads_compressed_bytes_of_one_with_it(groups):
+    groups(2)
+    unfixed = protocol.RemoteMetadata.deserialize
+    b01_metadata_packing.apply(NO_ENGINE)
+    read = unfixed(compressed().serialize())
+    obj = BufferAllocator().allocate(read.shapes, read.dtypes, read.fmt)
+    assert len(obj.byte_array) == 99
+
+
+def test_b1_reads_what_an_engine_wrote_that_filled_in_a_dtype(groups):
+    groups(1)
+    guessed = chunk([torch.Size((99, 0, 0, 0))], [BF16], MemoryFormat.BINARY_BUFFER).serialize()
+    b01_metadata_packing.apply(NO_ENGINE)
+    read = protocol.RemoteMetadata.deserialize(guessed)
+    assert (read.length, read.fmt) == (99, MemoryFormat.BINARY_BUFFER)
+    obj = BufferAllocator().allocate(read.shapes, read.dtypes, read.fmt)
+    assert len(obj.byte_array) == 99
+
+
+def test_b1_replaces_a_dtype_that_the_installed_code_fills_in(groups, monkeypatch):
+    """The pair of images that ran with such a patch gets the same bytes as every other pair."""
+    prepare = protocol.RemoteMetadata._prepare_params
+
+    def filling(self):
+        dtypes = self.dtypes + [BF16] * (len(self.shapes) - len(self.dtypes))
+        return prepare(chunk(self.shapes, dtypes, self.fmt))
+
+    monkeypatch.setattr(protocol.RemoteMetadata, "_prepare_params", filling)
+    monkeypatch.setattr(BytesBufferMemoryObj, "get_dtypes", lambda _self: [])
+    outcome = apply_fix(b01_metadata_packing.FIX, NO_ENGINE)
+    assert outcome.state is State.APPLIED
+    assert "bfloat16" in outcome.evidence
+    groups(1)
+    assert protocol.RemoteMetadata.deserialize(compressed().serialize()).dtypes == [None]
+
+
+def test_b1_drops_only_empty_records_at_the_end(groups):
+    groups(3)
+    b01_metadata_packing.apply(NO_ENGINE)
+    empty = torch.Size((0, 0, 0, 0))
+    raw = struct.pack("i" * 17, 99, 1, 3, *CHUNK, 0, *empty, 7, *OTHER)
+    assert len(protocol.RemoteMetadata.deserialize(raw).shapes) == 3
+    raw = struct.pack("i" * 17, 99, 1, 3, *CHUNK, 0, *empty, 0, *OTHER)
+    assert len(protocol.RemoteMetadata.deserialize(raw).shapes) == 3
+    raw = struct.pack("i" * 17, 99, 1, *[0] * 15)
+    assert len(protocol.RemoteMetadata.deserialize(raw).shapes) == 1
+    raw = struct.pack("i" * 17, 99, 1, 3, *CHUNK, 3, *empty, 0, *empty)
+    assert protocol.RemoteMetadata.deserialize(raw).dtypes == [BF16, BF16]
+
+
+def test_b1_still_refuses_what_makes_no_sense(groups):
+    groups(1)
+    b01_metadata_packing.apply(NO_ENGINE)
+    with pytest.raises(ValueError, match="zip"):
+        chunk([CHUNK], [BF16, BF16]).serialize()
+    with pytest.raises(struct.error):
+        chunk([CHUNK, CHUNK], [BF16, BF16]).serialize()
+    with pytest.raises(struct.error):
+        protocol.RemoteMetadata.deserialize(b"short")
+
+
+# B5
+
+
+@pytest.fixture
+def four_only(groups, monkeypatch):
+    """Make the installed release one that packs four dimensions only."""
+
+    def four(shape):
+        assert len(shape) == 4, "Shape dimension should be 4"
+        return list(shape)
+
+    monkeypatch.setattr(protocol, "pad_shape_to_4d", four)
+    monkeypatch.setattr(protocol, "strip_shape_padding", lambda dims, _fmt: torch.Size(dims))
+    return groups
+
+
+def test_b5_is_not_needed_on_the_installed_release(groups):
+    groups(1)
+    assert apply_fix(b05_layerwise_remote.FIX, NO_ENGINE).state is State.NOT_NEEDED
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_b5_and_b1_together_in_any_order(four_only, order):
+    for fix in (b01_metadata_packing.FIX, b05_layerwise_remote.FIX)[::order]:
+        assert apply_fix(fix, NO_ENGINE).state is State.APPLIED
+    for count in (1, 2):
+        four_only(count)
+        for metadata in (
+            chunk([LAYER], [BF16], MemoryFormat.KV_T2D),
+            chunk([torch.Size((7,))], [FP8], MemoryFormat.KV_2TD),
+            chunk([CHUNK], [BF16]),
+        ):
+            packed = packed_both_ways(metadata)
+            assert protocol.RemoteMetadata.deserialize(packed) == metadata
+        read = protocol.RemoteMetadata.deserialize(compressed().serialize())
+        assert read.shapes == [torch.Size((99, 0, 0, 0))]
+
+
+def test_b5_writes_the_bytes_that_later_releases_write(groups, monkeypatch):
+    groups(1)
+    later = chunk([LAYER], [BF16], MemoryFormat.KV_T2D).serialize()
+    monkeypatch.setattr(protocol, "pad_shape_to_4d", list)
+    b05_layerwise_remote.apply(NO_ENGINE)
+    assert chunk([LAYER], [BF16], MemoryFormat.KV_T2D).serialize() == later
+
+
+def test_b5_refuses_five_dimensions_as_before(four_only):
+    four_only(1)
+    b05_layerwise_remote.apply(NO_ENGINE)
+    with pytest.raises(AssertionError, match="should be 4"):
+        chunk([torch.Size((1, 2, 3, 4, 5))], [BF16]).serialize()
+
+
+# B3
+
+
+def key(**more) -> CacheEngineKey:
+    facts = {"model_name": "m", "world_size": 1, "worker_id": 0, "chunk_hash": 0x12}
+    return CacheEngineKey(**{**facts, "dtype": BF16, **more})
+
+
+def test_b3_is_not_needed_on_the_installed_release():
+    assert apply_fix(b03_key_layer.FIX, NO_ENGINE).state is State.NOT_NEEDED
+
+
+def test_b3_reads_layers_in_every_module_that_reads_keys(monkeypatch):
+    def looks_at_the_dtype(text):
+        kind = LayerCacheEngineKey if text.split("@")[4].isdigit() else CacheEngineKey
+        return kind.from_string(text)
+
+    monkeypatch.setattr(utils, "parse_cache_key", looks_at_the_dtype)
+    monkeypatch.setattr(protocol, "parse_cache_key", looks_at_the_dtype)
+    outcome = apply_fix(b03_key_layer.FIX, NO_ENGINE)
+    assert outcome.state is State.APPLIED, outcome.evidence
+    for tags in (None, {"lmcache.tag.9": "1"}, {"lmcache.tag.a": "1", "lmcache.tag.b": "2%3"}):
+        whole = key(request_configs=tags)
+        for expected in (whole, *whole.split_layers(101)):
+            for parse in (utils.parse_cache_key, protocol.parse_cache_key):
+                read = parse(f" {expected.to_string()}  ")
+                assert type(read) is type(expected)
+                assert read == expected
+    with pytest.raises(ValueError, match="Invalid key"):
+        utils.parse_cache_key("m@1@0")
+    with pytest.raises(ValueError, match="Invalid key"):
+        utils.parse_cache_key("m@1@0@12@bfloat16@-3")
+
+
+# B10
+
+
+def engine(**settings) -> Setting:
+    facts = {"remote_serde": "naive", "enable_async_loading": False, "use_layerwise": False}
+    values = {f"lmcache.{name}": value for name, value in {**facts, **settings}.items()}
+    return Setting(engine=True, extra_config=values)
+
+
+@pytest.mark.parametrize("reader", ["enable_async_loading", "use_layerwise"])
+@pytest.mark.parametrize("on", [True, "true", "True"])
+def test_b10_refuses_compression_that_is_never_undone(reader, on):
+    with pytest.raises(UnsupportedSetting, match=f"cachegen with {reader}"):
+        apply_fix(b10_serde_guard.FIX, engine(remote_serde="cachegen", **{reader: on}))
+
+
+@pytest.mark.parametrize("settings", [{}, {"enable_async_loading": "false"}])
+def test_b10_lets_compression_run_with_plain_loads(settings):
+    outcome = apply_fix(b10_serde_guard.FIX, engine(remote_serde="cachegen", **settings))
+    assert outcome.state is State.GUARDED
+
+
+@pytest.mark.parametrize("serde", ["naive", "kivi"])
+def test_b10_does_not_concern_serializers_that_change_nothing(serde):
+    setting = engine(remote_serde=serde, enable_async_loading=True, use_layerwise=True)
+    assert apply_fix(b10_serde_guard.FIX, setting).state is State.NOT_APPLICABLE
+
+
+def test_b10_without_an_engine_only_tells():
+    assert apply_fix(b10_serde_guard.FIX, NO_ENGINE).state is State.GUARDED
+
+
+# B20
+
+
+def full(heads: int = 2):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    return FullAttentionSpec(block_size=16, num_kv_heads=heads, head_size=8, dtype=BF16)
+
+
+def sliding():
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    return SlidingWindowSpec(
+        block_size=16, num_kv_heads=2, head_size=8, dtype=BF16, sliding_window=32
+    )
+
+
+def references():
+    from vllm.v1.kv_cache_interface import RSWASpec
+
+    return RSWASpec(block_size=16, num_kv_heads=2, head_size=8, dtype=BF16, rswa_window=32)
+
+
+def mamba():
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    return MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(BF16,))
+
+
+def planned(**layers):
+    """Return the groups that vLLM makes for a connector that it gives one block table."""
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+
+    plan = SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=True),
+        kv_transfer_config=None,
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+        cache_config=SimpleNamespace(hisparse_config=None),
+    )
+    return get_kv_cache_groups(plan, dict(layers))
+
+
+def serving(groups) -> Setting:
+    specs = tuple(type(group.kv_cache_spec).__name__ for group in groups)
+    return Setting(
+        engine=True,
+        kv_cache_specs=specs,
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+    )
+
+
+def state(groups) -> State:
+    return apply_fix(b20_kv_groups.FIX, serving(groups)).state
+
+
+def test_vllm_counts_the_connector_among_those_with_one_block_table():
+    from pdkit_connector.connector import PatchedLMCacheConnector
+    from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
+
+    assert not supports_hma(PatchedLMCacheConnector)
+
+
+def test_b20_lets_full_attention_run_and_windows_that_vllm_merged_with_it():
+    assert state(planned(a=full(), b=full())) is State.NOT_APPLICABLE
+    assert state(planned(a=full(), b=sliding())) is State.NOT_APPLICABLE
+    assert state(planned(a=full(), b=full(heads=4))) is State.NOT_APPLICABLE
+
+
+def test_vllm_refuses_mamba_beside_attention_itself():
+    with pytest.raises(ValueError, match="one unified type"):
+        planned(a=full(), b=mamba())
+
+
+def test_b20_refuses_a_group_with_blocks_that_are_no_tokens():
+    for spec in (sliding(), references(), mamba()):
+        with pytest.raises(UnsupportedSetting, match=f"holds {type(spec).__name__}"):
+            state(planned(a=spec, b=spec))
+
+
+def test_b20_refuses_several_groups_and_none():
+    two = [*planned(a=full()), *planned(b=full(heads=4))]
+    with pytest.raises(UnsupportedSetting, match="2 KV cache groups"):
+        state(two)
+    with pytest.raises(UnsupportedSetting, match="0 KV cache groups"):
+        state([])
+
+
+def test_b20_looks_into_a_group_of_unequal_layers():
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
+
+    def group(**layers):
+        return [KVCacheGroupSpec(list(layers), UniformTypeKVCacheSpecs(16, layers))]
+
+    assert state(group(a=full(), b=full(heads=4))) is State.NOT_APPLICABLE
+    with pytest.raises(UnsupportedSetting, match="SlidingWindowSpec"):
+        state(group(a=full(), b=sliding()))
+
+
+def test_b20_without_an_engine_only_tells():
+    assert apply_fix(b20_kv_groups.FIX, NO_ENGINE).state is State.GUARDED
+
+
+def test_vllm_holds_its_null_block_where_a_window_has_passed():
+    """The table that the adapter would take for KV: B20's reason, seen in vLLM's own manager."""
+    from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+
+    null, last = SimpleNamespace(block_id=0), SimpleNamespace(block_id=7)
+    pool = SimpleNamespace(
+        null_block=null, hash_block_size=16, get_cached_block=lambda _hash, _groups: [last]
+    )
+    found = SlidingWindowManager.find_longest_cache_hit(
+        block_hashes=[b"1", b"2", b"3", b"4"],
+        max_length=64,
+        kv_cache_group_ids=[0],
+        block_pool=pool,
+        kv_cache_spec=sliding(),
+        drop_eagle_block=False,
+        alignment_tokens=16,
+    )
+    tables = found[0]
+    assert [block.block_id for block in tables[0]] == [0, 0, 7, 7]

@@ -1,0 +1,100 @@
+"""B7: with the second of three chunks gone, no token may get, or be said to have, another's KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lmcache_objects import CHUNK, chunk, config, key, metadata, remote_backend
+from redis_path import client, engine, fill_of, on_loop, store
+
+KEYS = 3
+TOKENS = [1] * KEYS * CHUNK
+
+# More loads than the pool has room for: each must give back all that it does not return.
+LOADS = 600
+
+
+def cell() -> None:
+    pool_settings = config(max_local_cpu_size=0.001, blocking_timeout_secs=5)
+    backend = remote_backend(pool_settings, metadata())
+    keys = [key(number) for number in range(1, KEYS + 1)]
+    hold_the_order(backend, keys)
+    tell_the_truth(backend, keys)
+    tell_the_truth_by_layer(backend, keys)
+
+
+def hold_the_order(backend: Any, keys: list[Any]) -> None:
+    """Read as asynchronous loading does, which pairs keys and answers in order."""
+    redis = client()
+    store(backend, keys)
+    redis.delete(keys[1].to_string() + "metadata", keys[1].to_string() + "kv_bytes")
+    assert (found := read(backend, keys)) == [1], f"keys 1, 2, 3 get the KV of {found}"
+    store(backend, keys)
+    for _ in range(LOADS):
+        redis.delete(keys[1].to_string() + "kv_bytes")
+        assert read(backend, keys) == [1]
+        redis.set(keys[1].to_string() + "metadata", redis.get(keys[0].to_string() + "metadata"))
+
+
+def read(backend: Any, keys: list[Any]) -> list[int]:
+    found = on_loop(backend, backend.batched_get_non_blocking("request", keys))
+    fills = [fill_of(memory_obj) for memory_obj in found]
+    for memory_obj in found:
+        memory_obj.ref_count_down()
+    return fills
+
+
+def tell_the_truth(backend: Any, keys: list[Any]) -> None:
+    """Read as a plain load does; the mask must be that of the chunks that came."""
+    redis = client()
+    store(backend, keys)
+    for _ in range(LOADS):
+        redis.delete(keys[1].to_string() + "kv_bytes")
+        mask = torch.zeros(len(TOKENS), dtype=torch.bool)
+        chunks, _ = engine(backend, keys)._process_tokens_internal(TOKENS, None, mask, req_id="a")
+        loaded = torch.zeros_like(mask)
+        for _, memory_obj, start, end in chunks:
+            assert fill_of(memory_obj) == start // CHUNK + 1
+            loaded[start:end] = True
+            memory_obj.ref_count_down()
+        assert torch.equal(mask, loaded), "the mask has tokens that were not loaded"
+        redis.set(keys[1].to_string() + "metadata", redis.get(keys[0].to_string() + "metadata"))
+
+
+def tell_the_truth_by_layer(backend: Any, keys: list[Any]) -> None:
+    """Read as a layerwise load does, with only one layer of the second chunk gone."""
+    redis = client()
+    loader = engine(backend, keys)
+    by_layer = [one.split_layers(loader.num_layers) for one in keys]
+    for fill, layers in enumerate(by_layer, 1):
+        for layer_key in layers:
+            on_loop(backend, backend.connection.put(layer_key, chunk(backend, fill)))
+    redis.delete(by_layer[1][1].to_string() + "kv_bytes")
+    # What vLLM's slots hold, one row a layer.
+    slots = torch.zeros(loader.num_layers, len(TOKENS))
+    loader.gpu_connector = mover(slots)
+    slot_mapping = torch.arange(len(TOKENS))
+    *_, mask = loader.retrieve_layer(TOKENS, req_id="a", slot_mapping=slot_mapping)
+    expected = torch.arange(len(TOKENS)) // CHUNK + 1
+    assert (slots[:, mask] == expected[mask]).all(), "tokens in the mask have other tokens' KV"
+
+
+def mover(slots: torch.Tensor) -> Any:
+    """Return a mover that pairs chunks and objects as LMCache's movers on GPUs do."""
+    from lmcache.v1 import gpu_connector
+
+    module = getattr(gpu_connector, "gpu_connectors", gpu_connector)
+
+    class Mover(module.VLLMPagedMemLayerwiseGPUConnector):
+        def __init__(self) -> None:
+            pass
+
+        def batched_to_gpu(self, starts, ends, **_kwargs):
+            for row in slots:
+                for start, end, obj in zip(starts, ends, (yield), strict=False):
+                    row[start:end] = fill_of(obj)
+            yield
+            yield
+
+    return Mover()

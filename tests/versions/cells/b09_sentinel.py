@@ -1,0 +1,74 @@
+"""B9: behind a real Sentinel, an absent key is absent and a stored one comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+from lmcache_objects import chunk, config, key, metadata, remote_backend
+from redis_path import client, fill_of, on_loop
+
+SERVICE = "pdkit"
+
+
+def cell() -> None:
+    client()
+    os.environ["REDIS_SERVICE_NAME"] = SERVICE
+    with sentinel() as port:
+        backend = remote_backend(
+            config(remote_url=f"redis-sentinel://127.0.0.1:{port}"), metadata()
+        )
+        assert backend.contains(key(1)) is False, "an absent key exists"
+        backend.submit_put_task(key(1), chunk(backend, 7)).result(10)
+        assert backend.contains(key(1)) is True, "a stored key does not exist"
+        found = backend.get_blocking(key(1))
+        assert found is not None, "a stored chunk does not come back"
+        assert fill_of(found) == 7
+        assert [*map(fill_of, backend.batched_get_blocking([key(1)]))] == [7]
+        assert on_loop(backend, backend.batched_async_contains("a", [key(1), key(2)])) == 1
+        assert backend.connection.exists_sync(key(1)) is True
+        assert backend.connection.exists_sync(key(2)) is False
+
+
+@contextlib.contextmanager
+def sentinel() -> Iterator[int]:
+    """Run a Sentinel that watches the trial's Redis; give its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder, "sentinel.conf")
+        settings.write_text(
+            f"port {port}\nbind 127.0.0.1\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {os.environ['REDIS_PORT']} 1\n"
+        )
+        server = subprocess.Popen(
+            ["redis-server", str(settings), "--sentinel"], stdout=subprocess.DEVNULL
+        )
+        try:
+            wait_for(port)
+            yield port
+        finally:
+            server.kill()
+            server.wait()
+
+
+def wait_for(port: int) -> None:
+    """Wait until the Sentinel names the master."""
+    until = time.monotonic() + 10
+    while True:
+        try:
+            assert redis.Redis(port=port).execute_command(
+                "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE
+            )
+            return
+        except (redis.ConnectionError, AssertionError):
+            assert time.monotonic() < until, "no Sentinel"
+            time.sleep(0.05)
