@@ -24,18 +24,42 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+# What to change in a command line: option → its new value, or None to leave it out.
+Changes = Mapping[str, str | None]
+
 
 class PdkitError(Exception):
-    """Base of all errors meant for the user."""
+    """Base of all errors meant for the user.
+
+    Attributes:
+        retry: changes of the command's stack options, each of which mends it. The hint names them;
+            the boundary fits them into the command that was typed.
+        otherwise: the hint beside them.
+    """
 
     code = "error"
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", details: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        details: tuple[str, ...] = (),
+        retry: tuple[Changes, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
         self.details = details
+        self.retry = retry
+        self.otherwise = hint
+        self.hint = self.hint_by([f"deploy plan {options_text(changes)}" for changes in retry])
+
+    def hint_by(self, commands: list[str]) -> str:
+        """Return the hint, with these commands for `retry`."""
+        return ", or ".join((*commands, *filter(None, [self.otherwise])))
 
     def as_dict(self) -> dict[str, object]:
         """Return the JSON shape: code, message, hint, details (lines, such as a log's last)."""
@@ -45,6 +69,11 @@ class PdkitError(Exception):
             "hint": self.hint,
             "details": list(self.details),
         }
+
+
+def options_text(changes: Changes) -> str:
+    """Return the options that are set, as they are typed."""
+    return " ".join(f"{option} {value}" for option, value in changes.items() if value is not None)
 
 
 class CheckFailed(PdkitError):

@@ -13,6 +13,7 @@ import typer
 from deploy.cli import commands as _commands  # noqa: F401 - they join the application
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
+from deploy.cli.hints import fitted_hint, in_own_words
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError
 from deploy.runtime.interrupts import interrupt_once
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = app(args=arguments or ["--help"], prog_name="deploy", standalone_mode=False)
         return _finish(result, command, as_json) if arguments else UsageError.exit_code
     except PdkitError as exc:
+        exc.hint = fitted_hint(exc, arguments, command)
         return _fail(exc, command, as_json)
     except (KeyboardInterrupt, typer.Abort):
         return _fail(_interrupted(command), command, as_json)
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as exc:
         return _fail(MachineError(f"{exc}", hint="free or allow it, then repeat"), command, as_json)
     except Exception as exc:  # noqa: BLE001 - the boundary: no fault may end without a message
-        return _fail_unexpectedly(exc, command, as_json)
+        return _fail_unexpectedly(exc, arguments, command, as_json)
 
 
 def _finish(result: Any, command: str, as_json: bool) -> int:
@@ -64,11 +66,13 @@ def _fail(error: PdkitError, command: str, as_json: bool) -> int:
     return error.exit_code
 
 
-def _fail_unexpectedly(exc: Exception, command: str, as_json: bool) -> int:
+def _fail_unexpectedly(
+    exc: Exception, arguments: Sequence[str], command: str, as_json: bool
+) -> int:
     """Turn typer's own usage errors into ours, and show a traceback for anything else."""
     format_message = getattr(exc, "format_message", None)
     if format_message is not None:
-        line = " ".join(str(format_message()).split())
+        line = in_own_words(" ".join(str(format_message()).split()), arguments)
         unknown = "no such command" in line.lower()
         known = f"deploy {command} --help" if command and not unknown else "deploy --help"
         return _fail(UsageError(line[:1].lower() + line[1:], hint=known), command, as_json)

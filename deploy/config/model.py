@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +86,15 @@ def resolve_model(
             hint="deploy plan --model ./path/to/model, or --model owner/name",
         )
     return _hub(value, hub_cache or default_hub_cache())
+
+
+def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
+    """Return the model with what a config.json says of it, which is of that version.
+
+    Raises:
+        ConfigError: a number in it is none.
+    """
+    return replace(model, shape=_shape(config, model.ref), version=version)
 
 
 def default_hub_cache() -> Path:

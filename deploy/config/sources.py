@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from deploy.config.spec import StackSpec
+from deploy.config.vendors import meant_vendor
 from deploy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +34,44 @@ _SHAPES = {
     "name": "lower-case letters, digits, '-' and '_', at most 40, such as 'demo'",
     "topology": "a form like 1p3d: producers (prefill), then consumers (decode)",
 }
+
+
+# What is expected instead, by pydantic's name of the error.
+_EXPECTED = {
+    "int_parsing": "a whole number is expected",
+    "int_type": "a whole number is expected",
+    "int_from_float": "a whole number is expected",
+    "float_parsing": "a number is expected",
+    "float_type": "a number is expected",
+    "bool_parsing": "true or false is expected",
+    "bool_type": "true or false is expected",
+    "string_type": "a text is expected",
+    "path_type": "a path is expected",
+    "tuple_type": "a list is expected, such as [a, b]",
+    "dict_type": "settings by name are expected",
+    "greater_than": "more than {gt:g} is expected",
+    "greater_than_equal": "at least {ge:g} is expected",
+    "less_than_equal": "at most {le:g} is expected",
+}
+
+
+class _TwiceError(Exception):
+    """A key that stands twice in one mapping; its text names it and both lines."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML itself lets pass: of two equal keys it takes the later one, unsaid."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                first = lines[key.value]
+                where = f"at lines {first} and {line}" if first != line else f"in line {line}"
+                raise _TwiceError(f"'{key.value}' stands twice, {where}")
+            lines[str(key.value)] = line
+        return super().construct_mapping(node, deep=deep)
 
 
 @dataclass(frozen=True)
@@ -75,7 +114,7 @@ def load_spec(
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - safe
     except OSError as exc:
         raise ConfigError(
             f"-f {path}: cannot be read ({exc.strerror})", hint="name an existing file with -f"
@@ -86,6 +125,8 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
         raise ConfigError(
             f"{path}: not valid YAML{where}", hint=f"mend {path} and run the command again"
         ) from exc
+    except _TwiceError as exc:
+        raise ConfigError(f"{path}: {exc}", hint=f"leave one of them out of {path}") from exc
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -150,8 +191,21 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
 
 
 def _expectation(error: ErrorDetails, location: tuple[str, ...]) -> str:
-    if error["type"] == "string_pattern_mismatch" and location[-1] in _SHAPES:
+    kind, value = error["type"], error["input"]
+    if kind == "string_pattern_mismatch" and location[-1] in _SHAPES:
         return f"expected {_SHAPES[location[-1]]}"
+    if kind == "string_type" and location[:2] == ("engine", "env"):
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return f'a text is expected; quote it: "{text}"'
+    if kind in ("model_type", "model_attributes_type"):
+        return f"settings by name are expected: {', '.join(_keys_at(list(location)))}"
+    if kind == "literal_error":
+        meant = meant_vendor(str(value)) if location == ("vendor",) else ""
+        return f"expected {error['ctx']['expected']}" + (
+            f"; did you mean '{meant}'?" if meant else ""
+        )
+    if kind in _EXPECTED:
+        return _EXPECTED[kind].format_map(error.get("ctx", {}))
     said = error["msg"].removeprefix("Value error, ")
     return said[0].lower() + said[1:]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -127,6 +128,17 @@ VENDORS: Mapping[str, Vendor] = {
         },
     ),
 }
+
+
+# What people call a vendor, after its maker or its libraries.
+_OTHER_NAMES = {"nvidia": "cuda", "amd": "rocm", "hip": "rocm", "intel": "cpu", "x86": "cpu"}
+
+
+def meant_vendor(value: str) -> str:
+    """Return the vendor that is likely to be meant by a name that is none, or ""."""
+    name = _OTHER_NAMES.get(value.lower(), value.lower())
+    near = difflib.get_close_matches(name, VENDORS, n=1)
+    return near[0] if near else ""
 
 
 def vendor_named(name: str) -> Vendor:

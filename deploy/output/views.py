@@ -22,7 +22,7 @@ from deploy.workflows.up import UpResult
 def plan_view(prepared: Prepared) -> str:
     """Return the plan as facts and a table of services."""
     plan = prepared.plan
-    shared = f"http://{plan.bind}:{plan.port}" + (", with a key" if plan.keyed else "")
+    shared = plan.url + (", with a key" if plan.keyed else "")
     tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
@@ -34,7 +34,7 @@ def plan_view(prepared: Prepared) -> str:
         f"store    {size(plan.redis_memory_mib)} of Redis{tokens}",
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared}",
-        *(f"note     {line}" for line in prepared.inventory.seen if line.startswith("assumed")),
+        *(f"note     {line}" for line in prepared.notes),
     ]
     rows: list[tuple[object, ...]] = [
         ("redis", "store", "-", plan.redis_port if plan.runtime == "process" else "-",
@@ -72,7 +72,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "source": plan.model.source,
         },
         "router": {"host": plan.router_bind, "port": plan.router_port},
-        "front": {"host": plan.bind, "port": plan.port, "keyed": plan.keyed},
+        "front": {"host": plan.bind, "port": plan.port, "url": plan.url, "keyed": plan.keyed},
         "redis": {
             "port": plan.redis_port if plan.runtime == "process" else 0,
             "memory_mib": plan.redis_memory_mib,
@@ -98,6 +98,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             }
             for engine in plan.engines
         ],
+        "notes": list(prepared.notes),
         "inventory": asdict(prepared.inventory),
     }
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from deploy.config.vendors import Vendor
-from deploy.errors import MissingGpus
+from deploy.errors import Changes, MissingGpus
 from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.topology import NO_SPLIT
 
 # What a plan assumes where it is made without the hardware.
 ASSUMED_GPU_MIB = 80 * 1024
 _ASSUMED_GROUPS = (44, 109)  # "video" and "render", as common distributions number them
 _FIRST_RENDER_MINOR = 128
+_NO_GPUS: Changes = {"--vendor": "cpu", "--image": None}
 
 
 def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inventory:
@@ -39,7 +41,10 @@ def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inven
         inventory,
         gpus=gpus,
         gpu_groups=groups,
-        seen=(*inventory.seen, f"assumed: {count} GPUs of {ASSUMED_GPU_MIB // 1024} GiB"),
+        seen=(
+            *inventory.seen,
+            f"assumed: {count} GPU{'s' if count > 1 else ''} of {ASSUMED_GPU_MIB // 1024} GiB",
+        ),
     )
 
 
@@ -55,7 +60,7 @@ def allot(
         return ((),) * engines
     there = inventory.gpus_of(vendor.name)
     if len(there) < needed:
-        raise _too_few(inventory, vendor, needed, len(there))
+        raise _too_few(inventory, vendor, needed, len(there), ranks)
     if needed == 1:
         return (there[:1],) * engines
     return tuple(there[first : first + ranks] for first in range(0, engines * ranks, ranks))
@@ -87,11 +92,21 @@ def gpu_memory(given: Sequence[Sequence[Gpu]], share: float) -> GpuMemory | None
     return GpuMemory(int(1000 * share / sharers) / 1000, smallest, sharers > 1)
 
 
-def _too_few(inventory: Inventory, vendor: Vendor, needed: int, there: int) -> MissingGpus:
-    most = f"deploy up --vendor {vendor.name} --gpus {there}" if there else ""
+def _too_few(
+    inventory: Inventory, vendor: Vendor, needed: int, there: int, ranks: int
+) -> MissingGpus:
     return MissingGpus(
         f"{needed} GPU{'s' if needed > 1 else ''} for --vendor {vendor.name} asked for, "
         f"{there or 'none'} seen",
-        hint=most or "deploy up --vendor cpu, or deploy plan --inventory FILE for another machine",
+        retry=({**NO_SPLIT, **_most(there, ranks)} if there else _NO_GPUS,),
+        hint="" if there else "deploy plan --inventory FILE for another machine",
         details=inventory.seen,
     )
+
+
+def _most(there: int, ranks: int) -> Changes:
+    """Return the options of the largest stack on so many GPUs, with fewer ranks if it must be."""
+    if there < 2 * ranks:
+        fewer = max(n for n in (1, 2, 4, 8, 16, 32) if 2 * n <= max(2, there))
+        return {"--gpus": str(min(there, 2 * fewer)), "--tp": str(fewer)}
+    return {"--gpus": str(there // ranks * ranks)}

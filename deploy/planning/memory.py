@@ -77,7 +77,8 @@ def _gpu_room(spec: StackSpec, model: Model, share_bytes: int, told: int | None)
         raise NotEnoughMemory(
             f"--model: {model.served_name} has {weights / GIB:.1f} GiB of weights for each GPU, "
             f"and an engine may use {share_bytes / GIB:.1f} GiB of it",
-            hint=f"deploy plan --tp {spec.tp * 2}, a smaller --model, or more --gpus",
+            retry=({"--tp": str(spec.tp * 2)},),
+            hint="a smaller --model, or more --gpus",
         )
     if told is not None and told > room:
         raise NotEnoughMemory(
@@ -142,10 +143,13 @@ def store_mib(
     context: int | None,
 ) -> int:
     """Return Redis's maxmemory: as asked, else twice the producers' KV, within a quarter of the
-    machine's memory and at least 1 GiB.
+    machine's memory and at least 1 GiB. That quarter, where a token's size is not known.
     """
     if spec.redis.memory_gib is not None:
         return max(1, round(spec.redis.memory_gib * 1024))
+    most = inventory.memory_mib // _STORE_HOST_PART
+    if a_token is None:
+        return max(_STORE_FLOOR_MIB, most)
     tokens = space.tokens or _UNKNOWN_CONTEXTS * (context or _UNKNOWN_CONTEXT)
-    wanted = _STORE_FACTOR * producers * tokens * a_token // MIB if a_token else _STORE_FLOOR_MIB
-    return max(_STORE_FLOOR_MIB, min(wanted, inventory.memory_mib // _STORE_HOST_PART))
+    wanted = _STORE_FACTOR * producers * tokens * a_token // MIB
+    return max(_STORE_FLOOR_MIB, min(wanted, most))

@@ -9,10 +9,11 @@ from deploy.config.model import Model, ModelShape
 from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError
+from deploy.planning.address import host_port
 from deploy.planning.gpus import allot, gpu_memory
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.memory import MIB, KvSpace, bytes_per_token, kv_space, max_model_len, store_mib
-from deploy.planning.topology import Topology, gpus_needed, resolve_topology
+from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
 Role = Literal["producer", "consumer"]
 _FIRST_ENGINE_OFFSET = 10
@@ -114,6 +115,11 @@ class Plan:
         return "127.0.0.1" if self.keyed else self.bind
 
     @property
+    def url(self) -> str:
+        """Where clients come."""
+        return f"http://{host_port(self.bind, self.port)}"
+
+    @property
     def shares_gpus(self) -> bool:
         """Whether several engines are on one GPU."""
         held = [index for engine in self.engines for index in engine.devices]
@@ -166,6 +172,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     space = kv_space(spec, vendor, model, memory)
     a_token = bytes_per_token(spec, model.shape)
     length = max_model_len(spec, model.shape, space)
+    engines = _engines(spec, vendor, topology, inventory, gpus, space)
     return Plan(
         name=spec.name,
         vendor=vendor,
@@ -182,7 +189,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         router_port=spec.port + 3 if spec.api_key_file else spec.port,
         redis_port=spec.port + 1,
         router_metrics_port=spec.port + 2,
-        engines=_engines(spec, vendor, topology, inventory, gpus, space),
+        engines=engines,
         block_size=block_size,
         chunk_size=spec.lmcache.chunk_size,
         kv_bytes_per_token=a_token,
@@ -233,7 +240,7 @@ def _check(spec: StackSpec, model: Model, block_size: int, topology: Topology) -
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
     _check_equal_ranks(spec)
-    _check_tensor_parallel(spec.tp, model.shape, model.served_name)
+    _check_tensor_parallel(spec, model, topology)
     _check_ports(spec.port, topology)
 
 
@@ -276,17 +283,24 @@ def _check_equal_ranks(spec: StackSpec) -> None:
             )
 
 
-def _check_tensor_parallel(tp: int, shape: ModelShape | None, name: str) -> None:
-    if tp == 1 or shape is None:
+def _check_tensor_parallel(spec: StackSpec, model: Model, topology: Topology) -> None:
+    tp, shape = spec.tp, model.shape
+    if shape is None:
         return
-    fits_kv = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
-    if shape.attention_heads % tp or not fits_kv:
-        possible = max(n for n in range(1, tp) if shape.kv_heads % n == 0)
+    if not _divides(tp, shape):
+        possible = max(n for n in range(1, tp) if _divides(n, shape))
+        # As many engines as before: the number of GPUs that was named is of the other size.
+        split = {**NO_SPLIT, "--topology": str(topology)} if spec.gpus is not None else {}
         raise ConfigError(
-            f"--tp: {tp} does not divide {name}'s {shape.attention_heads} attention heads and "
-            f"{shape.kv_heads} KV heads evenly",
-            hint=f"deploy plan --tp {possible}",
+            f"--tp: {tp} does not divide {model.served_name}'s {shape.attention_heads} attention "
+            f"heads and {shape.kv_heads} KV heads evenly",
+            retry=({**split, "--tp": str(possible)},),
         )
+
+
+def _divides(tp: int, shape: ModelShape) -> bool:
+    fits_kv = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
+    return fits_kv and shape.attention_heads % tp == 0
 
 
 def _check_ports(port: int, topology: Topology) -> None:
@@ -294,5 +308,5 @@ def _check_ports(port: int, topology: Topology) -> None:
     if last > 65535:
         raise ConfigError(
             f"--port: {port} leaves no room: the stack's last engine would listen on {last}",
-            hint=f"deploy plan --port {65535 - (last - port)}",
+            retry=({"--port": str(65535 - (last - port))},),
         )

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
-from deploy.errors import ConfigError
+from deploy.errors import Changes, ConfigError
 
+# Options that name a split, each of which another form of it must replace.
+NO_SPLIT: Changes = {"--gpus": None, "--topology": None, "--producers": None, "--consumers": None}
 _FORM = re.compile(r"(?P<producers>\d+)p(?P<consumers>\d+)d")
 
 
@@ -53,7 +55,10 @@ def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology
         raise ConfigError(
             f"--gpus {spec.gpus} contradicts --topology {asked}, which needs "
             f"{asked.engines} {vendor.slot}s{each}",
-            hint=f"deploy plan --topology {asked}, or deploy plan --gpus {spec.gpus}",
+            retry=(
+                {**NO_SPLIT, "--topology": str(asked)},
+                {**NO_SPLIT, "--gpus": str(spec.gpus)},
+            ),
         )
     return asked
 
@@ -72,7 +77,10 @@ def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int =
     if spec.tp > 1:
         raise ConfigError(
             f"--tp: {spec.tp} ranks of an engine need {spec.tp} GPUs, and engines share 1 here",
-            hint=f"deploy plan --gpus {2 * spec.tp} --tp {spec.tp}, or deploy plan --gpus 1 --tp 1",
+            retry=(
+                {**NO_SPLIT, "--gpus": "1", "--tp": "1"},
+                {**NO_SPLIT, "--gpus": str(2 * spec.tp), "--tp": str(spec.tp)},
+            ),
         )
     return 1
 
@@ -87,11 +95,12 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
     if not vendor.has_gpus or spec.tp == 1:
         return gpus
     if gpus % spec.tp or gpus < 2 * spec.tp:
-        nearest = max(2, round(gpus / spec.tp)) * spec.tp
+        asked = _asked(spec)
+        engines = asked.engines if asked else max(2, round(gpus / spec.tp))
         raise ConfigError(
             f"--gpus: {gpus} GPUs do not divide into engines of --tp {spec.tp}, of which a stack "
             "needs two at least",
-            hint=f"deploy plan --gpus {nearest} --tp {spec.tp}",
+            retry=({"--gpus": str(engines * spec.tp), "--tp": str(spec.tp)},),
         )
     return gpus // spec.tp
 
@@ -109,6 +118,6 @@ def _asked(spec: StackSpec) -> Topology | None:
         if counted not in (None, getattr(named, field)):
             raise ConfigError(
                 f"--topology {named} contradicts --{field} {counted}",
-                hint=f"deploy plan --topology {named}",
+                retry=({**NO_SPLIT, "--topology": str(named)},),
             )
     return named

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -45,6 +46,14 @@ print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 """
 
 
+def machine_memory_mib() -> int:
+    """Return all memory there is: the machine's, or a container's limit."""
+    total = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # no such limit: no file, or the word "max" in it
+        total = min(total, int((_CGROUP / "memory.max").read_text()))
+    return int(total // 2**20)
+
+
 def available_memory_mib() -> int:
     """Return the memory that can be had now: the machine's, or what a container's limit leaves."""
     free = psutil.virtual_memory().available
@@ -62,8 +71,8 @@ def _container_room(otherwise: int) -> int:
         return otherwise
 
 
-def require_memory(needed_mib: int, *, engines: int, hint: str) -> None:
-    """Check that the machine can hold the stack.
+def require_memory(needed_mib: int, *, engines: int, hint: Callable[[int], str]) -> None:
+    """Check that the machine can hold the stack; `hint` says how to save so many MiB.
 
     Raises:
         NotEnoughMemory: naming what is needed and what is there.
@@ -73,7 +82,7 @@ def require_memory(needed_mib: int, *, engines: int, hint: str) -> None:
         raise NotEnoughMemory(
             f"the stack's {engines} engines and Redis are expected to hold "
             f"{needed_mib / 1024:.1f} GiB, and {available / 1024:.1f} GiB are available",
-            hint=hint,
+            hint=hint(needed_mib - available),
         )
 
 

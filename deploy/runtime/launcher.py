@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -118,3 +118,5 @@ def remove_files(root: Path, *, keep_logs: bool) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    with suppress(OSError):  # there are logs in it, or it never was
+        root.rmdir()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from deploy.planning.address import host_port
 from deploy.planning.plan import EnginePlan, Plan
 
 LOOPBACK = "127.0.0.1"
@@ -130,10 +131,10 @@ class ProcessLayout:
 
     def router(self, plan: Plan) -> Endpoint:
         bind = plan.router_bind
-        return Endpoint(bind, plan.router_port, f"{bind}:{plan.router_port}")
+        return Endpoint(bind, plan.router_port, host_port(bind, plan.router_port))
 
     def gateway(self, plan: Plan) -> Endpoint:
-        return Endpoint(plan.bind, plan.port, f"{plan.bind}:{plan.port}")
+        return Endpoint(plan.bind, plan.port, host_port(plan.bind, plan.port))
 
     def secret(self, name: str) -> str:
         return str(self.secrets_dir / name)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from deploy.planning.address import host_port
+
 ServiceRole = Literal["redis", "producer", "consumer", "router", "gateway"]
 
 
@@ -129,7 +131,7 @@ class Service:
     def url(self) -> str:
         """Where this machine reaches the service; a wildcard address is reached on loopback."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"http://{host_port(host, self.port)}"
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the service would be run differently."""

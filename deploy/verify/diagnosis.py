@@ -25,6 +25,7 @@ class Evidence:
         mismatched: some answers differ.
         bypassed: the router sent prompts to no producer.
         blurred: others' requests moved the counters.
+        disabled_by_spec: fixes are switched off by the stack's own settings, and no shell's.
     """
 
     stack: str
@@ -41,6 +42,7 @@ class Evidence:
     mismatched: bool
     bypassed: bool = False
     blurred: bool = False
+    disabled_by_spec: bool = False
 
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
@@ -79,11 +81,15 @@ def _fixes(evidence: Evidence) -> Diagnosis | None:
     if not off:
         return None
     said = "; ".join(f"{what} in {_join(engines)}" for what, engines in off.items())
+    unset = (
+        "take PDKIT_DISABLE_FIXES out of engine.env in deploy.yaml"
+        if evidence.disabled_by_spec
+        else "unset PDKIT_DISABLE_FIXES"
+    )
     return Diagnosis(
         "fix_not_applied",
         f"the connector cannot move KV as it should: {said}",
-        f"unset PDKIT_DISABLE_FIXES; deploy down --name {evidence.stack}; "
-        f"deploy up --name {evidence.stack}",
+        f"{unset}; deploy down --name {evidence.stack}; deploy up --name {evidence.stack}",
     )
 
 

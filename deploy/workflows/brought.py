@@ -143,13 +143,14 @@ def _required_hub_token(spec: StackSpec) -> str:
 
 
 def _read(field: str, file: Path) -> str:
+    hint = f"name a file that holds it, or leave {field} out"
+    if file.exists() and not file.is_file():  # a pipe would keep its reader waiting
+        raise ConfigError(f"{field}: {file} is not a regular file", hint=hint)
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(
-            f"{field}: {file} cannot be read ({exc})",
-            hint=f"name a file that holds it, or leave {field} out",
-        ) from exc
+        why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        raise ConfigError(f"{field}: {file} cannot be read: {why}", hint=hint) from exc
     if not text:
         raise ConfigError(f"{field}: {file} is empty", hint=f"fill it, or leave {field} out")
     return text

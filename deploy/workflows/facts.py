@@ -13,7 +13,7 @@ from deploy.config.model import default_hub_cache
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import PdkitError
-from deploy.planning.gpus import with_assumed_gpus
+from deploy.planning.gpus import allot, with_assumed_gpus
 from deploy.planning.inventory import Inventory
 from deploy.planning.topology import gpus_needed, resolve_topology
 from deploy.runtime.compose.docker import (
@@ -85,13 +85,14 @@ def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
 
     Raises:
         ConfigError: versions that do not belong together, or an image that cannot be.
-        MissingTool, DockerUnavailable: something is missing.
+        MissingGpus, MissingTool, DockerUnavailable: something is missing.
     """
     runtime = runtime_here(spec)
     if runtime == "process":
         there = detect_inventory()
         vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
         machine = without_held_gpus(there, home, spec.name)
+        _require_gpus(spec, vendor, machine)
         programs = found_programs(spec, vendor)
         refuse_bad_pair(spec, vendor, *engine_versions(programs.engine_python), report)
         return Facts(machine, vendor, runtime, programs)
@@ -100,8 +101,21 @@ def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
     there = detect_inventory(info)
     vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
     machine = without_held_gpus(there, home, spec.name)
+    _require_gpus(spec, vendor, machine)
     images = found_images(stack_images(spec, vendor), spec, vendor)
     return Facts(machine, vendor, runtime, _containers(spec, images, info))
+
+
+def _require_gpus(spec: StackSpec, vendor: str, machine: Inventory) -> None:
+    """Check that there are GPUs enough, before programs that would run on them are looked for.
+
+    Raises:
+        ConfigError, MissingGpus: the spec contradicts itself, or the machine has too few.
+    """
+    row, seen = vendor_named(vendor), len(machine.gpus_of(vendor))
+    topology = resolve_topology(spec, row, seen)
+    needed = gpus_needed(spec, row, topology, seen)
+    allot(machine, row, engines=topology.engines, ranks=spec.tp, needed=needed)
 
 
 def _containers(

@@ -82,8 +82,12 @@ def with_failure(old: StackState, tried: StackState, reason: str) -> StackState:
 
 
 def past_generations(state: StackState) -> list[Generation]:
-    """Return this generation and those before it, the newest first."""
-    return [Generation(**state.generation), *(Generation(**p["generation"]) for p in state.history)]
+    """Return this generation and those before it, the newest first.
+
+    By time: a swap that failed is later than the generation that serves again.
+    """
+    kept = (state.generation, *(past["generation"] for past in state.history))
+    return sorted((Generation(**one) for one in kept), key=lambda one: one.at, reverse=True)
 
 
 def last_good(state: StackState) -> tuple[StackSpec, Mapping[str, Any], Mapping[str, Any]]:

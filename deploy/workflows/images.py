@@ -9,16 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from deploy.assets import asset
-from deploy.config.catalog import Catalog, EngineImage, ServiceImage, load_catalog
+from deploy.config.catalog import (
+    LIST_COMMAND,
+    Catalog,
+    EngineImage,
+    ServiceImage,
+    load_catalog,
+    reference_problem,
+)
 from deploy.config.compat import judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.runtime.compose.docker import docker_client, engine_answers
-from deploy.runtime.compose.images import build_image, find_image, probe_versions, pull_image
+from deploy.runtime.compose.images import (
+    FoundImage,
+    Versions,
+    build_image,
+    find_image,
+    probe_versions,
+    pull_image,
+)
 from deploy.stack.layout import ContainerImages
 from deploy.workflows.prepare import Report
 
 WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
+# The service image that is built here in the place of one that is pulled.
+_BUILT_INSTEAD = {"redis": "redis-local"}
 
 
 @dataclass(frozen=True)
@@ -86,13 +102,21 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
 
 
 def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
-    """Return a service's image; a reference that the catalogue knows keeps the way it is built."""
+    """Return a service's image; a reference that the catalogue knows keeps the way it is built.
+
+    Raises:
+        ConfigError: what is asked for is neither in the catalogue nor an image reference.
+    """
     known = catalog.service(name)
     if asked is None:
         return known
-    for service in catalog.services.values():
+    own = [one for one in catalog.services.values() if one.name.startswith(name)]
+    for service in own:
         if asked in (service.name, service.image):
             return service
+    if problem := reference_problem(asked):
+        names = ", ".join(service.name for service in own)
+        raise ConfigError(f"{name}.image: {problem}; profiles: {names}", hint=LIST_COMMAND)
     return replace(known, image=asked, build=None)
 
 
@@ -128,9 +152,32 @@ def obtain_images(
     engine = find_image(known.image)
     assert engine is not None, "it was there, or has just been obtained"  # noqa: S101
     # Whatever its name: what is in it counts.
-    held = probe_versions(engine, known.interpreter)
+    interpreter, held = _look_into(engine, known, spec)
     refuse_bad_pair(spec, vendor, held.vllm, held.lmcache, report)
-    return replace(images.by_name, engine_id=engine.id)
+    return replace(images.by_name, engine_id=engine.id, engine_program=interpreter)
+
+
+def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[str, Versions]:
+    """Return the interpreter that has vLLM in an engine image, and what else it has.
+
+    Of a user's own image nobody knows where its Python is, so that all of the catalogue are tried.
+
+    Raises:
+        ConfigError: none of them has vLLM.
+    """
+    first = known.interpreter
+    others = () if known.profile else (one.interpreter for one in load_catalog().engines.values())
+    tried = tuple(dict.fromkeys((first, *others)))
+    for interpreter in tried:
+        held = probe_versions(found, interpreter)
+        if held.vllm is not None:
+            return interpreter, held
+    if known.profile or spec.allow_unproven:
+        return first, Versions(None, None)
+    raise ConfigError(
+        f"--image: no vLLM found by {', '.join(tried)} in {known.image}",
+        hint=f"an image that has vLLM and LMCache: {LIST_COMMAND}",
+    )
 
 
 def found_images(images: StackImages, spec: StackSpec, vendor: str) -> ContainerImages:
@@ -159,13 +206,24 @@ def obtain(
     """
     if image.build is None:
         report(f"pulling {image.image}")
-        pull_image(image.image)
+        pull_image(image.image, otherwise=_built_instead(image))
         return
     named = os.environ.get(WHEELHOUSE_VARIABLE)
     wheels = wheelhouse or (Path(named).expanduser() if named else None)
     report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
     arguments = {**image.build_args, **(build_args or {})}
     build_image(image.image, asset(*image.build.split("/")), arguments, wheelhouse=wheels)
+
+
+def _built_instead(image: EngineImage | ServiceImage) -> str:
+    """Return what to do where an image cannot be pulled and another can be built; else ""."""
+    if not isinstance(image, ServiceImage) or image.name not in _BUILT_INSTEAD:
+        return ""
+    name = _BUILT_INSTEAD[image.name]
+    return (
+        f"deploy images build {name}, and {image.name}: {{image: {name}}} in deploy.yaml "
+        "(with no network: docs/how-to/offline.md)"
+    )
 
 
 def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:

@@ -12,6 +12,7 @@ from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
+from deploy.planning.notes import plan_notes
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.stack.build import build_stack
@@ -80,6 +81,11 @@ class Prepared:
     @property
     def inventory(self) -> Inventory:
         return self.facts.inventory
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know beside the plan's numbers, one line each."""
+        return plan_notes(self.plan, self.spec, self.inventory)
 
 
 def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = None) -> Prepared:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+from deploy.errors import ConfigError
 from deploy.runtime.compose.launcher import write_project
 from deploy.runtime.home import Home
 from deploy.runtime.secrets import ensure_secrets
 from deploy.stack.compose import compose_document
 from deploy.stack.document import document_yaml, stack_document
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows.brought import provide_hub_cache, provide_secrets
+from deploy.workflows.brought import api_key, provide_hub_cache, provide_secrets
 from deploy.workflows.prepare import Prepared, prepare
+
+_ANOTHER = "deploy render -o FOLDER, with another folder"
 
 
 def rendered(prepared: Prepared, home: Home) -> dict[str, Any]:
@@ -32,10 +36,14 @@ def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[P
     """Write a stack's files into a folder; return their paths, and how to start it by hand.
 
     For Compose that is everything but images: a password is made, the tiny model too.
+
+    Raises:
+        ConfigError: the key for clients is not there, or nothing can be written into the folder.
     """
+    api_key(prepared.spec)
+    _make_folder(folder)
     if prepared.plan.runtime == "process":
         target = folder / "stack.yaml"
-        folder.mkdir(parents=True, exist_ok=True)
         target.write_text(document_yaml(stack_document(prepared.stack)), encoding="utf-8")
         return [target], "deploy up --runtime process, with the same options"
     prepared = prepare(prepared.spec, home.with_stacks_in(folder), prepared.facts)
@@ -47,3 +55,14 @@ def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[P
     provide_hub_cache(prepared)
     written = write_project(prepared.stack, files, secrets, stop_s=prepared.spec.timeouts.stop_s)
     return written, f"docker compose -f {written[0]} up --detach --wait"
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"-o: '{folder}' is a file", hint=_ANOTHER)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"-o: '{folder}' cannot be made: {exc.strerror}", hint=_ANOTHER) from exc
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"-o: '{folder}' cannot be written into", hint=_ANOTHER)

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from deploy.errors import PdkitError
+from deploy.planning.notes import smaller
 from deploy.runtime.home import Home
 from deploy.runtime.host import require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
@@ -77,7 +78,7 @@ class StackStart:
         require_memory(
             sum(service.memory_mib for service in missing),
             engines=len(engines),
-            hint=f"deploy up --name {plan.name} --topology 1p1d, or a smaller engine.kv_cache_gib",
+            hint=lambda over_mib: smaller(plan, over_mib),
         )
 
     def run(self, missing: list[Service]) -> dict[str, float]:

@@ -35,6 +35,7 @@ from deploy.workflows.generations import (
     with_failure,
     with_outcome,
 )
+from deploy.workflows.hub import described_model
 from deploy.workflows.prepare import Containers, Prepared, Report, prepare
 from deploy.workflows.running import (
     RunningStack,
@@ -104,7 +105,16 @@ def swap_stack(
     }
     spec = StackSpec.model_validate({**old.spec.model_dump(), **changes})
     pinned = spec.model_copy(update={"runtime": old.facts.runtime})
-    planned = prepare(spec, home, facts_here(pinned, home, report))
+    try:
+        facts = facts_here(pinned, home, report)
+        model = described_model(spec, home, facts.vendor, report)
+        planned = prepare(spec, home, facts, model=model)
+    except MissingGpus as exc:
+        raise MissingGpus(
+            exc.message,
+            hint=f"deploy status --name {name}: the stack goes on as it was",
+            details=exc.details,
+        ) from exc
     require_brought(planned, home.stack(name).secrets_dir)
     return _exchange(home, running, provided(planned, home, report), "swap", report)
 
@@ -156,7 +166,6 @@ def _exchange(
     old = running.prepared
     names = (_what(old), _what(target))
     if target.stack.fingerprint() == running.state.fingerprint and not _missing(running):
-        report(f"the stack '{old.stack.name}' already runs that")
         kept = tuple(service.name for service in old.stack.services)
         return SwapResult(old.stack.name, *names, kept, 0.0, time.monotonic() - began, None)
     exchange = _Exchange(home, running, target, action, report)

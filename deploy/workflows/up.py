@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
 from deploy.runtime.home import Home
@@ -18,6 +19,7 @@ from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import check_stack, renew_store_connections
 from deploy.workflows.facts import facts_here, with_images
 from deploy.workflows.generations import following, new_state, with_outcome
+from deploy.workflows.hub import described_model
 from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Containers, Facts, Prepared, Report, find_model, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
@@ -57,7 +59,8 @@ def prepare_here(spec: StackSpec, home: Home, report: Report) -> Prepared:
     Raises:
         ConfigError, MachineError: the spec is wrong, or something is missing.
     """
-    return prepare(spec, home, facts_here(spec, home, report))
+    facts = facts_here(spec, home, report)
+    return prepare(spec, home, facts, model=described_model(spec, home, facts.vendor, report))
 
 
 def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
@@ -183,7 +186,7 @@ def _same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
     was = existing.prepared
     if _same_means(spec, was.facts):
         model = find_model(spec, home, was.facts.vendor)
-        if model.ref == was.model.ref and was.model.version in ("", model.version):
+        if model.ref == was.model.ref and not _other_files(model, was.model):
             model = was.model
         asked = prepare(spec, home, was.facts, model=model)
         same_programs = (spec.engine.python, spec.redis.server) == (
@@ -194,13 +197,18 @@ def _same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
             return was
     name = existing.stack.name
     changed = list(_changed(was.spec.model_dump(), spec.model_dump()))
-    if not changed and find_model(spec, home, was.facts.vendor).version != was.model.version:
+    if not changed and _other_files(find_model(spec, home, was.facts.vendor), was.model):
         changed = ["the model's files"]
     raise StateError(
         f"the stack '{name}' is up with another plan; "
         + (f"what differs: {', '.join(changed)}" if changed else "it is of another version"),
         hint=_way_on(spec, was.spec, name),
     )
+
+
+def _other_files(model: Model, was: Model) -> bool:
+    """Tell whether what is here now is not what the stack serves; not, where nothing says it."""
+    return "" not in (model.version, was.version) and model.version != was.version
 
 
 def _same_means(spec: StackSpec, facts: Facts) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +14,10 @@ import typer
 
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
+from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
 from deploy.cli.shared import load_source, progress, stack_name
-from deploy.errors import CheckFailed, ConfigError, StackUnhealthy, UsageError
+from deploy.errors import CheckFailed, StackUnhealthy, UsageError
 
 if TYPE_CHECKING:
     from deploy.config.spec import StackSpec
@@ -46,14 +49,18 @@ def up(
     from deploy.output.views import check_view, up_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
+    from deploy.workflows.brought import require_brought
     from deploy.workflows.up import bring_up, prepare_here, resumed_spec
 
     report = progress()
     source = load_source(flags, file)
     home, name = Home.from_environ(), source.spec.name
     if dry_run:
-        return _plan_answer("up", prepare_here(source.spec, home, report))
-    with stack_lock(home.lock_file(name), name):
+        with naming_origins(source.origins):
+            planned = prepare_here(source.spec, home, report)
+            require_brought(planned, home.stack(name).secrets_dir)
+            return _plan_answer("up", planned)
+    with stack_lock(home.lock_file(name), name), naming_origins(source.origins):
         began = time.monotonic()
         # Who asks for nothing in particular means the stack as it is.
         as_it_was = resume or not source.origins.keys() - {"name"}
@@ -83,10 +90,15 @@ def plan(
 ) -> Answer:
     """Show engines, devices, ports and memory. Needs no GPU and starts nothing."""
     from deploy.runtime.home import Home
+    from deploy.workflows.brought import api_key
     from deploy.workflows.facts import runtime_here
 
-    home = Home.from_environ()
-    return _plan_answer("plan", _prepare(flags, file, inventory, home, runtime_here))
+    source = load_source(flags, file)
+    with naming_origins(source.origins):
+        prepared = _prepare(source.spec, inventory, Home.from_environ(), runtime_here)
+        if inventory is None:  # the paths of another machine are not looked for here
+            api_key(source.spec)
+        return _plan_answer("plan", prepared)
 
 
 @app.command()
@@ -109,13 +121,14 @@ def render(
 
     home = Home.from_environ()
     # What is printed is for any machine; what is written is to be run on this one.
-    prepared = _prepare(flags, file, inventory, home, lambda _: "compose", probe=output is not None)
-    if output is None:
-        document = rendered(prepared, home)
-        return Answer("render", document, document_yaml(document).rstrip("\n"))
-    if output.exists() and not output.is_dir():
-        raise ConfigError(f"-o: '{output}' is a file", hint="deploy render -o FOLDER")
-    files, then = write_rendered(prepared, home, output)
+    source = load_source(flags, file)
+    with naming_origins(source.origins):
+        probe = output is not None
+        prepared = _prepare(source.spec, inventory, home, lambda _: "compose", probe=probe)
+        if output is None:
+            document = rendered(prepared, home)
+            return Answer("render", document, document_yaml(document).rstrip("\n"))
+        files, then = write_rendered(prepared, home, output)
     text = "\n".join((*(f"wrote {path}" for path in files), f"start it with: {then}"))
     return Answer("render", {"files": [str(path) for path in files], "start": then}, text)
 
@@ -137,10 +150,13 @@ def status(
     chosen = stack_name(name)
     if watch and json:
         raise UsageError("--watch goes on for ever and --json prints once", hint="leave one out")
-    while watch:
-        typer.echo("\x1b[2J\x1b[H" if sys.stdout.isatty() else "")
-        typer.echo(status_view(stack_status(Home.from_environ(), chosen)))
-        time.sleep(_WATCH_S)
+    with suppress(KeyboardInterrupt):  # the way in which it is meant to end
+        while watch:
+            typer.echo("\x1b[2J\x1b[H" if sys.stdout.isatty() else "")
+            typer.echo(status_view(stack_status(Home.from_environ(), chosen)))
+            time.sleep(_WATCH_S)
+    if watch:
+        return Answer("status", None, "")
     found = stack_status(Home.from_environ(), chosen)
     errors = []
     if found.up and not found.healthy:
@@ -180,10 +196,10 @@ def logs(
     if follow and json:
         raise UsageError("-f goes on for ever and --json prints once", hint="leave one out")
     if follow:
-        for who, line in found:
-            print(shown(who, line), flush=True)
-        for who, line in source.follow_logs(services):
-            print(shown(who, line), flush=True)
+        with suppress(KeyboardInterrupt):
+            for who, line in chain(found, source.follow_logs(services)):
+                print(shown(who, line), flush=True)
+        return Answer("logs", None, "")
     text = "\n".join(shown(who, line) for who, line in found)
     data = {
         "files": {who: source.where_log(who) for who in services},
@@ -232,8 +248,7 @@ def check(*, name: Name = None, json: Json = False) -> Answer:
 
 
 def _prepare(
-    flags: dict[str, Any],
-    file: Path | None,
+    spec: StackSpec,
     inventory: Path | None,
     home: Home,
     auto_runtime: Callable[[StackSpec], str],
@@ -245,7 +260,6 @@ def _prepare(
     from deploy.workflows.facts import stated_facts
     from deploy.workflows.prepare import prepare
 
-    spec = load_source(flags, file).spec
     machine = read_inventory(inventory) if inventory else None
     facts = stated_facts(spec, machine, runtime=auto_runtime(spec), probe=probe)
     return prepare(spec, home, facts)

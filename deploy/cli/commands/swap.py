@@ -33,13 +33,18 @@ def swap(
     json: Json = False,
 ) -> Answer:
     """Run the engines on another vendor or image; on failure the previous stack serves again."""
-    from deploy.config.vendors import VENDORS
+    from deploy.config.vendors import VENDORS, meant_vendor
     from deploy.workflows.swap import swap_stack
 
     if vendor is None and image is None:
         raise UsageError("to what? neither a vendor nor --image is given", hint="deploy swap rocm")
     if vendor not in (None, *VENDORS):
-        raise UsageError(f"'{vendor}' is not one of {', '.join(VENDORS)}", hint="deploy swap rocm")
+        meant = meant_vendor(vendor or "")
+        guess = f"; did you mean '{meant}'?" if meant else ""
+        raise UsageError(
+            f"'{vendor}' is not one of {', '.join(VENDORS)}{guess}",
+            hint=f"deploy swap {meant or 'rocm'}",
+        )
 
     def work(home: Home, stack: str, report: Callable[[str], None]) -> SwapResult:
         return swap_stack(

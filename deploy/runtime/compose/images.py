@@ -74,11 +74,11 @@ def find_image(reference: str) -> FoundImage | None:
     return FoundImage(reference, str(attrs["Id"]), labels, int(attrs.get("Size", 0)) // 2**20)
 
 
-def pull_image(reference: str) -> None:
+def pull_image(reference: str, *, otherwise: str = "") -> None:
     """Pull an image, its progress on stderr.
 
     Raises:
-        MissingImage: it cannot be pulled.
+        MissingImage: it cannot be pulled; the hint is `otherwise`, if there is another way.
     """
     done = subprocess.run(
         (DOCKER, "pull", reference),
@@ -93,8 +93,8 @@ def pull_image(reference: str) -> None:
         raise MissingImage(
             f"the image {reference} is not on this machine, and cannot be pulled: "
             f"{lines[-1].strip() if lines else 'docker pull failed'}",
-            hint=f"docker load the image from a file, or see docker pull {reference}",
-            details=tuple(lines[-4:]),
+            hint=otherwise or f"docker load the image from a file, or see docker pull {reference}",
+            details=tuple(lines[-4:-1]),  # the last is in the message
         )
 
 

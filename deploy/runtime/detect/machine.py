@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from deploy.planning.inventory import GpuVendor, Inventory
 from deploy.runtime.detect.amd import find_amd
 from deploy.runtime.detect.containers import container_gpus, read_cdi_kinds
 from deploy.runtime.detect.nvidia import find_nvidia
 from deploy.runtime.detect.tool import TIMEOUT_S, Tools
+from deploy.runtime.host import machine_memory_mib
 
 
 def detect_inventory(
@@ -50,8 +49,7 @@ def detect_inventory(
 
 def detect_host() -> Inventory:
     """Return this machine's processors (those this process may use) and memory; GPUs unasked."""
-    memory_mib = psutil.virtual_memory().total // 2**20
-    return Inventory(cpus=len(os.sched_getaffinity(0)), memory_mib=memory_mib)
+    return Inventory(cpus=len(os.sched_getaffinity(0)), memory_mib=machine_memory_mib())
 
 
 def _with_choice(inventory: Inventory) -> Inventory:

@@ -192,7 +192,7 @@ class TestImageThatDoesNotServe:
         assert "already up" in stack.run("up").stderr
 
     def test_the_history_says_so(self, after: Seen) -> None:
-        now, tried, *_ = after.status["history"]
+        tried, now, *_ = after.status["history"]
         assert (now["action"], now["outcome"]) == ("rollback", "good")
         assert (tried["action"], tried["outcome"], tried["image"]) == ("swap", "failed", BROKEN)
         assert "ImportError" in tried["reason"]

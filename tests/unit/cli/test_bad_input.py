@@ -163,7 +163,59 @@ CASES: dict[str, Case] = {
     "no image named": Case(("images", "build"), 2, ("names",), "--help", "usage"),
     "port too low": up("--port 80", 2, "--port", "80", hint="deploy"),
     "unknown option": up("--gpu 4", 2, "--gpu", hint="deploy up --help", code="usage"),
-    "no number": up("--gpus four", 2, "--gpus", hint="deploy up --help", code="usage"),
+    "no number": up(
+        "--gpus four", 2, "invalid value 'four' for '--gpus': a whole number is expected",
+        hint="deploy up --help", code="usage",
+    ),
+    "a key twice": up(
+        "", 2, "deploy.yaml: 'tp' stands twice, at lines 1 and 2", hint="deploy.yaml",
+        files={"deploy.yaml": "tp: 1\ntp: 2\n"},
+    ),
+    "a value of the file is not called a flag": up(
+        "--name a", 2, "deploy.yaml: tp: 3 does not divide", hint="deploy up --name a --tp 2",
+        files={"deploy.yaml": "tp: 3\n"},
+    ),
+    "another vendor's name": up("--vendor nvidia", 2, "did you mean 'cuda'?", hint="deploy up"),
+    "swap to another vendor's name": Case(
+        ("swap", "AMD"), 2, ("'AMD'", "did you mean 'rocm'?"), "deploy swap rocm", "usage"
+    ),
+    "help of another command": Case(
+        ("down", "--name", "a/b"), 2, ("--name",), "deploy down --help"
+    ),
+    "more GPUs than an inventory has": Case(
+        ("plan", "--vendor", "auto", "--inventory", "m.yaml", "--topology", "2p2d", "--tp", "2"),
+        3, ("8 GPUs for --vendor rocm", "4 seen"),
+        "deploy plan --vendor auto --inventory m.yaml --tp 2 --gpus 4", "missing_gpus",
+        files={"m.yaml": TWO_GPUS.replace("count: 2", "count: 4")},
+    ),
+    "ranks that do not divide the heads of all the GPUs": compose(
+        "--vendor cuda --gpus 6 --tp 3", 2, "--tp: 3",
+        hint="deploy render --runtime compose --vendor cuda --topology 1p1d --tp 2",
+    ),
+    "no key": Case(
+        ("plan", "--api-key-file", "none"), 2,
+        ("--api-key-file: ", "/none cannot be read: No such file or directory"), "api_key_file",
+    ),
+    "a key that is a folder, of a rendered stack": Case(
+        ("render", "-o", "out", "--api-key-file", "."), 2,
+        ("--api-key-file: ", "is not a regular file"), "api_key_file",
+    ),
+    "a key of the file": Case(
+        ("plan",), 2, ("deploy.yaml: api_key_file: ",), "api_key_file",
+        files={"deploy.yaml": "api_key_file: none\n"},
+    ),
+    "no folder to render into": Case(
+        ("render", "-o", "file/deep"), 2, ("-o: 'file/deep' cannot be made",), "deploy render -o",
+        files={"file": ""},
+    ),
+    "a Redis image that can be none": compose(
+        "--vendor cpu", 2, "deploy.yaml: redis.image: 'Redis Latest'", "redis-local",
+        hint="deploy images list", files={"deploy.yaml": "redis: {image: Redis Latest}\n"},
+    ),
+    "a limit below what an engine needs": compose(
+        "--vendor cpu", 2, "deploy.yaml: engine.memory_gib: 1 GiB", "3.0 GiB",
+        hint="engine.memory_gib to 3", files={"deploy.yaml": "engine: {memory_gib: 1}\n"},
+    ),
     "unknown command": Case(("upp",), 2, ("'upp'",), "deploy --help", "usage"),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from deploy.cli import main as main_module
 from deploy.cli.answer import Answer
 from deploy.cli.main import main
 from deploy.errors import CheckFailed, StackUnhealthy
+from deploy.runtime.process.launcher import ProcessLauncher
 from tests.conftest import SETTLED
 
 Result = tuple[int, str, str]
@@ -114,6 +115,30 @@ class TestRealCommands:
 
     def test_status_of_a_stack_that_is_not_up(self, run: Callable[..., Result]) -> None:
         assert run("status") == (0, "the stack 'pdkit' is not up\n", "")
+
+    def test_watching_ends_quietly_by_ctrl_c(
+        self, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(_seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("deploy.cli.commands.stack.time.sleep", interrupted)
+        code, out, err = run("status", "--watch")
+        assert (code, err) == (0, "")
+        assert out.count("the stack 'pdkit' is not up") == 1
+
+    def test_a_dry_run_looks_at_what_the_user_brings(self, run: Callable[..., Result]) -> None:
+        code, _, err = run("up", "--dry-run", "--api-key-file", "none")
+        assert code == 2
+        assert "error: --api-key-file: " in err
+        assert "Errno" not in err
+
+    def test_a_key_of_another_machine_is_not_looked_for(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        (tmp_path / "machine.yaml").write_text("cpus: 8\nmemory_mib: 65536\n")
+        assert run("plan", "--inventory", "machine.yaml", "--api-key-file", "none")[0] == 0
+        assert run("render", "--api-key-file", "none")[0] == 0, "nothing is written here"
 
     def test_down_of_a_stack_that_is_not_up(self, run: Callable[..., Result]) -> None:
         for _ in range(2):
@@ -236,6 +261,16 @@ class TestLogs:
         code, out, err = run("logs", "rooter")
         assert (code, out) == (2, "")
         assert "redis, router" in err
+
+    def test_following_ends_quietly_by_ctrl_c(
+        self, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def follow(*_: object) -> Iterator[tuple[str, str]]:
+            yield "redis", "r3"
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ProcessLauncher, "follow_logs", follow)
+        assert run("logs", "redis", "-f") == (0, "r1\nr2\nr3\n", "")
 
     def test_following_as_json(self, run: Callable[..., Result]) -> None:
         code, out, _ = run("logs", "-f", "--json")

@@ -119,7 +119,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("flags", "words"),
         [
-            ({"gpus": 0}, ["--gpus", "0", "greater than or equal to 1"]),
+            ({"gpus": 0}, ["--gpus", "0", "at least 1"]),
             ({"port": 80}, ["--port", "80", "1024"]),
             ({"vendor": "nvidia"}, ["--vendor", "'nvidia'", "'cpu'"]),
             ({"topology": "1x2"}, ["--topology", "'1x2'", "1p3d"]),
@@ -135,7 +135,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("environ", "words"),
         [
-            ({"PDKIT_GPUS": "four"}, ["PDKIT_GPUS", "'four'", "integer"]),
+            ({"PDKIT_GPUS": "four"}, ["PDKIT_GPUS", "'four'", "whole number"]),
             ({"PDKIT_TOPOLOGY": "2"}, ["PDKIT_TOPOLOGY", "'2'", "1p3d"]),
             ({"PDKIT_LAYERWISE": "perhaps"}, ["PDKIT_LAYERWISE", "'perhaps'"]),
         ],
@@ -218,6 +218,67 @@ class TestRefusals:
     def test_a_named_file_that_is_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be read"):
             load_spec({}, {}, tmp_path)
+
+
+class TestOwnWords:
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("engine: []", "settings by name are expected: python, dtype"),
+            ("engine: {args: x}", "a list is expected"),
+            ("engine: {env: [1]}", "settings by name are expected"),
+            ("engine: {env: {A: 1}}", 'a text is expected; quote it: "1"'),
+            ("engine: {env: {A: true}}", 'quote it: "true"'),
+            ("redis: {memory_gib: lots}", "a number is expected"),
+            ("layerwise: perhaps", "true or false is expected"),
+            ("gpus: 2.5", "a whole number is expected"),
+            ("gpus: 99", "at most 64 is expected"),
+            ("redis: {memory_gib: 0}", "more than 0 is expected"),
+        ],
+    )
+    def test_what_is_expected(self, text: str, words: str) -> None:
+        message = refusal(text).message
+        assert words in message
+        assert "instance of" not in message
+        assert "valid tuple" not in message
+
+    @pytest.mark.parametrize(
+        ("value", "meant"),
+        [("nvidia", "cuda"), ("CUDA", "cuda"), ("amd", "rocm"), ("ROCm", "rocm"), ("cpus", "cpu")],
+    )
+    def test_a_vendor_by_another_name(self, value: str, meant: str) -> None:
+        assert f"did you mean '{meant}'?" in refusal(f"vendor: {value}").message
+
+    def test_a_vendor_that_is_none(self) -> None:
+        assert "did you mean" not in refusal("vendor: abacus").message
+
+
+class TestTwice:
+    """YAML itself takes the later of two equal keys, and says nothing."""
+
+    @pytest.mark.parametrize(
+        ("text", "key", "lines"),
+        [
+            ("tp: 1\nport: 9000\ntp: 2\n", "tp", "lines 1 and 3"),
+            ("redis:\n  image: a:1\n  image: b:1\n", "image", "lines 2 and 3"),
+            ("redis: {image: a:1, image: b:1}\n", "image", "line 1"),
+            ("tp: 1\n'tp': 2\n", "tp", "lines 1 and 2"),
+        ],
+    )
+    def test_is_refused_with_key_and_lines(self, text: str, key: str, lines: str) -> None:
+        error = refusal(text)
+        assert f"deploy.yaml: '{key}' stands twice" in error.message
+        assert lines in error.message
+
+    def test_the_same_key_in_two_places_is_not(self) -> None:
+        Path("deploy.yaml").write_text("redis: {image: 'a:1'}\nrouter: {image: 'a:1'}\n")
+        assert load_spec({}, {}).spec.redis.image == "a:1"
+
+    def test_nor_one_that_a_merge_brings(self) -> None:
+        Path("deploy.yaml").write_text(
+            "lmcache: &one {chunk_size: 512}\nredis: {}\nengine: {env: {}}\n"
+        )
+        assert load_spec({}, {}).spec.lmcache.chunk_size == 512
 
 
 def test_a_count_on_the_command_line_keeps_the_other_count_of_the_file(tmp_path: Path) -> None:

@@ -119,6 +119,26 @@ class TestPlan:
         assert "note     assumed: 4 GPUs of 80 GiB" in text
         assert plan_data(made)["redis"]["port"] == 0
 
+    @pytest.mark.parametrize("keyed", [False, True])
+    def test_an_ipv6_address_stands_in_brackets(self, prepared: Make, keyed: bool) -> None:
+        made = prepared(bind="::1", **({"api_key_file": "/k"} if keyed else {}))
+        assert "address  http://[::1]:8000" in plan_view(made)
+        assert plan_data(made)["front"]["url"] == "http://[::1]:8000"
+        assert made.stack.front.url == "http://[::1]:8000"
+
+    def test_notes_for_people_and_scripts(self, prepared: Make) -> None:
+        made = prepared(model="owner/new", redis={"memory_gib": 99})
+        text, data = plan_view(made), plan_data(made)
+        assert [line[9:] for line in text.splitlines() if line.startswith("note ")] == data["notes"]
+        unknown, too_big = data["notes"]
+        assert "KV size and context are unknown" in unknown
+        assert "deploy up would refuse" in too_big
+        assert plan_data(prepared())["notes"] == []
+
+    def test_one_gpu_is_assumed_in_the_singular(self, prepared: Make) -> None:
+        text = plan_view(prepared(vendor="cuda", runtime="compose", gpus=1, machine=None))
+        assert "assumed: 1 GPU of 80 GiB" in text
+
     def test_a_gpu_that_is_shared(self, prepared: Make) -> None:
         text = plan_view(prepared(vendor="cuda", runtime="compose", gpus=1, machine=None))
         assert text.count("GPU 0, 45.0 % of it") == 2

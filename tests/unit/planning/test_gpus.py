@@ -149,6 +149,26 @@ class TestTooFew:
         assert "--gpus 2" in caught.value.hint
         assert caught.value.exit_code == 3
 
+    @pytest.mark.parametrize(
+        ("there", "fields"),
+        [
+            (8, {"topology": "2p2d", "tp": 4}),
+            (3, {"topology": "1p3d"}),
+            (6, {"gpus": 8, "tp": 4}),
+            (1, {"topology": "1p1d", "tp": 2}),
+            (5, {"producers": 3, "consumers": 3}),
+            (7, {"gpus": 16, "tp": 2}),
+        ],
+    )
+    def test_what_is_suggested_can_be(self, plan: Make, there: int, fields: dict[str, Any]) -> None:
+        machine = machine_with("cuda", *range(there))
+        with pytest.raises(MissingGpus) as caught:
+            gpu_plan(plan, machine, **fields)
+        (changes,) = caught.value.retry
+        changed = {option.removeprefix("--"): value for option, value in changes.items()}
+        merged = {**fields, **changed}
+        gpu_plan(plan, machine, **{name: value for name, value in merged.items() if value})
+
     def test_none(self, plan: Make) -> None:
         with pytest.raises(MissingGpus, match="none seen") as caught:
             gpu_plan(plan, MACHINE, gpus=1)

@@ -165,10 +165,14 @@ class TestStore:
         made = gpus(plan, model=replace(MODEL, weight_bytes=None), engine={"max_model_len": 2048})
         assert made.redis_memory_mib == 2 * 16 * 2048 * A_TOKEN // 2**20
 
-    def test_an_unknown_model_gets_the_floor(self, plan: Make) -> None:
+    def test_for_an_unknown_model_the_hosts_part(self, plan: Make) -> None:
+        """The floor would hold a few thousand tokens of a large one."""
         made = gpus(plan, model=UNKNOWN)
-        assert made.redis_memory_mib == 1024
+        assert made.redis_memory_mib == (1 << 20) // 4
         assert made.store_tokens is None
+        small = plan(model=UNKNOWN, machine=Inventory(2, 2048))
+        assert small.redis_memory_mib == 1024, "and still the floor"
+        assert gpus(plan, model=UNKNOWN, redis={"memory_gib": 2}).redis_memory_mib == 2048
 
     def test_in_tokens(self, plan: Make) -> None:
         assert gpus(plan, redis={"memory_gib": 1}).store_tokens == GIB // A_TOKEN

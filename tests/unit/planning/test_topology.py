@@ -13,7 +13,8 @@ from deploy.planning.topology import Topology, resolve_topology, split
 
 
 def resolve(**fields: Any) -> str:
-    return str(resolve_topology(StackSpec.model_validate(fields), VENDORS["cpu"]))
+    vendor = VENDORS[fields.get("vendor", "cpu")]
+    return str(resolve_topology(StackSpec.model_validate(fields), vendor))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,26 @@ def test_forms_that_contradict(fields: dict[str, Any], words: list[str]) -> None
         resolve(**fields)
     assert all(word in caught.value.message for word in words), caught.value.message
     assert "deploy plan --" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"topology": "2p2d", "gpus": 3},
+        {"topology": "1p3d", "gpus": 4, "tp": 2},
+        {"topology": "1p1d", "gpus": 7, "tp": 2},
+        {"topology": "2p2d", "producers": 1},
+        {"gpus": 5, "tp": 2},
+    ],
+)
+def test_every_way_that_is_suggested_can_be(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(vendor="cuda", **fields)
+    assert caught.value.retry
+    for changes in caught.value.retry:
+        changed = {option.removeprefix("--"): value for option, value in changes.items()}
+        merged = {"vendor": "cuda", **fields, **changed}
+        resolve(**{name: value for name, value in merged.items() if value})
 
 
 def test_only_the_count_that_agrees_with_the_given_one_is_asked_for() -> None:

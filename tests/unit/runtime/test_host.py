@@ -31,14 +31,14 @@ def complete(tmp_path: Path) -> Path:
 
 class TestMemory:
     def test_enough(self) -> None:
-        require_memory(1, engines=2, hint="")
+        require_memory(1, engines=2, hint=str)
 
     def test_not_enough_names_both_sides(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(host, "available_memory_mib", lambda: 4096)
-        require_memory(4096, engines=2, hint="")
+        require_memory(4096, engines=2, hint=str)
         with pytest.raises(NotEnoughMemory, match=r"8\.0 GiB, and 4\.0 GiB") as caught:
-            require_memory(8192, engines=2, hint="buy more")
-        assert caught.value.hint == "buy more"
+            require_memory(8192, engines=2, hint=lambda over_mib: f"save {over_mib}")
+        assert caught.value.hint == "save 4096"
         assert caught.value.exit_code == 3
 
 
@@ -149,7 +149,8 @@ class TestContainers:
         (cgroup / "memory.max").write_text(f"{512 << 20}\n")
         assert host.available_memory_mib() == 512 - 300 + 40
         with pytest.raises(NotEnoughMemory):
-            host.require_memory(300, engines=1, hint="fewer")
+            host.require_memory(300, engines=1, hint=str)
+        assert host.machine_memory_mib() == 512
 
     @pytest.mark.parametrize("limit", ["max\n", None])
     def test_no_limit_leaves_the_machines(self, cgroup: Path, limit: str | None) -> None:

@@ -25,6 +25,13 @@ HEALTHY = Evidence(
 )
 
 
+@pytest.mark.parametrize(("by_spec", "words"), [(True, "engine.env"), (False, "unset PDKIT")])
+def test_a_fix_that_is_switched_off_is_switched_on_where_it_was(by_spec: bool, words: str) -> None:
+    fixes = {"producer-0": {"B17": "disabled"}, "consumer-0": {"B17": "disabled"}}
+    (cause,) = diagnose(replace(HEALTHY, missed=True, fixes=fixes, disabled_by_spec=by_spec))
+    assert words in cause.hint
+
+
 def codes(**changes: Any) -> list[str]:
     return [cause.code for cause in diagnose(replace(HEALTHY, **changes))]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.config.spec import StackSpec
-from deploy.errors import ConfigError, DockerUnavailable, StateError
+from deploy.errors import ConfigError, DockerUnavailable, MissingGpus, StateError
 from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.workflows import facts as facts_module
@@ -166,6 +166,15 @@ class TestHere:
         monkeypatch.setattr(facts_module, "require_compose", refuse)
         with pytest.raises(DockerUnavailable):
             facts_here(spec(runtime="compose"), home, lambda _: None)
+
+    @pytest.mark.parametrize("runtime", ["process", "compose"])
+    def test_gpus_that_are_not_there_come_before_what_would_run_on_them(
+        self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch, runtime: str
+    ) -> None:
+        monkeypatch.setattr(facts_module, "found_programs", lambda *_: pytest.fail("looked"))
+        monkeypatch.setattr(facts_module, "found_images", lambda *_: pytest.fail("looked"))
+        with pytest.raises(MissingGpus, match="2 GPUs for --vendor rocm asked for, none seen"):
+            facts_here(spec(runtime=runtime, vendor="rocm"), home, lambda _: None)
 
     def test_a_token_of_the_hub_is_known_of(
         self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch

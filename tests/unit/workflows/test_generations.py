@@ -77,6 +77,19 @@ def test_a_failure_is_history_of_what_serves_again(state: Callable[..., StackSta
     assert after.fingerprint == old.fingerprint
 
 
+def test_by_time_where_a_failed_swap_is_among_them(state: Callable[..., StackState]) -> None:
+    def at(hour: int, one: StackState) -> StackState:
+        when = f"2026-01-01T{hour:02}:00:00+00:00"
+        return replace(one, generation={**one.generation, "at": when})
+
+    first = at(1, state("up", "good"))
+    second = following(first, at(2, state("swap", "good", layerwise=True)))
+    tried = following(second, at(3, state("swap", topology="1p3d")))
+    after = with_failure(second, tried, "it died")
+    went = [(one.at[11:13], one.outcome) for one in past_generations(after)]
+    assert went == [("03", "failed"), ("02", "good"), ("01", "good")]
+
+
 def test_services_are_of_the_moment(state: Callable[..., StackState]) -> None:
     old = state().with_service(ServiceRecord("redis", 1, 2.0, "/log"))
     assert "services" not in following(old, state()).history[0]

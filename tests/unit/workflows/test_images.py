@@ -35,6 +35,7 @@ class Docker:
         self.here: dict[str, FoundImage] = {}
         self.done: list[tuple[Any, ...]] = []
         self.asked: list[tuple[str, str]] = []
+        self.only_by = ""  # the interpreter that has vLLM; all of them if ""
         # What is in images, by reference; in those of the catalogue, what it says.
         self.held = {
             engine.image: Versions(engine.vllm, engine.lmcache)
@@ -45,7 +46,7 @@ class Docker:
         for reference in references:
             self.here[reference] = FoundImage(reference, f"sha256:{reference}", {}, 100)
 
-    def pull(self, reference: str) -> None:
+    def pull(self, reference: str, **_: str) -> None:
         self.done.append(("pull", reference))
         self.have(reference)
 
@@ -57,6 +58,8 @@ class Docker:
 
     def probe(self, image: FoundImage, interpreter: str) -> Versions:
         self.asked.append((image.reference, interpreter))
+        if self.only_by not in ("", interpreter):
+            return Versions(None, None)
         return self.held.get(image.reference, Versions(None, None))
 
 
@@ -131,6 +134,27 @@ class TestNames:
         redis = stack_images(spec(redis={"image": asked}), "cpu").redis
         assert redis.image == image
         assert (redis.build is not None) is built
+
+    @pytest.mark.parametrize("service", ["redis", "router"])
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            ("a b:1", "neither a profile nor an image reference"),
+            ("redis", "lacks a tag"),
+            ("Mine/x:1", "lower case"),
+            ("cuda", "lacks a tag"),
+        ],
+    )
+    def test_of_a_service_what_is_none_is_refused(
+        self, spec: Make, service: str, value: str, words: str
+    ) -> None:
+        if service == value:
+            return  # its own name
+        with pytest.raises(ConfigError) as caught:
+            stack_images(spec(**{service: {"image": value}}), "cpu")
+        assert caught.value.message.startswith(f"{service}.image: '{value}'")
+        assert words in caught.value.message
+        assert caught.value.exit_code == 2
 
     def test_a_router_of_ones_own_keeps_its_interpreter(self, spec: Make) -> None:
         usual = stack_images(spec(), "cpu").router
@@ -208,6 +232,55 @@ class TestObtaining:
         ):
             obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
 
+    @pytest.mark.parametrize("vendor", ["cuda", "cpu"])
+    @pytest.mark.parametrize("python", ["python3", "/opt/venv/bin/python"])
+    def test_a_users_own_runs_by_the_interpreter_that_has_vllm(
+        self, spec: Make, docker: Docker, vendor: str, python: str
+    ) -> None:
+        asked = spec(image="mine/vllm:1", allow_unproven=True)
+        docker.have("mine/vllm:1")
+        docker.held["mine/vllm:1"] = Versions(*TestPairs.GOOD)
+        docker.only_by = python
+        found = obtain_images(stack_images(asked, vendor), asked, vendor, lambda _: None)
+        assert found.engine_program == python
+
+    def test_without_any_vllm_is_refused_with_what_was_tried(
+        self, spec: Make, docker: Docker
+    ) -> None:
+        asked = spec(image="mine/vllm:1")
+        docker.have("mine/vllm:1")
+        with pytest.raises(ConfigError) as caught:
+            obtain_images(stack_images(asked, "cpu"), asked, "cpu", lambda _: None)
+        assert caught.value.message == (
+            "--image: no vLLM found by /opt/venv/bin/python, python3 in mine/vllm:1"
+        )
+        allowed = asked.model_copy(update={"allow_unproven": True})
+        found = obtain_images(stack_images(allowed, "cpu"), allowed, "cpu", lambda _: None)
+        assert found.engine_program == "/opt/venv/bin/python"
+
+    def test_one_of_the_catalogue_is_asked_once(self, spec: Make, docker: Docker) -> None:
+        images = stack_images(spec(), "cpu")
+        docker.only_by = "none"
+        with pytest.raises(ConfigError, match="not been proven"):
+            obtain_images(images, spec(), "cpu", lambda _: None)
+        assert docker.asked == [(images.engine.image, images.engine.interpreter)]
+
+    @pytest.mark.usefixtures("docker")
+    @pytest.mark.parametrize("image", [None, "mine/redis:7"])
+    def test_a_redis_that_cannot_be_pulled_can_be_built(
+        self, spec: Make, monkeypatch: pytest.MonkeyPatch, image: str | None
+    ) -> None:
+        def refuse(_reference: str, *, otherwise: str) -> None:
+            raise MissingImage("no registry", hint=otherwise)
+
+        monkeypatch.setattr(images_module, "pull_image", refuse)
+        asked = spec(redis={"image": image})
+        with pytest.raises(MissingImage) as caught:
+            obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
+        assert "deploy images build redis-local" in caught.value.hint
+        assert "redis: {image: redis-local}" in caught.value.hint
+        assert stack_images(spec(redis={"image": "redis-local"}), "cuda").redis.build
+
     def test_what_is_in_an_image_counts_and_not_its_name(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
         docker.held[images.engine.image] = Versions(*TestPairs.BAD)
@@ -216,7 +289,7 @@ class TestObtaining:
 
     @pytest.mark.usefixtures("docker")
     def test_one_that_cannot_be_had(self, spec: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(reference: str) -> None:
+        def refuse(reference: str, **_: str) -> None:
             raise MissingImage(f"{reference} cannot be pulled", hint="load it")
 
         monkeypatch.setattr(images_module, "pull_image", refuse)

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy.errors import PortTaken, StackUnhealthy, StateError
+from deploy.errors import MissingImage, NotEnoughMemory, PortTaken, StackUnhealthy, StateError
+from deploy.runtime import host
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
 from deploy.runtime.state import read_state
@@ -79,6 +80,28 @@ def test_an_engine_that_dies_takes_all_down_and_leaves_its_log(
     monkeypatch.delenv("STAND_IN_DIES")
     lab.up(lab.spec())
     assert stack_status(lab.home, "pdkit").healthy, "and the next start is not in its way"
+
+
+def test_too_little_memory_names_the_setting_that_is_the_cause(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory_mib", lambda: 8192)
+    with pytest.raises(NotEnoughMemory) as caught:
+        lab.up(lab.spec(redis={"memory_gib": 9}))
+    assert caught.value.hint == "a smaller redis.memory_gib (it is 9.0)"
+    assert not lab.home.stack("pdkit").root.exists()
+
+
+def test_a_start_that_is_refused_late_leaves_no_folder(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MissingImage("none")
+
+    monkeypatch.setattr(up, "with_images", refuse)
+    with pytest.raises(MissingImage):
+        lab.up(lab.spec())
+    assert not lab.home.stack("pdkit").root.exists()
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, RuntimeError])

@@ -78,6 +78,13 @@ class TestPulling:
             pull_image("a:1")
         assert caught.value.hint
         assert caught.value.exit_code == 3
+        assert caught.value.details == (), "what is in the message is not said again"
+
+    def test_refused_at_length(self, docker_command: Install) -> None:
+        docker_command("echo one >&2; echo two >&2; exit 1")
+        with pytest.raises(MissingImage, match="two") as caught:
+            pull_image("a:1", otherwise="build it")
+        assert (caught.value.details, caught.value.hint) == (("one",), "build it")
 
 
 class TestBuilding:

@@ -1,0 +1,84 @@
+"""What a plan's reader should know beside its numbers, and how a stack is made smaller."""
+
+from __future__ import annotations
+
+from deploy.config.spec import StackSpec
+from deploy.planning.inventory import Inventory
+from deploy.planning.plan import Plan
+
+_SMALL_STORE_MIB = 1024
+_SMALL_PART_MIB = 512  # of KV or staging, for each rank
+_MORE_MEMORY = "end other programs, or take a machine with more memory"
+
+
+def plan_notes(plan: Plan, spec: StackSpec, inventory: Inventory) -> tuple[str, ...]:
+    """Return what is assumed, what is not known, and why this machine would refuse the plan."""
+    return (
+        *(line for line in inventory.seen if line.startswith("assumed")),
+        *_unknown_model(plan, spec),
+        *_too_big(plan, inventory),
+        *_low_limit(plan, spec),
+    )
+
+
+def smaller(plan: Plan, over_mib: int) -> str:
+    """Return the settings that bring a stack's host memory down by `over_mib`, the fewest first."""
+    engines = len(plan.engines)
+    ranks, one_mib = engines * plan.tp, plan.engines[0].memory_mib
+    in_host_mib = 0 if plan.vendor.has_gpus else (plan.kv_cache_bytes or 0) // 2**20
+    savings = {
+        f"a smaller redis.memory_gib (it is {plan.redis_memory_mib / 1024:.1f})": (
+            plan.redis_memory_mib - _SMALL_STORE_MIB
+        ),
+        f"fewer engines than {engines}, by --topology 1p1d": (engines - 2) * one_mib,
+        f"a smaller engine.kv_cache_gib (it is {in_host_mib / 1024:g})": (
+            ranks * (in_host_mib - _SMALL_PART_MIB)
+        ),
+        f"a smaller lmcache.staging_gib (it is {plan.staging_gib:g})": (
+            ranks * (round(plan.staging_gib * 1024) - _SMALL_PART_MIB)
+        ),
+    }
+    chosen: list[str] = []
+    left_mib = over_mib
+    for how, saved_mib in sorted(savings.items(), key=lambda one: -one[1]):
+        if saved_mib > 0 and left_mib > 0:
+            chosen.append(how)
+            left_mib -= saved_mib
+    return " and ".join(chosen if left_mib <= 0 else [*chosen, _MORE_MEMORY])
+
+
+def _unknown_model(plan: Plan, spec: StackSpec) -> list[str]:
+    if plan.kv_bytes_per_token is not None:
+        return []
+    model = plan.model
+    cached = model.source != "hub" or model.version
+    why = "does not say its layers and heads" if cached else "is not in the hub's cache here"
+    ways = [] if cached else [f"hf download {model.ref} config.json puts it there"]
+    store = ""
+    if spec.redis.memory_gib is None:
+        store = ", and Redis gets a quarter of the machine's memory"
+        ways.append("redis.memory_gib sets Redis's size")
+    line = f"config.json of {model.served_name} {why}: KV size and context are unknown{store}"
+    return ["; ".join((line, *ways))]
+
+
+def _too_big(plan: Plan, inventory: Inventory) -> list[str]:
+    over_mib = plan.memory_mib - inventory.memory_mib
+    if over_mib <= 0:
+        return []
+    return [
+        f"{plan.memory_mib / 1024:.1f} GiB expected, the machine has "
+        f"{inventory.memory_mib / 1024:.1f} GiB: deploy up would refuse; what helps: "
+        f"{smaller(plan, over_mib)}"
+    ]
+
+
+def _low_limit(plan: Plan, spec: StackSpec) -> list[str]:
+    """Warn of a container's limit that its engine is expected to pass."""
+    limit, expected = spec.engine.memory_gib, plan.engines[0].memory_mib / 1024
+    if limit is None or plan.runtime != "compose" or limit >= expected:
+        return []
+    return [
+        f"engine.memory_gib: an engine is expected to hold {expected:.1f} GiB, and ends where it "
+        f"passes {limit:g}"
+    ]

@@ -1,0 +1,63 @@
+"""The hub of models: a model's config.json, before an engine fetches the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+_TIMEOUT_S = 10.0
+_HUB = "https://huggingface.co"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_YES = ("1", "ON", "YES", "TRUE")  # as the hub's client reads its switches
+
+
+class HubError(Exception):
+    """The hub gave no config.json; the text says why."""
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """A model's config.json, and the commit that it is of; "" where the hub does not say."""
+
+    config: Mapping[str, Any]
+    commit: str
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Tell whether the user wants the hub left alone."""
+    return environ.get("HF_HUB_OFFLINE", "").upper() in _YES
+
+
+def hub_address(environ: Mapping[str, str]) -> str:
+    """Return where the hub is, as its own client finds it."""
+    return (environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
+
+
+def fetch_config(address: str, model: str, revision: str, token: str | None) -> HubConfig:
+    """Fetch the config.json of a model.
+
+    Raises:
+        HubError: the hub does not answer, or not with that file.
+    """
+    # httpx sends the token to no other host that this one may point at.
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"{address}/{model}/resolve/{revision}/config.json"
+    try:
+        answer = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
+        raise HubError(f"{address} does not answer, {type(exc).__name__}") from exc
+    if answer.status_code != httpx.codes.OK:
+        raise HubError(f"{address} answers {answer.status_code} {answer.reason_phrase}".rstrip())
+    try:
+        config = answer.json()
+    except ValueError as exc:
+        raise HubError(f"{address} answers with something else than JSON") from exc
+    if not isinstance(config, dict):
+        raise HubError(f"{address} answers with no JSON object")
+    # Where the hub points at a copy elsewhere, it is the hub that names the commit.
+    said = (one.headers.get("x-repo-commit", "") for one in (*answer.history, answer))
+    return HubConfig(config, next((text for text in said if _COMMIT.fullmatch(text)), ""))

@@ -1,0 +1,55 @@
+"""What the hub says of a model that is not on this machine yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from deploy.config.model import Model, with_config
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.runtime.home import Home
+from deploy.runtime.hub import HubError, fetch_config, hub_address, is_offline
+from deploy.workflows.brought import hub_token
+from deploy.workflows.prepare import Report, find_model
+
+_UNKNOWN = (
+    "KV size and context are unknown, and Redis gets redis.memory_gib, else a quarter of the memory"
+)
+
+
+def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) -> Model | None:
+    """Return the model by the hub's config.json; None where this machine has it, or the hub fails.
+
+    With the commit that the hub names, to which engines are then held: whatever they fetch is what
+    was planned for.
+
+    Raises:
+        ConfigError: the model can be none, or the named file holds no token.
+    """
+    model = find_model(spec, home, vendor)
+    if model.source != "hub" or model.shape is not None or model.version:
+        return None
+    environ = {**os.environ, **spec.engine.env}  # engines go by the same
+    if is_offline(environ):
+        report(f"config.json of {model.ref} is not here, and HF_HUB_OFFLINE is set: {_UNKNOWN}")
+        return None
+    address, token = hub_address(environ), hub_token(spec)
+    try:
+        found = fetch_config(address, model.ref, _revision(spec.engine.args), token)
+        described = with_config(model, found.config, found.commit)
+    except (HubError, ConfigError) as exc:
+        report(f"config.json of {model.ref} could not be fetched ({exc}): {_UNKNOWN}")
+        return None
+    report(f"config.json of {model.ref} fetched from {address}")
+    return described
+
+
+def _revision(arguments: Sequence[str]) -> str:
+    """Return the revision that the user's own arguments of vLLM name, else 'main'."""
+    named = "main"
+    for at, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        if option == "--revision":
+            named = value or "".join(arguments[at + 1 : at + 2]) or named
+    return named

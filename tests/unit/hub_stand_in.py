@@ -1,0 +1,63 @@
+"""A hub of models of pretence, on the loopback address."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LLAMA: dict[str, Any] = {
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "hidden_size": 8192,
+    "max_position_embeddings": 8192,
+}
+
+
+@dataclass
+class Hub:
+    """What is asked of it, and what it answers.
+
+    Attributes:
+        asked: (path, Authorization) of each request.
+    """
+
+    address: str = ""
+    status: int = 200
+    body: bytes = json.dumps(LLAMA).encode()
+    headers: dict[str, str] = field(default_factory=lambda: {"X-Repo-Commit": COMMIT})
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+@contextmanager
+def open_hub() -> Iterator[Hub]:
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            hub.asked.append((self.path, self.headers["Authorization"]))
+            moved = self.path.startswith("/elsewhere")
+            self.send_response(200 if moved else hub.status)
+            for name, value in ({} if moved else hub.headers).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(hub.body)))
+            self.end_headers()
+            self.wfile.write(hub.body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()

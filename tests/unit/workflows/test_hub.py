@@ -1,0 +1,172 @@
+"""A hub model that is not here yet: planned for by what the hub says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.config.model import Model
+from deploy.config.spec import StackSpec
+from deploy.runtime.home import Home
+from deploy.workflows import up
+from deploy.workflows.facts import stated_facts
+from deploy.workflows.hub import described_model
+from deploy.workflows.prepare import Prepared, find_model
+from deploy.workflows.up import prepare_here
+from tests.unit.conftest import MACHINE
+from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub, open_hub
+
+Make = Callable[..., StackSpec]
+A_TOKEN = 2 * 80 * 8 * 128 * 2
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with open_hub() as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.address)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield made
+
+
+class Asked:
+    """Asks for a model, and keeps what is reported of it."""
+
+    def __init__(self, spec: Make, home: Home) -> None:
+        self._spec, self._home = spec, home
+        self.lines: list[str] = []
+
+    def __call__(self, **fields: object) -> Model | None:
+        asked = self._spec(**{"model": "owner/70b", **fields})
+        return described_model(asked, self._home, "cpu", self.lines.append)
+
+
+@pytest.fixture
+def ask(spec: Make, tmp_path: Path) -> Asked:
+    return Asked(spec, Home(tmp_path, tmp_path))
+
+
+def cached(folder: Path) -> None:
+    snapshot = folder / "cache" / "models--owner--70b" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA))
+
+
+def test_shape_and_commit(hub: Hub, ask: Asked) -> None:
+    model = ask()
+    assert model is not None and model.shape is not None
+    assert (model.ref, model.source, model.version) == ("owner/70b", "hub", COMMIT)
+    assert model.shape.kv_bytes_per_token(2) == A_TOKEN
+    assert ask.lines == [f"config.json of owner/70b fetched from {hub.address}"]
+
+
+def test_as_it_is_after_the_first_download(
+    ask: Asked, hub: Hub, tmp_path: Path, spec: Make
+) -> None:
+    before = ask()
+    cached(tmp_path)
+    after = find_model(spec(model="owner/70b"), Home(tmp_path, tmp_path), "cpu")
+    assert before == after
+    hub.asked.clear()
+    assert ask() is None
+    assert hub.asked == [], "what is here needs no hub"
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-0.6B"])
+def test_what_is_known_is_not_asked_for(hub: Hub, ask: Asked, model: str) -> None:
+    assert ask(model=model) is None
+    assert (hub.asked, ask.lines) == ([], [])
+
+
+def test_with_the_users_token(hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    ask()
+    assert hub.asked[0][1] == "Bearer hf_x"
+    assert "hf_x" not in " ".join(ask.lines)
+
+
+@pytest.mark.parametrize("args", [["--revision", "v2"], ["--seed", "1", "--revision=v2"]])
+def test_of_the_users_revision(hub: Hub, ask: Asked, args: list[str]) -> None:
+    ask(engine={"args": args})
+    assert hub.asked[0][0] == "/owner/70b/resolve/v2/config.json"
+
+
+def test_the_engines_own_hub_is_asked(
+    hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert ask(engine={"env": {"HF_ENDPOINT": hub.address}}) is not None
+
+
+def test_offline(hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert ask() is None
+    assert hub.asked == []
+    assert "HF_HUB_OFFLINE is set" in ask.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(404, b"{}"), (200, b"<html>"), (200, b'{"num_hidden_layers": "many"}')]
+)
+def test_a_hub_that_fails_stops_nothing(hub: Hub, ask: Asked, status: int, body: bytes) -> None:
+    hub.status = status
+    hub.body = body.replace(b"}", b', "num_attention_heads": 8, "hidden_size": 8}') if (
+        b"many" in body
+    ) else body  # fmt: skip
+    assert ask() is None
+    (line,) = ask.lines
+    assert "owner/70b could not be fetched" in line
+    assert "unknown" in line
+
+
+class TestInPlans:
+    @pytest.fixture
+    def here(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Prepared]:
+        monkeypatch.setattr(
+            up, "facts_here", lambda spec, *_: stated_facts(spec, MACHINE, runtime="process")
+        )
+
+        def make(**fields: object) -> Prepared:
+            asked = {"model": "owner/70b", "vendor": "cpu", "runtime": "process", **fields}
+            spec = StackSpec.model_validate(asked)
+            return prepare_here(spec, Home(tmp_path, tmp_path), lambda _: None)
+
+        return make
+
+    @pytest.mark.usefixtures("hub")
+    def test_redis_holds_what_the_model_needs_and_engines_that_commit(
+        self, here: Callable[..., Prepared]
+    ) -> None:
+        made = here(engine={"kv_cache_gib": 4})
+        assert made.plan.kv_bytes_per_token == A_TOKEN
+        assert made.plan.redis_memory_mib == 8192 - 1, "twice what a producer holds, whole tokens"
+        assert made.notes == ()
+        for engine in ("producer-0", "consumer-0"):
+            argv = made.stack.service(engine).argv
+            assert argv[argv.index("--revision") + 1] == COMMIT
+
+    def test_the_same_before_and_after_the_download(
+        self, hub: Hub, here: Callable[..., Prepared], tmp_path: Path
+    ) -> None:
+        before = here().stack.fingerprint()
+        cached(tmp_path)
+        assert here().stack.fingerprint() == before
+        assert len(hub.asked) == 1
+
+    def test_a_plan_without_it_says_so(self, hub: Hub, here: Callable[..., Prepared]) -> None:
+        hub.status = 500
+        made = here()
+        assert made.plan.redis_memory_mib == MACHINE.memory_mib // 4
+        assert any("KV size and context are unknown" in note for note in made.notes)
+
+
+def test_a_download_makes_no_other_stack_of_a_running_one() -> None:
+    """Whatever was known first: the commit by the hub, or nothing at all."""
+    planned, unknown = (Model("o/n", "o/n", "hub", None, None, text) for text in (COMMIT, ""))
+    assert not up._other_files(planned, planned)
+    assert not up._other_files(unknown, planned)
+    assert not up._other_files(planned, unknown)
+    assert up._other_files(Model("o/n", "o/n", "hub", None, None, "f" * 40), planned)
