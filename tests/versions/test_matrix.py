@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,14 @@ Sides = dict[str, dict[str, Any]]
 Trials = Callable[[str], dict[str, Sides]]
 
 
-@pytest.fixture(scope="session")
-def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A real Redis of its own."""
+@contextmanager
+def own_redis() -> Iterator[int]:
+    """Run a real Redis, since cells empty it; give its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-    folder = tmp_path_factory.mktemp("redis")
-    server = subprocess.Popen(("redis-server", *options), cwd=folder, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(("redis-server", *options), stdout=subprocess.DEVNULL)
     try:
         yield port
     finally:
@@ -63,21 +63,20 @@ def natural(fix_id: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="session")
-def trials(redis_port: int, request: pytest.FixtureRequest) -> Trials:
-    """Return a release's cell → side → result; as many releases at a time as there are cores."""
+def trials(request: pytest.FixtureRequest) -> Trials:
+    """Return a release's cell → side → result; several releases at a time."""
     wanted = {item.callspec.params.get("version") for item in request.session.items
               if hasattr(item, "callspec")}  # fmt: skip
-    pool = ThreadPoolExecutor(os.cpu_count())
+    # Half of a trial is waiting for what never ends.
+    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
     every = len(wanted & set(VERSIONS)) != 1
     under_way = {
-        version: pool.submit(trial, version, redis_port)
-        for version in VERSIONS
-        if every or version in wanted
+        version: pool.submit(trial, version) for version in VERSIONS if every or version in wanted
     }
     return lambda version: under_way[version].result()
 
 
-def trial(version: str, redis_port: int) -> dict[str, Sides]:
+def trial(version: str) -> dict[str, Sides]:
     """Run all cells on one release."""
     environ = {
         **os.environ,
@@ -86,8 +85,9 @@ def trial(version: str, redis_port: int) -> dict[str, Sides]:
         "OMP_NUM_THREADS": "1",
         "LMCACHE_TRACK_USAGE": "false",
     }
-    command = (sys.executable, str(HERE / "trial.py"), "--redis-port", str(redis_port))
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    with own_redis() as port:
+        command = (sys.executable, str(HERE / "trial.py"), "--redis-port", str(port))
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Sides] = {}
     for result in map(json.loads, done.stdout.splitlines()):

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,7 +110,13 @@ def state_of(cell: ModuleType, outcomes: Sequence[Any]) -> Result:
 
 
 def run(cell: Callable[[], None]) -> Result:
-    """Return how a cell ended."""
+    """Return how a cell ended, and the seconds it took."""
+    began = time.monotonic()
+    ended = _ended(cell)
+    return {**ended, "seconds": round(time.monotonic() - began, 2)}
+
+
+def _ended(cell: Callable[[], None]) -> Result:
     try:
         cell()
     except NotHere as exc:

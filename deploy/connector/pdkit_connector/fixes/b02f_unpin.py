@@ -43,11 +43,11 @@ def _after_step(wait_for_save: Callable[[Any], None]) -> Callable[[Any], None]:
     def wait(self: Any) -> None:
         wait_for_save(self)
         engine = self.lmcache_engine
-        if engine is None or not engine.lookup_pins:
+        if not (pins := getattr(engine, "lookup_pins", None)):
             return
         for request in self._parent._get_connector_metadata().requests:
             # lookup_unpin forgets what it released, so nothing is released twice.
-            if request.req_id in engine.lookup_pins:
+            if request.req_id in pins:
                 engine.lookup_unpin(request.req_id)
 
     return wait

@@ -22,8 +22,6 @@ from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import of_step, running, unpin, without
 
-_CALLS = ("start_load_kv", "save_kv_layer", "wait_for_save")
-
 
 def probe(_setting: Setting) -> Finding:
     """Show the worker a request with a slot too few, and the scheduler one that vLLM set back."""
@@ -32,9 +30,7 @@ def probe(_setting: Setting) -> Finding:
         return Finding(
             Verdict.NEEDED, f"a slot too few is an AssertionError in {', '.join(asserting)}"
         )
-    impl = miniature(client=object())
-    running_step(impl, 9, tracked=8, computed=BLOCK)
-    tracked = len(impl._request_trackers["probe"].token_ids)
+    tracked = _tracked_when_set_back()
     if tracked != BLOCK + 1:
         return Finding(Verdict.NEEDED, f"set back to {BLOCK} tokens, a request has {tracked}")
     return Finding(Verdict.NOT_NEEDED, "such a request is neither loaded nor stored")
@@ -44,10 +40,11 @@ def apply(_setting: Setting) -> str:
     """Keep such requests from loads and stores, and the adapter's list in step with vLLM's."""
     from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
 
-    replace_method(LMCacheConnectorV1Impl, "start_load_kv", _loading_none)
-    replace_method(LMCacheConnectorV1Impl, "save_kv_layer", _saving_none)
-    replace_method(LMCacheConnectorV1Impl, "wait_for_save", _waiting_for_none)
-    replace_method(LMCacheConnectorV1Impl, "build_connector_meta", _set_back)
+    for name, without_such in _CALLS.items():
+        if _asserts(name):
+            replace_method(LMCacheConnectorV1Impl, name, without_such)
+    if _tracked_when_set_back() != BLOCK + 1:
+        replace_method(LMCacheConnectorV1Impl, "build_connector_meta", _set_back)
     return "such a request is not stored, and computed where it was to be loaded"
 
 
@@ -108,6 +105,13 @@ def _waiting_for_none(wait: Callable[[Any], None]) -> Callable[[Any], None]:
     return wait_for_save
 
 
+_CALLS: dict[str, Callable[..., Any]] = {
+    "start_load_kv": _loading_none,
+    "save_kv_layer": _saving_none,
+    "wait_for_save": _waiting_for_none,
+}
+
+
 def _set_back(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Shorten the adapter's list of a request's tokens where vLLM gave some up.
 
@@ -124,6 +128,13 @@ def _set_back(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return build(self, scheduler_output)
 
     return build_connector_meta
+
+
+def _tracked_when_set_back() -> int:
+    """Return how many tokens the adapter counts of a request set back to a block, a step later."""
+    impl = miniature(client=object())
+    running_step(impl, 9, tracked=8, computed=BLOCK)
+    return len(impl._request_trackers["probe"].token_ids)
 
 
 def _asserts(name: str) -> bool:

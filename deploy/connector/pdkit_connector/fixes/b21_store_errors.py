@@ -1,0 +1,75 @@
+"""B21: an error in a plain store ends the engine's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+from pdkit_connector.layer_steps import idle_engine, replace_method, silent
+from pdkit_connector.log import get_logger
+from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.setting import Setting
+
+
+def probe(setting: Setting) -> Finding:
+    """Store with an engine that fails at once, and see who hears of it."""
+    if setting.lmcache_value("use_layerwise") is True:
+        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is on")
+    engine = idle_engine()
+
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        raise MemoryError("probe")
+
+    engine.stats_monitor = SimpleNamespace(on_store_request=fail)
+    engine._is_passive = lambda: False
+    logger = get_logger()
+    before, logger.disabled = logger.disabled, True
+    try:
+        with silent("lmcache.v1.cache_engine"):
+            engine.store([1], req_id="probe")
+    except MemoryError:
+        return Finding(Verdict.NEEDED, "an error in a store is raised to vLLM")
+    finally:
+        logger.disabled = before
+    return Finding(Verdict.NOT_NEEDED, "an error in a store stays in it")
+
+
+def apply(_setting: Setting) -> str:
+    """Drop a store that fails."""
+    from lmcache.v1.cache_engine import LMCacheEngine
+
+    replace_method(LMCacheEngine, "store", _dropping)
+    return "a store that fails is dropped"
+
+
+def _dropping(store: Callable[..., None]) -> Callable[..., None]:
+    @wraps(store)
+    def drop(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            store(self, *args, **kwargs)
+        except Exception as exc:  # noqa: BLE001 - KV that is not stored is computed again
+            get_logger().error(
+                "pdkit-connector ERROR store of request %s dropped: %s",
+                kwargs.get("req_id"),
+                describe(exc),
+            )
+
+    return drop
+
+
+FIX = Fix(
+    id="B21",
+    title="an error in a plain store ends the engine's core",
+    link="none",
+    reason=(
+        "What goes wrong while KV is stored, such as a copy that the mover refuses, is raised "
+        "through the step to vLLM, whose core ends: all requests of the engine are lost for KV "
+        "that could be computed again. The fix logs the error and stores nothing of that request."
+    ),
+    probe=probe,
+    apply=apply,
+    # Last, around every other fix of the store.
+    rank=300,
+)

@@ -1,0 +1,154 @@
+"""What tests do to the engines of a running stack that no command of the kit does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import psutil
+import redis
+
+from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.home import Home
+from deploy.runtime.process.launcher import Launched
+from deploy.runtime.readiness import wait_ready
+from deploy.runtime.state import write_state
+from deploy.stack.service import Service
+from deploy.verify.equivalence import Answer
+from deploy.workflows.running import require_stack, service_is_ready
+from tests.e2e.conftest import Deploy, eventually
+from tests.e2e.traffic import MODEL
+
+OFFSETS = {"front": 0, "producer-0": 10, "consumer-0": 11}
+CHUNK = 256
+
+# LMCache's own HTTP interface, on a socket in the folder that an engine runs in. 7000 is the
+# worker's; the script interface lets a test do what a plug-in inside the engine could.
+LMCACHE_API = {
+    "LMCACHE_INTERNAL_API_SERVER_ENABLED": "true",
+    "LMCACHE_INTERNAL_API_SERVER_SOCKET_PATH_PREFIX": "./api",
+    "LMCACHE_RUN_SCRIPT_API_ENABLED": "true",
+}
+# vLLM's /reset_prefix_cache.
+VLLM_DEV_API = {"VLLM_SERVER_DEV_MODE": "1"}
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The engines of one stack, 1p1d, that serves the tiny model: a character is a token."""
+
+    kit: Deploy
+    name: str
+    port: int
+
+    def url(self, whom: str) -> str:
+        return f"http://127.0.0.1:{self.port + OFFSETS[whom]}"
+
+    def ask(self, whom: str, prompt: str, max_tokens: int = 16, *, within_s: float = 60) -> Answer:
+        """Complete a prompt greedily; raise ApiError where there is no right answer in time."""
+        with EngineApi(self.url(whom), timeout_s=within_s) as api:
+            return api.complete(MODEL, list(prompt.encode()), max_tokens=max_tokens)
+
+    def ask_counting(self, whom: str, prompt: str) -> tuple[Answer, int]:
+        """Return the answer, and the tokens that the engine loaded for it."""
+        before = self.metric(whom, "vllm:external_prefix_cache_hits_total")
+        answer = self.ask(whom, prompt)
+        return answer, self.metric(whom, "vllm:external_prefix_cache_hits_total") - before
+
+    def recomputed(self, prompt: str, max_tokens: int = 16) -> Answer:
+        """Return the producer's answer to a prompt of which it has nothing; empties the store."""
+        self.store().flushall()
+        self.forget()
+        answer = self.ask("producer-0", prompt, max_tokens)
+        self.store().flushall()
+        self.forget()
+        return answer
+
+    def forget(self) -> None:
+        """Empty the engines' own prefix caches."""
+        for whom in ("producer-0", "consumer-0"):
+            httpx.post(f"{self.url(whom)}/reset_prefix_cache", trust_env=False).raise_for_status()
+
+    def metric(self, whom: str, name: str) -> int:
+        text = httpx.get(f"{self.url(whom)}/metrics", trust_env=False).text
+        values = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+        assert values, f"{whom} has no metric {name}"
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))
+
+    def store(self) -> redis.Redis:
+        return self.kit.redis(self.name, self.port)
+
+    def keys_by_chunk(self, prompt: str) -> list[list[bytes]]:
+        """Store a prompt chunk by chunk; return the keys of each."""
+        store, known, found = self.store(), set[bytes](), list[list[bytes]]()
+        store.flushall()
+        for end in range(CHUNK, len(prompt) + 1, CHUNK):
+            self.ask("producer-0", prompt[:end] + "?", 1)
+            new = self._new_keys(known)
+            assert new, f"chunk {len(found)} was not stored"
+            known.update(new)
+            found.append(sorted(new))
+        return found
+
+    def _new_keys(self, known: set[bytes]) -> set[bytes]:
+        """Wait until there are new keys, and no more of them for a while."""
+        seen, deadline = set[bytes](), time.monotonic() + 20
+        while time.monotonic() < deadline:
+            keys = set(self.store().keys()) - known
+            if keys and keys == seen:
+                return keys
+            seen = keys
+            time.sleep(0.15)
+        return seen
+
+    def lmcache(self, whom: str, method: str, path: str, **more: Any) -> httpx.Response:
+        """Ask the LMCache inside an engine."""
+        folder = Home(self.kit.home, self.kit.home).stack(self.name).run_dir / whom
+        socket = httpx.HTTPTransport(uds=str(folder / "api_7000"))
+        with httpx.Client(transport=socket, base_url="http://lmcache", timeout=10) as client:
+            answer = client.request(method, path, **more)
+        answer.raise_for_status()
+        return answer
+
+    def run_inside(self, whom: str, script: str) -> str:
+        """Run Python inside an engine, with `lmcache` for its LMCacheEngine; return `result`."""
+        text = f"lmcache = app.state.lmcache_adapter.lmcache_engine\n{script}"
+        return self.lmcache(whom, "POST", "/run_script", files={"script": ("s.py", text)}).text
+
+    def pids(self) -> dict[str, int]:
+        return {whom: self.kit.pid(self.name, whom) for whom in ("producer-0", "consumer-0")}
+
+    def is_alive(self, whom: str) -> bool:
+        """Tell whether an engine answers a prompt that it has never seen, in time."""
+        with suppress(ApiError):
+            return bool(self.ask(whom, f"alive at {time.monotonic()}?", 1, within_s=30).tokens)
+        return False
+
+    def dies(self, whom: str, *, within_s: float = 30) -> bool:
+        """Tell whether an engine's process ends in time."""
+        process = psutil.Process(self.kit.pid(self.name, whom))
+        return eventually(
+            lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE,
+            within_s=within_s,
+        )
+
+    def restart(self, environs: Mapping[str, Mapping[str, str]]) -> None:
+        """End engines and start them together, each with more in its environment."""
+        running = require_stack(Home(self.kit.home, self.kit.home / "cache"), self.name)
+        launcher, state = running.launcher, running.state
+        launcher.stop({whom: state.services[whom] for whom in environs}, grace_s=10)
+        started: dict[str, tuple[Service, Launched]] = {}
+        for whom, environ in environs.items():
+            service = running.stack.service(whom)
+            changed = replace(service, env={**service.env, **environ})
+            starts = state.services[whom].starts + 1
+            launched = launcher.start(changed, running.secrets, starts=starts)
+            started[whom] = (changed, launched)
+            state = state.with_service(launched.record)
+        write_state(Home(self.kit.home, self.kit.home).stack(self.name).state_file, state)
+        ready: Callable[[Service], bool] = lambda s: service_is_ready(s, launcher, None)  # noqa: E731
+        wait_ready(started, ready, lambda _: None, launcher, only=set(environs))

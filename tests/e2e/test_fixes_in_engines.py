@@ -1,0 +1,389 @@
+"""The fixes at work in real engines: what ends or misleads an engine without them does not with.
+
+Two stacks. `layered` moves KV layer by layer. `small` has a KV space that its requests overflow and
+room for six chunks on their way to Redis. Both save what consumers decode. The last test of each
+class turns fixes off and shows what they are for; it leaves its engines dead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+import deploy as package
+from deploy.runtime.engine_api import ApiError
+from deploy.verify.equivalence import Answer, compare
+from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines
+from tests.e2e.traffic import Users, chat, text
+
+BATCH = 512  # tokens a step: longer prompts are prefilled in pieces
+LAYERS = 4
+
+
+def brought_up(folder: Path, name: str, port: int, spec: dict[str, object]) -> Iterator[Engines]:
+    (folder / "stack.yaml").write_text(yaml.safe_dump(spec))
+    kit = Deploy(folder)
+    with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), "--no-check"):
+        yield Engines(kit, name, port)
+
+
+def assert_same(reference: Answer, answer: Answer) -> None:
+    found = compare(reference, answer)
+    assert found.matches, found
+
+
+def ask_around_a_hole(engines: Engines, prompt: str, lost: list[bytes]) -> list[int]:
+    """Lose keys, then let the consumer answer three times; return what it loaded for right answers.
+
+    An answer may be refused where chunks vanish after they were found; it may never be wrong.
+    """
+    reference = engines.ask("producer-0", prompt)
+    assert engines.store().delete(*lost) == len(lost)
+    loaded = []
+    for _ in range(3):
+        engines.forget()
+        try:
+            answer, hits = engines.ask_counting("consumer-0", prompt)
+        except ApiError as exc:
+            assert exc.status == 500, exc
+            continue
+        assert_same(reference, answer)
+        loaded.append(hits)
+    return loaded
+
+
+@pytest.fixture(scope="class")
+def layered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    # The monitor looks twice a second instead of twice a minute.
+    extra = '{"ping_interval": 0.5, "waiting_time_for_recovery": 1}'
+    env = {**VLLM_DEV_API, **LMCACHE_API, "LMCACHE_EXTRA_CONFIG": extra}
+    yield from brought_up(
+        tmp_path_factory.mktemp("layered"),
+        "layered",
+        free_base(28400),
+        {
+            "layerwise": True,
+            "save_decode_cache": True,
+            "engine": {"args": ["--max-num-batched-tokens", str(BATCH)], "env": env},
+        },
+    )
+
+
+class TestLayered:
+    def test_ten_users_chat(self, layered: Engines) -> None:
+        """Growing histories, prompts below a chunk and above a batch, and clients that leave."""
+        before = layered.pids()
+        seen = chat(layered.url("front"), Users())
+        assert seen.refused == []
+        assert (seen.answers, seen.left) == (34, 6)
+        assert seen.longest > 2 * BATCH
+        assert layered.metric("consumer-0", "vllm:external_prefix_cache_hits_total") > 20 * CHUNK
+        assert layered.pids() == before
+        data = layered.kit.ok("check", "--name", layered.name)
+        assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
+        assert data["hit_rate"]["hits"] == data["hit_rate"]["eligible"] > 1000
+
+    @pytest.mark.parametrize("lost", ["one layer", "all layers", "payload of one layer"])
+    def test_hole(self, layered: Engines, lost: str) -> None:
+        """What is loaded ends before the chunk that is gone."""
+        prompt = text(4 * CHUNK + 50, lost)
+        keys = layered.keys_by_chunk(prompt)[2]
+        assert len(keys) == 2 * LAYERS
+        third = [key for key in keys if f"@bfloat16@{2}@".encode() in key]
+        payload = [key for key in third if key.endswith(b"kv_bytes")]
+        gone = {"one layer": third, "all layers": keys, "payload of one layer": payload}[lost]
+        loaded = ask_around_a_hole(layered, prompt, gone)
+        assert loaded[0] == 2 * CHUNK
+        assert len(loaded) == 3 or lost == "payload of one layer"
+        # LMCache looks for the first layer only before it stores: other layers stay lost.
+        assert loaded[-1] == (4 if lost == "all layers" else 2) * CHUNK
+        assert layered.is_alive("consumer-0")
+
+    def test_frozen(self, layered: Engines) -> None:
+        """A frozen producer answers and stores nothing; thawed, it stores again."""
+        layered.store().flushall()
+        layered.lmcache("producer-0", "PUT", "/freeze/enable")
+        try:
+            for number in range(3):
+                layered.ask("producer-0", text(700, ("frozen", number)))
+            assert layered.store().dbsize() == 0
+        finally:
+            layered.lmcache("producer-0", "PUT", "/freeze/disable")
+        self._assert_shared(layered, text(700, "thawed"))
+
+    @pytest.mark.parametrize("whom", ["producer-0", "consumer-0"])
+    def test_unhealthy(self, layered: Engines, whom: str) -> None:
+        """An engine whose store is ill answers without it, and uses it again once it is well.
+
+        The Redis connector has no ping, and layerwise loads are not among those whose failures the
+        health monitor counts, so no state of Redis makes a layerwise engine unhealthy. The count is
+        raised inside the engine; that the monitor acts on it, and how it recovers, is LMCache's.
+        """
+        make_unhealthy(layered, whom)
+        for number in range(3):
+            layered.ask(whom, text(700, (whom, number)), 300)
+        assert eventually(lambda: is_healthy(layered, whom), within_s=20)
+        self._assert_shared(layered, text(700, ("well again", whom)))
+
+    def _assert_shared(self, engines: Engines, prompt: str) -> None:
+        reference = engines.ask("producer-0", prompt)
+        assert eventually(lambda: engines.store().dbsize() >= 2 * 2 * LAYERS, within_s=10)
+        answer, hits = engines.ask_counting("consumer-0", prompt)
+        assert_same(reference, answer)
+        assert hits == 2 * CHUNK
+
+    def test_without_the_fixes(self, layered: Engines) -> None:
+        """Freezing ends a producer that runs without B2b, illness an engine without B2c.
+
+        B2g, which keeps any error of a store inside the store, must be off as well.
+        """
+        layered.restart(
+            {
+                "producer-0": {"PDKIT_DISABLE_FIXES": "B2b,B2g"},
+                "consumer-0": {"PDKIT_DISABLE_FIXES": "B2c,B2g"},
+            }
+        )
+        layered.lmcache("producer-0", "PUT", "/freeze/enable")
+        with pytest.raises(ApiError):
+            layered.ask("producer-0", text(700, "frozen to death"))
+        assert layered.dies("producer-0")
+        assert "StopIteration" in layered.kit.log(layered.name, "producer-0")
+        make_unhealthy(layered, "consumer-0")
+        with pytest.raises(ApiError):
+            layered.ask("consumer-0", text(700, "ill to death"))
+        assert layered.dies("consumer-0")
+        assert "StopIteration" in layered.kit.log(layered.name, "consumer-0")
+
+
+def is_healthy(engines: Engines, whom: str) -> bool:
+    return engines.run_inside(whom, "result = lmcache.is_healthy()") == "True"
+
+
+def make_unhealthy(engines: Engines, whom: str) -> None:
+    """Count ten failed loads, as plain loads do, and wait until the health monitor sees them."""
+    engines.run_inside(
+        whom,
+        'remote = lmcache.storage_manager.storage_backends["RemoteBackend"]\n'
+        "remote._get_blocking_failed_count += 10",
+    )
+    assert eventually(lambda: not is_healthy(engines, whom), within_s=10)
+
+
+@pytest.fixture(scope="class")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    yield from brought_up(
+        tmp_path_factory.mktemp("small"),
+        "small",
+        free_base(28300),
+        {
+            "save_decode_cache": True,
+            "lmcache": {"staging_gib": 3 / 1024},  # six chunks
+            "engine": {
+                "kv_cache_gib": 0.0055,  # 2883 tokens
+                "max_model_len": 2560,
+                "args": ["--max-num-batched-tokens", str(BATCH)],
+                "env": VLLM_DEV_API,
+            },
+        },
+    )
+
+
+class TestSmall:
+    def test_second_turn_hits_the_first_answer(self, small: Engines) -> None:
+        """Of a second turn the consumer loads the chunk that it decoded in the first.
+
+        A consumer that saves runs as `kv_both`, since `kv_consumer` never stores. So it must be
+        allowed to write to Redis: SET of chunks that it decoded, beside what every consumer does,
+        EXISTS and GET, and DEL of a chunk whose payload is gone.
+        """
+        small.store().flushall()
+        first = text(300, "first turn")
+        answer = small.ask("front", first, 300)
+        decoded = "".join(chr(int(token.removeprefix("token_id:"))) for token in answer.tokens)
+        assert eventually(lambda: small.store().dbsize() >= 4, within_s=20)
+        small.forget()
+        second = first + decoded + text(100, "second turn")
+        before = small.metric("consumer-0", "vllm:external_prefix_cache_hits_total")
+        got = small.ask("front", second)
+        loaded = small.metric("consumer-0", "vllm:external_prefix_cache_hits_total") - before
+        assert len(first) // CHUNK * CHUNK == CHUNK, "the first prompt is one chunk and a part"
+        assert loaded == 2 * CHUNK
+        assert_same(small.recomputed(second), got)
+
+    def test_preempted_requests_answer_right(self, small: Engines) -> None:
+        wrong, preempted = crowd(small, "crowd")
+        assert preempted > 0
+        assert wrong == []
+
+    @pytest.mark.parametrize("lost", ["both keys", "payload"])
+    def test_hole(self, small: Engines, lost: str) -> None:
+        prompt = text(4 * CHUNK + 50, lost)
+        keys = small.keys_by_chunk(prompt)[2]
+        assert len(keys) == 2
+        gone = keys if lost == "both keys" else [k for k in keys if k.endswith(b"kv_bytes")]
+        loaded = ask_around_a_hole(small, prompt, gone)
+        assert loaded[0] == 2 * CHUNK
+        assert len(loaded) == 3 or lost == "payload"
+        assert loaded[-1] == 4 * CHUNK, "what it computed again, it stored again"
+        assert small.is_alive("consumer-0")
+
+    def test_prompt_that_does_not_fit_the_staging_memory(self, small: Engines) -> None:
+        """Seven chunks are found, six fit on their way: nothing waits for ever, nor goes wrong."""
+        prompt = text(7 * CHUNK + 100, "long")
+        reference = small.recomputed(prompt)
+        small.keys_by_chunk(prompt)
+        small.forget()
+        for _ in range(2):
+            try:
+                assert_same(reference, small.ask("consumer-0", prompt, within_s=40))
+            except ApiError as exc:
+                assert exc.status == 500, exc
+        assert small.is_alive("consumer-0")
+        assert self._is_shared(small, text(600, "short again"))
+
+    def test_redis_stalls_while_the_staging_memory_is_full(self, small: Engines) -> None:
+        answered = stall(small, "stalled")
+        assert answered == [True] * 4
+        assert self._is_shared(small, text(600, "after the stall"))
+
+    def _is_shared(self, engines: Engines, prompt: str) -> bool:
+        reference = engines.ask("producer-0", prompt)
+        time.sleep(1)
+        answer, hits = engines.ask_counting("consumer-0", prompt)
+        assert_same(reference, answer)
+        return hits == len(prompt) // CHUNK * CHUNK
+
+    def test_without_the_fixes(self, small: Engines) -> None:
+        """Without B8 a stall deafens a producer's LMCache; without B4g preemptions end a consumer.
+
+        B13 is off as well: its reads do not wait on the event loop either. Without B4g the slots of
+        a resumed request name blocks twice: the CPU mover refuses that, GPUs' would store it.
+        """
+        small.restart(
+            {
+                "producer-0": {"PDKIT_DISABLE_FIXES": "B8,B13"},
+                "consumer-0": {"PDKIT_DISABLE_FIXES": "B4g"},
+            }
+        )
+        stall(small, "deafened")
+        small.store().flushall()
+        small.ask("producer-0", text(600, "after the deafening stall"))
+        time.sleep(2)
+        assert small.store().dbsize() == 0, "what the producer computes still reaches Redis"
+        refused, _ = crowd(small, "trampled", whom="consumer-0")
+        assert refused
+        assert small.dies("consumer-0")
+
+
+def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str], int]:
+    """Ask for more KV than fits at once.
+
+    Returns refused or wrong answers, wrong beside those to the same prompts alone, and how many
+    preemptions there were.
+    """
+    prompts = [text(400, (seed, number)) for number in range(6)]
+    before = engines.metric("consumer-0", "vllm:num_preemptions_total")
+
+    def ask(prompt: str) -> Answer | str:
+        try:
+            return engines.ask(whom, prompt, 400, within_s=180)
+        except ApiError as exc:
+            return str(exc)
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    refused = [answer for answer in answers if isinstance(answer, str)]
+    if refused:
+        return refused, 0
+    preempted = engines.metric("consumer-0", "vllm:num_preemptions_total") - before
+    found = [
+        compare(engines.recomputed(prompt, 400), answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if isinstance(answer, Answer)
+    ]
+    return [str(one) for one in found if not one.matches], preempted
+
+
+def stall(engines: Engines, seed: str) -> list[bool]:
+    """Fill a producer's staging memory while Redis takes no writes for three seconds, and load.
+
+    Returns who was answered: three prompts of two chunks each, and one that is to be loaded.
+    """
+    engines.store().flushall()
+    engines.forget()
+    known = text(600, (seed, "known"))
+    engines.ask("producer-0", known)
+    time.sleep(1)
+    engines.forget()
+    prompts = [text(520, (seed, number)) for number in range(3)] + [known]
+    answered = [False] * len(prompts)
+
+    def ask(number: int) -> None:
+        try:
+            answered[number] = bool(engines.ask("producer-0", prompts[number], 4).tokens)
+        except ApiError:
+            answered[number] = False
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(prompts))]
+    engines.store().execute_command("CLIENT", "PAUSE", 3000, "WRITE")
+    for thread in threads:
+        # One after the other, each in a step of its own: two chunks a write, and a connection left.
+        thread.start()
+        time.sleep(0.4)
+    for thread in threads:
+        thread.join()
+    return answered
+
+
+NEVER_TAKES = '''
+"""B99: a fix whose target the next release has moved."""
+
+from pdkit_connector.registry import Finding, Fix, Verdict
+
+FIX = Fix(
+    id="B99",
+    title="a bug that is still there",
+    link="https://github.com/LMCache/LMCache/issues/99999",
+    reason="It would give wrong KV.",
+    probe=lambda setting: Finding(Verdict.NEEDED, "the bug shows"),
+    apply=lambda setting: "patched something else",
+)
+'''
+
+
+def test_a_fix_that_does_not_take_stops_the_engine(tmp_path: Path) -> None:
+    """Within ten seconds of its start, saying which bug, where it is told, and the way out."""
+    root = Path(package.__file__).parents[1]
+    for folder in ("deploy", "compose", "images", "lmcache_configs", "scripts"):
+        shutil.copytree(root / folder, tmp_path / folder)
+    fixes = tmp_path / "deploy" / "connector" / "pdkit_connector" / "fixes"
+    (fixes / "b99_never_takes.py").write_text(NEVER_TAKES)
+    kit = Deploy(tmp_path, {"PYTHONPATH": str(tmp_path)}, (sys.executable, "-m", "deploy"))
+    port = free_base(28600)
+    idle = os.getloadavg()[0] < (os.cpu_count() or 1)
+    up = kit.start("up", "--name", "refused", "--port", str(port))
+    state = tmp_path / "stacks" / "refused" / "state.json"
+    assert eventually(lambda: state.exists() and "producer-0" in state.read_text(), within_s=60)
+    engine, started = psutil.Process(kit.pid("refused", "producer-0")), time.monotonic()
+    while up.poll() is None and engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.02)
+    took_s = time.monotonic() - started
+    stdout, stderr = up.communicate(timeout=120)
+    assert up.returncode == 4, stdout + stderr
+    for part in ("exit code 3", "B99", "issues/99999", "PDKIT_DISABLE_FIXES=B99"):
+        assert part in stderr, stderr
+    assert "EngineCore" not in kit.log("refused", "producer-0"), "it was told before any core began"
+    # Seconds mean something only where nobody else takes the processors.
+    assert took_s < 10 or not idle, took_s
+    kit.assert_nothing_left("refused", port)
