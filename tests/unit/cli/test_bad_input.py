@@ -212,10 +212,6 @@ CASES: dict[str, Case] = {
         "--vendor cpu", 2, "deploy.yaml: redis.image: 'Redis Latest'", "redis-local",
         hint="deploy images list", files={"deploy.yaml": "redis: {image: Redis Latest}\n"},
     ),
-    "a limit below what an engine needs": compose(
-        "--vendor cpu", 2, "deploy.yaml: engine.memory_gib: 1 GiB", "3.0 GiB",
-        hint="engine.memory_gib to 3", files={"deploy.yaml": "engine: {memory_gib: 1}\n"},
-    ),
     "unknown command": Case(("upp",), 2, ("'upp'",), "deploy --help", "usage"),
 }  # fmt: skip
 
