@@ -7,6 +7,7 @@ the seconds that it takes to import what the server imports anyway. Arguments ar
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import json
 import runpy
@@ -20,6 +21,7 @@ from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
 
 _SERVER = "vllm.entrypoints.openai.api_server"
+_WHOLE = ("vllm.config", "lmcache")
 _KV_TRANSFER = "--kv-transfer-config"
 
 
@@ -40,9 +42,12 @@ def check(argv: Sequence[str]) -> None:
     """Apply every fix in this process, which holds no KV.
 
     Raises:
+        ImportError: vLLM or LMCache itself is broken, which is no matter of the fixes.
         FixFailed: a needed fix does not take.
         UnsupportedSetting: a bug without a mend would bite.
     """
+    for name in _WHOLE:
+        importlib.import_module(name)
     registry = Registry(discover())
     registry.apply(
         Setting(engine=True, extra_config=extra_config(argv)), disabled_ids(registry.fixes)

@@ -126,4 +126,4 @@ class TestOtherCommands:
             process.terminate()
             process.wait(timeout=20)
             reader.join(timeout=20)
-        assert process.returncode == 130
+        assert process.returncode == 0, "whoever follows a log ends it by hand"
