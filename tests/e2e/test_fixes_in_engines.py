@@ -268,12 +268,13 @@ class TestSmall:
         """Without B8 a stall deafens a producer's LMCache; without B4g preemptions end a consumer.
 
         B13 is off as well: its reads do not wait on the event loop either. Without B4g the slots of
-        a resumed request name blocks twice: the CPU mover refuses that, GPUs' would store it.
+        a resumed request name blocks twice: the CPU mover refuses that, GPUs' would store it. B21,
+        which drops a store that is refused, is off to show it.
         """
         small.restart(
             {
                 "producer-0": {"PDKIT_DISABLE_FIXES": "B8,B13"},
-                "consumer-0": {"PDKIT_DISABLE_FIXES": "B4g"},
+                "consumer-0": {"PDKIT_DISABLE_FIXES": "B4g,B21"},
             }
         )
         stall(small, "deafened")
@@ -363,7 +364,7 @@ FIX = Fix(
 
 
 def test_a_fix_that_does_not_take_stops_the_engine(tmp_path: Path) -> None:
-    """Within ten seconds of its start, saying which bug, where it is told, and the way out."""
+    """Before any of vLLM's cores starts, saying which bug, where it is told, and the way out."""
     root = Path(package.__file__).parents[1]
     for folder in ("deploy", "compose", "images", "lmcache_configs", "scripts"):
         shutil.copytree(root / folder, tmp_path / folder)
@@ -384,6 +385,6 @@ def test_a_fix_that_does_not_take_stops_the_engine(tmp_path: Path) -> None:
     for part in ("exit code 3", "B99", "issues/99999", "PDKIT_DISABLE_FIXES=B99"):
         assert part in stderr, stderr
     assert "EngineCore" not in kit.log("refused", "producer-0"), "it was told before any core began"
-    # Seconds mean something only where nobody else takes the processors.
-    assert took_s < 10 or not idle, took_s
+    # Nearly all of it is importing torch and vLLM, here twice at once on as few as two cores.
+    assert took_s < 30 or not idle, took_s
     kit.assert_nothing_left("refused", port)
