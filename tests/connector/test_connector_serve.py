@@ -1,0 +1,61 @@
+"""The way into an engine: what it reads of vLLM's arguments, and how it refuses to start."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+
+import pytest
+from pdkit_connector import serve
+from pdkit_connector.errors import FixFailed
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        ((), {}),
+        (("--model", "m", "--kv-transfer-config"), {}),
+        (("--kv-transfer-config", "no JSON"), {}),
+        (("--kv-transfer-config", "[]"), {}),
+        (("--kv-transfer-config", json.dumps({"kv_role": "kv_both"})), {}),
+        (
+            ("--kv-transfer-config", json.dumps({"kv_connector_extra_config": {"a": 1}})),
+            {"a": 1},
+        ),
+    ],
+)
+def test_extra_configuration_is_read_off_the_arguments(argv, found):
+    assert serve.extra_config(argv) == found
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Note what would be run as the server."""
+    servers = []
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_more: servers.append(name))
+    monkeypatch.setattr(sys, "argv", ["serve"])
+    return servers
+
+
+def test_the_server_starts_when_every_fix_takes(monkeypatch, started):
+    monkeypatch.setattr(serve, "check", lambda _argv: None)
+    serve.main()
+    assert started == ["vllm.entrypoints.openai.api_server"]
+
+
+def test_nothing_starts_when_one_does_not(monkeypatch, started):
+    def fail(_argv):
+        raise FixFailed("fix B99 is needed")
+
+    monkeypatch.setattr(serve, "check", fail)
+    with pytest.raises(SystemExit) as ended:
+        serve.main()
+    assert (ended.value.code, started) == (3, [])
+
+
+def test_a_broken_vllm_is_told_as_such(monkeypatch, started):
+    monkeypatch.setattr(serve, "_WHOLE", ("vllm.no_such_module",))
+    with pytest.raises(ImportError, match="no_such_module"):
+        serve.main()
+    assert not started
