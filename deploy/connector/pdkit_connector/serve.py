@@ -7,7 +7,6 @@ the seconds that it takes to import what the server imports anyway. Arguments ar
 from __future__ import annotations
 
 import gc
-import importlib
 import itertools
 import json
 import runpy
@@ -21,7 +20,6 @@ from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
 
 _SERVER = "vllm.entrypoints.openai.api_server"
-_WHOLE = ("vllm.config", "lmcache")
 _KV_TRANSFER = "--kv-transfer-config"
 
 
@@ -46,8 +44,9 @@ def check(argv: Sequence[str]) -> None:
         FixFailed: a needed fix does not take.
         UnsupportedSetting: a bug without a mend would bite.
     """
-    for name in _WHOLE:
-        importlib.import_module(name)
+    import lmcache  # noqa: F401
+    from vllm.config import VllmConfig  # noqa: F401
+
     registry = Registry(discover())
     registry.apply(
         Setting(engine=True, extra_config=extra_config(argv)), disabled_ids(registry.fixes)
