@@ -123,6 +123,11 @@ class Catalog:
                 return engine
         raise ConfigError(f"no image profile is the default for '{vendor}'", hint=LIST_COMMAND)
 
+    def interpreters_of(self, engine: EngineImage) -> tuple[str, ...]:
+        """Return where an image's Python may be: of a user's own, wherever the catalogue's are."""
+        others = () if engine.profile else (one.interpreter for one in self.engines.values())
+        return tuple(dict.fromkeys((engine.interpreter, *others)))
+
     def named(self, value: str) -> EngineImage:
         """Return the engine image that `--image` means: a profile's name, or a reference.
 

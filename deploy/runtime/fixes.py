@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ class FixReports:
     fixes: Sequence[FixReport]
 
 
+@cache
 def known_fixes(connector: Path) -> dict[str, tuple[str, str]]:
-    """Return id → title and upstream link of every fix, asked of the connector itself."""
+    """Return id → title and upstream link of every fix, asked of the connector itself, once."""
     command = (sys.executable, *_MODULE, "--list")
     done = _run(command, {**os.environ, "PYTHONPATH": str(connector)})
     return {fix["id"]: (fix["title"], fix["link"]) for fix in json.loads(done.stdout)}

@@ -165,15 +165,13 @@ def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[
     Raises:
         ConfigError: none of them has vLLM.
     """
-    first = known.interpreter
-    others = () if known.profile else (one.interpreter for one in load_catalog().engines.values())
-    tried = tuple(dict.fromkeys((first, *others)))
+    tried = load_catalog().interpreters_of(known)
     for interpreter in tried:
         held = probe_versions(found, interpreter)
         if held.vllm is not None:
             return interpreter, held
     if known.profile or spec.allow_unproven:
-        return first, Versions(None, None)
+        return known.interpreter, Versions(None, None)
     raise ConfigError(
         f"--image: no vLLM found by {', '.join(tried)} in {known.image}",
         hint=f"an image that has vLLM and LMCache: {LIST_COMMAND}",

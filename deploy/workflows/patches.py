@@ -159,10 +159,8 @@ def _image_patches(asked: str) -> Patches:
             if engine.profile
             else f"docker pull {engine.image}",
         )
-    # Of a user's own image nobody knows where its Python is.
-    ours = dict.fromkeys(one.interpreter for one in catalog.engines.values())
     refusal: PdkitError | None = None
-    for interpreter in (engine.interpreter,) if engine.profile else ours:
+    for interpreter in catalog.interpreters_of(engine):
         try:
             reports = fixes_of_image(found.id, interpreter, connector_path())
         except MissingTool as exc:

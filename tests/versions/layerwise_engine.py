@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lmcache_objects import metadata
 
 LAYERS = 3
 CHUNK = 8
@@ -39,7 +40,7 @@ def make_engine(*, remote: bool = False, **config: Any) -> Any:
     if remote:
         values["remote_url"] = f"redis://127.0.0.1:{os.environ['REDIS_PORT']}"
     settings = LMCacheEngineConfig.from_defaults(**values)
-    facts = _metadata()
+    facts = metadata(kv_dtype=torch.float32, kv_shape=(LAYERS, 2, CHUNK, 1, WIDTH))
     database = ChunkedTokenDatabase(settings, facts)
     # The constructor collects garbage: all of torch and vLLM would be walked for each engine.
     gc.freeze()
@@ -53,22 +54,6 @@ def make_engine(*, remote: bool = False, **config: Any) -> Any:
 
 def _broadcast(thing: Any, _source: int) -> Any:
     return thing
-
-
-def _metadata() -> Any:
-    facts = {
-        "model_name": "tiny",
-        "world_size": 1,
-        "worker_id": 0,
-        "kv_dtype": torch.float32,
-        "kv_shape": (LAYERS, 2, CHUNK, 1, WIDTH),
-    }
-    try:
-        kind = importlib.import_module("lmcache.v1.metadata").LMCacheMetadata
-    except ModuleNotFoundError:
-        kind = importlib.import_module("lmcache.config").LMCacheEngineMetadata
-        return kind(fmt="vllm", **facts)
-    return kind(local_world_size=1, local_worker_id=0, **facts)
 
 
 def _mover() -> Any:

@@ -12,6 +12,7 @@ from pdkit_connector.setting import Setting
 from pdkit_connector.store_barrier import barrier_name, serve
 
 _MARK = "_pdkit_counted"
+_PUTS = ("put", "batched_put")
 
 # One token a store that was begun and has not ended. Adding, discarding and copying run no code of
 # the tokens, so that threads need no lock.
@@ -21,30 +22,27 @@ _serving: list[str] = []
 
 def probe(_setting: Setting) -> Finding:
     """See whether anybody can tell when a store that was begun has ended."""
-    if all(hasattr(method, _MARK) for method in _puts()):
+    if all(hasattr(getattr(_connector(), name), _MARK) for name in _PUTS):
         return Finding(Verdict.NOT_NEEDED, "answers wait for the stores that they began")
     return Finding(Verdict.NEEDED, "stores go on behind the answer's back")
 
 
 def apply(_setting: Setting) -> str:
     """Count the stores that are under way, and tell the store barrier."""
-    from lmcache.v1.storage_backend.connector.instrumented_connector import (
-        InstrumentedRemoteConnector,
-    )
     from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
-    for name in ("put", "batched_put"):
-        replace_method(InstrumentedRemoteConnector, name, _counted)
+    for name in _PUTS:
+        replace_method(_connector(), name, _counted)
     replace_method(RemoteBackend, "__init__", _with_barrier)
     return "answers are held until their KV is stored, where the kit asks for it"
 
 
-def _puts() -> tuple[Any, Any]:
+def _connector() -> Any:
     from lmcache.v1.storage_backend.connector.instrumented_connector import (
         InstrumentedRemoteConnector,
     )
 
-    return InstrumentedRemoteConnector.put, InstrumentedRemoteConnector.batched_put
+    return InstrumentedRemoteConnector
 
 
 def _counted(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
