@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from deploy.config import compat
 from deploy.config.model import Model, ModelShape
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
@@ -49,6 +50,17 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def spec() -> Callable[..., StackSpec]:
     """Make a spec from fields, by the way that deploy.yaml takes."""
     return lambda **fields: StackSpec.model_validate(fields)
+
+
+@pytest.fixture
+def broken_layerwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a pair be broken with an option only; the table has no such entry at present."""
+    rule = compat.Rule(
+        "with-an-option", "known_bad", ("cuda", "rocm"), "", "<0.4.4",
+        "single layers are lost", "https://github.com/LMCache/LMCache", ("layerwise",),
+    )  # fmt: skip
+    rules = (*compat.load_rules(), rule)
+    monkeypatch.setattr(compat, "load_rules", lambda: rules)
 
 
 @pytest.fixture

@@ -50,6 +50,10 @@ def compose(arguments: str, exit_code: int, *words: str, hint: str, **more: obje
 
 
 TWO_GPUS = "cpus: 8\nmemory_mib: 65536\ngpus: {vendor: rocm, count: 2, memory_mib: 65536}\n"
+# An interpreter that has all modules, and says so of these versions.
+OTHER_VERSIONS = """#!/bin/sh
+case $2 in *distributions*) echo '0.33.0|0.5.6' ;; esac
+"""
 
 CASES: dict[str, Case] = {
     "no engines": up("--gpus 0", 2, "--gpus", "0", hint="deploy"),
@@ -118,9 +122,10 @@ CASES: dict[str, Case] = {
         "--vendor cuda --image rocm", 2, "--image", "'rocm'", "vendor is cuda",
         hint="--vendor rocm --image rocm",
     ),
-    "a pair that is broken": compose(
-        "--vendor rocm --image rocm-seed --layerwise", 2, "is broken", "github.com",
+    "a pair that nobody has proved": up(
+        "", 2, "vLLM 0.33.0 with LMCache 0.5.6 on cpu has not been proven", "profile 'cpu'",
         hint="--allow-unproven",
+        files={"deploy.yaml": "engine: {python: FOLDER/other}\n", "other": OTHER_VERSIONS},
     ),
     "too few GPUs": compose(
         "--gpus 4 --inventory machine.yaml", 3, "4 GPUs for --vendor rocm", "2 seen",

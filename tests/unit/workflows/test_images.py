@@ -307,7 +307,7 @@ class TestLooking:
         assert found.engine_id == f"sha256:{images.engine.image}"
         assert docker.done == []
 
-    @pytest.mark.usefixtures("docker")
+    @pytest.mark.usefixtures("docker", "broken_layerwise")
     def test_a_bad_pair_is_refused_before_images_are_looked_for(
         self, spec: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
