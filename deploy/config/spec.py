@@ -79,6 +79,9 @@ class LMCacheSpec(_Strict):
 class RedisSpec(_Strict):
     """The store between producers and consumers."""
 
+    client: Literal["pdkit", "lmcache"] = Field(
+        "pdkit", description="who moves KV: the kit's own path, or LMCache's redis:// connector"
+    )
     server: Path | None = Field(None, description="redis-server binary")
     memory_gib: Gibibytes | None = Field(
         None, description="maxmemory; least recently used chunks go first"

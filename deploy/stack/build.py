@@ -70,7 +70,11 @@ def _engine(
         health=Health("http", "/health"),
         ready_s=spec.timeouts.ready_s,
         env=engine_env(engine, plan, spec, layout, file.seen_at),
-        files=(ConfigFile(file.path, lmcache_config(engine.role, plan, url), file.target),),
+        files=(
+            ConfigFile(
+                file.path, lmcache_config(engine.role, plan, spec, layout, url), file.target
+            ),
+        ),
         depends_on=("redis", *before),
         devices=engine.devices,
         memory_mib=engine.memory_mib,

@@ -63,8 +63,8 @@ def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
         "kv_connector": "PatchedLMCacheConnector",
         "kv_connector_module_path": "pdkit_connector.connector",
         "kv_role": kv_role,
-        # A chunk that vanishes between lookup and load fails its request instead of being guessed.
-        "kv_load_failure_policy": "fail",
+        # What was found and cannot be loaded, because it is gone, corrupt or Redis is, is computed.
+        "kv_load_failure_policy": "recompute",
     }
     if plan.layerwise:
         # vLLM picks CUDA graph modes by this key; LMCache itself reads its own configuration.
@@ -85,7 +85,7 @@ def engine_env(
         "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": str(engine.cpu_threads),
         **layout.engine_env(engine, plan),
-        **_store_barrier_env(engine, plan),
+        **_socket_env(engine, plan),
         **offline,
         **plan.vendor.engine_env,
         **theirs,
@@ -95,25 +95,40 @@ def engine_env(
     }
 
 
-def _store_barrier_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
-    """Name the sockets by which a producer's answers wait for its stores (fix B14)."""
-    if engine.role != "producer":
-        return {}
+def _socket_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
+    """Name the sockets by which the API server asks the workers for their counts and stores."""
     return {
-        "PDKIT_STORE_BARRIER": f"{plan.name}-{engine.name}-{engine.port}",
-        "PDKIT_STORE_BARRIER_WORKERS": str(plan.tp),
+        "PDKIT_ENGINE_SOCKET": f"{plan.name}-{engine.name}-{engine.port}",
+        "PDKIT_ENGINE_WORKERS": str(plan.tp),
     }
 
 
-def lmcache_config(role: Role, plan: Plan, remote_url: str) -> str:
+def lmcache_config(role: Role, plan: Plan, spec: StackSpec, layout: Layout, redis_url: str) -> str:
     """Return the text of LMCache's configuration file; the URL may hold secret placeholders."""
     base = yaml.safe_load(asset("lmcache_configs", f"{role}.yaml").read_text(encoding="utf-8"))
+    if spec.redis.client == "pdkit":
+        store = _redis_path(redis_url, f"pdkit:{plan.name}:{hash_seed(plan, spec, layout)}")
+    else:
+        store = {"remote_url": redis_url, "remote_serde": "naive"}
     settings = {
         **base,
         "chunk_size": plan.chunk_size,
         "max_local_cpu_size": plan.staging_gib,
         "use_layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
-        "remote_url": remote_url,
+        **store,
     }
     return yaml.safe_dump(settings, sort_keys=True)
+
+
+def _redis_path(url: str, namespace: str) -> dict[str, Any]:
+    """Return LMCache's settings for the connector's own way to Redis, a storage plug-in."""
+    return {
+        "storage_plugins": ["pdkit"],
+        "extra_config": {
+            "storage_plugin.pdkit.module_path": "pdkit_connector.redis_path.backend",
+            "storage_plugin.pdkit.class_name": "RedisPath",
+            "pdkit.url": url,
+            "pdkit.namespace": namespace,
+        },
+    }

@@ -8,8 +8,12 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from pdkit_connector import store_barrier
-from pdkit_connector.store_barrier import HoldUntilStored, serve, stored, stores_ended
+import uvloop
+from pdkit_connector import store_barrier, worker_socket
+from pdkit_connector.store_barrier import HoldUntilStored, stored, stores_ended
+
+# vLLM's API server runs on uvloop, which differs where sockets are odd; engines always have it.
+RUNS = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 
 _names = (f"test-{os.getpid()}-{number}" for number in itertools.count())
 
@@ -17,9 +21,13 @@ _names = (f"test-{os.getpid()}-{number}" for number in itertools.count())
 @pytest.fixture
 def name(monkeypatch):
     name = next(_names)
-    monkeypatch.setenv(store_barrier.NAME_ENV, name)
+    monkeypatch.setenv(worker_socket.NAME_ENV, name)
     monkeypatch.setenv(store_barrier.DEADLINE_ENV, "0.3")
     return name
+
+
+def serve(name, worker, under_way):
+    worker_socket.serve(name, worker, {store_barrier.QUESTION: store_barrier.answer(under_way)})
 
 
 async def listening(name: str, worker: int = 0) -> None:
@@ -28,6 +36,12 @@ async def listening(name: str, worker: int = 0) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the barrier does not listen")
+
+
+@pytest.fixture(params=sorted(RUNS))
+def run(request):
+    """Return what runs a coroutine on the API server's event loop."""
+    return RUNS[request.param]
 
 
 async def answered(path: str = "/v1/completions", method: str = "POST", times: int = 1) -> list:
@@ -50,7 +64,7 @@ async def answered(path: str = "/v1/completions", method: str = "POST", times: i
     return seen
 
 
-def test_an_answer_waits_for_the_stores_begun_before_it_and_no_later_ones(name):
+def test_an_answer_waits_for_the_stores_begun_before_it_and_no_later_ones(name, run):
     under_way = {"first"}
     serve(name, 0, under_way.copy)
 
@@ -66,12 +80,12 @@ def test_an_answer_waits_for_the_stores_begun_before_it_and_no_later_ones(name):
         seen, _ = await asyncio.gather(answered(times=2), later())
         return seen
 
-    seen = asyncio.run(scenario())
+    seen = run(scenario())
     assert [body for body, _ in seen] == [b"0", b"1"]
     assert 0.09 < seen[0][1] < 0.25
 
 
-def test_a_store_that_hangs_holds_up_once_only(name, capsys):
+def test_a_store_that_hangs_holds_up_once_only(name, capsys, run):
     under_way: set[str] = set()
     serve(name, 0, under_way.copy)
 
@@ -80,13 +94,13 @@ def test_a_store_that_hangs_holds_up_once_only(name, capsys):
         under_way.add("hangs")
         return (await answered())[0][1], (await answered())[0][1]
 
-    first, second = asyncio.run(scenario())
+    first, second = run(scenario())
     assert 0.29 < first < 1
     assert second < 0.2
 
 
-def test_every_worker_is_asked(name, monkeypatch):
-    monkeypatch.setenv(store_barrier.WORKERS_ENV, "2")
+def test_every_worker_is_asked(name, monkeypatch, run):
+    monkeypatch.setenv(worker_socket.WORKERS_ENV, "2")
     under_way: set[str] = set()
     serve(name, 0, set)
     serve(name, 1, under_way.copy)
@@ -97,11 +111,11 @@ def test_every_worker_is_asked(name, monkeypatch):
         under_way.add("of the second worker")
         return await answered()
 
-    assert asyncio.run(scenario())[0][1] > 0.29
+    assert run(scenario())[0][1] > 0.29
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_computes_nothing_is_not_held(name, method):
+def test_what_computes_nothing_is_not_held(name, method, run):
     under_way: set[str] = set()
     serve(name, 0, under_way.copy)
 
@@ -110,10 +124,10 @@ def test_what_computes_nothing_is_not_held(name, method):
         under_way.add("hangs")
         return await answered(method=method)
 
-    assert asyncio.run(scenario())[0][1] < 0.2
+    assert run(scenario())[0][1] < 0.2
 
 
-def test_without_a_worker_the_answer_leaves_and_it_is_told_once(name, monkeypatch):
+def test_without_a_worker_the_answer_leaves_and_it_is_told_once(name, monkeypatch, run):
     told = []
     logger = SimpleNamespace(warning=lambda *line: told.append(line))
     monkeypatch.setattr(store_barrier, "get_logger", lambda: logger)
@@ -123,17 +137,17 @@ def test_without_a_worker_the_answer_leaves_and_it_is_told_once(name, monkeypatc
         for _ in range(3):
             await middleware({"type": "http", "method": "POST"}, None, _ignores)
 
-    asyncio.run(scenario())
+    run(scenario())
     assert len(told) == 1
 
 
-def test_without_a_name_nothing_is_asked(monkeypatch):
-    monkeypatch.delenv(store_barrier.NAME_ENV, raising=False)
+def test_without_a_name_nothing_is_asked(monkeypatch, run):
+    monkeypatch.delenv(worker_socket.NAME_ENV, raising=False)
     monkeypatch.setattr(store_barrier, "stored", None)
-    assert asyncio.run(answered())[0][0] == b"0"
+    assert run(answered())[0][0] == b"0"
 
 
-def test_a_store_begun_while_waiting_is_not_awaited():
+def test_a_store_begun_while_waiting_is_not_awaited(run):
     under_way = {"a"}
     wait = stores_ended(lambda: set(under_way))
 
@@ -144,7 +158,7 @@ def test_a_store_begun_while_waiting_is_not_awaited():
         under_way.discard("a")
         return await waiting
 
-    assert asyncio.run(scenario()) is True
+    assert run(scenario()) is True
 
 
 async def _answers(scope, receive, send):

@@ -47,6 +47,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         self._registry.check_kv_caches(kv_caches)
         super().register_kv_caches(kv_caches)
         self._require_lmcache("take vLLM's KV tensors")
+        require_plugins(self._lmcache_engine)
 
     def _require_lmcache(self, what: str) -> None:
         """Raise where LMCache gave up and would only recompute from here on.
@@ -80,6 +81,24 @@ def start_failure(adapter: Any) -> str | None:
     if halves and all(half is None for half in halves):
         return "it has neither an engine nor a lookup client"
     return None
+
+
+def require_plugins(adapter: Any) -> None:
+    """Raise ConnectorError where a store that the configuration names was not made.
+
+    LMCache logs that and goes on without, so that nothing would ever be stored.
+    """
+    engine: Any = getattr(adapter, "lmcache_engine", None)
+    if (manager := getattr(engine, "storage_manager", None)) is None:
+        return
+    named = set(getattr(engine.config, "storage_plugins", None) or ())
+    if missing := sorted(named - set(manager.storage_backends)):
+        from pdkit_connector.redis_path.failures import failures
+
+        why = "; ".join(failures) or "see LMCache's own error above"
+        raise ConnectorError(
+            f"LMCache has no store {', '.join(missing)}, so this engine can never share KV: {why}"
+        )
 
 
 def announce(registry: Registry) -> None:

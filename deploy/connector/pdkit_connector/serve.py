@@ -16,8 +16,10 @@ from typing import Any
 
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
+from pdkit_connector.metrics import StoreCollector
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
+from pdkit_connector.worker_socket import engine_name
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _KV_TRANSFER = "--kv-transfer-config"
@@ -33,6 +35,7 @@ def main() -> None:
         get_logger().error("pdkit-connector ERROR %s", exc)
         sys.exit(3)
     gc.enable()
+    publish_counts()
     runpy.run_module(_SERVER, run_name="__main__", alter_sys=True)
 
 
@@ -52,6 +55,14 @@ def check(argv: Sequence[str]) -> None:
         Setting(engine=True, extra_config=extra_config(argv)), disabled_ids(registry.fixes)
     )
     registry.require_no_failure()
+
+
+def publish_counts() -> None:
+    """Show what the workers count on the server's own metrics page, where the kit asked for it."""
+    if name := engine_name():
+        from prometheus_client import REGISTRY
+
+        REGISTRY.register(StoreCollector(name))
 
 
 def extra_config(argv: Sequence[str]) -> dict[str, Any]:

@@ -1,39 +1,53 @@
 """The store barrier: a producer's answer leaves when its KV can be read, or a deadline has passed.
 
-An engine's API server and its workers are processes of their own. Each worker answers on a socket;
-the API server's middleware asks all of them before it lets an answer go. The workers go on
-computing: nothing waits but the answer.
+Each worker knows which of its stores are under way; the API server's middleware asks all of them
+before it lets an answer go. The workers go on computing: nothing waits but the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
+import time
 from collections.abc import Awaitable, Callable, Hashable, MutableMapping
 from typing import Any
 
+from pdkit_connector.counters import COUNTERS
 from pdkit_connector.log import get_logger
+from pdkit_connector.worker_socket import ask, engine_name, workers
 
-# The engine's name, unlike any other's on this machine; without it there is no barrier.
-NAME_ENV = "PDKIT_STORE_BARRIER"
-WORKERS_ENV = "PDKIT_STORE_BARRIER_WORKERS"
 DEADLINE_ENV = "PDKIT_STORE_BARRIER_S"
 DEFAULT_DEADLINE_S = 10.0
+QUESTION = "stored"
 
 _STORED, _LATE = b"1", b"0"
 _TICK_S = 0.002
-_LISTEN_S = 5.0
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+# One token a store of this process that was begun and has not ended. Adding, discarding and copying
+# run no code of the tokens, so that threads need no lock.
+_under_way: set[Hashable] = set()
 
-def barrier_name() -> str | None:
-    """Return the engine's name, None where the kit asked for no barrier."""
-    return os.environ.get(NAME_ENV) or None
+
+def begin() -> Hashable:
+    """Note that a store begins; return what `end` takes."""
+    token = object()
+    _under_way.add(token)
+    return token
+
+
+def end(token: Hashable) -> None:
+    """Note that a store has ended, well or not."""
+    _under_way.discard(token)
+
+
+def under_way() -> set[Hashable]:
+    """Return a copy of the tokens of this process' stores that have not ended."""
+    return _under_way.copy()
 
 
 def deadline_s() -> float:
@@ -41,16 +55,11 @@ def deadline_s() -> float:
     return float(os.environ.get(DEADLINE_ENV) or DEFAULT_DEADLINE_S)
 
 
-def address(name: str, worker: int) -> str:
-    """Return a worker's socket, of Linux's abstract kind: it is gone with its process."""
-    return f"\0pdkit-store-barrier/{os.getuid()}/{name}/{worker}"
-
-
 def stores_ended(under_way: Callable[[], set[Hashable]]) -> Callable[[float], Awaitable[bool]]:
     """Return a waiter for the stores that are under way when it is called.
 
-    `under_way` returns a copy of what stands for each store; it is called from a thread of the
-    barrier's own. The waiter takes a limit in seconds and returns whether all ended within it.
+    `under_way` returns a copy of what stands for each store; it is called from the thread that
+    waits. The waiter takes a limit in seconds and returns whether all ended within it.
     """
     given_up: set[Hashable] = set()
 
@@ -70,55 +79,20 @@ def stores_ended(under_way: Callable[[], set[Hashable]]) -> Callable[[float], Aw
     return wait
 
 
-def serve(name: str, worker: int, under_way: Callable[[], set[Hashable]]) -> None:
-    """Answer whoever asks whether this worker's stores have ended; returns once it listens.
-
-    A daemon thread does so until the process ends.
-    """
+def answer(under_way: Callable[[], set[Hashable]] = under_way) -> Callable[[], Awaitable[bytes]]:
+    """Return a worker's answer to QUESTION, given when the stores of that moment have ended."""
     wait = stores_ended(under_way)
-    listening = threading.Event()
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            writer.write(_STORED if await wait(deadline_s()) else _LATE)
-            await writer.drain()
-        except ConnectionError:
-            pass  # the client went away, and its answer with it
-        finally:
-            writer.close()
+    async def when_stored() -> bytes:
+        return _STORED if await wait(deadline_s()) else _LATE
 
-    async def run() -> None:
-        try:
-            server = await asyncio.start_unix_server(answer, address(name, worker), backlog=1024)
-        except OSError as exc:
-            get_logger().error("pdkit-connector ERROR no store barrier: %s", exc)
-            listening.set()
-            return
-        listening.set()
-        async with server:
-            await server.serve_forever()
-
-    threading.Thread(
-        target=lambda: asyncio.run(run()), name="pdkit-store-barrier", daemon=True
-    ).start()
-    listening.wait(_LISTEN_S)
+    return when_stored
 
 
 async def stored(name: str, worker: int, limit_s: float) -> bool | None:
     """Ask one worker; None where it has no barrier, or broke it off."""
-
-    async def ask() -> bytes:
-        reader, writer = await asyncio.open_unix_connection(address(name, worker))
-        try:
-            return await reader.read(1)
-        finally:
-            writer.close()
-
-    try:
-        # The worker keeps the deadline; this one is for a worker that hangs.
-        said = await asyncio.wait_for(ask(), limit_s + 1)
-    except (OSError, asyncio.TimeoutError):
-        return None
+    # The worker keeps the deadline; this one is for a worker that hangs.
+    said = await ask(name, worker, QUESTION, limit_s + 1)
     return said == _STORED if said else None
 
 
@@ -131,8 +105,8 @@ class HoldUntilStored:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._name = barrier_name()
-        self._workers = int(os.environ.get(WORKERS_ENV) or 1)
+        self._name = engine_name()
+        self._workers = workers()
         self._told: set[str] = set()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -152,16 +126,24 @@ class HoldUntilStored:
         await self._app(scope, receive, hold)
 
     async def _hold(self, name: str) -> None:
-        limit_s = deadline_s()
+        began, limit_s = time.perf_counter(), deadline_s()
         asked = (stored(name, worker, limit_s) for worker in range(self._workers))
         said = await asyncio.gather(*asked)
+        COUNTERS.add("barrier_seconds", time.perf_counter() - began)
         if None in said:
+            self._count("absent")
             self._tell_once("a worker answers no store barrier: answers may leave before their KV")
         elif not all(said):
+            self._count("late")
             self._tell_once(
                 f"KV was not stored within {limit_s:g} s: answers leave before their KV, which "
                 "consumers compute again"
             )
+        else:
+            self._count("stored")
+
+    def _count(self, result: str) -> None:
+        COUNTERS.add("barrier_waits", result=result)
 
     def _tell_once(self, what: str) -> None:
         if what not in self._told:

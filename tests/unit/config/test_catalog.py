@@ -321,8 +321,16 @@ class TestGpuImages:
         assert all(version and "--hash=sha256:" in rest for _, version, rest in entries)
         if engine.profile == "cuda":
             assert [(name, version) for name, version, _ in entries] == [
-                ("lmcache", f"=={engine.lmcache}")
+                ("lmcache", f"=={engine.lmcache}"),
+                ("xxhash", "==4.1.0"),
             ]
+
+
+def test_all_images_have_the_same_checksum(repo: Path) -> None:
+    """A value's checksum is one that every engine of a stack can compute."""
+    files = ("cpu/requirements.lock", "cuda/requirements.txt", "rocm/requirements.txt")
+    texts = [(repo / "images" / name).read_text(encoding="utf-8") for name in files]
+    assert len({re.findall(r"^xxhash==(\S+)", text, re.M)[0] for text in texts}) == 1
 
 
 def pip_commands(dockerfile: Dockerfile) -> list[str]:

@@ -94,12 +94,18 @@ class TestVendors:
             rf"{engine}(?:image|devices|group_add|cap_add|security_opt"
             r"|deploy\.resources\.reservations|labels\.dev\.pdkit\.service"
             r"|environment\.(?:HIP_VISIBLE_DEVICES|PYTHONHASHSEED))"
+            # The namespace of their KV, which is another as the image is.
+            r"|x-pdkit\.files\..*/lmcache\.yaml"
         )
         for fields in ({}, {"topology": "2p2d", "layerwise": True}, {"tp": 2}, {"gpus": 1}):
             one, other = (contained(vendor=vendor, **fields) for vendor in ("cuda", "rocm"))
             changed = list(differing(one.document, other.document))
             assert changed
             assert [path for path in changed if not allowed.fullmatch(path)] == []
+            for name, text in one.document["x-pdkit"]["files"].items():
+                theirs = other.document["x-pdkit"]["files"][name].splitlines()
+                lines = zip(text.splitlines(), theirs, strict=True)
+                assert all(a == b or "pdkit.namespace: " in a for a, b in lines), name
 
     def test_the_variable_of_visible_gpus_counts_a_containers_own(self, cases: list[Case]) -> None:
         for case in cases:

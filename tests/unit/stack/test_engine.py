@@ -63,8 +63,34 @@ def test_the_context_is_said_only_where_it_is_known(prepared: Make) -> None:
 def test_lmcache_file(prepared: Make, role: str) -> None:
     stack = prepared(lmcache={"staging_gib": 2}, save_decode_cache=True, port=9000).stack
     settings = yaml.safe_load(stack.service(f"{role}-0").files[0].text)
-    assert settings["remote_url"] == "redis://:@{redis_password}@127.0.0.1:9001"
+    assert settings["storage_plugins"] == ["pdkit"]
+    assert settings["extra_config"]["pdkit.url"] == "redis://:@{redis_password}@127.0.0.1:9001"
+    assert "remote_url" not in settings, "KV would be stored twice"
     assert settings["max_local_cpu_size"] == 2
     assert settings["save_decode_cache"] is True
     assert settings["local_cpu"] is False, "a hit must be a hit in the shared store"
     assert settings["save_unfull_chunk"] is False
+
+
+def test_lmcaches_own_connector_can_be_chosen(prepared: Make) -> None:
+    stack = prepared(redis={"client": "lmcache"}, port=9000).stack
+    settings = yaml.safe_load(stack.service("consumer-0").files[0].text)
+    assert settings["remote_url"] == "redis://:@{redis_password}@127.0.0.1:9001"
+    assert not settings.keys() & {"storage_plugins", "extra_config"}
+
+
+def test_keys_of_other_stacks_and_of_other_kinds_of_kv_have_another_namespace(
+    prepared: Make,
+) -> None:
+    def namespace(**more: object) -> str:
+        stack = prepared(**more).stack
+        found = {
+            yaml.safe_load(service.files[0].text)["extra_config"]["pdkit.namespace"]
+            for service in stack.services
+            if service.role in ("producer", "consumer")
+        }
+        assert len(found) == 1, "a consumer reads what a producer stores"
+        return str(found.pop())
+
+    kinds = [{}, {"name": "other"}, {"layerwise": True}, {"lmcache": {"chunk_size": 512}}]
+    assert len({namespace(**kind) for kind in kinds}) == len(kinds)

@@ -67,8 +67,13 @@ def test_all_that_keys_depend_on_is_equal_in_all_engines(made: Prepared) -> None
         assert len({argument(engine, option) for engine in engines}) == 1
     files = [lmcache(engine) for engine in engines]
     assert {file["chunk_size"] for file in files} == {made.plan.chunk_size}
-    for setting in ("remote_url", "pre_caching_hash_algorithm", "use_layerwise", "remote_serde"):
-        assert len({file[setting] for file in files}) == 1
+    for setting in (
+        "extra_config",
+        "pre_caching_hash_algorithm",
+        "use_layerwise",
+        "storage_plugins",
+    ):
+        assert len({json.dumps(file[setting]) for file in files}) == 1
 
 
 def test_roles(made: Prepared) -> None:

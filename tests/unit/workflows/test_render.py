@@ -144,7 +144,9 @@ class TestIntoAFolder:
         conf = (tmp_path / "out" / "run" / "redis" / "redis.conf").read_text()
         assert f"requirepass {password}\n" in conf
         engine = (tmp_path / "out" / "run" / "producer-0" / "lmcache.yaml").read_text()
-        assert yaml.safe_load(engine)["remote_url"] == f"redis://:{password}@redis:6379"
+        assert (
+            yaml.safe_load(engine)["extra_config"]["pdkit.url"] == f"redis://:{password}@redis:6379"
+        )
 
     def test_twice_keeps_the_password(
         self, make: Callable[..., Prepared], home: Home, tmp_path: Path

@@ -7,7 +7,8 @@ import os
 
 import redis
 from lmcache_objects import chunk, config, key, metadata, remote_backend
-from pdkit_connector.store_barrier import NAME_ENV, HoldUntilStored
+from pdkit_connector.store_barrier import HoldUntilStored
+from pdkit_connector.worker_socket import NAME_ENV
 
 STALL_MS = 400
 

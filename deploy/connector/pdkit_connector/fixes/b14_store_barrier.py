@@ -9,15 +9,11 @@ from typing import Any
 from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
-from pdkit_connector.store_barrier import barrier_name, serve
+from pdkit_connector.store_barrier import begin, end
+from pdkit_connector.worker import open_socket
 
 _MARK = "_pdkit_counted"
 _PUTS = ("put", "batched_put")
-
-# One token a store that was begun and has not ended. Adding, discarding and copying run no code of
-# the tokens, so that threads need no lock.
-_under_way: set[object] = set()
-_serving: list[str] = []
 
 
 def probe(_setting: Setting) -> Finding:
@@ -50,15 +46,14 @@ def _counted(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]
 
     @wraps(put)
     def count(self: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        token = object()
-        _under_way.add(token)
+        token = begin()
         store = put(self, *args, **kwargs)
 
         async def run() -> Any:
             try:
                 return await store
             finally:
-                _under_way.discard(token)
+                end(token)
 
         return run()
 
@@ -70,9 +65,7 @@ def _with_barrier(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
     def open_barrier(self: Any, config: Any, metadata: Any, *args: Any, **kwargs: Any) -> None:
         init(self, config, metadata, *args, **kwargs)
-        if not _serving and (name := barrier_name()):
-            _serving.append(name)
-            serve(name, metadata.worker_id, _under_way.copy)
+        open_socket(metadata.worker_id)
 
     return open_barrier
 

@@ -25,7 +25,7 @@ class Engine:
         self.options = options
         self.role = json.loads(options.kv_transfer_config)["kv_role"].removeprefix("kv_")
         self.chunk = int(settings["chunk_size"])
-        self.redis = redis.Redis.from_url(settings["remote_url"])
+        self.redis = redis.Redis.from_url(settings["extra_config"]["pdkit.url"])
         self.counters = dict.fromkeys(("queries", "hits"), 0)
 
     def answer(self, path: str, body: Any) -> Answer:

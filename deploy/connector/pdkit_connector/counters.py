@@ -1,0 +1,59 @@
+"""What the store's path counts, for Prometheus and for people."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+
+PREFIX = "pdkit_store_"
+
+HELP: Mapping[str, str] = {
+    "bytes": "Payload bytes, by operation (load, store).",
+    "seconds": "Seconds of work, by operation (load, store, lookup); stores run side by side.",
+    "calls": "Prompts, by operation (load, lookup).",
+    "chunks": "Chunks, by operation and result.",
+    "failures": "Failures of Redis, by kind.",
+    "connects": "Connections made to Redis.",
+    "barrier_waits": "Answers that waited for their stores, by result (stored, late, absent).",
+    "barrier_seconds": "Seconds that answers waited for their stores.",
+}
+
+Count = tuple[str, Mapping[str, str], float]
+
+
+class Counters:
+    """Counts that only grow, by name and labels; any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+    def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        """Add to a count; its name is one of HELP."""
+        key = (name, tuple(sorted(labels.items())))
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + amount
+
+    def value(self, name: str, /, **labels: str) -> float:
+        """Return the sum of the counts of a name that have these labels."""
+        wanted = labels.items()
+        return sum(n for of, having, n in self.all() if of == name and wanted <= having.items())
+
+    def all(self) -> list[Count]:
+        """Return every count as (name, labels, value)."""
+        with self._lock:
+            return [(name, dict(labels), n) for (name, labels), n in self._counts.items()]
+
+    def dump(self) -> bytes:
+        """Return every count as JSON, for another process."""
+        return json.dumps(self.all()).encode()
+
+
+def parse(dumped: bytes) -> list[Count]:
+    """Return the counts of a dump."""
+    return [(name, labels, float(n)) for name, labels, n in json.loads(dumped)]
+
+
+# What this process counts; an engine's worker has one way to Redis.
+COUNTERS = Counters()

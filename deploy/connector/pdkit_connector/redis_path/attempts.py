@@ -1,0 +1,85 @@
+"""Work that Redis may fail: what is tried again, what is counted, what is told."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+from pdkit_connector.counters import Counters
+from pdkit_connector.log import get_logger
+from pdkit_connector.redis_path.health import Health
+from pdkit_connector.redis_path.lanes import Links
+from pdkit_connector.redis_path.link import ReplyError
+
+R = TypeVar("R")
+
+# What says that another server should have been asked.
+_MOVED = frozenset({"MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"})
+# What says something of one key only: no string, or on its way to another server of a cluster.
+OF_ONE_KEY = frozenset({"WRONGTYPE", "ASK", "TRYAGAIN"})
+
+
+class Attempts:
+    """One way of using Redis, such as reading; raises nothing that Redis does."""
+
+    def __init__(self, what: str, counters: Counters) -> None:
+        self._health = Health(what)
+        self._counters = counters
+        self._told: set[str] = set()
+
+    def pausing(self) -> bool:
+        """Tell whether Redis failed a moment ago and should be left alone."""
+        return self._health.pausing()
+
+    def run(self, work: Callable[[], R], links: Links) -> R | None:
+        """Return what `work` returns, or None where Redis failed.
+
+        `work` is run once more where a connection had died while nobody used it, which says
+        nothing of the server, and where another server turned out to be the right one.
+        """
+        error: Exception
+        for _ in range(2):
+            try:
+                done = work()
+            except ReplyError as exc:
+                error = exc
+                if exc.code not in _MOVED:
+                    break
+                links.changed()
+            except (ConnectionError, ssl.SSLError) as exc:
+                error = exc
+            except Exception as exc:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
+                error = exc
+                break
+            else:
+                self._health.worked()
+                return done
+        self._failed(error, links)
+        return None
+
+    def _failed(self, error: Exception, links: Links) -> None:
+        self._counters.add("failures", kind=_kind(error))
+        if isinstance(error, ReplyError):
+            if error.code in OF_ONE_KEY:
+                return
+        else:
+            links.changed()  # a server that is gone may have a successor
+        self._health.failed(f"{type(error).__name__}: {error}")
+
+    def tell_once(self, about: str, what: str) -> None:
+        """Log a warning unless there was one about the same."""
+        if about not in self._told:
+            self._told.add(about)
+            get_logger().warning("pdkit-connector WARNING Redis: %s", what)
+
+
+def _kind(error: Exception) -> str:
+    """Return one of a few words, whatever a server says."""
+    if isinstance(error, ReplyError):
+        plain = error.code.isascii() and error.code.isalpha() and len(error.code) <= 16
+        return error.code.lower() if plain else "error"
+    name = type(error).__name__  # redis-py's TimeoutError is none of Python's
+    if name.startswith("Authentication"):
+        return "auth"
+    return "timeout" if name == "TimeoutError" else "unreachable"

@@ -1,0 +1,321 @@
+"""The Redis path as LMCache's in-process mode sees it: a storage plug-in.
+
+LMCache's configuration names it (`storage_plugins`) and gives its settings under `extra_config`:
+
+    pdkit.url        address of Redis (see `address`)
+    pdkit.namespace  what comes before every key; KV of one namespace can be read by all of it
+    pdkit.<limit>    a field of `client.Limits`
+
+Every chunk, or layer of a chunk in layerwise mode, is one value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
+
+from pdkit_connector import store_barrier
+from pdkit_connector.counters import COUNTERS
+from pdkit_connector.errors import ConnectorError
+from pdkit_connector.log import get_logger
+from pdkit_connector.redis_path.failures import failures
+from pdkit_connector.redis_path.client import Client, Limits
+from pdkit_connector.redis_path.link import Deadline, ReplyError
+from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
+from pdkit_connector.registry import describe
+from pdkit_connector.worker import open_socket
+
+# The plug-in's name, by which LMCache also calls the place where a chunk lies.
+NAME = "pdkit"
+
+_SETTING = "pdkit."
+_ALLOCATE_WAIT_S = 0.01
+
+
+class RedisPath(StoragePluginInterface):  # type: ignore[misc]
+    """LMCache's way to Redis. A scheduler's has no memory to load into and only looks up."""
+
+    def __init__(
+        self,
+        dst_device: str = "cpu",
+        config: Any = None,
+        metadata: Any = None,
+        local_cpu_backend: Any = None,
+        loop: Any = None,
+        **_newer: Any,
+    ) -> None:
+        """Make the client and try it once.
+
+        Raises ConnectorError where a setting is wrong or Redis refuses the log-in. A Redis that is
+        not there is no error: it may come.
+        """
+        super().__init__(
+            dst_device=dst_device,
+            config=config,
+            metadata=metadata,
+            local_cpu_backend=local_cpu_backend,
+            loop=loop,
+        )
+        try:
+            self._start(config, metadata)
+        except Exception as exc:
+            failures.append(describe(exc))
+            raise
+
+    def _start(self, config: Any, metadata: Any) -> None:
+        settings = _settings(config)
+        layout = layout_of(config, metadata)
+        self._codec = Codec(layout)
+        self._prefix = f"{_required(settings, 'namespace')}:{self._codec.layout.hex()[:8]}:"
+        self._client = Client(_required(settings, "url"), self._codec, COUNTERS, _limits(settings))
+        # All values have one length, known from the first that comes by.
+        self._value_bytes: int | None = None
+        self._one_length = not config.save_unfull_chunk
+        self._first_rank_only = bool(metadata.use_mla and metadata.world_size > 1)
+        self._storing: set[Any] = set()
+        self._greet()
+        open_socket(metadata.worker_id)
+        get_logger().info(
+            "pdkit-connector Redis path: keys %s*, checksum %s, layout %s",
+            self._prefix,
+            self._codec.algorithm,
+            layout,
+        )
+
+    def _greet(self) -> None:
+        """Say now what a wrong password would make of every call; a Redis may come later."""
+        try:
+            self._client.lookups.ping()
+        except Exception as exc:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
+            if _is_refusal(exc):
+                raise ConnectorError(f"Redis refuses this engine: {describe(exc)}") from None
+            get_logger().warning("pdkit-connector WARNING Redis is not there: %s", describe(exc))
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    # Lookup
+
+    def contains(self, key: Any, pin: bool = False) -> bool:
+        """Tell whether Redis has a key; nothing is pinned there."""
+        return self.batched_contains([key], pin) == 1
+
+    def batched_contains(self, keys: Sequence[Any], pin: bool = False) -> int:  # noqa: ARG002
+        """Return how many keys Redis has, from the first on; nothing is pinned there."""
+        return self._client.lookups.held(self._names(keys), self._value_bytes)
+
+    async def batched_async_contains(
+        self,
+        lookup_id: str,  # noqa: ARG002
+        keys: Sequence[Any],
+        pin: bool = False,
+    ) -> int:
+        """Do what `batched_contains` does, without holding up LMCache's loop."""
+        return await asyncio.to_thread(self.batched_contains, keys, pin)
+
+    # Load
+
+    def get_blocking(self, key: Any) -> Any | None:
+        """Return a chunk's memory object, or None."""
+        return self.batched_get_blocking([key])[0]
+
+    def batched_get_blocking(self, keys: Sequence[Any]) -> list[Any | None]:
+        """Return the memory objects of the keys; None from the first on that cannot be had."""
+        loaded = self._load(keys)
+        return [*loaded, *[None] * (len(keys) - len(loaded))]
+
+    async def batched_get_non_blocking(
+        self,
+        lookup_id: str,  # noqa: ARG002
+        keys: Sequence[Any],
+        transfer_spec: Any = None,  # noqa: ARG002
+    ) -> list[Any]:
+        """Return the memory objects of the keys, up to the first that cannot be had."""
+        return await asyncio.to_thread(self._load, keys)
+
+    def _load(self, keys: Sequence[Any]) -> list[Any]:
+        if self.local_cpu_backend is None:
+            return []
+        targets = self._client.loads.load(self._names(keys), self._allocate)
+        return [target.memory_obj for target in targets]
+
+    def _allocate(self, header: Header, deadline: Deadline) -> _Staged | None:
+        """Return staging memory for what a header announces, waiting until the deadline for it."""
+        dtype = getattr(torch, header.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise BadValue("foreign", f"its elements are {header.dtype!r}")
+        shape = torch.Size(header.shape)
+        if shape.numel() * dtype.itemsize != header.payload_bytes:
+            raise BadValue("corrupt", f"{header.payload_bytes} bytes are no {tuple(shape)}")
+        memory_format = MemoryFormat(header.memory_format)
+        while True:
+            memory_obj = self.local_cpu_backend.allocate(
+                shape, dtype, fmt=memory_format, busy_loop=False
+            )
+            if memory_obj is not None:
+                self._learn(header.payload_bytes)
+                return _Staged(memory_obj)
+            try:
+                # Stores give their memory back soon.
+                time.sleep(min(_ALLOCATE_WAIT_S, deadline.left_s()))
+            except TimeoutError:
+                return None
+
+    # Store
+
+    def exists_in_put_tasks(self, key: Any) -> bool:
+        """Tell whether a key is being stored."""
+        return key in self._storing
+
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[Any],
+        objs: Sequence[Any],
+        transfer_spec: Any = None,  # noqa: ARG002
+        on_complete_callback: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Begin to store memory objects, which are held until Redis has them or never will."""
+        for key, memory_obj in zip(keys, objs, strict=True):
+            if key not in self._storing:
+                self._submit(key, memory_obj, on_complete_callback)
+
+    def _submit(self, key: Any, memory_obj: Any, told: Callable[[Any], None] | None) -> None:
+        name = self._name(key)
+        payload = _bytes_of(memory_obj)
+        self._learn(len(payload))
+        header = Header(
+            dtype=str(memory_obj.metadata.dtype).removeprefix("torch."),
+            shape=tuple(memory_obj.metadata.shape),
+            memory_format=memory_obj.metadata.fmt.value,
+            payload_bytes=len(payload),
+            layout=self._codec.layout,
+            key=digest(name),
+        )
+        token = store_barrier.begin()
+        self._storing.add(key)
+        memory_obj.ref_count_up()
+
+        def done(stored: bool) -> None:
+            self._storing.discard(key)
+            memory_obj.ref_count_down()
+            store_barrier.end(token)
+            if stored and told is not None:
+                told(key)
+
+        if not self._client.stores.store(name, header, payload, done):
+            done(False)
+
+    # The rest of LMCache's interface
+
+    def pin(self, key: Any) -> bool:  # noqa: ARG002
+        """Return True: what is in Redis is kept by use."""
+        return True
+
+    def unpin(self, key: Any) -> bool:  # noqa: ARG002
+        """Return True: nothing was pinned."""
+        return True
+
+    def remove(self, key: Any, force: bool = True) -> bool:  # noqa: ARG002
+        """Remove a key; tell whether it was there."""
+        return self._client.lookups.remove([self._name(key)]) == 1
+
+    def batched_remove(self, keys: Sequence[Any], force: bool = True) -> int:  # noqa: ARG002
+        """Remove keys; return how many were there."""
+        return self._client.lookups.remove(self._names(keys))
+
+    def touch_cache(self) -> None:
+        """Do nothing: Redis notes each use itself."""
+
+    def get_allocator_backend(self) -> Any:
+        """Return the staging pool."""
+        return self.local_cpu_backend
+
+    def close(self) -> None:
+        """Finish what was begun, within its limit."""
+        self._client.close()
+
+    def _learn(self, payload_bytes: int) -> None:
+        if self._one_length:
+            self._value_bytes = HEADER_BYTES + payload_bytes
+
+    def _name(self, key: Any) -> bytes:
+        if self._first_rank_only:
+            # All ranks of an MLA model hold the same KV, and LMCache stores that of the first.
+            key = key.with_new_worker_id(0)
+        return f"{self._prefix}{key.to_string()}".encode()
+
+    def _names(self, keys: Sequence[Any]) -> list[bytes]:
+        return [self._name(key) for key in keys]
+
+
+class _Staged:
+    """A memory object of the staging pool."""
+
+    def __init__(self, memory_obj: Any) -> None:
+        self.memory_obj = memory_obj
+
+    def memory(self) -> memoryview:
+        return _bytes_of(self.memory_obj)
+
+    def release(self) -> None:
+        self.memory_obj.ref_count_down()
+
+
+def _bytes_of(memory_obj: Any) -> memoryview:
+    return memoryview(memory_obj.byte_array).cast("B")
+
+
+def layout_of(config: Any, metadata: Any) -> str:
+    """Return all that the meaning of a chunk's bytes depends on, beyond what its key says."""
+    return json.dumps(
+        {
+            "kv_shape": list(metadata.kv_shape),
+            "dtype": str(metadata.kv_dtype),
+            "mla": bool(metadata.use_mla),
+            "world_size": metadata.world_size,
+            "chunk_size": config.chunk_size,
+            "layerwise": bool(config.use_layerwise),
+        },
+        sort_keys=True,
+    )
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether Redis wants another user or password."""
+    if isinstance(error, ReplyError):
+        return error.code in ("NOAUTH", "WRONGPASS", "NOPERM")
+    return type(error).__name__ in ("AuthenticationError", "NoPermissionError")
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    extra = config.extra_config or {}
+    return {
+        name.removeprefix(_SETTING): value
+        for name, value in extra.items()
+        if name.startswith(_SETTING)
+    }
+
+
+def _required(settings: dict[str, Any], name: str) -> str:
+    if not settings.get(name):
+        raise ConnectorError(f"extra_config of LMCache's configuration has no {_SETTING}{name}")
+    return str(settings[name])
+
+
+def _limits(settings: dict[str, Any]) -> Limits:
+    known = {name: type(value) for name, value in dataclasses.asdict(Limits()).items()}
+    given = {name: kind(settings[name]) for name, kind in known.items() if name in settings}
+    if unknown := sorted(set(settings) - set(known) - {"url", "namespace"}):
+        raise ConnectorError(
+            f"extra_config of LMCache's configuration has {_SETTING}{unknown[0]}, which is none "
+            f"of {', '.join(sorted(known))}"
+        )
+    return Limits(**given)

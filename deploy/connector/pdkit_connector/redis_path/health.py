@@ -1,0 +1,55 @@
+"""Whether it is worth asking Redis now: after a failure, not at once again."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from pdkit_connector.log import get_logger
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
+_TELL_AGAIN_S = 60.0
+
+
+class Health:
+    """One way of using Redis (say, storing), which pauses after each failure, longer each time.
+
+    A pause ends by itself and is at most a second, so that what comes back is used again at once.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.Lock()
+        self._pause_s = 0.0
+        self._until = 0.0
+        self._told_at = -_TELL_AGAIN_S
+        self._told = False
+
+    def pausing(self) -> bool:
+        """Tell whether Redis should be left alone for now."""
+        return time.monotonic() < self._until
+
+    def failed(self, why: str) -> None:
+        """Begin a pause; say why, once a minute at most."""
+        now = time.monotonic()
+        with self._lock:
+            if now >= self._until:  # what fails during a pause began before it
+                self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+                self._until = now + self._pause_s
+            tell = now - self._told_at >= _TELL_AGAIN_S
+            if tell:
+                self._told_at = now
+                self._told = True
+        if tell:
+            get_logger().warning("pdkit-connector WARNING Redis: %s failed: %s", self._what, why)
+
+    def worked(self) -> None:
+        """Forget what failed; say so, where the failure was told."""
+        if not self._pause_s:
+            return
+        with self._lock:
+            self._pause_s = self._until = 0.0
+            told, self._told = self._told, False
+        if told:
+            get_logger().info("pdkit-connector Redis: %s works again", self._what)

@@ -1,0 +1,152 @@
+"""Threads that each hold connections of their own, so that values move side by side."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+from pdkit_connector.counters import Counters
+from pdkit_connector.log import get_logger
+from pdkit_connector.redis_path.address import Node
+from pdkit_connector.redis_path.link import Deadline, Link
+from pdkit_connector.redis_path.topology import Route, Topology
+
+Job = Callable[["Links"], None]
+
+
+class Links:
+    """The connections of one thread, one a server, made when they are first needed.
+
+    They are made by threads aside, since a name's look-up knows no limit. A connection that comes
+    too late for one caller is there for the next.
+    """
+
+    def __init__(self, topology: Topology, counters: Counters) -> None:
+        self._topology = topology
+        self._counters = counters
+        self._links: dict[Node, Link] = {}
+        self._coming: dict[object, futures.Future[Any]] = {}
+
+    def route(self, deadline: Deadline) -> Route:
+        """Return what tells which server a key lies on."""
+        known = self._topology.route()
+        return known or self._aside("route", self._topology.learn, deadline)
+
+    def to(self, node: Node, deadline: Deadline) -> Link:
+        """Return the connection to a server; raise what redis-py raises where there is none."""
+        link = self._links.get(node)
+        if link is None:
+            link = self._aside(node, lambda: Link(self._topology.connect(node)), deadline)
+            self._links[node] = link
+            self._counters.add("connects")
+        return link
+
+    def drop(self, *nodes: Node) -> None:
+        """Close the connections to servers: their state is unknown, or the servers changed."""
+        for node in nodes:
+            if link := self._links.pop(node, None):
+                link.close()
+
+    def changed(self) -> None:
+        """Learn anew who has what."""
+        self._topology.changed()
+        self.drop(*self._links)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.drop(*self._links)
+        for late in self._coming.values():
+            late.add_done_callback(_close)
+        self._coming.clear()
+
+    def _aside(self, name: object, work: Callable[[], Any], deadline: Deadline) -> Any:
+        """Return what `work` returns, or leave it to the next who asks for the same."""
+        left_s = deadline.left_s()
+        future = self._coming.pop(name, None)
+        if future is None or (future.done() and future.exception()):
+            future = _begun(work)
+        if not futures.wait([future], left_s).done:
+            self._coming[name] = future
+            raise TimeoutError("no connection in time")
+        return future.result()
+
+
+def _begun(work: Callable[[], Any]) -> futures.Future[Any]:
+    future: futures.Future[Any] = futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as exc:  # noqa: BLE001 - whoever waits raises it
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name="pdkit-redis-connect", daemon=True).start()
+    return future
+
+
+def _close(late: futures.Future[Any]) -> None:
+    if late.exception() is None and isinstance(link := late.result(), Link):
+        link.close()
+
+
+class Lanes:
+    """A few threads that take jobs from one queue, in order."""
+
+    def __init__(self, name: str, count: int, make_links: Callable[[], Links]) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(make_links(),), name=f"pdkit-redis-{name}-{n}", daemon=True
+            )
+            for n in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def count(self) -> int:
+        """How many jobs run side by side."""
+        return len(self._threads)
+
+    def submit(self, job: Job) -> bool:
+        """Queue a job, which raises nothing; return False where the lanes are closed."""
+        with self._lock:
+            if not self._closed:
+                self._jobs.put(job)
+            return not self._closed
+
+    def close(self, limit_s: float) -> None:
+        """End the threads after the jobs that are queued, waiting no longer than the limit."""
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
+        ends = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(0.0, ends - time.monotonic()))
+
+    def _run(self, links: Links) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job(links)
+            except Exception:  # noqa: BLE001 - where a job does raise, the thread must live on
+                get_logger().exception("pdkit-connector ERROR Redis: a job failed")
+                links.close()
+        links.close()
+
+
+@contextmanager
+def dropping(links: Links, *nodes: Node) -> Iterator[None]:
+    """Close the connections to these servers where anything goes wrong on them."""
+    try:
+        yield
+    except BaseException:
+        links.drop(*nodes)
+        raise

@@ -1,0 +1,159 @@
+"""One connection to one Redis server, which moves values without copying them.
+
+redis-py makes the connection: it knows how to log in, to choose a database and to speak TLS. The
+bytes then go straight between the socket and the caller's memory.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
+
+_BUFFER_BYTES = 4096
+# No line that Redis says is longer.
+_LINE_BYTES = 1 << 16
+# Small enough that a piece is still in the processor's cache when its checksum is taken.
+PIECE_BYTES = 1 << 20
+
+
+class ReplyError(Exception):
+    """Redis answered with an error; `code` is its first word, such as OOM."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = message.partition(" ")[0]
+
+
+class LinkBroken(ConnectionError):
+    """The other end went away, or said what no Redis says."""
+
+
+class Deadline:
+    """A moment after which nobody waits any more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    def passed(self) -> bool:
+        """Tell whether no time is left."""
+        return time.monotonic() >= self._at
+
+    def left_s(self) -> float:
+        """Return the seconds that are left; raise TimeoutError where there are none."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("deadline passed")
+        return left
+
+
+class Link:
+    """A connection. Any error leaves it in an unknown state: close it then."""
+
+    def __init__(self, connection: Any) -> None:
+        """Take over a connected connection of redis-py.
+
+        It keeps its socket to itself (`_sock`); there is no public way to the same bytes without a
+        copy.
+        """
+        self._connection = connection
+        self._socket = connection._sock
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()
+
+    def send(self, parts: Sequence[bytes | memoryview], deadline: Deadline) -> None:
+        """Send all parts, one after the other."""
+        for part in parts:
+            self._socket.settimeout(deadline.left_s())
+            if isinstance(self._socket, ssl.SSLSocket):
+                self._send_records(memoryview(part), deadline)
+            else:
+                self._socket.sendall(part)
+
+    def _send_records(self, part: memoryview, deadline: Deadline) -> None:
+        """Send over TLS, whose `sendall` would take the limit for each of its records anew."""
+        while part:
+            self._socket.settimeout(deadline.left_s())
+            part = part[self._socket.send(part) :]
+
+    def line(self, deadline: Deadline) -> bytes:
+        """Return the next line of a reply without its end."""
+        line = b""
+        while True:
+            end = self._buffer.find(b"\n", self._start, self._end)
+            if end >= 0:
+                line += bytes(self._view[self._start : end + 1])
+                self._start = end + 1
+                if not line.endswith(b"\r\n"):
+                    raise LinkBroken(f"a line that ends in {line[-2:]!r}")
+                return line[:-2]
+            line += bytes(self._view[self._start : self._end])
+            if len(line) > _LINE_BYTES:
+                raise LinkBroken("a line without an end")
+            self._fill(deadline)
+
+    def status(self, deadline: Deadline) -> bytes:
+        """Return a simple reply or a number; raise ReplyError where Redis refused."""
+        line = self.line(deadline)
+        if line[:1] in b"+:" and line:
+            return line[1:]
+        raise self._unexpected(line)
+
+    def length(self, deadline: Deadline) -> int | None:
+        """Return the length of the string that follows, or None where there is no such key."""
+        line = self.line(deadline)
+        if line in (b"$-1", b"_"):
+            return None
+        if line[:1] == b"$" and line[1:].isdigit():
+            return int(line[1:])
+        raise self._unexpected(line)
+
+    def read_into(self, target: memoryview, deadline: Deadline) -> int:
+        """Read some bytes, at least one and at most `target` holds; return how many."""
+        if self._start < self._end:
+            count = min(self._end - self._start, len(target))
+            target[:count] = self._view[self._start : self._start + count]
+            self._start += count
+            return count
+        self._socket.settimeout(deadline.left_s())
+        count = self._socket.recv_into(target)
+        if not count:
+            raise LinkBroken("Redis closed the connection")
+        return int(count)
+
+    def read(self, count: int, deadline: Deadline) -> bytes:
+        """Return exactly `count` bytes."""
+        data = bytearray(count)
+        view, filled = memoryview(data), 0
+        while filled < count:
+            filled += self.read_into(view[filled:], deadline)
+        return bytes(data)
+
+    def end_of_string(self, deadline: Deadline) -> None:
+        """Read what ends a string."""
+        if self.read(2, deadline) != b"\r\n":
+            raise LinkBroken("a string that is longer than Redis said")
+
+    def _fill(self, deadline: Deadline) -> None:
+        self._socket.settimeout(deadline.left_s())
+        count = self._socket.recv_into(self._buffer)
+        if not count:
+            raise LinkBroken("Redis closed the connection")
+        self._start, self._end = 0, count
+
+    @staticmethod
+    def _unexpected(line: bytes) -> Exception:
+        if line[:1] == b"-":
+            return ReplyError(line[1:].decode("utf-8", "replace"))
+        return LinkBroken(f"an answer that starts with {line[:20]!r}")
+
+
+def command(*words: bytes) -> bytes:
+    """Return a command of Redis' protocol."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)

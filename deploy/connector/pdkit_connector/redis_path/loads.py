@@ -1,0 +1,223 @@
+"""Values on their way from Redis straight into the caller's memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from pdkit_connector.counters import Counters
+from pdkit_connector.redis_path.address import Node
+from pdkit_connector.redis_path.attempts import OF_ONE_KEY, Attempts
+from pdkit_connector.redis_path.lanes import Lanes, Links, dropping
+from pdkit_connector.redis_path.link import PIECE_BYTES, Deadline, Link, ReplyError, command
+from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Check, Codec, Header
+
+# Values that one connection has asked for and not read: enough that the next is on its way, few
+# enough that they do not pile up in Redis' memory.
+_ASKED_AHEAD = 2
+# What a lane may take beyond the deadline to notice it.
+_GRACE_S = 0.2
+
+
+class Target(Protocol):
+    """Memory that a value is loaded into."""
+
+    def memory(self) -> memoryview:
+        """Return the bytes to write, as many as the payload has."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory back: nobody wants it."""
+        ...
+
+
+T = TypeVar("T", bound=Target)
+# Returns memory for a payload, or None where there is none to be had in time. Raises BadValue where
+# the payload is not what the reader can use. Called from the lanes' threads.
+Allocate = Callable[[Header, Deadline], T | None]
+
+
+class Loads:
+    """Loads prompts over several connections."""
+
+    def __init__(
+        self, lanes: Lanes, codec: Codec, attempts: Attempts, counters: Counters, limit_s: float
+    ) -> None:
+        self._lanes = lanes
+        self._codec = codec
+        self._attempts = attempts
+        self._counters = counters
+        self._limit_s = limit_s
+
+    def load(self, keys: Sequence[bytes], allocate: Allocate[T]) -> list[T]:
+        """Return the values of the keys, from the first on until one cannot be had in time."""
+        if not keys:
+            return []
+        self._counters.add("calls", operation="load")
+        if self._attempts.pausing():
+            self._count("paused", len(keys))
+            return []
+        began = time.perf_counter()
+        prompt = _Prompt(keys, allocate, Deadline(self._limit_s))
+        for share in prompt.shares(self._lanes.count):
+            if not self._lanes.submit(partial(self._load, prompt, share)):
+                prompt.give_up(share)
+        loaded = prompt.loaded(self._limit_s + _GRACE_S)
+        self._counters.add("seconds", time.perf_counter() - began, operation="load")
+        size = sum(len(target.memory()) for target in loaded)
+        self._counters.add("bytes", size, operation="load")
+        self._count("loaded", len(loaded))
+        return loaded
+
+    def _load(self, prompt: _Prompt[T], share: Sequence[int], links: Links) -> None:
+        """Load a lane's share of a prompt; what is left of it ends the prompt there."""
+        left = list(share)
+        try:
+            # A job that waited too long for its turn says nothing of Redis.
+            if not prompt.deadline.passed():
+                self._attempts.run(lambda: self._read(links, prompt, left), links)
+        finally:
+            prompt.give_up(left)
+            self._count("unread", len(left))
+
+    def _read(self, links: Links, prompt: _Prompt[T], left: list[int]) -> None:
+        """Read values in order, whatever server they are on, and take each off `left`."""
+        route = links.route(prompt.deadline)
+        places = [(i, route(prompt.keys[i])) for i in left]
+        asked = 0
+        with dropping(links, *{node for _, node in places}):
+            for at, (i, node) in enumerate(places):
+                if prompt.hole < i:
+                    links.drop(*(node for _, node in places[at:asked]))  # nobody reads the answers
+                    break
+                for j, ahead in places[asked : at + _ASKED_AHEAD]:
+                    get = command(b"GET", prompt.keys[j])
+                    links.to(ahead, prompt.deadline).send([get], prompt.deadline)
+                    asked += 1
+                target = self._value(links, node, prompt, prompt.keys[i])
+                left.remove(i)
+                prompt.deliver(i, target)
+
+    def _value(self, links: Links, node: Node, prompt: _Prompt[T], key: bytes) -> T | None:
+        """Read the answer to GET; None where the value is missing or of no use.
+
+        A value that is not read to its end costs the connection.
+        """
+        link = links.to(node, prompt.deadline)
+        try:
+            length = link.length(prompt.deadline)
+            if length is None:
+                self._count("missing")
+                return None
+            target = self._target(link, prompt, key, length)
+            if target is None:
+                self._count("no_memory")
+        except ReplyError as error:
+            if error.code not in OF_ONE_KEY:
+                raise
+            self._useless("foreign", error, key)
+            return None
+        except BadValue as bad:
+            self._useless(bad.kind, bad, key)
+            target = None
+        if target is None:
+            links.drop(node)
+        return target
+
+    def _target(self, link: Link, prompt: _Prompt[T], key: bytes, length: int) -> T | None:
+        if length < HEADER_BYTES:
+            raise BadValue("corrupt", f"it has {length} bytes")
+        raw = link.read(HEADER_BYTES, prompt.deadline)
+        header, check = self._codec.parse(raw, key, length)
+        target = prompt.allocate(header, prompt.deadline)
+        if target is not None:
+            _receive(link, target, header, check, prompt.deadline)
+        return target
+
+    def _useless(self, kind: str, why: Exception, key: bytes) -> None:
+        self._count(kind)
+        self._attempts.tell_once(
+            f"{kind} value",
+            f"a value is not used, because {why} (key {key.decode(errors='replace')}); "
+            "its chunk is computed again, and so is that of any other like it",
+        )
+
+    def _count(self, result: str, chunks: int = 1) -> None:
+        self._counters.add("chunks", chunks, operation="load", result=result)
+
+
+def _receive(link: Link, target: Target, header: Header, check: Check, deadline: Deadline) -> None:
+    """Fill a target, or release it and raise: BadValue where the bytes are not what they were."""
+    try:
+        memory, filled = target.memory(), 0
+        if len(memory) != header.payload_bytes:
+            raise BadValue(
+                "foreign", f"{len(memory)} bytes are wanted, {header.payload_bytes} come"
+            )
+        while filled < len(memory):
+            count = link.read_into(memory[filled : filled + PIECE_BYTES], deadline)
+            # The bytes are still in the processor's cache.
+            check.update(memory[filled : filled + count])
+            filled += count
+        link.end_of_string(deadline)
+        check.require()
+    except BaseException:
+        target.release()
+        raise
+
+
+class _Prompt(Generic[T]):
+    """One load: its keys, and the values that lanes deliver in any order."""
+
+    def __init__(self, keys: Sequence[bytes], allocate: Allocate[T], deadline: Deadline) -> None:
+        self.keys = keys
+        self.allocate = allocate
+        self.deadline = deadline
+        # The first index that has no value, as far as is known.
+        self.hole = len(keys)
+        self._targets: list[T | None] = [None] * len(keys)
+        self._awaited = len(keys)
+        self._closed = False
+        self._condition = threading.Condition()
+
+    def shares(self, lanes: int) -> list[range]:
+        """Return every lane's indices; each has early chunks, since those count most."""
+        count = min(lanes, len(self.keys))
+        return [range(lane, len(self.keys), count) for lane in range(count)]
+
+    def give_up(self, indices: Sequence[int]) -> None:
+        """Learn that there are no such values."""
+        for index in indices:
+            self.deliver(index, None)
+
+    def deliver(self, index: int, target: T | None) -> None:
+        """Take a value, or learn that there is none."""
+        with self._condition:
+            if target is None:
+                self.hole = min(self.hole, index)
+            elif not self._closed:
+                self._targets[index] = target
+                target = None
+            self._awaited -= 1
+            if not self._awaited:
+                self._condition.notify_all()
+        if target is not None:
+            target.release()  # it came too late
+
+    def loaded(self, limit_s: float) -> list[T]:
+        """Wait for all values, and return those before the first that is missing."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._awaited, limit_s)
+            self._closed = True
+        found: list[T] = []
+        for index, target in enumerate(self._targets):
+            if target is None:
+                continue
+            if index == len(found):
+                found.append(target)
+            else:
+                target.release()
+        return found

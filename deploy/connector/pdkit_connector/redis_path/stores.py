@@ -1,0 +1,120 @@
+"""Values on their way to Redis, straight from the caller's memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from pdkit_connector.counters import Counters
+from pdkit_connector.redis_path.attempts import Attempts
+from pdkit_connector.redis_path.lanes import Lanes, Links, dropping
+from pdkit_connector.redis_path.link import Deadline, LinkBroken
+from pdkit_connector.redis_path.value import BadValue, Codec, Header
+
+
+class Stores:
+    """Stores values over several connections, behind the caller's back."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        codec: Codec,
+        attempts: Attempts,
+        counters: Counters,
+        limit_s: float,
+        queued_bytes: int,
+    ) -> None:
+        self._lanes = lanes
+        self._codec = codec
+        self._attempts = attempts
+        self._counters = counters
+        self._limit_s = limit_s
+        self._room = _Room(queued_bytes)
+
+    def store(
+        self, key: bytes, header: Header, payload: memoryview, done: Callable[[bool], None]
+    ) -> bool:
+        """Begin to store a value; return False, without calling `done`, where it is left out.
+
+        `payload` must stay as it is until `done` is called, with whether Redis has the value.
+        """
+        if self._attempts.pausing():
+            self._count("paused")
+            return False
+        if not self._room.take(len(payload)):
+            self._count("no_room")
+            self._attempts.tell_once(
+                "room", "chunks come faster than Redis takes them; some are not stored"
+            )
+            return False
+        deadline = Deadline(self._limit_s)
+
+        def job(links: Links) -> None:
+            stored = False
+            try:
+                stored = self._store(links, key, header, payload, deadline)
+            finally:
+                self._room.give(len(payload))
+                done(stored)
+
+        taken = self._lanes.submit(job)
+        if not taken:
+            self._room.give(len(payload))
+        return taken
+
+    def _store(
+        self, links: Links, key: bytes, header: Header, payload: memoryview, deadline: Deadline
+    ) -> bool:
+        if self._attempts.pausing() or deadline.passed():
+            self._count("paused" if self._attempts.pausing() else "late")
+            return False
+        began = time.perf_counter()
+        try:
+            raw = self._codec.header(header, payload)
+        except BadValue as bad:
+            self._count(bad.kind)
+            self._attempts.tell_once("unfit", f"a chunk is not stored, because {bad}")
+            return False
+        stored = bool(self._attempts.run(partial(_set, links, key, raw, payload, deadline), links))
+        self._counters.add("seconds", time.perf_counter() - began, operation="store")
+        if stored:
+            self._counters.add("bytes", len(payload), operation="store")
+        self._count("stored" if stored else "failed")
+        return stored
+
+    def _count(self, result: str) -> None:
+        self._counters.add("chunks", operation="store", result=result)
+
+
+def _set(links: Links, key: bytes, header: bytes, payload: memoryview, deadline: Deadline) -> bool:
+    size = len(header) + len(payload)
+    head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, size)
+    node = links.route(deadline)(key)
+    with dropping(links, node):
+        link = links.to(node, deadline)
+        link.send([head + header, payload, b"\r\n"], deadline)
+        if (said := link.status(deadline)) != b"OK":
+            raise LinkBroken(f"{said[:20]!r} in answer to SET")
+    return True
+
+
+class _Room:
+    """Bytes that may wait to be stored; one value is always let in."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> bool:
+        with self._lock:
+            if self._taken and self._taken + count > self._total:
+                return False
+            self._taken += count
+            return True
+
+    def give(self, count: int) -> None:
+        with self._lock:
+            self._taken -= count

@@ -1,0 +1,195 @@
+"""What one value in Redis is made of: a header of fixed size, then a chunk's bytes.
+
+A value is taken only if everything its header says fits the reader and its checksum holds, so that
+corrupt, cut, foreign and misplaced values are misses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pdkit_connector.errors import ConnectorError
+
+Buffer = bytes | bytearray | memoryview
+
+_MAGIC = b"pdkitKV\0"
+_FORMAT = 1
+_MAX_DIMS = 6
+# magic, format, checksum's algorithm, memory format, dimensions, dtype, shape, payload's bytes,
+# layout, key, checksum of all, checksum of the header; padded, so that payloads start at a round
+# offset.
+_DTYPE_BYTES = 16
+_LAYOUT = struct.Struct(f"<8sHBBB3x{_DTYPE_BYTES}s{_MAX_DIMS}IQ16s16s8s8s16x")
+HEADER_BYTES = _LAYOUT.size
+_CHECKSUM = slice(HEADER_BYTES - 32, HEADER_BYTES - 24)
+_OF_HEADER = slice(HEADER_BYTES - 24, HEADER_BYTES - 16)
+
+
+class BadValue(ValueError):
+    """A value is not what its reader asked for; `kind` is the counter that it belongs to."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a value says of its payload.
+
+    Attributes:
+        dtype: name of the elements' type, such as bfloat16.
+        shape: of the tensor; at most 6 dimensions.
+        memory_format: LMCache's number for the order of the dimensions.
+        payload_bytes: length of what follows the header.
+        layout: digest of all that the bytes' meaning depends on (`digest`).
+        key: digest of the key that the value was stored under.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    memory_format: int
+    payload_bytes: int
+    layout: bytes
+    key: bytes
+
+
+def digest(text: Buffer) -> bytes:
+    """Return the 16 bytes that stand for a text, such as a key."""
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+class Codec:
+    """Makes and checks values of one layout."""
+
+    def __init__(self, layout: str, algorithm: str | None = None) -> None:
+        """Take the checksum that is fastest here, or the one that is named.
+
+        Raises ConnectorError where Python has no library for a checksum.
+        """
+        self.layout = digest(layout.encode())
+        self._checksums = _checksums()
+        names = {name: number for number, (name, _) in self._checksums.items()}
+        if not names or (algorithm and algorithm not in names):
+            raise ConnectorError(
+                f"no checksum {algorithm or 'xxh3 or blake3'} in this Python; "
+                "install xxhash (pip install xxhash)"
+            )
+        self._number = names[algorithm] if algorithm else min(self._checksums)
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the checksum that new values get."""
+        return self._checksums[self._number][0]
+
+    def header(self, header: Header, payload: Buffer) -> bytes:
+        """Return the bytes that go before `payload`; raise BadValue where they cannot say it."""
+        dtype = header.dtype.encode()
+        if header.payload_bytes != len(payload):
+            raise BadValue("unfit", f"{len(payload)} bytes are no {header.payload_bytes}")
+        if len(header.shape) > _MAX_DIMS or len(dtype) > _DTYPE_BYTES:
+            raise BadValue("unfit", f"{header.shape} of {header.dtype} has no room in a header")
+        fixed = bytearray(
+            _LAYOUT.pack(
+                _MAGIC,
+                _FORMAT,
+                self._number,
+                header.memory_format,
+                len(header.shape),
+                dtype,
+                *header.shape,
+                *(0,) * (_MAX_DIMS - len(header.shape)),
+                header.payload_bytes,
+                header.layout,
+                header.key,
+                bytes(8),
+                bytes(8),
+            )
+        )
+        checksum = self._checksums[self._number][1]
+        of_all = checksum(fixed)
+        of_all.update(payload)
+        fixed[_CHECKSUM] = of_all.digest()[:8]
+        fixed[_OF_HEADER] = checksum(fixed).digest()[:8]
+        return bytes(fixed)
+
+    def parse(self, raw: bytes, key: bytes, value_bytes: int) -> tuple[Header, Check]:
+        """Return what a value's header says and the check of its payload.
+
+        Args:
+            raw: the first HEADER_BYTES of the value.
+            key: the key that was asked for.
+            value_bytes: length of the whole value.
+
+        Raises:
+            BadValue: the value is cut, damaged, of another layout or another key's.
+        """
+        magic, version, number, memory_format, ndim, dtype, *rest = _LAYOUT.unpack(raw)
+        shape, (payload_bytes, layout, of_key, *_) = rest[:_MAX_DIMS], rest[_MAX_DIMS:]
+        if magic != _MAGIC or version != _FORMAT:
+            raise BadValue("foreign", "it is of no format that this version writes")
+        if number not in self._checksums:
+            raise BadValue("foreign", f"its checksum {number} cannot be computed here")
+        check = self._check(number, raw)
+        if layout != self.layout:
+            raise BadValue("foreign", "it was stored for another layout")
+        if of_key != digest(key):
+            raise BadValue("foreign", "it was stored under another key")
+        if ndim > _MAX_DIMS or payload_bytes != value_bytes - HEADER_BYTES:
+            raise BadValue("corrupt", f"{value_bytes} bytes do not hold {payload_bytes} of payload")
+        name = dtype.rstrip(b"\0").decode("ascii", "replace")
+        header = Header(name, tuple(shape[:ndim]), memory_format, payload_bytes, layout, of_key)
+        return header, check
+
+    def _check(self, number: int, raw: bytes) -> Check:
+        """Return the check of a payload, after that of its header.
+
+        The header has a checksum of its own because memory is taken by what it says.
+        """
+        checksum = self._checksums[number][1]
+        fixed = bytearray(raw)
+        fixed[_OF_HEADER] = bytes(8)
+        if checksum(fixed).digest()[:8] != raw[_OF_HEADER]:
+            raise BadValue("corrupt", "the checksum of its header does not hold")
+        fixed[_CHECKSUM] = bytes(8)
+        return Check(checksum(fixed), raw[_CHECKSUM])
+
+
+class Check:
+    """The checksum of a payload that comes in pieces."""
+
+    def __init__(self, running: Any, expected: bytes) -> None:
+        self._running = running
+        self._expected = expected
+
+    def update(self, piece: Buffer) -> None:
+        """Take in the next bytes of the payload."""
+        self._running.update(piece)
+
+    def require(self) -> None:
+        """Raise BadValue unless the payload that came in is the one that was stored."""
+        if self._running.digest()[:8] != self._expected:
+            raise BadValue("corrupt", "its checksum does not hold")
+
+
+def _checksums() -> dict[int, tuple[str, Callable[[Buffer], Any]]]:
+    """Return the checksums of this Python by the number that stands in headers, fastest first."""
+    found: dict[int, tuple[str, Callable[[Buffer], Any]]] = {}
+    try:
+        from xxhash import xxh3_64  # the oldest ones have none
+
+        found[1] = ("xxh3", xxh3_64)
+    except ImportError:
+        pass
+    try:
+        # Every vLLM brings it.
+        from blake3 import blake3
+
+        found[2] = ("blake3", blake3)
+    except ImportError:
+        pass
+    return found

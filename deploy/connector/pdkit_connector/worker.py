@@ -1,0 +1,16 @@
+"""What one worker of an engine answers to its API server."""
+
+from __future__ import annotations
+
+from pdkit_connector import metrics, store_barrier
+from pdkit_connector.worker_socket import engine_name, serve
+
+
+def open_socket(worker: int) -> None:
+    """Answer from now on, where the kit asked for it."""
+    if name := engine_name():
+        answers = {
+            store_barrier.QUESTION: store_barrier.answer(),
+            metrics.QUESTION: metrics.answer,
+        }
+        serve(name, worker, answers)
