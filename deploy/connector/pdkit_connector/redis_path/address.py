@@ -68,10 +68,14 @@ def parse(url: str) -> Address:
 
 def _single(url: str) -> Address:
     from redis.connection import Connection, parse_url
+    from redis.exceptions import RedisError
 
     options = dict(parse_url(url))
     connection_class = options.pop("connection_class", Connection)
-    connection_class(**options)  # refuses unknown options; connects to nothing
+    try:
+        connection_class(**options)  # connects to nothing
+    except RedisError as exc:
+        raise ValueError from exc
     return Address("single", (), "", options, {}, connection_class)
 
 
@@ -96,7 +100,6 @@ def _several(url: str, base: str, kind: str) -> Address:
     one = _single(single + (f"?{urlencode(query)}" if query else ""))
     options = {k: v for k, v in one.options.items() if k not in ("host", "port")}
     if base == "rediss":
-        sentinel_options |= {"ssl": True}
         sentinel_options |= {k: v for k, v in options.items() if k.startswith("ssl")}
     return Address(kind, nodes, master, options, sentinel_options, one.connection_class)
 

@@ -77,6 +77,8 @@ class Attempts:
 def _kind(error: Exception) -> str:
     """Return one of a few words, whatever a server says."""
     if isinstance(error, ReplyError):
+        if error.code == "NOAUTH":
+            return "auth"
         plain = error.code.isascii() and error.code.isalpha() and len(error.code) <= 16
         return error.code.lower() if plain else "error"
     name = type(error).__name__  # redis-py's TimeoutError is none of Python's

@@ -6,7 +6,12 @@ runs it aside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pdkit_connector.redis_path.address import Address, Node
@@ -17,6 +22,7 @@ Route = Callable[[bytes], Node]
 
 # Limit of each step on the way to a connection: to reach the server, TLS, to log in.
 CONNECT_S = 2.0
+_MASTER_KNOWN_S = 2.0
 
 
 class Topology(Protocol):
@@ -59,29 +65,53 @@ class Single:
         return self.route()
 
     def connect(self, node: Node) -> Any:  # noqa: ARG002 - there is but one
-        return connected(self._address, {})
+        return connected(self._address, ONLY)
 
     def changed(self) -> None:
         pass
 
 
-class SentinelMaster(Single):
-    """The server that Sentinels call the master, asked for anew at every connection."""
+class SentinelMaster:
+    """The server that Sentinels call the master."""
 
-    def connect(self, node: Node) -> Any:  # noqa: ARG002 - Sentinels know it
-        from redis.sentinel import Sentinel
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._sentinels = replace(address, options=address.sentinel_options)
+        self._master: Node | None = None
+        self._asked_at = 0.0
 
-        address = self._address
-        sentinel = Sentinel(
-            list(address.nodes),
-            sentinel_kwargs={**address.sentinel_options, **_patience(), "socket_keepalive": False},
-        )
-        try:
-            host, port = sentinel.discover_master(address.master)
-        finally:
-            for client in sentinel.sentinels:
-                client.close()
-        return connected(address, {"host": host, "port": port})
+    def route(self) -> Route | None:
+        master = self._master
+        if master is None:
+            return None
+        # An old master takes stores for seconds after another was chosen, and then forgets them.
+        if time.monotonic() - self._asked_at > _MASTER_KNOWN_S:
+            self._asked_at = math.inf  # one asks at a time
+            threading.Thread(target=self._learn_again, daemon=True).start()
+        return lambda key: master  # noqa: ARG005 - it has all keys
+
+    def learn(self) -> Route:
+        question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.master)
+        master: Node = _ask(self._sentinels, self._address.nodes, question, self._node)
+        self._master = master
+        return lambda key: master  # noqa: ARG005 - it has all keys
+
+    def connect(self, node: Node) -> Any:
+        return connected(self._address, node)
+
+    def changed(self) -> None:
+        self._master = None
+
+    def _learn_again(self) -> None:
+        with suppress(Exception):  # the master that is known will do as long as it works
+            self.learn()
+        self._asked_at = time.monotonic()
+
+    def _node(self, answer: Any, _asked: Node) -> Node:
+        if not answer:
+            raise ConnectionError(f"Sentinel knows no master {self._address.master!r}")
+        host, port = answer
+        return host.decode(), int(port)
 
 
 class Cluster:
@@ -96,36 +126,41 @@ class Cluster:
         return _route(self._by_slot) if self._by_slot else None
 
     def learn(self) -> Route:
-        by_slot = self._asked()
+        by_slot: list[Node] = _ask(self._address, self._known, ("CLUSTER", "SLOTS"), _by_slot)
         self._by_slot = by_slot
         # Those that were named may be gone one day.
         self._known = tuple(dict.fromkeys((*self._address.nodes, *by_slot)))
         return _route(by_slot)
 
     def connect(self, node: Node) -> Any:
-        host, port = node
-        return connected(self._address, {"host": host, "port": port})
+        return connected(self._address, node)
 
     def changed(self) -> None:
         self._by_slot = []
 
-    def _asked(self) -> list[Node]:
-        """Ask the servers that are known, in turn, who has which slots."""
-        error: Exception = ConnectionError("no server of the cluster was named")
-        for node in self._known:
-            try:
-                connection = self.connect(node)
-            except Exception as exc:  # noqa: BLE001 - the next may answer; the last one's is raised
-                error = exc
-                continue
-            try:
-                connection.send_command("CLUSTER", "SLOTS")
-                return _by_slot(connection.read_response(), node[0])
-            except Exception as exc:  # noqa: BLE001 - as above
-                error = exc
-            finally:
-                connection.disconnect()
-        raise error
+
+def _ask(
+    address: Address,
+    nodes: Sequence[Node],
+    question: tuple[str, ...],
+    understood: Callable[[Any, Node], Any],
+) -> Any:
+    """Ask servers in turn, until one gives an answer that can be understood."""
+    error: Exception = ConnectionError("no server was named")
+    for node in nodes:
+        try:
+            connection = connected(address, node)
+        except Exception as exc:  # noqa: BLE001 - the next may answer; the last one's is raised
+            error = exc
+            continue
+        try:
+            connection.send_command(*question)
+            return understood(connection.read_response(), node)
+        except Exception as exc:  # noqa: BLE001 - as above
+            error = exc
+        finally:
+            connection.disconnect()
+    raise error
 
 
 def _route(by_slot: list[Node]) -> Route:
@@ -134,13 +169,13 @@ def _route(by_slot: list[Node]) -> Route:
     return lambda key: by_slot[key_slot(key)]
 
 
-def _by_slot(ranges: Any, asked: str) -> list[Node]:
+def _by_slot(ranges: Any, asked: Node) -> list[Node]:
     """Return the server of each of the 16,384 slots from what CLUSTER SLOTS answers."""
     nodes: list[Node | None] = [None] * 16384
     for first, last, (host, port, *_), *_replicas in ranges:
         name = host.decode() if isinstance(host, bytes) else str(host or "")
         # A server that does not know its own name means the one that was asked.
-        nodes[int(first) : int(last) + 1] = [(name or asked, int(port))] * (
+        nodes[int(first) : int(last) + 1] = [(name or asked[0], int(port))] * (
             int(last) + 1 - int(first)
         )
     missing = nodes.count(None)
@@ -149,23 +184,21 @@ def _by_slot(ranges: Any, asked: str) -> list[Node]:
     return [node for node in nodes if node is not None]
 
 
-def connected(address: Address, where: dict[str, Any]) -> Any:
-    """Return a connection that is made and logged in."""
-    connection = address.connection_class(
-        # Replies are read without redis-py, in the older form of the protocol.
-        **{**address.options, **where, **_patience(), "protocol": 2}
-    )
-    connection.connect()
-    return connection
-
-
-def _patience() -> dict[str, Any]:
-    """Return limits for redis-py, which by itself would try again for many seconds."""
+def connected(address: Address, node: Node) -> Any:
+    """Return a connection that is made and logged in; redis-py would try for many seconds."""
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    return {
-        "socket_timeout": CONNECT_S,
-        "socket_connect_timeout": CONNECT_S,
-        "retry": Retry(NoBackoff(), 0),
-    }
+    connection = address.connection_class(
+        **{
+            **address.options,
+            **({} if node == ONLY else {"host": node[0], "port": node[1]}),
+            "socket_timeout": CONNECT_S,
+            "socket_connect_timeout": CONNECT_S,
+            "retry": Retry(NoBackoff(), 0),
+            # Replies are read without redis-py, in the older form of the protocol.
+            "protocol": 2,
+        }
+    )
+    connection.connect()
+    return connection

@@ -1,0 +1,439 @@
+"""Every way to a real Redis: log-ins, TLS, Unix sockets, Sentinel, Cluster."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import threading
+
+import pytest
+import redis
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from pdkit_connector.errors import ConnectorError
+from pdkit_connector.redis_path.address import parse
+from pdkit_connector.redis_path.client import Limits
+from redis.crc import key_slot
+from redis_chunks import Pool, Storing, Warnings, client, loaded, payload, prompt, stored
+from redis_servers import Servers, eventually, free_port
+
+CHUNKS = prompt("chunk", 20)
+KEYS = list(CHUNKS)
+LIMITS = Limits(lookup_s=1.0, load_s=2.0, store_s=2.0)
+
+
+@pytest.fixture
+def servers(tmp_path):
+    with Servers(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def make(request):
+    """Return `client`, with everything it makes closed after the test."""
+
+    def made(url):
+        one = client(url, LIMITS)
+        request.addfinalizer(one.close)
+        return one
+
+    return made
+
+
+def works(one, chunks=CHUNKS):
+    keys = list(chunks)
+    return (
+        stored(one, chunks) == keys
+        and one.lookups.held(keys) == len(keys)
+        and loaded(one, keys) == list(chunks.values())
+    )
+
+
+def refused(one):
+    """Use a Redis that lets nobody in: nothing raises; return the two warnings, one each way."""
+    with Warnings() as told:
+        for _ in range(3):
+            assert stored(one, CHUNKS) == []
+            assert one.lookups.held(KEYS) == 0
+            assert loaded(one, KEYS) == []
+    assert len(told) == 2
+    return told
+
+
+# Log-ins
+
+
+def test_password(servers, make):
+    server = servers.start("--requirepass", "p@ss/word")
+    at = f"127.0.0.1:{server.port}"
+    assert works(make(f"redis://:p%40ss%2Fword@{at}"))
+    for url in (f"redis://:wrong@{at}", f"redis://{at}"):
+        one = make(url)
+        told = refused(one)
+        assert one.counters.value("failures", kind="auth") > 0
+        assert "wrong" not in str(told)
+        with pytest.raises(Exception, match=r"(?i)auth|password"):
+            one.lookups.ping()
+
+
+def test_user(servers, make):
+    server = servers.start()
+    server.admin.acl_setuser(
+        "kv", enabled=True, passwords=["+secret"], keys=["chunk:*"], categories=["+@all"]
+    )
+    assert works(make(f"redis://kv:secret@127.0.0.1:{server.port}"))
+
+
+def test_user_who_may_not_store(servers, make):
+    server = servers.start()
+    server.admin.acl_setuser(
+        "reader", enabled=True, passwords=["+secret"], keys=["*"], categories=["+@read"]
+    )
+    assert works(make(server.url))
+    one = make(f"redis://reader:secret@127.0.0.1:{server.port}")
+    with Warnings() as told:
+        for _ in range(3):
+            assert stored(one, CHUNKS) == []
+            assert one.lookups.held(KEYS) == 20
+            assert loaded(one, KEYS) == list(CHUNKS.values())
+    assert len(told) == 1
+    assert "NOPERM" in told[0]
+    assert one.counters.value("failures", kind="noperm") > 0
+
+
+def test_user_who_may_look_up_but_not_load(servers, make):
+    """What fails and what works take turns; that is told once as well."""
+    server = servers.start()
+    server.admin.acl_setuser(
+        "looker",
+        enabled=True,
+        passwords=["+secret"],
+        keys=["*"],
+        commands=["+strlen", "+set"],
+    )
+    one = make(f"redis://looker:secret@127.0.0.1:{server.port}")
+    with Warnings() as told:
+        for _ in range(5):
+            assert stored(one, CHUNKS) == KEYS
+            eventually(lambda: one.lookups.held(KEYS) == 20, 2)
+            assert loaded(one, KEYS) == []
+    assert len(told) == 1
+
+
+def test_database(servers, make):
+    server = servers.start()
+    one = make(f"{server.url}/3")
+    assert works(one)
+    assert server.admin.info("keyspace") == {"db3": {"keys": 20, "expires": 0, "avg_ttl": 0}}
+    assert make(server.url).lookups.held(KEYS) == 0
+    assert make(f"{server.url}?db=3").lookups.held(KEYS) == 20
+
+
+def test_unix_socket(servers, make, tmp_path):
+    path = tmp_path / "redis.sock"
+    server = servers.start("--unixsocket", str(path), "--requirepass", "secret")
+    assert works(make(f"unix://:secret@{path}?db=2"))
+    assert "db2" in server.admin.info("keyspace")
+    refused(make(f"unix://{tmp_path}/nobody.sock"))
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Return a folder with ca.pem, other.pem (of another authority), server.pem and server.key."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority, signer = _certificate("authority")
+    other, _ = _certificate("another authority")
+    server, key = _certificate("127.0.0.1", (authority, signer))
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(authority.public_bytes(pem))
+    (folder / "other.pem").write_bytes(other.public_bytes(pem))
+    (folder / "server.pem").write_bytes(server.public_bytes(pem))
+    (folder / "server.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder
+
+
+def _certificate(name, by=None):
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(by[0].subject if by else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
+    )
+    if by:
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        made = made.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+    return made.sign(by[1] if by else key, hashes.SHA256()), key
+
+
+@pytest.fixture
+def tls(certificates):
+    """Return options of redis-server's and arguments of redis-py's."""
+    options = ("--tls-cert-file", f"{certificates}/server.pem")
+    options += ("--tls-key-file", f"{certificates}/server.key")
+    options += ("--tls-ca-cert-file", f"{certificates}/ca.pem", "--tls-auth-clients", "no")
+    return options, {"ssl": True, "ssl_ca_certs": f"{certificates}/ca.pem"}
+
+
+def test_tls(servers, make, tls, certificates):
+    options, arguments = tls
+    server = servers.start(*options, "--requirepass", "secret", tls=arguments)
+    at = f"127.0.0.1:{server.port}"
+    one = make(f"rediss://:secret@{at}/1?ssl_ca_certs={certificates}/ca.pem")
+    assert works(one)
+    large = prompt("large", 3, 5_000_000)
+    assert works(one, large)  # many records
+    server.kill()
+    server.start()
+    assert works(one)
+    for url in (
+        f"rediss://:secret@{at}?ssl_ca_certs={certificates}/other.pem",
+        f"rediss://:secret@{at}",
+        f"redis://:secret@{at}",
+    ):
+        refused(make(url))
+    assert not server.admin.info("keyspace").get("db0")
+
+
+def test_tls_that_stops_in_the_middle(servers, tls, certificates):
+    options, arguments = tls
+    server = servers.start(*options, tls=arguments)
+    url = f"rediss://127.0.0.1:{server.port}?ssl_ca_certs={certificates}/ca.pem"
+    one = client(url, Limits(lookup_s=0.3, load_s=0.5, store_s=0.5))
+    assert works(one)
+    server.stop_answering()
+    storing = Storing(one, prompt("more", 4, 20_000_000))
+    assert storing.wait(1.0) == []
+    pool = Pool()
+    assert one.loads.load(KEYS, pool.allocate) == []
+    server.answer_again()
+    eventually(lambda: works(one), 2)
+    one.close()
+
+
+# Sentinel
+
+
+@pytest.fixture
+def sentinel(servers):
+    """Return a master, its replica, and the Sentinel that watches them."""
+    master = servers.start("--repl-diskless-sync-delay", "0")
+    replica = servers.start("--replicaof", "127.0.0.1", str(master.port))
+    eventually(lambda: replica.admin.info("replication")["master_link_status"] == "up", 10)
+    watch = servers.start(
+        "--sentinel",
+        config=f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel auth-user main admin\nsentinel auth-pass main admin-password\n"
+        "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n",
+    )
+    eventually(lambda: watch.admin.sentinel_slaves("main"), 15)
+    return master, replica, watch
+
+
+def is_master(node):
+    try:
+        return node.admin.info("replication")["role"] == "master"
+    except redis.ConnectionError:
+        return False  # its connections are cut when it changes
+
+
+def test_sentinel(sentinel, make):
+    master, replica, watch = sentinel
+    nobody = free_port()
+    one = make(f"redis-sentinel://127.0.0.1:{nobody},127.0.0.1:{watch.port}/main")
+    assert works(one)
+    assert master.admin.dbsize() == 20
+    eventually(lambda: replica.admin.dbsize() == 20, 5)
+
+    watch.admin.execute_command("SENTINEL FAILOVER", "main")
+    eventually(lambda: is_master(replica), 20)
+    # The old master may go on as if nothing had happened for ten seconds, and then forget it all.
+    more = prompt("more", 20)
+    eventually(lambda: works(one, more) and replica.admin.exists(*more) == 20, 5)
+    assert loaded(one, KEYS) == list(CHUNKS.values())
+
+
+def test_sentinel_whose_master_dies(sentinel, make):
+    master, replica, watch = sentinel
+    one = make(f"redis-sentinel://127.0.0.1:{watch.port}/main")
+    assert works(one)
+    eventually(lambda: replica.admin.dbsize() == 20, 5)
+    master.kill()
+    assert stored(one, CHUNKS) == []
+    eventually(lambda: is_master(replica), 20)
+    eventually(lambda: works(one), 5)
+
+
+def test_sentinel_that_does_not_know_the_master(sentinel, make):
+    refused(make(f"redis-sentinel://127.0.0.1:{sentinel[2].port}/other"))
+
+
+def test_sentinels_password_and_the_masters(servers, make):
+    master = servers.start("--requirepass", "secret")
+    watch = servers.start(
+        "--sentinel",
+        "--requirepass",
+        "sentinels",
+        config=f"sentinel monitor main 127.0.0.1 {master.port} 1\nsentinel auth-pass main secret\n",
+    )
+    eventually(lambda: watch.admin.sentinel_master("main")["is_master"], 10)
+    at = f"127.0.0.1:{watch.port}/main"
+    assert works(make(f"redis-sentinel://:secret@{at}?sentinel_password=sentinels&db=1"))
+    assert "db1" in master.admin.info("keyspace")
+    refused(make(f"redis-sentinel://:secret@{at}"))
+
+
+# Cluster
+
+
+@pytest.fixture
+def cluster(servers):
+    """Return three masters that share the slots, and a replica of the first."""
+    nodes = [
+        servers.start(
+            "--cluster-enabled",
+            "yes",
+            "--cluster-port",
+            str(free_port()),
+            "--cluster-node-timeout",
+            "1000",
+        )
+        for _ in range(4)
+    ]
+    first, second, third, replica = nodes
+    for node, (start, end) in zip(nodes, ((0, 5460), (5461, 10922), (10923, 16383)), strict=False):
+        node.admin.execute_command("CLUSTER ADDSLOTSRANGE", start, end)
+    for node in (second, third, replica):
+        bus = node.admin.config_get("cluster-port")["cluster-port"]
+        first.admin.execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+    first_id = node_id(first)
+    replica.admin.config_set("masteruser", "admin")
+    replica.admin.config_set("masterauth", "admin-password")
+    eventually(lambda: all(known(node) == 4 for node in nodes), 20)
+    replica.admin.execute_command("CLUSTER REPLICATE", first_id)
+    eventually(lambda: all(state(node) == "ok" for node in nodes), 20)
+    eventually(lambda: replica.admin.info("replication")["master_link_status"] == "up", 20)
+    return nodes
+
+
+def node_id(node):
+    return node.admin.execute_command("CLUSTER MYID").decode()
+
+
+def info(node):
+    said = node.admin.execute_command("CLUSTER INFO")
+    return (
+        said if isinstance(said, dict) else dict(line.split(":") for line in said.decode().split())
+    )
+
+
+def state(node):
+    return info(node)["cluster_state"]
+
+
+def known(node):
+    return int(info(node)["cluster_known_nodes"])
+
+
+def address(*nodes):
+    return "redis-cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+
+
+def test_cluster(cluster, make):
+    first, second, third, replica = cluster
+    one = make(address(first))
+    assert works(one)
+    sizes = [node.admin.dbsize() for node in (first, second, third)]
+    assert sum(sizes) == 20
+    assert min(sizes) > 0
+
+    # A slot moves while nobody has a key in it, and the client follows.
+    moved = next(k for i in range(9999) if key_slot(k := f"moved:{i}".encode()) < 5461)
+    for node in (third, second, first):
+        node.admin.execute_command("CLUSTER SETSLOT", key_slot(moved), "NODE", node_id(third))
+    chunk = {moved: payload(moved)}
+    assert works(one, chunk)
+    assert third.admin.execute_command("STRLEN", moved) > 0
+    assert one.counters.value("failures") == 0
+    assert loaded(one, [*KEYS, moved]) == [*CHUNKS.values(), payload(moved)]
+
+    # A slot that is on its way hurts none but its own keys.
+    going = next(k for k in KEYS if 5461 <= key_slot(k) < 10923)
+    second.admin.execute_command("CLUSTER SETSLOT", key_slot(going), "MIGRATING", node_id(third))
+    second.admin.execute_command("DEL", going)
+    assert one.lookups.held(KEYS) == loaded_count(one) == KEYS.index(going)
+    assert stored(one, CHUNKS) == [key for key in KEYS if key != going]
+    assert one.counters.value("chunks", result="paused") == 0
+    second.admin.execute_command("CLUSTER SETSLOT", key_slot(going), "STABLE")
+    assert works(one)
+
+    # A server dies, and its replica takes over.
+    eventually(lambda: first.admin.dbsize() == replica.admin.dbsize() > 0, 5)
+    first.kill()
+    missing = next(i for i, key in enumerate(KEYS) if key_slot(key) < 5461)
+    assert loaded_count(one) <= missing
+    replica.admin.execute_command("CLUSTER FAILOVER", "TAKEOVER")
+    eventually(lambda: all(state(node) == "ok" for node in (second, third, replica)), 20)
+    eventually(lambda: loaded(one, KEYS) == list(CHUNKS.values()), 5)
+    assert works(one)
+
+
+def loaded_count(one):
+    return len(loaded(one, KEYS))
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host:1",
+        "host:6379",
+        "redis+cluster://host",
+        "unix-cluster:///path",
+        "redis://:pa/ss@host:6379",
+        "redis://:secret@host:port",
+        "redis://host?db=first",
+        "redis://host?no_such_option=1",
+        "redis-cluster://:secret@",
+        "redis-cluster://user:sec/ret@host",
+        "redis-sentinel://:secret@host:1",
+        "rediss://host?ssl_cert_reqs=secret",
+    ],
+)
+def test_what_is_no_address_is_refused_without_telling_the_password(url):
+    with pytest.raises(ConnectorError) as raised:
+        client(url)
+    for part in ("secret", "sec", "ret", "pa", "ss@"):
+        assert part not in str(raised.value).replace("password", "").replace("part", "")
+
+
+def test_addresses():
+    several = parse("redis-cluster://u:p%40@[::1]:1,two")
+    assert several.nodes == (("::1", 1), ("two", 6379))
+    assert several.options["password"] == "p@"
+    assert parse("redis-sentinel://one,two:2/main").nodes == (("one", 26379), ("two", 2))
+    secure = parse("rediss-sentinel://one/main?ssl_ca_certs=/ca&sentinel_password=s")
+    assert secure.sentinel_options == {"ssl_ca_certs": "/ca", "password": "s"}
+    assert "p@" not in repr(several)
+    assert "'s'" not in repr(secure)
+
+
+def test_a_client_that_connects_to_nothing_has_no_threads_left_after_close():
+    before = threading.active_count()
+    client("redis://127.0.0.1:1").close()
+    assert threading.active_count() == before
