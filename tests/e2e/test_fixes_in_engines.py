@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
@@ -31,10 +31,14 @@ BATCH = 512  # tokens a step: longer prompts are prefilled in pieces
 LAYERS = 4
 
 
-def brought_up(folder: Path, name: str, port: int, spec: dict[str, object]) -> Iterator[Engines]:
+def brought_up(
+    folder: Path, name: str, port: int, spec: dict[str, object], *options: str
+) -> Iterator[Engines]:
+    # LMCache's own way to Redis, which most of the fixes mend.
+    spec = {**spec, "redis": {"client": "lmcache"}}
     (folder / "stack.yaml").write_text(yaml.safe_dump(spec))
     kit = Deploy(folder)
-    with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), "--no-check"):
+    with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), *options, "--no-check"):
         yield Engines(kit, name, port)
 
 
@@ -72,11 +76,9 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         tmp_path_factory.mktemp("layered"),
         "layered",
         free_base(28400),
-        {
-            "layerwise": True,
-            "save_decode_cache": True,
-            "engine": {"args": ["--max-num-batched-tokens", str(BATCH)], "env": env},
-        },
+        {"engine": {"args": ["--max-num-batched-tokens", str(BATCH)], "env": env}},
+        "--layerwise",
+        "--save-decode-cache",
     )
 
 
@@ -90,9 +92,14 @@ class TestLayered:
         assert seen.longest > 2 * BATCH
         assert layered.metric("consumer-0", "vllm:external_prefix_cache_hits_total") > 20 * CHUNK
         assert layered.pids() == before
-        data = layered.kit.ok("check", "--name", layered.name)
-        assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
-        assert data["hit_rate"]["hits"] == data["hit_rate"]["eligible"] > 1000
+        for _ in range(3):
+            data = layered.kit.ok("check", "--name", layered.name)
+            assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
+            assert data["hit_rate"]["hits"] == data["hit_rate"]["eligible"] > 1000
+            assert data["equivalence"]["mismatched"] == 0
+        # One key a layer, not one a chunk: it really goes layer by layer.
+        keys = layered.store().keys()
+        assert len({key.split(b"@bfloat16@")[1].split(b"@")[0] for key in keys}) == LAYERS
 
     @pytest.mark.parametrize("lost", ["one layer", "all layers", "payload of one layer"])
     def test_hole(self, layered: Engines, lost: str) -> None:
@@ -144,26 +151,34 @@ class TestLayered:
         assert hits == 2 * CHUNK
 
     def test_without_the_fixes(self, layered: Engines) -> None:
-        """Freezing ends a producer that runs without B2b, illness an engine without B2c.
+        """A hole ends a consumer without B7, freezing a producer without B2b, illness one without B2c.
 
-        B2g, which keeps any error of a store inside the store, must be off as well.
+        B2g, which keeps any error of a store inside the store, must be off as well. Where a chunk
+        is gone LMCache hands its mover fewer chunks than slots: the CPU mover refuses that, GPUs'
+        would load what follows into the wrong slots.
         """
         layered.restart(
             {
                 "producer-0": {"PDKIT_DISABLE_FIXES": "B2b,B2g"},
-                "consumer-0": {"PDKIT_DISABLE_FIXES": "B2c,B2g"},
+                "consumer-0": {"PDKIT_DISABLE_FIXES": "B7"},
             }
         )
+        prompt = text(4 * CHUNK + 50, "a hole to death")
+        third = [key for key in layered.keys_by_chunk(prompt)[2] if b"@bfloat16@2@" in key]
+        layered.store().delete(*(key for key in third if key.endswith(b"kv_bytes")))
+        layered.forget()
+        self._assert_ends(layered, "consumer-0", prompt, "1 of 4 memory objects are missing")
         layered.lmcache("producer-0", "PUT", "/freeze/enable")
-        with pytest.raises(ApiError):
-            layered.ask("producer-0", text(700, "frozen to death"))
-        assert layered.dies("producer-0")
-        assert "StopIteration" in layered.kit.log(layered.name, "producer-0")
+        self._assert_ends(layered, "producer-0", text(700, "frozen to death"), "StopIteration")
+        layered.restart({"consumer-0": {"PDKIT_DISABLE_FIXES": "B2c,B2g"}})
         make_unhealthy(layered, "consumer-0")
+        self._assert_ends(layered, "consumer-0", text(700, "ill to death"), "StopIteration")
+
+    def _assert_ends(self, engines: Engines, whom: str, prompt: str, reason: str) -> None:
         with pytest.raises(ApiError):
-            layered.ask("consumer-0", text(700, "ill to death"))
-        assert layered.dies("consumer-0")
-        assert "StopIteration" in layered.kit.log(layered.name, "consumer-0")
+            engines.ask(whom, prompt)
+        assert engines.dies(whom)
+        assert reason in engines.kit.log(engines.name, whom)
 
 
 def is_healthy(engines: Engines, whom: str) -> bool:
@@ -363,28 +378,45 @@ FIX = Fix(
 '''
 
 
-def test_a_fix_that_does_not_take_stops_the_engine(tmp_path: Path) -> None:
-    """Before any of vLLM's cores starts, saying which bug, where it is told, and the way out."""
+@pytest.fixture
+def never_takes(tmp_path: Path) -> Deploy:
+    """The kit with one more fix, whose target is not there."""
     root = Path(package.__file__).parents[1]
     for folder in ("deploy", "compose", "images", "lmcache_configs", "scripts"):
         shutil.copytree(root / folder, tmp_path / folder)
     fixes = tmp_path / "deploy" / "connector" / "pdkit_connector" / "fixes"
     (fixes / "b99_never_takes.py").write_text(NEVER_TAKES)
-    kit = Deploy(tmp_path, {"PYTHONPATH": str(tmp_path)}, (sys.executable, "-m", "deploy"))
+    return Deploy(tmp_path, {"PYTHONPATH": str(tmp_path)}, (sys.executable, "-m", "deploy"))
+
+
+def test_a_fix_that_does_not_take_refuses_the_stack(never_takes: Deploy) -> None:
+    """Before anything starts, saying which bug, where it is told, and the way out."""
     port = free_base(28600)
     idle = os.getloadavg()[0] < (os.cpu_count() or 1)
-    up = kit.start("up", "--name", "refused", "--port", str(port))
-    state = tmp_path / "stacks" / "refused" / "state.json"
-    assert eventually(lambda: state.exists() and "producer-0" in state.read_text(), within_s=60)
-    engine, started = psutil.Process(kit.pid("refused", "producer-0")), time.monotonic()
-    while up.poll() is None and engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.02)
-    took_s = time.monotonic() - started
-    stdout, stderr = up.communicate(timeout=120)
-    assert up.returncode == 4, stdout + stderr
-    for part in ("exit code 3", "B99", "issues/99999", "PDKIT_DISABLE_FIXES=B99"):
-        assert part in stderr, stderr
-    assert "EngineCore" not in kit.log("refused", "producer-0"), "it was told before any core began"
-    # Nearly all of it is importing torch and vLLM, here twice at once on as few as two cores.
-    assert took_s < 30 or not idle, took_s
-    kit.assert_nothing_left("refused", port)
+    ran = never_takes.run("up", "--name", "refused", "--port", str(port))
+    assert ran.code == 3, ran
+    for part in ("fix B99", "issues/99999", 'PDKIT_DISABLE_FIXES: "B99"', "trying the connector's"):
+        assert part in ran.stderr, ran
+    assert "started" not in ran.stderr
+    # Nearly all of it is importing torch and vLLM.
+    assert ran.seconds < 20 or not idle, ran
+    never_takes.assert_nothing_left("refused", port)
+    assert not (never_takes.home / "stacks" / "refused").exists(), "not even a log"
+
+
+def test_a_fix_that_does_not_take_stops_an_engine_started_by_hand(never_takes: Deploy) -> None:
+    """As the rendered files start it: before any of vLLM's cores, with the same words."""
+    kit = never_takes.home / "deploy" / "connector"
+    ran = subprocess.run(
+        (sys.executable, "-m", "pdkit_connector.serve", "--model", "none"),
+        env={**os.environ, "PYTHONPATH": str(kit)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    told = ran.stdout + ran.stderr
+    assert ran.returncode == 3, told
+    for part in ("B99", "issues/99999", "PDKIT_DISABLE_FIXES=B99"):
+        assert part in told
+    assert "EngineCore" not in told
