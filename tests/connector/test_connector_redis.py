@@ -334,5 +334,10 @@ def test_read_that_fails_gives_its_memory_back():
 
 def test_batches_are_bounded_in_bytes_and_keep_the_order():
     big = redis_reads._BATCH_BYTES
-    facts = [SimpleNamespace(length=length) for length in (1, big, 2, 3, big - 4, 2 * big)]
-    assert list(redis_reads._batches("abcdef", facts)) == [["a"], ["b"], ["c", "d"], ["e"], ["f"]]
+    lengths = (1, big, 2, 3, big - 4, 2 * big)
+    chunks = [
+        redis_reads._Chunk(name, SimpleNamespace(length=length), None)
+        for name, length in zip("abcdef", lengths, strict=True)
+    ]
+    names = [[chunk.name for chunk in batch] for batch in redis_reads._batches(chunks)]
+    assert names == [["a"], ["b"], ["c", "d"], ["e"], ["f"]]

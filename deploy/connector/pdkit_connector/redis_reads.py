@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pdkit_connector.log import get_logger
@@ -18,10 +19,8 @@ from pdkit_connector.registry import describe
 METADATA, PAYLOAD = "metadata", "kv_bytes"
 DEFAULT_TIMEOUT_S = 10.0
 
-# Bytes of one pipelined answer, beyond which a round trip is the lesser cost, and how many are
-# under way at a time, as many as LMCache has workers.
-_BATCH_BYTES = 1 << 20
-_BATCHES = 4
+# Bytes of one pipelined answer, beyond which a round trip is the lesser cost.
+_BATCH_BYTES = 4 << 20
 _POLL_S = 0.02
 
 
@@ -73,10 +72,10 @@ async def read_prefix(connector: Any, keys: Sequence[Any]) -> list[Any]:
     memory_objs: list[Any] = []
     try:
         await _allocate_all(connector.local_cpu_backend, facts, memory_objs)
-        facts = facts[: len(memory_objs)]
-        payloads = await _payloads(connector, names, facts)
-        whole = _fill(memory_objs, facts, payloads)
-        if whole < len(facts) and payloads[whole] is None:
+        chunks = [_Chunk(*parts) for parts in zip(names, facts, memory_objs, strict=False)]
+        await _fill(connector, chunks)
+        whole = next((at for at, chunk in enumerate(chunks) if not chunk.whole), len(chunks))
+        if whole < len(chunks) and chunks[whole].gone:
             await _forget(connector, names[whole])
     except BaseException:
         release(memory_objs)
@@ -128,51 +127,58 @@ def _allocate(pool: Any, fact: Any) -> Any:
     return pool.allocate(shapes, dtypes, fact.fmt, busy_loop=False)
 
 
-async def _payloads(connector: Any, names: Sequence[str], facts: Sequence[Any]) -> list[Any]:
-    """Return the payload of each of `facts`, None where Redis has none."""
-    turns = asyncio.Semaphore(_BATCHES)
+@dataclass
+class _Chunk:
+    """One chunk that is read: where it is in Redis, what it is, and what it is copied into."""
 
-    async def fetch(batch: Sequence[str]) -> list[Any]:
-        async with turns:
-            return await pipelined(connector, "get", [name + PAYLOAD for name in batch])
+    name: str
+    fact: Any
+    memory_obj: Any
+    whole: bool = False
+    gone: bool = False
 
-    fetches = [asyncio.ensure_future(fetch(batch)) for batch in _batches(names, facts)]
-    try:
-        answers = await asyncio.gather(*fetches)
-    finally:
-        for task in fetches:
-            task.cancel()
-    return [payload for answer in answers for payload in answer]
-
-
-def _batches(names: Sequence[str], facts: Sequence[Any]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for name, fact in zip(names, facts, strict=False):
-        if batch and size + fact.length > _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(name)
-        size += fact.length
-    if batch:
-        yield batch
-
-
-def _fill(memory_objs: Sequence[Any], facts: Sequence[Any], payloads: Sequence[Any]) -> int:
-    """Copy payloads into their objects; return how many were whole before the first that is not."""
-    for at, (memory_obj, fact, payload) in enumerate(
-        zip(memory_objs, facts, payloads, strict=True)
-    ):
-        view = memoryview(memory_obj.byte_array)
+    def fill(self, payload: bytes | None) -> None:
+        """Copy a payload into the memory object, unless it is not all of the chunk."""
+        self.gone = payload is None
+        view = memoryview(self.memory_obj.byte_array)
         view = view if view.format == "B" else view.cast("B")
+        length = self.fact.length
         if (
             payload is None
-            or len(payload) != fact.length
-            or not memory_obj.get_size() <= fact.length <= len(view)
+            or len(payload) != length
+            or not self.memory_obj.get_size() <= length <= len(view)
         ):
-            return at
-        view[: fact.length] = payload
-    return len(memory_objs)
+            return
+        view[:length] = payload
+        self.whole = True
+
+
+async def _fill(connector: Any, chunks: Sequence[_Chunk]) -> None:
+    """Fill chunks with their payloads, up to the first that is not whole.
+
+    One answer at a time: each is copied while it is in the processor's cache, and its memory serves
+    the next. Several at once keep the only thread that reads them no busier, and take a fifth more.
+    """
+    for batch in _batches(chunks):
+        payloads = await pipelined(connector, "get", [chunk.name + PAYLOAD for chunk in batch])
+        for chunk in batch:
+            # Taken off the list, so that the payload is freed before the next is read.
+            chunk.fill(payloads.pop(0))
+            if not chunk.whole:
+                return
+
+
+def _batches(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
+    batch: list[_Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if batch and size + chunk.fact.length > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(chunk)
+        size += chunk.fact.length
+    if batch:
+        yield batch
 
 
 async def _forget(connector: Any, name: str) -> None:
