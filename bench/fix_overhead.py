@@ -1,10 +1,18 @@
 """What the connector's fixes cost on the hot path: the same calls untouched and fixed, in pairs.
 
 Two processes hold the installed LMCache, one with the fixes that a CPU needs to move KV at all
-(B15, B17), one with all of them. They take turns in every round, so that a noisy machine hurts both
-alike. Prints a table; the last column is the difference as a part of an engine's step.
+(B15, B17), one with all of them. They take turns at every operation, so that a noisy machine hurts
+both alike, and are started anew four times, since what a process has allocated before decides how
+long its copies take. Prints a table: `CPU` is the time of all threads of a process, `extra` the
+median of the differences by the clock, with the limits between which it lies with 95 % certainty,
+and `of a step` the same as a part of the shortest step in which the operation happens:
 
-    .venv/bin/python bench/fix_overhead.py [--rounds 30] [--step-ms 10] [--json]
+- a step that stores computes the KV it stores, and one that loads computes what was not stored, at
+  least one token: either lasts as long as a decode step and, on top, as the store or load itself,
+  for which the engine waits;
+- a lookup, and the bookkeeping of running requests, happen in any step: a decode step is the least.
+
+    .venv/bin/python bench/fix_overhead.py [--rounds 40] [--step-ms 10] [--json]
 
 A decode step of 10 ms is a fast one; give your own by --step-ms. Needs redis-server on PATH.
 """
@@ -13,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -24,7 +33,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, HEADS, HEAD_SIZE, BLOCK, CHUNK = 16, 8, 128, 32, 256
@@ -32,16 +41,30 @@ PROMPT_CHUNKS = 3
 RUNNING = 32
 STEPS_A_ROUND = 50
 NEEDED_ON_CPU = ("B15", "B17")
+# For these the engine waits, on top of what the step computes.
+WAITED_FOR = ("store a prompt", "load a prompt")
+SIDES = ("untouched", "fixed")
+RESTARTS = 4
+
+
+class Took(NamedTuple):
+    """What one operation took, in seconds: by the clock, and of the process' threads together."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+Measured = dict[str, dict[str, list[Took]]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--step-ms", type=float, default=10.0, help="an engine's decode step")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--side", choices=("untouched", "fixed"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -56,7 +79,7 @@ def main() -> None:
 
 
 def serve(side: str, port: int) -> None:
-    """Run every operation once a line of standard input; print the seconds of each as JSON."""
+    """Run the operation that a line of standard input names; print its seconds as JSON."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.insert(0, str(ROOT / "deploy" / "connector"))
@@ -68,18 +91,18 @@ def serve(side: str, port: int) -> None:
     registry.apply(Setting(device_type="cpu", block_size=BLOCK), off)
     registry.require_no_failure()
     operations = {**storage_operations(port), **step_operations()}
-    for _ in sys.stdin:
-        took = {name: run() for name, run in operations.items()}
-        print(json.dumps(took), file=answers, flush=True)
+    print(json.dumps(list(operations)), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(operations[line.strip()]()), file=answers, flush=True)
 
 
-def timed(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def timed(work: Callable[[], Any]) -> Took:
+    began, cpu_began = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - began
+    return Took(time.perf_counter() - began, time.process_time() - cpu_began)
 
 
-def storage_operations(port: int) -> dict[str, Callable[[], float]]:
+def storage_operations(port: int) -> dict[str, Callable[[], Took]]:
     """Store, look up and load a prompt by LMCache's engine, its CPU mover and a real Redis."""
     import torch
     from lmcache.utils import EngineType
@@ -111,7 +134,7 @@ def storage_operations(port: int) -> dict[str, Callable[[], float]]:
     count = iter(range(10**9))
     state: dict[str, list[int]] = {}
 
-    def store() -> float:
+    def store() -> Took:
         first = next(count) * 10**6
         state["tokens"] = tokens = list(range(first, first + PROMPT_CHUNKS * CHUNK))
         took = timed(lambda: engine.store(tokens, kvcaches=kv, slot_mapping=slots, req_id="a"))
@@ -119,17 +142,17 @@ def storage_operations(port: int) -> dict[str, Callable[[], float]]:
             time.sleep(0.01)
         return took
 
-    def lookup() -> float:
+    def lookup() -> Took:
         return timed(lambda: engine.lookup(state["tokens"]))
 
-    def load() -> float:
+    def load() -> Took:
         tokens = state["tokens"]
         return timed(lambda: engine.retrieve(tokens, kvcaches=kv, slot_mapping=slots, req_id="b"))
 
     return {"store a prompt": store, "look a prompt up": lookup, "load a prompt": load}
 
 
-def step_operations() -> dict[str, Callable[[], float]]:
+def step_operations() -> dict[str, Callable[[], Took]]:
     """Build and serve the metadata of decode steps, which move nothing, in the vLLM adapter."""
     from lmcache.integration.vllm.vllm_v1_adapter import RequestTracker
     from pdkit_connector.adapter_miniature import IdleEngine, miniature, new_request
@@ -149,15 +172,15 @@ def step_operations() -> dict[str, Callable[[], float]]:
     )  # fmt: skip
     blocks = list(range(1, 2 + prompt // 4))
 
-    def steps() -> float:
-        total = 0.0
+    def steps() -> Took:
+        took = []
         for _ in range(STEPS_A_ROUND):
             for name in names:
                 scheduler._request_trackers[name] = RequestTracker(
                     name, prompt, list(range(prompt)), list(blocks)
                 )
-            total += timed(one_step)
-        return total / STEPS_A_ROUND
+            took.append(timed(one_step))
+        return Took(*(statistics.mean(column) for column in zip(*took, strict=True)))
 
     def one_step() -> None:
         metadata = scheduler.build_connector_meta(output)
@@ -192,21 +215,25 @@ def redis_server() -> Iterator[int]:
             server.wait()
 
 
-def compare(rounds: int, port: int) -> dict[str, dict[str, list[float]]]:
-    """Return operation → side → seconds, one a round."""
-    sides = {side: start(side, port) for side in ("untouched", "fixed")}
-    measured: dict[str, dict[str, list[float]]] = {}
-    for number in range(rounds + 1):
-        order = list(sides) if number % 2 else list(reversed(sides))
-        for side in order:
-            for name, took in ask(sides[side]).items():
-                if number:  # the first round warms up
-                    measured.setdefault(name, {}).setdefault(side, []).append(took)
-        print(f"\rround {number} of {rounds}", end="", file=sys.stderr, flush=True)
+def compare(rounds: int, port: int) -> Measured:
+    """Return operation → side → what each round took."""
+    measured: Measured = {}
+    for number in range(RESTARTS):
+        rounds_now = rounds // RESTARTS + (number < rounds % RESTARTS)
+        sides = {side: start(side, port) for side in SIDES}
+        operations, _ = [answer(process) for process in sides.values()]
+        for at in range(rounds_now + 1):
+            order = SIDES if at % 2 else SIDES[::-1]
+            for name, side in itertools.product(operations, order):
+                took = ask(sides[side], name)
+                if at:  # the first round warms up
+                    rows = measured.setdefault(name, {one: [] for one in SIDES})
+                    rows[side].append(took)
+            print(f"\rpair {number + 1}, round {at}", end="", file=sys.stderr, flush=True)
+        for process in sides.values():
+            process.terminate()
+            process.wait()
     print(file=sys.stderr)
-    for process in sides.values():
-        process.terminate()
-        process.wait()
     return measured
 
 
@@ -225,38 +252,65 @@ def start(side: str, port: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def ask(process: subprocess.Popen[str]) -> dict[str, float]:
-    assert process.stdin and process.stdout  # noqa: S101
-    process.stdin.write("go\n")
+def ask(process: subprocess.Popen[str], operation: str) -> Took:
+    assert process.stdin  # noqa: S101
+    process.stdin.write(f"{operation}\n")
     process.stdin.flush()
+    return Took(*answer(process))
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout  # noqa: S101
     line = process.stdout.readline()
     if not line:
         sys.exit("a side died: run this file with --side fixed --port PORT to see why")
-    return dict(json.loads(line))
+    return json.loads(line)
 
 
-def report(measured: dict[str, dict[str, list[float]]], options: argparse.Namespace) -> None:
-    rows = []
-    for name, sides in measured.items():
-        pairs = list(zip(sides["untouched"], sides["fixed"], strict=True))
-        untouched, fixed = (statistics.median(values) for values in zip(*pairs, strict=True))
-        extra = statistics.median(after - before for before, after in pairs)
-        # A step that stores or loads is at least as long as the store or the load.
-        step = max(untouched, options.step_ms / 1000)
-        rows.append({
-            "operation": name, "untouched_ms": untouched * 1000, "fixed_ms": fixed * 1000,
-            "ratio": fixed / untouched, "extra_ms": extra * 1000, "part_of_step": extra / step,
-        })  # fmt: skip
+def report(measured: Measured, options: argparse.Namespace) -> None:
+    rows = [row(name, sides, options.step_ms) for name, sides in measured.items()]
     if options.json:
         print(json.dumps({"rounds": options.rounds, "step_ms": options.step_ms, "rows": rows}))
         return
-    head = ("untouched", "fixed", "ratio", "extra", "of a step")
-    print(f"{'operation':<20} {head[0]:>12} {head[1]:>12} {head[2]:>7} {head[3]:>11} {head[4]:>10}")
-    for row in rows:
+    print(
+        f"{'operation':<18} {'untouched':>12} {'fixed':>12} {'ratio':>6} {'CPU':>17} "
+        f"{'extra ms':>26} {'step':>11} {'of a step':>25}"
+    )
+    for one in rows:
         print(
-            f"{row['operation']:<20} {row['untouched_ms']:>9.3f} ms {row['fixed_ms']:>9.3f} ms "
-            f"{row['ratio']:>7.3f} {row['extra_ms']:>8.3f} ms {100 * row['part_of_step']:>8.2f} %"
+            f"{one['operation']:<18} {one['untouched_ms']:>9.3f} ms {one['fixed_ms']:>9.3f} ms "
+            f"{one['ratio']:>6.3f} {one['cpu_ms'][0]:>7.2f} > {one['cpu_ms'][1]:>7.2f} "
+            f"{limits(one['extra_ms'], 3):>26} "
+            f"{one['shortest_step_ms']:>8.1f} ms {limits(one['percent_of_step'], 2):>23} %"
         )
+
+
+def row(name: str, sides: dict[str, list[Took]], step_ms: float) -> dict[str, Any]:
+    """Compare one operation's sides; times in milliseconds."""
+    untouched, fixed = (1000 * statistics.median(t.seconds for t in sides[s]) for s in SIDES)
+    pairs = zip(*(sides[side] for side in SIDES), strict=True)
+    extra = median_within([1000 * (after.seconds - before.seconds) for before, after in pairs])
+    step = step_ms + (untouched if name in WAITED_FOR else 0.0)
+    return {
+        "operation": name, "untouched_ms": untouched, "fixed_ms": fixed,
+        "cpu_ms": [1000 * statistics.median(t.cpu_seconds for t in sides[s]) for s in SIDES],
+        "ratio": fixed / untouched, "extra_ms": extra, "shortest_step_ms": step,
+        "percent_of_step": [100 * value / step for value in extra],
+    }  # fmt: skip
+
+
+def median_within(values: list[float]) -> list[float]:
+    """Return the median and the limits in which it lies with 95 % certainty, by ranks alone."""
+    ranked, count = sorted(values), len(values)
+    # As many values lie below the true median as coins fall heads: normal for 20 rounds and more.
+    off = 0.98 * count**0.5
+    low, high = max(0, int(count / 2 - off)), min(count - 1, int(count / 2 + off))
+    return [statistics.median(ranked), ranked[low], ranked[high]]
+
+
+def limits(values: list[float], digits: int) -> str:
+    middle, low, high = (f"{value:+.{digits}f}" for value in values)
+    return f"{middle} ({low} to {high})"
 
 
 if __name__ == "__main__":
