@@ -14,6 +14,7 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
     │   ├── NotEnoughMemory
     │   ├── MissingGpus            fewer GPUs than asked for, or no way to give them to containers
     │   ├── MissingImage           an image that is not here and cannot be had
+    │   ├── FixFailed              a bug of LMCache that the connector cannot mend there
     │   ├── DockerUnavailable      no Docker engine answers, or its Compose plugin is too old
     │   └── StackLocked            another deploy command works on the same stack
     ├── StackUnhealthy          4  a service died, or was not ready by its deadline
@@ -117,6 +118,10 @@ class MissingGpus(MachineError):
 
 class MissingImage(MachineError):
     code = "missing_image"
+
+
+class FixFailed(MachineError):
+    code = "fix_failed"
 
 
 class DockerUnavailable(MachineError):

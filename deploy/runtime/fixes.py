@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from deploy.errors import MissingTool
 from deploy.runtime.compose.docker import run_docker
 from deploy.stack.layout import CONNECTOR
+from deploy.stack.service import DeviceAccess
 
 _MODULE = ("-m", "pdkit_connector")
 _TIMEOUT_S = 300
@@ -27,6 +29,7 @@ class FixReport:
     Attributes:
         state: applied, guarded, not needed, not applicable, failed or disabled.
         evidence: the observation it rests on.
+        reason: what the bug does and what the fix does, a paragraph.
     """
 
     id: str
@@ -34,6 +37,7 @@ class FixReport:
     evidence: str
     title: str = ""
     link: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,34 +62,65 @@ def known_fixes(connector: Path) -> dict[str, tuple[str, str]]:
     return {fix["id"]: (fix["title"], fix["link"]) for fix in json.loads(done.stdout)}
 
 
-def fixes_of_interpreter(python: str, connector: Path) -> FixReports:
+def fixes_of_interpreter(
+    python: str, connector: Path, environ: Mapping[str, str] = MappingProxyType({})
+) -> FixReports:
     """Try the fixes with the LMCache of an interpreter, in a process that serves nothing.
+
+    `environ` is set on top of this process' own.
 
     Raises:
         MissingTool: it has no LMCache, or does not run.
     """
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(connector),
-        "LMCACHE_TRACK_USAGE": "false",
-    }
-    return _parsed(_run((python, *_MODULE, "--json"), environ), python)
+    full = {**os.environ, **environ, **_variables(connector, environ)}
+    return _parsed(_run((python, *_MODULE, "--json"), full), python)
 
 
-def fixes_of_image(image_id: str, interpreter: str, connector: Path) -> FixReports:
+def fixes_of_image(
+    image_id: str,
+    interpreter: str,
+    connector: Path,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    devices: DeviceAccess | None = None,
+) -> FixReports:
     """Try the fixes with the LMCache of an image, in a container without a network.
+
+    Without `devices`, no GPU is given to it, and a library that needs the driver does not load.
 
     Raises:
         MissingTool: it has no LMCache where `interpreter` finds it.
         DockerUnavailable: no Docker engine answers.
     """
+    variables = {**environ, **_variables(Path(CONNECTOR), environ)}
     arguments = (
         "run", "--rm", "--network", "none", "--cap-drop", "ALL",
         "--volume", f"{connector}:{CONNECTOR}:ro",
-        "--env", f"PYTHONPATH={CONNECTOR}", "--env", "LMCACHE_TRACK_USAGE=false",
+        *_options("--env", (f"{name}={value}" for name, value in variables.items())),
+        *(_device_options(devices) if devices else ()),
         "--entrypoint", interpreter, image_id, *_MODULE, "--json",
     )  # fmt: skip
     return _parsed(run_docker(arguments, timeout_s=_TIMEOUT_S, check=False), image_id)
+
+
+def _variables(connector: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the connector needs, as an engine has it: its folder is before the user's."""
+    path = [str(connector), *filter(None, [environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": ":".join(path), "LMCACHE_TRACK_USAGE": "false"}
+
+
+def _device_options(devices: DeviceAccess) -> tuple[str, ...]:
+    """Return the options of `docker run` by which a container gets the GPUs of an engine."""
+    by_runtime = devices.driver not in ("", "cdi")
+    return (
+        *(("--gpus", f'"device={",".join(devices.ids)}"') if by_runtime else ()),
+        *_options("--device", (*(() if by_runtime else devices.ids), *devices.names)),
+        *_options("--group-add", map(str, devices.groups)),
+        *_options("--security-opt", devices.security_opt),
+    )
+
+
+def _options(name: str, values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(part for value in values for part in (name, value))
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -115,6 +150,6 @@ def _parsed(done: subprocess.CompletedProcess[str], where: str) -> FixReports:
             hint="deploy patches --image REF, of an image that holds vLLM and LMCache",
             details=tuple(lines[-4:]),
         ) from None
-    names = ("id", "state", "evidence", "title", "link")
+    names = ("id", "state", "evidence", "title", "link", "reason")
     fixes = [FixReport(**{name: fix[name] for name in names}) for fix in told["fixes"]]
     return FixReports(told["lmcache"], told["proved"], fixes)

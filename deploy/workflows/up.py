@@ -18,6 +18,7 @@ from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import check_stack, renew_store_connections
 from deploy.workflows.facts import facts_here, with_images
+from deploy.workflows.fixes import require_fixes
 from deploy.workflows.generations import following, new_state, with_outcome
 from deploy.workflows.hub import described_model
 from deploy.workflows.images import stack_images
@@ -68,9 +69,12 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
 
     Raises:
         ConfigError, MissingImage: one cannot be had, or holds what does not belong together.
+        FixFailed: a fix of the connector does not take with what the engines would import.
     """
     facts = with_images(planned.facts, planned.spec, report)
-    return prepare(planned.spec, home, facts, model=planned.model)
+    complete = prepare(planned.spec, home, facts, model=planned.model)
+    require_fixes(complete, home, report)
+    return complete
 
 
 def bring_up(

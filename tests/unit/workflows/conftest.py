@@ -24,7 +24,7 @@ from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
 from deploy.runtime.ports import require_free
 from deploy.runtime.process.launcher import MARKER
-from deploy.workflows import check, facts, prepare
+from deploy.workflows import check, facts, fixes, prepare
 from deploy.workflows.down import stop_stack
 from deploy.workflows.up import UpResult, bring_up
 
@@ -105,6 +105,8 @@ def opened(folder: Path) -> Iterator[Lab]:
     with (
         mock.patch.dict(os.environ, environ),
         mock.patch.object(prepare, "connector_path", lambda: STAND_INS / "connector"),
+        mock.patch.object(fixes, "connector_path", lambda: STAND_INS / "connector"),
+        mock.patch.object(fixes, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
         mock.patch.object(home, "_TEMP", folder),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
         mock.patch.object(facts, "engine_versions", lambda _: ("0.32.0", "0.5.6")),

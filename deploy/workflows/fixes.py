@@ -1,0 +1,160 @@
+"""Whether the connector's fixes take where engines are about to run: asked once, and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deploy.assets import connector_path
+from deploy.errors import FixFailed, MissingTool
+from deploy.runtime.fixes import FixReport, FixReports, fixes_of_image, fixes_of_interpreter
+from deploy.runtime.home import Home
+from deploy.runtime.host import engine_versions
+from deploy.stack.service import DeviceAccess
+from deploy.workflows.prepare import Containers, Prepared, Report
+
+DISABLE = "PDKIT_DISABLE_FIXES"
+# What of an engine's environment decides which code it imports, and which fixes are off.
+_TELLING = (DISABLE, "PYTHONPATH")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where engines of a plan run, as far as it decides what the fixes meet.
+
+    Attributes:
+        what: the interpreter or the image, for people.
+        identity: what changes when the code there does.
+        interpreter: that runs engines; inside the image, where there is one.
+        image_id: "" where engines are processes.
+        environ: what engines are given of `_TELLING`.
+        devices: the GPUs of one engine.
+    """
+
+    what: str
+    identity: tuple[str, ...]
+    interpreter: str
+    image_id: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    devices: DeviceAccess | None = None
+
+    def ask(self, connector: Path) -> FixReports:
+        """Try the fixes there.
+
+        Raises:
+            MissingTool: they cannot be tried.
+        """
+        if not self.image_id:
+            return fixes_of_interpreter(self.interpreter, connector, self.environ)
+        return fixes_of_image(
+            self.image_id, self.interpreter, connector, self.environ, self.devices
+        )
+
+    def key(self, connector: Path) -> str:
+        """Return the name of what is remembered: another for any other code or switch."""
+        asked = [
+            self.identity, self.interpreter, self.image_id,
+            sorted(self.environ.items()), code_digest(connector),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+
+
+def require_fixes(planned: Prepared, home: Home, report: Report) -> None:
+    """Try the connector's fixes where the engines will run, unless they were seen to take there.
+
+    Engines try them again themselves. Where they cannot be tried here, that is reported, and left
+    to the engines.
+
+    Raises:
+        FixFailed: a needed one does not take; nothing was started.
+    """
+    connector = connector_path()
+    place = place_of(planned)
+    seen = home.cache / "fixes" / f"{place.key(connector)}.json"
+    if seen.exists():
+        return
+    report(f"trying the connector's fixes in {place.what}: once for its versions, some 10 s")
+    began = time.monotonic()
+    try:
+        tried = place.ask(connector)
+    except MissingTool as exc:
+        report(f"warning: {exc.message}; engines try them when they start")
+        return
+    if failed := [fix for fix in tried.fixes if fix.state == "failed"]:
+        raise _refusal(failed, tried, place)
+    states = Counter(fix.state for fix in tried.fixes)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    report(f"no fix failed: {counts} ({time.monotonic() - began:.1f} s)")
+    _remember(seen, {"place": place.what, "lmcache": tried.lmcache, "fixes": dict(states)})
+
+
+def place_of(planned: Prepared) -> Place:
+    """Return where the engines of a plan run."""
+    means, theirs = planned.facts.means, planned.spec.engine.env
+    if isinstance(means, Containers):
+        images = means.images
+        devices = next(
+            service.container.devices
+            for service in planned.stack.services
+            if service.role == "producer" and service.container is not None
+        )
+        return Place(
+            what=f"image {images.engine}",
+            identity=(),
+            interpreter=images.engine_program,
+            image_id=images.engine_id,
+            environ=_telling(theirs),
+            devices=devices,
+        )
+    versions = engine_versions(means.engine_python)
+    return Place(
+        what=means.engine_python,
+        identity=tuple(version or "" for version in versions),
+        interpreter=means.engine_python,
+        environ=_telling({**_inherited(), **theirs}),
+    )
+
+
+def code_digest(folder: Path) -> str:
+    """Return a digest of the Python code in a folder, by names and contents."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _inherited() -> dict[str, str]:
+    """Return what engines that are processes take over from this one; not its PYTHONPATH."""
+    return {DISABLE: os.environ[DISABLE]} if os.environ.get(DISABLE) else {}
+
+
+def _telling(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in _TELLING if environ.get(name)}
+
+
+def _refusal(failed: list[FixReport], tried: FixReports, place: Place) -> FixFailed:
+    first = failed[0]
+    ids = ",".join(fix.id for fix in failed)
+    return FixFailed(
+        f"fix {first.id} ({first.title}) is needed with LMCache {tried.lmcache} of {place.what} "
+        f"and could not be applied: {first.evidence}. Upstream: {first.link}. {first.reason}",
+        hint="an LMCache and vLLM pair that the kit knows (deploy images list), or engine: "
+        f'{{env: {{{DISABLE}: "{ids}"}}}} in deploy.yaml, to run with the bug',
+        details=tuple(f"also {fix.id} ({fix.link}): {fix.evidence}" for fix in failed[1:]),
+    )
+
+
+def _remember(file: Path, what: Mapping[str, object]) -> None:
+    with suppress(OSError):  # it is asked again then
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(what) + "\n", encoding="utf-8")
+        part.replace(file)
