@@ -10,6 +10,7 @@ from typing import Any
 from deploy.output.table import duration, percent, size, table
 from deploy.planning.plan import Plan
 from deploy.verify.report import CheckReport
+from deploy.verify.store_path import StorePath
 from deploy.workflows.generations import Generation, engine_image
 from deploy.workflows.images import ImageRow
 from deploy.workflows.patches import Patches
@@ -137,6 +138,7 @@ def check_view(report: CheckReport) -> str:
         f"Redis: {report.store.keys_before} → {report.store.keys_after} keys, "
         f"{size(report.store.used_memory_bytes / 2**20)} used, "
         f"{report.store.evicted_keys} evicted",
+        *([_path_line(report.path)] if report.path else []),
         "",
         f"check {'passed' if report.passed else 'FAILED'} in {report.seconds:.1f} s",
         *(f"  failed: {failure}" for failure in report.failures),
@@ -144,6 +146,43 @@ def check_view(report: CheckReport) -> str:
     for cause in report.diagnosis:
         lines += [f"  cause: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
     return "\n".join(lines)
+
+
+def _path_line(path: StorePath) -> str:
+    """Return what went to and from Redis, and whatever went wrong on the way."""
+    wrong = {
+        "refused": path.refused,
+        "not loaded": path.not_loaded,
+        "not stored": path.left_out,
+        "failures": path.failures,
+        "answers before their KV": path.late,
+    }
+    trouble = ", ".join(f"{count:.0f} {what}" for what, count in wrong.items() if count)
+    return (
+        f"Redis path: stored {path.stored_bytes / 1e6:.1f} MB, "
+        f"loaded {path.loaded_bytes / 1e6:.1f} MB at {path.load_gb_s:.2f} GB/s, "
+        f"looked up in {path.lookup_ms:.1f} ms; {trouble or 'nothing refused, late or lost'}"
+    )
+
+
+def _path_table(paths: Sequence[tuple[str, StorePath]]) -> str:
+    rows = [
+        (
+            name,
+            f"{path.stored_bytes / 1e9:.2f}",
+            f"{path.loaded_bytes / 1e9:.2f}",
+            f"{path.load_gb_s:.2f}" if path.loaded_s else "-",
+            f"{path.lookup_ms:.1f}" if path.lookups else "-",
+            f"{path.refused:.0f}",
+            f"{path.left_out + path.not_loaded:.0f}",
+            f"{path.failures:.0f}",
+            f"{path.late:.0f}",
+        )
+        for name, path in paths
+    ]
+    header = ("Redis path", "GB in", "GB out", "GB/s out", "lookup ms", "refused", "lost",
+              "failures", "late")  # fmt: skip
+    return table(header, rows)
 
 
 def up_view(result: UpResult, total_s: float) -> str:
@@ -203,6 +242,8 @@ def status_view(status: StackStatus) -> str:
         most = size(status.store.max_memory_bytes / 2**20)
         lines += ["", f"Redis: {status.store.keys} keys, {used} of {most}, "
                   f"{status.store.evicted_keys} evicted"]  # fmt: skip
+    if paths := [(service.name, service.path) for service in status.services if service.path]:
+        lines += ["", _path_table(paths)]
     lines += [f"warning: {line}" for line in status.warnings]
     if len(status.history) > 1:
         lines += ["", "history, the newest first:", _history(status.history)]

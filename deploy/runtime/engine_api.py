@@ -11,6 +11,7 @@ import httpx
 
 from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
+from deploy.verify.store_path import Sample, StorePath
 
 # vLLM 0.25 to 0.32 count in tokens: queries are the tokens not found in the engine's own cache.
 EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
@@ -117,21 +118,35 @@ class EngineApi:
             ApiError: no answer, or a counter is missing: an engine that does not count external
                 hits runs without a connector.
         """
-        from prometheus_client.parser import text_string_to_metric_families
-
-        text = self._request("GET", "/metrics").text
         totals: dict[str, float] = {}
-        with _understanding("/metrics"):
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    if sample.name.endswith("_total"):
-                        name = sample.name.removesuffix("_total")
-                        totals[name] = totals.get(name, 0.0) + sample.value
+        for sample in self._metrics():
+            if sample.name.endswith("_total"):
+                name = sample.name.removesuffix("_total")
+                totals[name] = totals.get(name, 0.0) + sample.value
         names = (EXTERNAL_QUERIES, EXTERNAL_HITS, LOCAL_QUERIES, LOCAL_HITS)
         missing = [name for name in names if name not in totals]
         if missing:
             raise ApiError(0, f"its metrics lack {', '.join(missing)}")
         return CacheCounters(*(int(totals[name]) for name in names))
+
+    def store_path(self) -> StorePath | None:
+        """Read what the engine moved to and from Redis; None where LMCache's own client does that.
+
+        Raises:
+            ApiError: no answer.
+        """
+        return StorePath.read(self._metrics())
+
+    def _metrics(self) -> list[Sample]:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = self._request("GET", "/metrics").text
+        with _understanding("/metrics"):
+            return [
+                Sample(sample.name, sample.labels, sample.value)
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            ]
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._json(self._request("POST", path, body))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.verify.report import Diagnosis
+from deploy.verify.store_path import StorePath
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Evidence:
         mismatched: some answers differ.
         bypassed: the router sent prompts to no producer.
         blurred: others' requests moved the counters.
+        path: what went to and from Redis during the check; None where the kit does not count it.
         disabled_by_spec: fixes are switched off by the stack's own settings, and no shell's.
     """
 
@@ -43,6 +45,7 @@ class Evidence:
     bypassed: bool = False
     blurred: bool = False
     disabled_by_spec: bool = False
+    path: StorePath | None = None
 
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
@@ -50,13 +53,9 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     if evidence.blurred:
         return [_others(evidence)]
     wrong = (evidence.missed, evidence.mismatched, evidence.failed_requests, evidence.bypassed)
-    if not any(wrong):
+    if not any(wrong) and not _lost(evidence.path):
         return []
-    found = [
-        cause
-        for rule in (_store, _fixes, _hash_seeds, _lost_keys, _requests, _router, _nothing_stored)
-        if (cause := rule(evidence))
-    ]
+    found = [cause for rule in _RULES if (cause := rule(evidence))]
     return found or [_unexplained(evidence)]
 
 
@@ -128,6 +127,33 @@ def _lost_keys(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def _lost(path: StorePath | None) -> bool:
+    return path is not None and bool(path.refused or path.left_out)
+
+
+def _refused(evidence: Evidence) -> Diagnosis | None:
+    if evidence.path is None or not evidence.path.refused:
+        return None
+    return Diagnosis(
+        "values_refused",
+        f"{evidence.path.refused:.0f} values in Redis were not what was stored (corrupt, cut or "
+        "another's); their chunks were computed again",
+        f"deploy logs --name {evidence.stack}, and look for 'a value is not used'",
+    )
+
+
+def _store_fails(evidence: Evidence) -> Diagnosis | None:
+    path = evidence.path
+    if path is None or not (path.failures or path.left_out):
+        return None
+    return Diagnosis(
+        "store_fails",
+        f"Redis failed {path.failures:.0f} calls of the engines; {path.left_out:.0f} chunks were "
+        f"not stored and {path.not_loaded:.0f} not loaded",
+        f"deploy logs --name {evidence.stack}, and look for 'pdkit-connector WARNING Redis'",
+    )
+
+
 def _requests(evidence: Evidence) -> Diagnosis | None:
     if not evidence.failed_requests:
         return None
@@ -183,3 +209,17 @@ def _unexplained(evidence: Evidence) -> Diagnosis:
 
 def _join(names: Sequence[str]) -> str:
     return ", ".join(names)
+
+
+# Likeliest first.
+_RULES = (
+    _store,
+    _fixes,
+    _hash_seeds,
+    _lost_keys,
+    _refused,
+    _store_fails,
+    _requests,
+    _router,
+    _nothing_stored,
+)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from deploy.verify.equivalence import Answer, compare
 from deploy.verify.report import EngineHealth, Equivalence, Hits, PairResult
+from deploy.verify.store_path import StorePath
 
 
 @dataclass
@@ -20,6 +21,7 @@ class Findings:
         bypassed: prompts through the router that no producer saw.
         not_recomputed: producers whose answer was to be the reference, and came from the store.
         blurred: prompts whose counters others' requests moved as well, time and again.
+        path: what went to and from Redis meanwhile; None where the kit does not count it.
         failed: service → what it answered instead of a completion.
     """
 
@@ -33,6 +35,7 @@ class Findings:
     bypassed: int = 0
     not_recomputed: set[str] = field(default_factory=set)
     blurred: int = 0
+    path: StorePath | None = None
     failed: dict[str, str] = field(default_factory=dict)
 
     def add_comparison(self, reference: Answer, answer: Answer) -> None:
@@ -77,5 +80,14 @@ def failures(
         yield "Redis does not answer"
     elif not found.stored_keys:
         yield "no key was added to Redis"
+    if found.path:
+        yield from _lost(found.path)
     if found.blurred:
         yield "requests of others moved the counters during the check, so hits cannot be told apart"
+
+
+def _lost(path: StorePath) -> Iterator[str]:
+    if path.refused:
+        yield f"{path.refused:.0f} values in Redis were not what was stored"
+    if path.left_out:
+        yield f"{path.left_out:.0f} chunks were not stored"

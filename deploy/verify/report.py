@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deploy.verify.store_path import StorePath
+
 
 @dataclass(frozen=True)
 class Hits:
@@ -89,6 +91,8 @@ class CheckReport:
 
     Attributes:
         race: prompts sent through the router, whose decode follows its prefill at once.
+        path: what the engines moved to and from Redis meanwhile, for whomever; None where LMCache's
+            own client moves it.
         failures: what was asked for and not found, a sentence each; empty if the check passed.
     """
 
@@ -96,6 +100,7 @@ class CheckReport:
     race: Hits
     equivalence: Equivalence
     store: StoreUse
+    path: StorePath | None
     engines: Sequence[EngineHealth]
     failures: Sequence[str]
     diagnosis: Sequence[Diagnosis]
@@ -141,6 +146,7 @@ class CheckReport:
                 "max_logprob_diff": _finite(self.equivalence.max_logprob_diff),
             },
             "redis": asdict(self.store),
+            "store_path": self.path.as_dict() if self.path else None,
             "engines": [asdict(engine) for engine in self.engines],
             "failures": list(self.failures),
             "diagnosis": [asdict(cause) for cause in self.diagnosis],

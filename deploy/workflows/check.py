@@ -18,6 +18,7 @@ from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
 from deploy.verify.findings import Findings, failures
 from deploy.verify.report import CheckReport, Hits, PairResult
+from deploy.verify.store_path import StorePath, moved
 from deploy.workflows.evidence import engine_health, gather_evidence, store_use
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_running, require_stack, store_of
@@ -120,13 +121,14 @@ class _Check:
 
     def run(self) -> CheckReport:
         began = time.monotonic()
-        before = self._store.stats()
+        before, path = self._store.stats(), self._store_path()
         for producer in self._producers:
             for consumer in self._consumers:
                 self._check_pair(producer, consumer)
         self._check_router()
         after = self._store.stats()
         engines = engine_health(self._running)
+        self._found.path = moved(path, self._store_path())
         failed = list(failures(self._found, engines, store_answers=None not in (before, after)))
         # Only a failure is worth reading the engines' whole logs for.
         causes = (
@@ -137,11 +139,16 @@ class _Check:
             race=self._found.race,
             equivalence=self._found.equivalence,
             store=store_use(before, after),
+            path=self._found.path,
             engines=engines,
             failures=failed,
             diagnosis=causes,
             seconds=time.monotonic() - began,
         )
+
+    def _store_path(self) -> dict[str, StorePath | None]:
+        names = (*self._producers, *self._consumers)
+        return {name: self._apis[name].store_path() for name in names}
 
     def renew_connections(self) -> None:
         for _ in range(_RENEWALS):

@@ -55,6 +55,7 @@ def gather_evidence(
         mismatched=bool(found.mismatched),
         bypassed=bool(found.bypassed),
         blurred=bool(found.blurred),
+        path=found.path,
         disabled_by_spec="PDKIT_DISABLE_FIXES" in running.prepared.spec.engine.env,
     )
 

@@ -11,6 +11,7 @@ from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
 from deploy.runtime.home import Home
 from deploy.runtime.store import StoreStats
 from deploy.stack.service import Service
+from deploy.verify.store_path import StorePath
 from deploy.workflows.generations import Generation, engine_image, past_generations
 from deploy.workflows.patches import stack_patches
 from deploy.workflows.running import RunningStack, find_stack, store_of
@@ -27,6 +28,8 @@ class ServiceStatus:
         resident_mib: of the process or container and its helpers.
         log: the path, or the command, by which it is read.
         cache: an engine's own counters since its start; None for other services, or no answer.
+        path: what the engine moved to and from Redis since then; None as above, and where
+            LMCache's own client moves it.
     """
 
     name: str
@@ -39,6 +42,7 @@ class ServiceStatus:
     restarts: int
     log: str
     cache: CacheCounters | None
+    path: StorePath | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
     launcher = running.launcher
     record = running.state.services.get(service.name)
     condition = _condition(running, service)
+    cache, path = _counters(service) if condition == "ready" else (None, None)
     alive = record is not None and condition in ("ready", "not ready")
     return ServiceStatus(
         name=service.name,
@@ -136,7 +141,8 @@ def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
         resident_mib=launcher.resident_mib(record) if record and alive else 0,
         restarts=launcher.restarts(record) if record else 0,
         log=launcher.where_log(service.name),
-        cache=_cache(service) if condition == "ready" else None,
+        cache=cache,
+        path=path,
     )
 
 
@@ -154,11 +160,11 @@ def _condition(running: RunningStack, service: Service) -> ServiceCondition:
     return "ready" if running.is_ready(service) else "not ready"
 
 
-def _cache(service: Service) -> CacheCounters | None:
+def _counters(service: Service) -> tuple[CacheCounters | None, StorePath | None]:
     if service.role not in ("producer", "consumer"):
-        return None
+        return None, None
     try:
         with EngineApi(service.url) as api:
-            return api.cache_counters()
+            return api.cache_counters(), api.store_path()
     except ApiError:
-        return None
+        return None, None

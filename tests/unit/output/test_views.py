@@ -29,6 +29,7 @@ from deploy.verify.report import (
     PairResult,
     StoreUse,
 )
+from deploy.verify.store_path import StorePath
 from deploy.workflows.generations import Generation
 from deploy.workflows.images import ImageRow
 from deploy.workflows.prepare import Prepared
@@ -42,6 +43,7 @@ PASSED = CheckReport(
     race=Hits(500, 400, 425),
     equivalence=Equivalence(4, 0, 0.0123),
     store=StoreUse(2, 20, 3 << 20, 0),
+    path=None,
     engines=(),
     failures=(),
     diagnosis=(),
@@ -60,6 +62,15 @@ class TestCheck:
         assert "2 → 20 keys" in text
         assert "check passed in 2.5 s" in text
         assert "FAILED" not in text
+
+    def test_what_went_to_and_from_redis(self) -> None:
+        path = StorePath(stored_bytes=7.34e6, loaded_bytes=1e9, loaded_s=2, lookups=1)
+        sound = check_view(replace(PASSED, path=path))
+        assert "stored 7.3 MB, loaded 1000.0 MB at 0.50 GB/s" in sound
+        assert "nothing refused, late or lost" in sound
+        assert "Redis path" not in check_view(PASSED)
+        broken = check_view(replace(PASSED, path=replace(path, refused=2, late=1)))
+        assert "2 refused, 1 answers before their KV" in broken
 
     def test_failed_says_what_and_why_and_what_to_type(self) -> None:
         cause = Diagnosis("keys_lost", "Redis was flushed", "deploy check --name demo")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.verify.diagnosis import Evidence, diagnose
+from deploy.verify.store_path import StorePath
 
 HEALTHY = Evidence(
     stack="demo",
@@ -67,6 +68,10 @@ CAUSES: dict[str, tuple[dict[str, Any], str, str]] = {
         "fix_not_applied",
         "producer-0",
     ),
+    "corrupt values": ({"path": StorePath(refused=2)}, "values_refused", "2 values"),
+    "redis fails": (
+        {"path": StorePath(failures=3, left_out=4)}, "store_fails", "4 chunks were not stored",
+    ),
     "flushed": ({"flushes": 2}, "keys_lost", "flushed"),
     "evicted": ({"evicted": 5}, "keys_lost", "evicted 5"),
     "restarted": ({"store_restarted": True}, "keys_lost", "restarted"),
@@ -94,7 +99,7 @@ def test_a_cause_from_its_evidence(case: str) -> None:
 @pytest.mark.parametrize("case", CAUSES)
 def test_no_cause_where_nothing_failed(case: str) -> None:
     changes, _, _ = CAUSES[case]
-    if "failed_requests" not in changes:
+    if not {"failed_requests", "path"} & changes.keys():  # failures by themselves
         assert codes(**changes) == [], "others may flush or evict; no hit was lost by it"
 
 

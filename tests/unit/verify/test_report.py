@@ -26,6 +26,7 @@ REPORT = CheckReport(
     race=Hits(500, 100, 400),
     equivalence=Equivalence(6, 1, 0.12345678),
     store=StoreUse(1, 9, 1 << 20, 0),
+    path=None,
     engines=(EngineHealth("producer-0", "producer", True, 2),),
     failures=("producer-0 → consumer-0: 600 of 800 eligible tokens",),
     diagnosis=(Diagnosis("keys_lost", "Redis was flushed", "deploy check"),),
@@ -40,6 +41,7 @@ CONTRACT: dict[str, Any] = {
     "store_race": {"gap_s", "eligible", "hits", "eligible_rate"},
     "equivalence": {"compared", "mismatched", "max_logprob_diff"},
     "redis": {"keys_before", "keys_after", "used_memory_bytes", "evicted_keys"},
+    "store_path": None,
     "engines": {"name", "role", "healthy", "restarts"},
     "diagnosis": {"code", "message", "hint"},
 }

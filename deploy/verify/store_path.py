@@ -1,0 +1,140 @@
+"""What engines moved between themselves and Redis, as the connector's own Redis path counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+# Every name on an engine's metrics page that belongs here begins so.
+PREFIX = "pdkit_store_"
+
+
+class Sample(NamedTuple):
+    """One line of a metrics page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True)
+class StorePath:
+    """Counts of one engine, or of several together, since their start or since an earlier reading.
+
+    Attributes:
+        stored_s, loaded_s: seconds of work; several stores run side by side.
+        refused: chunks that were corrupt or foreign, and so were computed instead of loaded.
+        left_out: chunks that were not stored, because Redis failed, refused or was too slow.
+        not_loaded: chunks that were found and did not come in time, or were gone by then.
+        failures: calls that Redis failed, of any kind.
+        waits, late: answers that waited for their stores, and those that left before them.
+    """
+
+    stored_bytes: float = 0
+    stored_s: float = 0
+    stored_chunks: float = 0
+    left_out: float = 0
+    loaded_bytes: float = 0
+    loaded_s: float = 0
+    loaded_chunks: float = 0
+    refused: float = 0
+    not_loaded: float = 0
+    lookups: float = 0
+    lookup_s: float = 0
+    failures: float = 0
+    waits: float = 0
+    wait_s: float = 0
+    late: float = 0
+
+    @classmethod
+    def read(cls, samples: Iterable[Sample]) -> StorePath | None:
+        """Return the counts of a metrics page; None where the engine has no such path."""
+        mine = [s for s in samples if s.name.startswith(PREFIX) and s.name.endswith("_total")]
+        if not mine:
+            return None
+
+        def total(name: str, **labels: str) -> float:
+            full = f"{PREFIX}{name}_total"
+            return sum(
+                s.value for s in mine if s.name == full and labels.items() <= s.labels.items()
+            )
+
+        def chunks(operation: str, *results: str) -> float:
+            return sum(total("chunks", operation=operation, result=result) for result in results)
+
+        return cls(
+            stored_bytes=total("bytes", operation="store"),
+            stored_s=total("seconds", operation="store"),
+            stored_chunks=chunks("store", "stored"),
+            left_out=chunks("store", "paused", "no_room", "failed"),
+            loaded_bytes=total("bytes", operation="load"),
+            loaded_s=total("seconds", operation="load"),
+            loaded_chunks=chunks("load", "loaded"),
+            refused=chunks("load", "corrupt", "foreign"),
+            not_loaded=chunks("load", "missing", "no_memory", "unread", "paused"),
+            lookups=total("calls", operation="lookup"),
+            lookup_s=total("seconds", operation="lookup"),
+            failures=total("failures"),
+            waits=total("barrier_waits"),
+            wait_s=total("barrier_seconds"),
+            late=total("barrier_waits") - total("barrier_waits", result="stored"),
+        )
+
+    def __add__(self, other: StorePath) -> StorePath:
+        return StorePath(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(StorePath))
+        )
+
+    def since(self, earlier: StorePath) -> StorePath:
+        """Return what was counted after an earlier reading."""
+        return StorePath(
+            *(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(StorePath))
+        )
+
+    @property
+    def load_gb_s(self) -> float:
+        """Payload loaded, in GB a second of loading."""
+        return self.loaded_bytes / self.loaded_s / 1e9 if self.loaded_s else 0.0
+
+    @property
+    def store_gb_s(self) -> float:
+        """Payload stored, in GB a second of one connection's storing."""
+        return self.stored_bytes / self.stored_s / 1e9 if self.stored_s else 0.0
+
+    @property
+    def lookup_ms(self) -> float:
+        """A lookup's mean time in milliseconds."""
+        return 1e3 * self.lookup_s / self.lookups if self.lookups else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts and rates as JSON has them."""
+        counts = {name: round(value, 6) for name, value in asdict(self).items()}
+        return {
+            **counts,
+            "load_gb_s": round(self.load_gb_s, 4),
+            "store_gb_s": round(self.store_gb_s, 4),
+            "lookup_ms": round(self.lookup_ms, 4),
+        }
+
+
+def total(paths: Iterable[StorePath | None]) -> StorePath | None:
+    """Return the counts of all engines together; None where none has such a path."""
+    found = [path for path in paths if path is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def moved(
+    before: Mapping[str, StorePath | None], after: Mapping[str, StorePath | None]
+) -> StorePath | None:
+    """Return what all engines together counted between two readings, by their names.
+
+    An engine that was restarted in between counts from its start.
+    """
+    parts = []
+    for name, path in after.items():
+        earlier = before.get(name)
+        since = path.since(earlier) if path and earlier else path
+        restarted = since is not None and min(since.lookups, since.stored_chunks) < 0
+        parts.append(path if restarted else since)
+    return total(parts)

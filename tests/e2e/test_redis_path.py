@@ -1,0 +1,271 @@
+"""The kit's own way to Redis under real engines: wrong values, a Redis that dies, no gap at all."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+
+from deploy.runtime.engine_api import EngineApi
+from deploy.verify.eligible import eligible_tokens
+from deploy.verify.equivalence import Answer, compare
+from deploy.verify.store_path import StorePath
+from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines
+from tests.e2e.traffic import Users, chat, text
+
+HEADER = 128
+LAYERS = 4
+
+
+def up(folder: Path, name: str, port: int, *options: str) -> Iterator[Engines]:
+    (folder / "stack.yaml").write_text(yaml.safe_dump({"engine": {"env": VLLM_DEV_API}}))
+    kit = Deploy(folder)
+    with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), *options, "--no-check"):
+        yield Engines(kit, name, port)
+
+
+def path(engines: Engines, whom: str) -> StorePath:
+    with EngineApi(engines.url(whom)) as api:
+        found = api.store_path()
+    assert found is not None
+    return found
+
+
+def assert_same(reference: Answer, answer: Answer) -> None:
+    found = compare(reference, answer)
+    assert found.matches, found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    yield from up(tmp_path_factory.mktemp("path"), "path", free_base(28500))
+
+
+# What somebody does to the value of one chunk, given the keys of two.
+
+
+def flip(store: redis.Redis, key: bytes, _other: bytes) -> None:
+    at = HEADER + random.Random(1).randrange(store.strlen(key) - HEADER)
+    (byte,) = store.getrange(key, at, at)
+    store.setrange(key, at, bytes([byte ^ 0x40]))
+
+
+def flip_header(store: redis.Redis, key: bytes, _other: bytes) -> None:
+    (byte,) = store.getrange(key, 40, 40)  # the shape
+    store.setrange(key, 40, bytes([byte ^ 1]))
+
+
+def truncate(store: redis.Redis, key: bytes, _other: bytes) -> None:
+    value = store.get(key)
+    store.set(key, value[:-100])
+
+
+def lengthen(store: redis.Redis, key: bytes, _other: bytes) -> None:
+    store.append(key, b"\0" * 64)
+
+
+def swap(store: redis.Redis, key: bytes, other: bytes) -> None:
+    ours, theirs = store.get(key), store.get(other)
+    store.set(key, theirs)
+    store.set(other, ours)
+
+
+def of_another_layout(store: redis.Redis, key: bytes, _other: bytes) -> None:
+    value = bytearray(store.get(key))
+    value[64:80] = bytes(16)
+    store.set(key, bytes(value))
+
+
+def of_another_kind(store: redis.Redis, key: bytes, _other: bytes) -> None:
+    store.delete(key)
+    store.rpush(key, b"no string")
+
+
+def lose(store: redis.Redis, key: bytes, _other: bytes) -> None:
+    store.delete(key)
+
+
+REFUSED: tuple[Callable[..., None], ...] = (flip, flip_header, swap, of_another_layout)
+NOT_FOUND: tuple[Callable[..., None], ...] = (truncate, lengthen, of_another_kind, lose)
+
+
+@pytest.mark.parametrize("damage", [*REFUSED, *NOT_FOUND])
+def test_damaged_values_are_computed_again(plain: Engines, damage: Callable[..., None]) -> None:
+    """The answer is right, only what came before the damage is loaded, and it is counted."""
+    prompt = text(5 * CHUNK + 50, damage.__name__)
+    keys = [keys[0] for keys in plain.keys_by_chunk(prompt)]
+    assert len(keys) == 5, "one value a chunk"
+    plain.forget()
+    reference = plain.ask("producer-0", prompt)
+    plain.forget()
+    sound = path(plain, "consumer-0")
+    assert_same(reference, plain.ask("consumer-0", prompt))
+    assert path(plain, "consumer-0").since(sound).loaded_chunks == 5
+    damage(plain.store(), keys[2], keys[4])
+    for _ in range(2):
+        plain.forget()
+        before = path(plain, "consumer-0")
+        assert_same(reference, plain.ask("consumer-0", prompt))
+        moved = path(plain, "consumer-0").since(before)
+        assert moved.loaded_chunks == 2
+        assert (moved.refused > 0) == (damage in REFUSED)
+    assert plain.is_alive("consumer-0")
+
+
+def test_no_gap(plain: Engines) -> None:
+    """A decode that follows its prefill at once finds all of it, one by one and eight at a time."""
+
+    def ask(number: int) -> int:
+        prompt = text(4 * CHUNK + 10, ("no gap", number))
+        plain.ask("front", prompt, 1)
+        return eligible_tokens(len(prompt), CHUNK)
+
+    for users, prompts in ((1, range(20)), (8, range(100, 140))):
+        hits = plain.metric("consumer-0", "vllm:external_prefix_cache_hits_total")
+        with ThreadPoolExecutor(users) as pool:
+            eligible = sum(pool.map(ask, prompts))
+        now = plain.metric("consumer-0", "vllm:external_prefix_cache_hits_total")
+        assert now - hits == eligible
+    barrier = path(plain, "producer-0")
+    assert barrier.waits >= 60
+    assert barrier.late == 0
+
+
+def test_without_the_barrier_there_is_a_gap(plain: Engines) -> None:
+    """What the barrier is for: with a Redis that takes a moment, answers leave before their KV."""
+    plain.restart({"producer-0": {"PDKIT_STORE_BARRIER_S": "0.001"}})
+    try:
+        plain.store().client_pause(400, all=False)
+        plain.ask("producer-0", text(4 * CHUNK + 10, "gap"), 1)
+        assert plain.store().dbsize() == 0 or path(plain, "producer-0").late > 0
+        assert path(plain, "producer-0").late > 0
+    finally:
+        plain.restart({"producer-0": {}})
+
+
+def test_redis_stalls(plain: Engines) -> None:
+    """Engines answer in time and rightly while Redis does not, and use it again afterwards."""
+    prompt = text(4 * CHUNK + 10, "stall")
+    reference = plain.recomputed(prompt)
+    plain.ask("producer-0", prompt)
+    plain.forget()
+    plain.store().client_pause(3000, all=True)
+    began = time.monotonic()
+    assert_same(reference, plain.ask("consumer-0", prompt, within_s=30))
+    assert time.monotonic() - began < 2.5, "no call waits longer than its limit"
+    time.sleep(3)
+
+    def loads_again() -> bool:
+        plain.forget()
+        return plain.ask_counting("consumer-0", prompt)[1] == 4 * CHUNK
+
+    assert eventually(loads_again, within_s=5)
+
+
+def test_redis_full(plain: Engines) -> None:
+    """A Redis that takes nothing more is read on; what it does not take is counted."""
+    prompt = text(3 * CHUNK + 10, "full")
+    reference = plain.recomputed(prompt)
+    plain.ask("producer-0", prompt)
+    store = plain.store()
+    limit, policy = (store.config_get(n)[n] for n in ("maxmemory", "maxmemory-policy"))
+    before = path(plain, "producer-0")
+    store.config_set("maxmemory-policy", "noeviction")
+    store.config_set("maxmemory", "1mb")
+    try:
+        plain.ask("producer-0", text(3 * CHUNK + 10, "no room"), 1)
+        plain.forget()
+        answer, hits = plain.ask_counting("consumer-0", prompt)
+    finally:
+        store.config_set("maxmemory", limit)
+        store.config_set("maxmemory-policy", policy)
+    assert_same(reference, answer)
+    assert hits == 3 * CHUNK
+    moved = path(plain, "producer-0").since(before)
+    assert moved.left_out == 3
+    assert moved.failures > 0
+
+
+def test_redis_dies_under_load(plain: Engines) -> None:
+    """100 requests, of which Redis misses many: all are answered rightly, and hits come back."""
+    prompts = [text(3 * CHUNK + 20 * number, ("load", number)) for number in range(20)]
+    references = [plain.ask("producer-0", prompt, 8) for prompt in prompts]
+    plain.forget()
+    pids = plain.pids()
+    done, answers = threading.Semaphore(0), {}
+
+    def ask(number: int) -> None:
+        answers[number] = plain.ask("front", prompts[number % 20], 8)
+        done.release()
+
+    with ThreadPoolExecutor(6) as pool:
+        asked = pool.map(ask, range(100))
+        for _ in range(25):
+            done.acquire()
+        os.kill(plain.kit.pid(plain.name, "redis"), signal.SIGKILL)
+        for _ in range(25):
+            done.acquire()
+        plain.restart({"redis": {}})
+        back = time.monotonic()
+        list(asked)
+    assert len(answers) == 100
+    for number, answer in answers.items():
+        assert_same(references[number % 20], answer)
+    assert plain.pids() == pids
+
+    def hit() -> bool:
+        prompt = text(2 * CHUNK + 10, ("back", time.monotonic()))
+        plain.ask("producer-0", prompt, 1)
+        return plain.ask_counting("consumer-0", prompt)[1] == 2 * CHUNK
+
+    assert eventually(hit, within_s=max(0.5, 5 - (time.monotonic() - back)))
+    assert plain.kit.ok("check", "--name", plain.name)["passed"]
+
+
+def test_status_and_check_show_what_moved(plain: Engines) -> None:
+    report = plain.kit.ok("check", "--name", plain.name)["store_path"]
+    assert report["stored_chunks"] >= report["loaded_chunks"] > 5
+    assert report["load_gb_s"] > 0
+    assert report["refused"] == report["left_out"] == report["late"] == 0
+    services = {s["name"]: s for s in plain.kit.ok("status", "--name", plain.name)["services"]}
+    assert services["consumer-0"]["path"]["loaded_chunks"] > 0
+    assert services["redis"]["path"] is None
+    shown = plain.kit.run("status", "--name", plain.name).stdout
+    assert "GB/s out" in shown
+
+
+@pytest.fixture(scope="module")
+def layered(tmp_path_factory: pytest.TempPathFactory, plain: Engines) -> Iterator[Engines]:
+    plain.kit.ok("down", "--name", plain.name)
+    folder = tmp_path_factory.mktemp("layers")
+    yield from up(folder, "layers", free_base(28600), "--layerwise", "--save-decode-cache")
+
+
+def test_layer_by_layer(layered: Engines) -> None:
+    """Ten users chat; then a chunk loses one of its layers."""
+    before = layered.pids()
+    seen = chat(layered.url("front"), Users())
+    assert seen.refused == []
+    assert layered.pids() == before
+    assert layered.kit.ok("check", "--name", layered.name)["passed"]
+    prompt = text(4 * CHUNK + 50, "layers")
+    keys = layered.keys_by_chunk(prompt)
+    assert [len(of_chunk) for of_chunk in keys] == [LAYERS] * 4, "one value a layer of a chunk"
+    layered.forget()
+    reference = layered.ask("producer-0", prompt)
+    for layer, damage in ((0, lose), (LAYERS - 1, lose), (1, flip)):
+        layered.keys_by_chunk(prompt)
+        damage(layered.store(), keys[2][layer], keys[3][layer])
+        layered.forget()
+        assert_same(reference, layered.ask("consumer-0", prompt))
+    assert layered.is_alive("consumer-0")

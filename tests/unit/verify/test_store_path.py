@@ -1,0 +1,87 @@
+"""Counts of the Redis path: read off a page, added, and told apart from earlier ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deploy.verify.diagnosis import diagnose
+from deploy.verify.findings import Findings, failures
+from deploy.verify.store_path import Sample, StorePath, moved, total
+from tests.unit.verify.test_diagnosis import HEALTHY
+
+PAGE = [
+    Sample("pdkit_store_bytes_total", {"operation": "load"}, 2e9),
+    Sample("pdkit_store_seconds_total", {"operation": "load"}, 4.0),
+    Sample("pdkit_store_chunks_total", {"operation": "load", "result": "loaded"}, 10),
+    Sample("pdkit_store_chunks_total", {"operation": "load", "result": "corrupt"}, 1),
+    Sample("pdkit_store_chunks_total", {"operation": "load", "result": "foreign"}, 2),
+    Sample("pdkit_store_chunks_total", {"operation": "load", "result": "missing"}, 3),
+    Sample("pdkit_store_chunks_total", {"operation": "store", "result": "no_room"}, 4),
+    Sample("pdkit_store_calls_total", {"operation": "lookup"}, 5),
+    Sample("pdkit_store_seconds_total", {"operation": "lookup"}, 0.01),
+    Sample("pdkit_store_failures_total", {"kind": "timeout"}, 6),
+    Sample("pdkit_store_barrier_waits_total", {"result": "stored"}, 7),
+    Sample("pdkit_store_barrier_waits_total", {"result": "late"}, 1),
+    Sample("vllm:prefix_cache_hits_total", {}, 99),
+]
+
+
+def read(samples: list[Sample] = PAGE) -> StorePath:
+    path = StorePath.read(samples)
+    assert path is not None
+    return path
+
+
+def test_a_page_is_read() -> None:
+    path = read()
+    assert path.load_gb_s == 0.5
+    assert path.lookup_ms == 2
+    counts = (path.loaded_chunks, path.refused, path.not_loaded, path.left_out, path.failures)
+    assert counts == (10, 3, 3, 4, 6)
+    assert (path.waits, path.late) == (8, 1)
+    assert path.store_gb_s == 0
+
+
+def test_an_engine_without_such_a_path_has_none() -> None:
+    assert StorePath.read(PAGE[-1:]) is None
+
+
+def test_counts_are_added_and_taken_off() -> None:
+    twice = read() + read()
+    assert twice.refused == 6
+    assert twice.since(read()) == read()
+    assert total([None, read(), None]) == read()
+    assert total([None]) is None
+
+
+def test_what_moved_is_the_difference_of_two_readings() -> None:
+    before, after = {"a": read(), "b": None}, {"a": read() + read(), "b": read()}
+    assert moved(before, after) == read() + read()
+
+
+def test_an_engine_that_was_restarted_counts_from_its_start() -> None:
+    young = StorePath(lookups=1)
+    assert moved({"a": read()}, {"a": young}) == young
+
+
+@pytest.mark.parametrize(
+    ("path", "failed"),
+    [
+        (None, False),
+        (StorePath(loaded_chunks=3, not_loaded=1), False),
+        (StorePath(refused=1), True),
+        (StorePath(left_out=1), True),
+    ],
+)
+def test_what_is_refused_or_not_stored_fails_a_check(path: Any, failed: bool) -> None:
+    found = Findings(stored_keys=1, path=path)
+    assert bool(list(failures(found, (), store_answers=True))) is failed
+
+
+def test_a_healthy_path_is_no_cause() -> None:
+    assert diagnose(replace(HEALTHY, path=StorePath(loaded_chunks=3))) == []
+    causes = diagnose(replace(HEALTHY, path=StorePath(refused=1)))
+    assert [cause.code for cause in causes] == ["values_refused"]
