@@ -151,16 +151,16 @@ class TestLayered:
         assert hits == 2 * CHUNK
 
     def test_without_the_fixes(self, layered: Engines) -> None:
-        """A hole ends a consumer without B7, freezing a producer without B2b, illness one without B2c.
+        """Without B7 a hole ends a consumer, without B2c illness, without B2b freezing a producer.
 
-        B2g, which keeps any error of a store inside the store, must be off as well. Where a chunk
-        is gone LMCache hands its mover fewer chunks than slots: the CPU mover refuses that, GPUs'
-        would load what follows into the wrong slots.
+        Fixes that would catch it are off as well: B18, which reports what was not loaded, and B2g,
+        which keeps any error of a store inside the store. Where a chunk is gone LMCache hands its
+        mover fewer chunks than slots, which the CPU mover refuses.
         """
         layered.restart(
             {
                 "producer-0": {"PDKIT_DISABLE_FIXES": "B2b,B2g"},
-                "consumer-0": {"PDKIT_DISABLE_FIXES": "B7"},
+                "consumer-0": {"PDKIT_DISABLE_FIXES": "B7,B18"},
             }
         )
         prompt = text(4 * CHUNK + 50, "a hole to death")
