@@ -164,8 +164,8 @@ def _kept_path(version: str, fixes: Path | None) -> Path:
     """Return where a side's outcomes are kept: other pins, tools or fixes, another path."""
     lock = (REPO / "images" / "cpu" / "requirements.lock").read_bytes()
     digest = sha256(f"{pins()[version]}\n{pinned()[version]}".encode())
-    plugin = HERE / "pdkit_upstream_plugin.py"
-    for content in (lock, REQUIREMENTS.read_bytes(), plugin.read_bytes()):
+    plugins = [path.read_bytes() for path in sorted(HERE.glob("pdkit_upstream_*.py"))]
+    for content in (lock, REQUIREMENTS.read_bytes(), *plugins):
         digest.update(content)
     for path in sorted(fixes.rglob("*.py")) if fixes else ():
         digest.update(str(path.relative_to(fixes or path)).encode() + path.read_bytes())

@@ -23,6 +23,9 @@ against that release's wheel: once as it is, once after every fix was applied as
 one skip or fail on both sides. "Skipped" counts expected failures too. `-` in the tables means
 none.
 
+No Redis is asked: the tests put stand-ins in its place, which are completed as pdkit_upstream_redis
+says, by pipelines and, on the fixed side, by a Sentinel whose clients are awaited.
+
 A test whose outcome differs is run again on both sides, as often as said below. It is listed as
 unstable where one of the sides does not repeat its outcome.
 

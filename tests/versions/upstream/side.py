@@ -108,7 +108,8 @@ class Run:
         """Run pytest once; return the last line it wrote, and how it died ("" where it did not)."""
         command = (
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "log_cli=false",
-            "-p", "pdkit_upstream_plugin", f"--timeout={TEST_SECONDS}", "--timeout-method=signal",
+            "-p", "pdkit_upstream_plugin", "-p", "pdkit_upstream_redis",
+            f"--timeout={TEST_SECONDS}", "--timeout-method=signal",
             "--rootdir", str(self.folder), *targets,
         )  # fmt: skip
         with (self.folder / "output.txt").open("w+b") as output:
