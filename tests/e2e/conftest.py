@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 
 COMMAND = str(Path(sys.executable).parent / "deploy")
+# That the fixes take with what is installed is asked once for all homes of a run.
+TRIED_FIXES = tempfile.TemporaryDirectory(prefix="pdkit-fixes-")
 UP_TIMEOUT_S = 600
 
 
@@ -57,6 +60,12 @@ class Deploy:
     home: Path
     env: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = (COMMAND,)
+
+    def __post_init__(self) -> None:
+        tried = self.home / "cache" / "fixes"
+        if not os.path.lexists(tried):
+            tried.parent.mkdir(parents=True, exist_ok=True)
+            tried.symlink_to(TRIED_FIXES.name)
 
     def environ(self) -> dict[str, str]:
         """Return the environment of the command; processes unless a test says otherwise."""
