@@ -165,6 +165,26 @@ def test_many_callers_wait_no_longer_than_one(server, make):
     eventually(lambda: works(one, chunks), BACK_S)
 
 
+def test_lookup_waits_for_its_turn_no_longer_than_its_limit(server, make):
+    one = make(server.url)
+    one.lookups.ping()
+    server.stop_answering()
+    ended = []
+
+    def ping():
+        one.lookups.ping()
+        ended.append(True)
+
+    thread = threading.Thread(target=ping)
+    thread.start()
+    eventually(one.lookups._lock.locked, 1)
+    with within(LIMITS.lookup_s):
+        assert one.lookups.held([b"key"]) == 0
+    assert not ended
+    server.answer_again()
+    thread.join()
+
+
 def test_killed_and_restarted(server, make):
     one = make(server.url)
     chunks = prompt("killed", 8)
@@ -326,6 +346,13 @@ def test_tls_handshake_that_never_ends(make):
 def test_server_that_answers_nonsense(make, answer):
     with Nonsense(answer) as server:
         all_miss_in_time(make(f"redis://127.0.0.1:{server.port}"), prompt("nonsense", 4))
+
+
+def test_line_without_an_end_is_not_read_for_ever(make):
+    with Nonsense(b"x" * 200_000) as server:
+        one = make(f"redis://127.0.0.1:{server.port}", Limits(lookup_s=5))
+        assert one.lookups.held([b"key"]) == 0
+        assert one.counters.value("failures", kind="unreachable") == 1
 
 
 def test_server_that_answers_drop_by_drop(make):

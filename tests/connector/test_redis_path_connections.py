@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import threading
+import time
 
 import pytest
 import redis
@@ -208,18 +209,34 @@ def test_tls(servers, make, tls, certificates):
     assert not server.admin.info("keyspace").get("db0")
 
 
-def test_tls_that_stops_in_the_middle(servers, tls, certificates):
+def test_tls_that_stops_again_and_again(servers, tls, certificates):
+    """Each time that a little gets through, the limit must not begin anew."""
     options, arguments = tls
     server = servers.start(*options, tls=arguments)
     url = f"rediss://127.0.0.1:{server.port}?ssl_ca_certs={certificates}/ca.pem"
     one = client(url, Limits(lookup_s=0.3, load_s=0.5, store_s=0.5))
     assert works(one)
+    large = prompt("large", 2, 30_000_000)
+    ended = threading.Event()
+
+    def flap():
+        while not ended.wait(0.01):
+            server.stop_answering()
+            time.sleep(0.2)
+            server.answer_again()
+
     server.stop_answering()
-    storing = Storing(one, prompt("more", 4, 20_000_000))
-    assert storing.wait(1.0) == []
-    pool = Pool()
-    assert one.loads.load(KEYS, pool.allocate) == []
-    server.answer_again()
+    thread = threading.Thread(target=flap)
+    thread.start()
+    try:
+        assert Storing(one, large).wait(1.0) == []
+        pool = Pool()
+        began = time.monotonic()
+        one.loads.load(KEYS, pool.allocate)
+        assert time.monotonic() - began < 1.0
+    finally:
+        ended.set()
+        thread.join()
     eventually(lambda: works(one), 2)
     one.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 import pytest
+from pdkit_connector.redis_path.client import Limits
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec
 from redis_chunks import (
     CODEC,
@@ -19,7 +21,7 @@ from redis_chunks import (
     prompt,
     stored,
 )
-from redis_servers import Servers
+from redis_servers import Servers, eventually
 
 TRIALS = 1000
 CHUNKS = 8
@@ -189,4 +191,26 @@ def test_no_memory_ends_the_prompt_and_is_no_failure_of_redis(server):
     assert loaded(one, list(chunks)) == list(chunks.values())
     assert one.counters.value("failures") == 0
     assert one.counters.value("chunks", operation="load", result="no_memory") > 0
+    one.close()
+
+
+def test_rest_of_a_bad_value_is_no_answer_to_the_next_question(server):
+    one = client(server.url)
+    chunks = prompt("next", 1)
+    stored(one, chunks)
+    server.admin.set("bad", bytes(HEADER_BYTES) + b"$-1\r\n" * 100)
+    for _ in range(10):
+        assert loaded(one, [b"bad"]) == []
+        assert loaded(one, list(chunks)) == list(chunks.values())
+    one.close()
+
+
+def test_what_comes_after_the_caller_left_is_released(server):
+    one = client(server.url, Limits(load_s=0.2))
+    chunks = prompt("late", 2, 100)
+    stored(one, chunks)
+    pool = Pool(lambda _count: time.sleep(0.8))
+    assert one.loads.load(list(chunks), pool.allocate) == []
+    eventually(lambda: pool.handed and pool.balanced([]), 2)
+    eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), 2)
     one.close()

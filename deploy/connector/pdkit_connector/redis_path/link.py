@@ -6,7 +6,6 @@ bytes then go straight between the socket and the caller's memory.
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -71,16 +70,7 @@ class Link:
         """Send all parts, one after the other."""
         for part in parts:
             self._socket.settimeout(deadline.left_s())
-            if isinstance(self._socket, ssl.SSLSocket):
-                self._send_records(memoryview(part), deadline)
-            else:
-                self._socket.sendall(part)
-
-    def _send_records(self, part: memoryview, deadline: Deadline) -> None:
-        """Send over TLS, whose `sendall` would take the limit for each of its records anew."""
-        while part:
-            self._socket.settimeout(deadline.left_s())
-            part = part[self._socket.send(part) :]
+            self._socket.sendall(part)
 
     def line(self, deadline: Deadline) -> bytes:
         """Return the next line of a reply without its end."""
