@@ -1,0 +1,73 @@
+"""The page for docs/results: what was measured, on which machine, by which command."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.redis_path import report
+
+_PAGE = """# The Redis path, measured
+
+How fast KV moves between an engine's staging memory and Redis: a plain socket, stock LMCache in
+three ways, and the kit's own way. `python -m bench.redis_path --results FILE` wrote this page on
+{date}.
+
+{machine}
+
+- **raw socket**: a Python socket with `recv_into` into memory that is used again, one connection,
+  one value after the other; no checksum, no staging pool.
+- **stock**: LMCache's `RemoteBackend`, untouched; `redis://` with and without hiredis 3.5.0, and
+  `resp://`, its client in C++, which works on CPU when it is called like this.
+- **ours**: the kit's storage plug-in, header and checksum (xxh3) of every value included.
+- **ours, no checksum**: the same with a checksum that looks at nothing, made by the benchmark.
+
+Each has a process of its own (four for "4 engines") and works on LMCache's real memory objects. In
+every round all take their turn; numbers are medians of {rounds} rounds, ratios are the medians of
+the rounds' ratios, with the lowest and the highest. "ours / it" above 1 means that ours is faster,
+and for CPU below 1 that it takes less. CPU s/GB is user and system time of the engines' processes,
+Redis s/GB that of redis-server. A store ends when Redis has all of a prompt.
+
+## Must hold
+
+{targets}
+
+## Measured
+
+{tables}
+"""
+
+
+def page(found: Sequence[report.Row], judged: Sequence[report.Target], redis_version: str) -> str:
+    """Return the page as Markdown."""
+    return _PAGE.format(
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        machine=_machine(redis_version),
+        rounds=found[-1].rounds,
+        targets=report.target_table(judged),
+        tables=report.tables(found),
+    )
+
+
+def _machine(redis_version: str) -> str:
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("lmcache", "redis", "xxhash")
+    )
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"Machine: {os.cpu_count()} cores of a shared virtual machine ({_cpu()}), {gib:.0f} GiB, "
+        f"{platform.system()}; Redis {redis_version} over loopback; "
+        f"Python {platform.python_version()}; {versions}. Load averages at the end, 1, 5 and 15 "
+        f"minutes: {load}."
+    )
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

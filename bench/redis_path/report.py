@@ -1,0 +1,169 @@
+"""What was measured, as rows, as plain text and as a page for docs/results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.redis_path.contenders import MIB
+from bench.redis_path.rounds import Measured, Sample, values_of_a_prompt
+
+LABELS = {
+    "raw": "raw socket",
+    "redis": "stock redis://",
+    "hiredis": "stock redis:// + hiredis",
+    "resp": "stock resp://",
+    "ours": "ours",
+    "unchecked": "ours, no checksum",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one operation; medians over the rounds.
+
+    Attributes:
+        ours_over: median of the rounds' ratios of speed, ours by this one's.
+        lowest, highest: of these ratios.
+        cpu_s_per_gb, redis_s_per_gb: processor seconds of the engines, and of Redis.
+        cpu_over: median of the rounds' ratios of the engines' processor time, ours by this one's.
+    """
+
+    engines: int
+    value_mib: int
+    operation: str
+    contender: str
+    rounds: int
+    ms: float
+    gb_per_s: float | None
+    ours_over: float
+    lowest: float
+    highest: float
+    cpu_s_per_gb: float | None
+    redis_s_per_gb: float | None
+    cpu_over: float | None
+
+
+def rows(measured: Measured, engines: int, value_bytes: int) -> list[Row]:
+    """Return the rows of what `transfers` or, with no bytes, `lookups` measured."""
+    return [
+        _row((engines, value_bytes, operation, name), samples, of_side["ours"])
+        for operation, of_side in measured.items()
+        for name, samples in of_side.items()
+    ]
+
+
+def _row(what: tuple[int, int, str, str], samples: Sequence[Sample], ours: Sequence[Sample]) -> Row:
+    engines, value_bytes, operation, name = what
+    pairs = list(zip(samples, ours, strict=True))
+    ratios = [its.seconds / our.seconds for its, our in pairs]
+    seconds = statistics.median(sample.seconds for sample in samples)
+    cpu = cpu_over = redis = speed = None
+    if value_bytes:
+        gigabytes = engines * values_of_a_prompt(value_bytes) * value_bytes / 1e9
+        speed = gigabytes / seconds
+        cpu = statistics.median(sample.cpu_s for sample in samples) / gigabytes
+        redis = statistics.median(sample.server_cpu_s for sample in samples) / gigabytes
+        cpu_over = statistics.median(our.cpu_s / its.cpu_s for its, our in pairs)
+    return Row(
+        engines, value_bytes // MIB, operation, name, len(samples), 1000 * seconds, speed,
+        statistics.median(ratios), min(ratios), max(ratios), cpu, redis, cpu_over,
+    )  # fmt: skip
+
+
+def tables(found: Sequence[Row]) -> str:
+    """Return the rows as Markdown, which reads as plain text too."""
+    groups: dict[tuple[int, int, str], list[Row]] = {}
+    for row in found:
+        groups.setdefault((row.engines, row.value_mib, row.operation), []).append(row)
+    transfers = {key: group for key, group in groups.items() if key[1]}
+    lookups = [row for key, group in groups.items() if not key[1] for row in group]
+    parts = [_transfer_table(*key, group) for key, group in transfers.items()]
+    return "\n\n".join([*parts, _lookup_table(lookups)] if lookups else parts)
+
+
+def _transfer_table(engines: int, value_mib: int, operation: str, group: Sequence[Row]) -> str:
+    count = values_of_a_prompt(value_mib * MIB)
+    who = "1 engine" if engines == 1 else f"{engines} engines at once"
+    title = f"**{operation}**, {who}, {count} values of {value_mib} MiB each"
+    head = (
+        "contender", "GB/s", "ours / it", "lowest to highest", "CPU s/GB", "ours / it (CPU)",
+        "Redis s/GB",
+    )  # fmt: skip
+    lines = [
+        (
+            LABELS[row.contender], f"{row.gb_per_s:.2f}", f"{row.ours_over:.2f}",
+            f"{row.lowest:.2f} to {row.highest:.2f}", f"{row.cpu_s_per_gb:.2f}",
+            f"{row.cpu_over:.2f}", f"{row.redis_s_per_gb:.2f}",
+        )
+        for row in group
+    ]  # fmt: skip
+    return f"{title}\n\n{_markdown(head, lines)}"
+
+
+def _lookup_table(group: Sequence[Row]) -> str:
+    head = ("lookup", "contender", "ms", "it / ours")
+    lines = [
+        (row.operation, LABELS[row.contender], f"{row.ms:.2f}", f"{row.ours_over:.2f}")
+        for row in group
+    ]
+    return f"**lookup** of chunks that are all there, 1 engine\n\n{_markdown(head, lines)}"
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[at]) for line in [head, *lines]) for at in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+        return f"| {' | '.join(padded)} |"
+
+    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    return "\n".join([line(head), rule, *map(line, lines)])
+
+
+@dataclass(frozen=True)
+class Target:
+    """A must-hold and what was measured of it."""
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool
+
+
+def targets(found: Sequence[Row]) -> list[Target]:
+    """Return the must-holds that the rows of one engine can tell, at the worst value size."""
+    alone = [row for row in found if row.engines == 1]
+    judged = []
+    for what, operation, contender, least in (
+        ("retrieve by raw GET", "retrieve", "raw", 0.85),
+        ("retrieve by stock redis://", "retrieve", "redis", 2.5),
+        ("store by raw SET", "store", "raw", 0.85),
+    ):
+        of = [r for r in alone if r.operation == operation and r.contender == contender]
+        for row in of:
+            judged.append(
+                Target(
+                    f"{what}, {row.value_mib} MiB", f">= {least:.2f}", f"{row.ours_over:.2f}",
+                    row.ours_over >= least,
+                )
+            )  # fmt: skip
+    for row in alone:
+        if row.contender == "redis" and row.cpu_over is not None:
+            judged.append(
+                Target(
+                    f"CPU of {row.operation} by stock redis://, {row.value_mib} MiB", "<= 0.50",
+                    f"{row.cpu_over:.2f}", row.cpu_over <= 0.5,
+                )
+            )  # fmt: skip
+        if row.contender == "ours" and row.operation == "lookup of 1000":
+            judged.append(Target("lookup of 1,000", "< 5 ms", f"{row.ms:.2f} ms", row.ms < 5))
+    return judged
+
+
+def target_table(judged: Sequence[Target]) -> str:
+    """Return the must-holds as Markdown."""
+    lines = [(t.what, t.wanted, t.measured, "yes" if t.met else "NO") for t in judged]
+    return _markdown(("must hold", "wanted", "measured", "met"), lines)

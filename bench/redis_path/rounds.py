@@ -1,0 +1,174 @@
+"""The contenders in turns: in every round each does the same, close together in time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.redis_path.contenders import MIB, TINY_BYTES
+from bench.redis_path.server import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT_BYTES = 172 * MIB
+LOOKUPS = (10, 100, 1000)
+PATIENCE_S = 120
+
+Say = Callable[[str], None]
+
+
+class SideFailed(RuntimeError):
+    """A contender could not do what it was asked for."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One operation of one contender.
+
+    Attributes:
+        seconds: from the first engine's beginning to the last one's end.
+        cpu_s, server_cpu_s: processor time of the engines, and of Redis.
+    """
+
+    seconds: float
+    cpu_s: float
+    server_cpu_s: float
+
+
+# operation → contender → one sample a round
+Measured = dict[str, dict[str, list[Sample]]]
+
+
+class Side:
+    """A contender's process."""
+
+    def __init__(self, name: str, engines: int, server: Server, hiredis: Path | None) -> None:
+        self.name = name
+        self._server = server
+        path = [str(ROOT), str(ROOT / "deploy" / "connector")]
+        if name == "hiredis":
+            path.append(str(hiredis))
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "bench.redis_path.side", name, str(engines), str(server.port)),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if "BENCH_STDERR" not in os.environ else None, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def ask(self, do: str, **more: Any) -> list[dict[str, Any]]:
+        """Have all engines do something at the same time; return their answers.
+
+        Raises SideFailed where one of them cannot.
+        """
+        assert self._process.stdin and self._process.stdout  # noqa: S101
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise SideFailed("its process ended") from None
+        if not select.select([self._process.stdout], [], [], PATIENCE_S)[0]:
+            raise SideFailed(f"no answer within {PATIENCE_S} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise SideFailed("its process ended")
+        answers: list[dict[str, Any]] = json.loads(line)
+        for answer in answers:
+            if "error" in answer:
+                raise SideFailed(answer["error"])
+        return answers
+
+    def measure(self, do: str, **more: Any) -> Sample:
+        """Have all engines do something, and measure it."""
+        before = self._server.cpu_s()
+        spans = self.ask(do, **more)
+        server_cpu_s = self._server.cpu_s() - before
+        began = min(span["began_s"] for span in spans)
+        ended = max(span["ended_s"] for span in spans)
+        return Sample(ended - began, sum(span["cpu_s"] for span in spans), server_cpu_s)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin  # noqa: S101
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def sides(
+    wanted: Sequence[str], engines: int, server: Server, hiredis: Path | None, say: Say
+) -> Iterator[list[Side]]:
+    """Start the contenders that can take part; say which cannot."""
+    started = [Side(name, engines, server, hiredis) for name in wanted]
+    try:
+        ready = []
+        for side in started:
+            try:
+                side.ask("open", value_bytes=TINY_BYTES, count=LOOKUPS[-1])
+                side.measure("store")
+                ready.append(side)
+            except SideFailed as failed:
+                say(f"{side.name} takes no part: {failed}")
+        yield ready
+    finally:
+        for side in started:
+            side.close()
+
+
+def lookups(ready: Sequence[Side], rounds: int, say: Say) -> Measured:
+    """Measure lookups of values that are all there; `sides` stored them."""
+    measured: Measured = {}
+    for number in range(rounds + 1):
+        for side in _order(ready, number):
+            for count in LOOKUPS:
+                sample = side.measure("lookup", count=count)
+                if number:
+                    measured.setdefault(f"lookup of {count}", {}).setdefault(side.name, []).append(
+                        sample
+                    )
+        say(f"lookups: round {number} of {rounds}")
+    return measured
+
+
+def transfers(
+    ready: Sequence[Side], value_bytes: int, rounds: int, server: Server, say: Say
+) -> Measured:
+    """Measure storing and retrieving a prompt; the first round warms memory up."""
+    measured: Measured = {"store": {}, "retrieve": {}}
+    count = values_of_a_prompt(value_bytes)
+    for side in ready:
+        side.ask("open", value_bytes=value_bytes, count=count)
+    for number in range(rounds + 1):
+        for side in _order(ready, number):
+            for operation, of_side in measured.items():
+                sample = side.measure(operation)
+                if number:
+                    of_side.setdefault(side.name, []).append(sample)
+            server.flush()
+        say(f"{value_bytes // MIB} MB: round {number} of {rounds}")
+    return measured
+
+
+def values_of_a_prompt(value_bytes: int) -> int:
+    """Return how many values of a size make a prompt."""
+    return round(PROMPT_BYTES / value_bytes)
+
+
+def _order(ready: Sequence[Side], number: int) -> list[Side]:
+    """Return the sides of a round in its order: each comes first, and before and after others."""
+    start = number // 2 % len(ready)
+    turned = [*ready[start:], *ready[:start]]
+    return turned if number % 2 else turned[::-1]
