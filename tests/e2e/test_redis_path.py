@@ -269,3 +269,11 @@ def test_layer_by_layer(layered: Engines) -> None:
         layered.forget()
         assert_same(reference, layered.ask("consumer-0", prompt))
     assert layered.is_alive("consumer-0")
+
+
+def test_what_a_consumer_decoded_is_stored(layered: Engines) -> None:
+    """A prompt of one chunk and a part; the second chunk was mostly decoded."""
+    layered.store().flushall()
+    layered.forget()
+    layered.ask("consumer-0", text(300, "decoded"), 300)
+    assert eventually(lambda: layered.store().dbsize() == 2 * LAYERS, within_s=20)
