@@ -13,6 +13,8 @@ from typing import Any
 _BUFFER_BYTES = 4096
 # No line that Redis says is longer.
 _LINE_BYTES = 1 << 16
+# What a call on a socket may take beyond its deadline.
+_LATE_S = 0.02
 # Small enough that a piece is still in the processor's cache when its checksum is taken.
 PIECE_BYTES = 1 << 20
 
@@ -61,6 +63,8 @@ class Link:
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
+        self._limited_by: Deadline | None = None
+        self._told_left_s = 0.0
 
     def close(self) -> None:
         """Close the connection."""
@@ -69,7 +73,7 @@ class Link:
     def send(self, parts: Sequence[bytes | memoryview], deadline: Deadline) -> None:
         """Send all parts, one after the other."""
         for part in parts:
-            self._socket.settimeout(deadline.left_s())
+            self._limit(deadline)
             self._socket.sendall(part)
 
     def line(self, deadline: Deadline) -> bytes:
@@ -111,7 +115,7 @@ class Link:
             target[:count] = self._view[self._start : self._start + count]
             self._start += count
             return count
-        self._socket.settimeout(deadline.left_s())
+        self._limit(deadline)
         count = self._socket.recv_into(target)
         if not count:
             raise LinkBroken("Redis closed the connection")
@@ -122,6 +126,9 @@ class Link:
         data = bytearray(count)
         view, filled = memoryview(data), 0
         while filled < count:
+            if self._start == self._end:
+                # What follows comes with it, such as the next answer's beginning.
+                self._fill(deadline)
             filled += self.read_into(view[filled:], deadline)
         return bytes(data)
 
@@ -130,8 +137,18 @@ class Link:
         if self.read(2, deadline) != b"\r\n":
             raise LinkBroken("a string that is longer than Redis said")
 
+    def _limit(self, deadline: Deadline) -> None:
+        """Limit the socket's next call, which may end a little after the deadline.
+
+        To tell the socket costs a system call, as much as to read some KiB: once in a while will do.
+        """
+        left_s = deadline.left_s()
+        if deadline is not self._limited_by or left_s < self._told_left_s - _LATE_S:
+            self._socket.settimeout(left_s)
+            self._limited_by, self._told_left_s = deadline, left_s
+
     def _fill(self, deadline: Deadline) -> None:
-        self._socket.settimeout(deadline.left_s())
+        self._limit(deadline)
         count = self._socket.recv_into(self._buffer)
         if not count:
             raise LinkBroken("Redis closed the connection")
