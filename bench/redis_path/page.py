@@ -42,6 +42,34 @@ Redis s/GB that of redis-server. A store ends when Redis has all of a prompt.
 """
 
 
+_STACK_PAGE = """# The Redis path in a real stack
+
+`python -m bench.redis_path --stack --results FILE` wrote this page on {date}.
+
+{machine}
+
+One producer, one consumer and one Redis, as `deploy up --runtime process` starts them, on a Llama
+with random weights and 64 KiB of KV a token: a prompt has 176 MiB in 11 chunks, and some tokens
+that are computed in any case. A decode is sent the moment that its prefill answers. The barrier's
+cost is that of a producer beside an equal one whose answers wait for nothing, in turns: 4 requests
+in flight, 12 prompts of 4 chunks, no two alike. All engines share the machine's cores, with Redis.
+
+{targets}
+
+{table}
+"""
+
+
+def stack_page(table: str, judged: Sequence[report.Target]) -> str:
+    """Return the page of what a stack did, as Markdown."""
+    return _STACK_PAGE.format(
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        machine=_machine("as installed"),
+        targets=report.target_table(judged),
+        table=table,
+    )
+
+
 def page(found: Sequence[report.Row], judged: Sequence[report.Target], redis_version: str) -> str:
     """Return the page as Markdown."""
     return _PAGE.format(

@@ -1,0 +1,148 @@
+"""A real stack for the benchmark, and beside it a producer without the barrier."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import redis
+import yaml
+
+from bench.redis_path import wide_model
+from bench.redis_path.rounds import ROOT, Say
+from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.home import Home
+
+STACK = "bench"
+_UP_S, _ASK_S = 900, 300
+_SPEC = {
+    "name": STACK, "vendor": "cpu", "runtime": "process", "topology": "1p1d",
+    "engine": {"kv_cache_gib": 1},
+    "lmcache": {"staging_gib": 1},
+    "redis": {"memory_gib": 2},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine's API; prompts are random tokens, so that no two share a chunk."""
+
+    url: str
+
+    def ask(self, prompt: list[int]) -> float:
+        """Return the seconds to the first token."""
+        with EngineApi(self.url, timeout_s=_ASK_S) as api:
+            began = time.perf_counter()
+            api.complete(wide_model.NAME, prompt, max_tokens=1)
+            return time.perf_counter() - began
+
+    def hits(self) -> int:
+        """Return the tokens that were loaded so far."""
+        with EngineApi(self.url, timeout_s=_ASK_S) as api:
+            return int(api.cache_counters().external_hits)
+
+
+@dataclass(frozen=True)
+class Running:
+    """The engines, and their store."""
+
+    producer: Engine
+    consumer: Engine
+    unheld: Engine
+    store: redis.Redis
+
+    def drain(self) -> None:
+        """Wait until nothing more is stored, and empty the store."""
+        seen = -1
+        while seen != (now := int(self.store.dbsize())):
+            seen = now
+            time.sleep(0.3)
+        self.store.flushall()
+
+
+def prompt(tokens: int, seed: int) -> list[int]:
+    """Return tokens that another seed does not give."""
+    return random.Random(seed).choices(range(32, 127), k=tokens)  # noqa: S311 - not for secrets
+
+
+@contextlib.contextmanager
+def running_stack(say: Say) -> Iterator[Running]:
+    """Start a stack of the wide model, and end it with the context."""
+    with tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name:
+        folder = Path(name)
+        say("making a model")
+        model = wide_model.make(folder)
+        port = _free_ports()
+        spec = {**_SPEC, "model": str(model), "port": port}
+        (folder / "stack.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+        try:
+            say("starting a stack")
+            _deploy(folder, "up", "-f", str(folder / "stack.yaml"), "--no-check")
+            files = Home(folder, folder).stack(STACK)
+            password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
+            state = json.loads(files.state_file.read_text(encoding="utf-8"))
+            with _unheld(state["services"]["producer-0"]["pid"], port + 19, say) as unheld:
+                producer, consumer = (Engine(f"http://127.0.0.1:{port + n}") for n in (10, 11))
+                store = redis.Redis(port=port + 1, password=password)
+                yield Running(producer, consumer, unheld, store)
+        finally:
+            _deploy(folder, "down", "--name", STACK)
+
+
+def _deploy(folder: Path, *arguments: str) -> None:
+    argv = (sys.executable, "-m", "deploy", *arguments)
+    environ = {**os.environ, "PDKIT_HOME": str(folder)}
+    subprocess.run(argv, env=environ, cwd=ROOT, check=True, timeout=_UP_S, stdout=2)
+
+
+@contextlib.contextmanager
+def _unheld(pid: int, port: int, say: Say) -> Iterator[Engine]:
+    """Start what the producer is once more, with answers that wait for nothing."""
+    say("starting a producer without the barrier")
+    like = psutil.Process(pid)
+    argv = like.cmdline()
+    at = argv.index("--port") + 1
+    argv[at] = str(port)
+    environ = like.environ()
+    environ["PDKIT_STORE_BARRIER_S"] = "0"
+    environ["PDKIT_ENGINE_SOCKET"] += "-unheld"
+    process = subprocess.Popen(
+        argv, env=environ, cwd=like.cwd(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _await_ready(url, process)
+        yield Engine(url)
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.terminate()
+        process.terminate()
+        process.wait(60)
+
+
+def _await_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _UP_S
+    with EngineApi(url) as api:
+        while not api.is_healthy():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("the second producer does not start")
+            time.sleep(0.5)
+
+
+def _free_ports() -> int:
+    for base in range(29000, 32000, 100):
+        taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.laddr}
+        if not taken & set(range(base, base + 20)):
+            return base
+    raise RuntimeError("no free ports")
