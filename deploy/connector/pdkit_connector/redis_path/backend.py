@@ -26,8 +26,8 @@ from pdkit_connector import store_barrier
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
-from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.redis_path.client import Client, Limits
+from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.redis_path.link import Deadline, ReplyError
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 from pdkit_connector.registry import describe
@@ -148,23 +148,22 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         return [target.memory_obj for target in targets]
 
     def _allocate(self, header: Header, deadline: Deadline) -> _Staged | None:
-        """Return staging memory for what a header announces, waiting until the deadline for it."""
-        dtype = getattr(torch, header.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise BadValue("foreign", f"its elements are {header.dtype!r}")
-        shape = torch.Size(header.shape)
-        if shape.numel() * dtype.itemsize != header.payload_bytes:
-            raise BadValue("corrupt", f"{header.payload_bytes} bytes are no {tuple(shape)}")
-        memory_format = MemoryFormat(header.memory_format)
+        """Return staging memory for what a header announces; None where there is none to be had.
+
+        It is waited for until the deadline while stores, which give theirs back, are under way.
+        """
+        shape, dtype, memory_format = _tensor_of(header)
         while True:
+            waits = bool(self._storing)
             memory_obj = self.local_cpu_backend.allocate(
                 shape, dtype, fmt=memory_format, busy_loop=False
             )
             if memory_obj is not None:
                 self._learn(header.payload_bytes)
                 return _Staged(memory_obj)
+            if not waits:
+                return None
             try:
-                # Stores give their memory back soon.
                 time.sleep(min(_ALLOCATE_WAIT_S, deadline.left_s()))
             except TimeoutError:
                 return None
@@ -267,6 +266,20 @@ class _Staged:
 
     def release(self) -> None:
         self.memory_obj.ref_count_down()
+
+
+def _tensor_of(header: Header) -> tuple[torch.Size, torch.dtype, MemoryFormat]:
+    """Return the tensor that a header describes; raise BadValue where there is no such."""
+    dtype = getattr(torch, header.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadValue("foreign", f"its elements are {header.dtype!r}")
+    shape = torch.Size(header.shape)
+    if shape.numel() * dtype.itemsize != header.payload_bytes:
+        raise BadValue("corrupt", f"{header.payload_bytes} bytes are no {tuple(shape)}")
+    try:
+        return shape, dtype, MemoryFormat(header.memory_format)
+    except ValueError as exc:
+        raise BadValue("foreign", str(exc)) from None
 
 
 def _bytes_of(memory_obj: Any) -> memoryview:

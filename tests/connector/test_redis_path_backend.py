@@ -1,0 +1,265 @@
+"""The Redis path as LMCache's plug-in, with LMCache's own objects and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pdkit_connector import store_barrier
+from pdkit_connector.connector import require_plugins
+from pdkit_connector.counters import COUNTERS
+from pdkit_connector.errors import ConnectorError
+from pdkit_connector.redis_path import backend as module
+from pdkit_connector.redis_path.failures import failures
+from redis_servers import Servers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
+from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, chunk, key, metadata, running_loop
+
+PAYLOAD = 2 * LAYERS * CHUNK * HEADS * HEAD_SIZE * 2
+
+
+def config(url: str, **more):
+    from lmcache.v1.config import LMCacheEngineConfig
+
+    extra = {
+        "storage_plugin.pdkit.module_path": module.__name__,
+        "storage_plugin.pdkit.class_name": "RedisPath",
+        "pdkit.url": url,
+        "pdkit.namespace": "pdkit:test:0",
+        **more.pop("extra", {}),
+    }
+    return LMCacheEngineConfig.from_defaults(
+        chunk_size=CHUNK, local_cpu=False, max_local_cpu_size=0.01, storage_plugins=["pdkit"],
+        extra_config=extra, **more,
+    )  # fmt: skip
+
+
+def made(settings, **facts):
+    """Return the plug-in, made by LMCache's own hands, or None where LMCache gave up on it."""
+    from lmcache.v1.storage_backend import CreateStorageBackends
+
+    backends = CreateStorageBackends(settings, metadata(**facts), running_loop(), "cpu")
+    return backends.get("pdkit")
+
+
+@pytest.fixture
+def servers(tmp_path):
+    with Servers(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def server(servers):
+    return servers.start()
+
+
+@pytest.fixture
+def backend(server):
+    backend = made(config(server.url))
+    yield backend
+    backend.close()
+
+
+def stored(backend, *numbers: int) -> None:
+    keys = [key(number) for number in numbers]
+    objs = [chunk(backend, number) for number in numbers]
+    backend.batched_submit_put_task(keys, objs)
+    for obj in objs:
+        obj.ref_count_down()
+    deadline = time.monotonic() + 10
+    while store_barrier.under_way() and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def loaded(objs) -> list[float | None]:
+    values = [None if obj is None else float(obj.tensor.float().mean()) for obj in objs]
+    for obj in objs:
+        if obj is not None:
+            assert obj.get_ref_count() == 1, "the caller's, and nobody else's"
+            obj.ref_count_down()
+    return values
+
+
+def test_what_is_stored_is_loaded(backend):
+    stored(backend, 1, 2, 3)
+    keys = [key(number) for number in (1, 2, 3)]
+    assert backend.batched_contains(keys) == 3
+    assert loaded(backend.batched_get_blocking(keys)) == [1, 2, 3]
+    assert loaded([backend.get_blocking(keys[1])]) == [2]
+    assert backend.contains(keys[0]) and not backend.contains(key(9))
+
+
+def test_a_prompt_ends_at_its_first_hole(backend):
+    stored(backend, 1, 3)
+    keys = [key(number) for number in (1, 2, 3)]
+    assert backend.batched_contains(keys) == 1
+    assert loaded(backend.batched_get_blocking(keys)) == [1, None, None]
+
+
+def test_loading_without_blocking_returns_what_there_is(backend):
+    stored(backend, 1, 3)
+    keys = [key(number) for number in (1, 2, 3)]
+    asked = backend.batched_get_non_blocking("lookup", keys)
+    assert loaded(asyncio.run(asked)) == [1]
+    assert asyncio.run(backend.batched_async_contains("lookup", keys)) == 1
+
+
+def test_memory_is_given_back(backend):
+    pool = backend.local_cpu_backend.memory_allocator
+    stored(backend, *range(1, 40))
+    for _ in range(5):
+        loaded(backend.batched_get_blocking([key(number) for number in range(1, 40)]))
+    assert pool.memcheck()
+    assert largest(backend) > 0.9 * 0.01 * 2**30
+
+
+def largest(backend) -> int:
+    """Return the size of the largest object that the staging pool has room for, in bytes."""
+    from lmcache.v1.memory_management import MemoryFormat
+
+    low, high = 0, 2**24
+    while high - low > 4096:
+        middle = (low + high) // 2
+        obj = backend.local_cpu_backend.allocate(
+            torch.Size((middle,)), torch.uint8, fmt=MemoryFormat.KV_2LTD, busy_loop=False
+        )
+        low, high = (middle, high) if obj else (low, middle)
+        if obj:
+            obj.ref_count_down()
+    return low
+
+
+def test_a_prompt_beyond_the_staging_pool_is_loaded_as_far_as_it_fits(backend):
+    count = 2 * int(0.01 * 2**30) // PAYLOAD
+    for first in range(0, count, 100):
+        stored(backend, *range(first, min(first + 100, count)))
+    keys = [key(number) for number in range(count)]
+    assert backend.batched_contains(keys) == count
+    began = time.monotonic()
+    values = loaded(backend.batched_get_blocking(keys))
+    assert time.monotonic() - began < 2, "nobody will give memory back: it is not waited for"
+    held = values.index(None)
+    assert 0 < held < count
+    assert values[held:] == [None] * (count - held)
+    assert COUNTERS.value("chunks", operation="load", result="no_memory") > 0
+
+
+def test_a_load_waits_for_the_memory_of_stores(backend):
+    """Stores that are under way give their memory back, in time for a load."""
+    stored(backend, 1)
+    pool, held = backend.local_cpu_backend, []
+    from lmcache.v1.memory_management import MemoryFormat
+
+    while obj := pool.allocate(
+        torch.Size((PAYLOAD,)), torch.uint8, fmt=MemoryFormat.KV_2LTD, busy_loop=False
+    ):
+        held.append(obj)
+    backend._storing.add("a store")
+
+    def give_back() -> None:
+        time.sleep(0.3)
+        for obj in held:
+            obj.ref_count_down()
+        backend._storing.discard("a store")
+
+    thread = threading.Thread(target=give_back)
+    thread.start()
+    try:
+        assert loaded([backend.get_blocking(key(1))]) == [1]
+    finally:
+        thread.join()
+
+
+def test_chunks_of_another_layout_or_namespace_are_not_found(server, backend):
+    stored(backend, 1)
+    for other in (
+        made(config(server.url), kv_shape=(LAYERS, 2, CHUNK, HEADS, 2 * HEAD_SIZE)),
+        made(config(server.url, extra={"pdkit.namespace": "pdkit:other:0"})),
+    ):
+        assert not other.contains(key(1))
+        other.close()
+    twin = made(config(server.url))
+    assert twin.contains(key(1))
+    twin.close()
+
+
+def test_ranks_of_a_model_with_shared_kv_read_what_the_first_stores(server):
+    facts = {"use_mla": True, "world_size": 2, "kv_shape": (LAYERS, 1, CHUNK, 1, 8)}
+    first, second = (made(config(server.url), worker_id=rank, **facts) for rank in (0, 1))
+    stored(first, 1)
+    assert second.contains(key(1, world_size=2, worker_id=1)) is first.contains(
+        key(1, world_size=2, worker_id=0)
+    )
+    for each in (first, second):
+        each.close()
+
+
+def test_a_callback_hears_of_what_is_stored(backend):
+    told = []
+    obj = chunk(backend)
+    backend.batched_submit_put_task([key(7)], [obj], on_complete_callback=told.append)
+    obj.ref_count_down()
+    deadline = time.monotonic() + 5
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert told == [key(7)]
+    assert not backend.exists_in_put_tasks(key(7))
+
+
+def test_removal(backend):
+    stored(backend, 1, 2)
+    assert backend.remove(key(1)) and not backend.remove(key(1))
+    assert backend.batched_remove([key(1), key(2)]) == 1
+
+
+def test_without_redis_nothing_fails(server):
+    server.kill()
+    backend = made(config(server.url))
+    assert backend is not None, "it may come"
+    stored(backend, 1)
+    assert backend.batched_contains([key(1)]) == 0
+    assert loaded(backend.batched_get_blocking([key(1)])) == [None]
+    assert not store_barrier.under_way()
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"pdkit.url": ""}, "pdkit.url"),
+        ({"pdkit.url": "memcached://here"}, "memcached://"),
+        ({"pdkit.namespace": None}, "pdkit.namespace"),
+        ({"pdkit.laod_s": 1}, "pdkit.laod_s"),
+    ],
+)
+def test_a_wrong_setting_stops_the_engine(server, extra, words):
+    """LMCache only logs it, and would run on without a store."""
+    failures.clear()
+    settings = config(server.url, extra=extra)
+    assert made(settings) is None
+    manager = SimpleNamespace(storage_backends={"LocalCPUBackend": None})
+    engine = SimpleNamespace(config=settings, storage_manager=manager)
+    with pytest.raises(ConnectorError, match=words):
+        require_plugins(SimpleNamespace(lmcache_engine=engine))
+    manager.storage_backends["pdkit"] = object()
+    require_plugins(SimpleNamespace(lmcache_engine=engine))
+
+
+def test_a_wrong_password_stops_the_engine(servers):
+    failures.clear()
+    server = servers.start("--requirepass", "the-right-one")
+    url = server.url.replace("redis://", "redis://:{}@")
+    assert made(config(url.format("another-one"))) is None
+    assert "refuses this engine" in failures[0]
+    assert "another-one" not in failures[0]
+    right = made(config(url.format("the-right-one")))
+    stored(right, 1)
+    assert right.contains(key(1))
+    right.close()
