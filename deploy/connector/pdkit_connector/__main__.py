@@ -13,6 +13,7 @@ import json
 import sys
 from typing import Any
 
+from pdkit_connector.light_imports import import_adapter
 from pdkit_connector.registry import Fix, Outcome, Registry, State, disabled_ids, discover
 from pdkit_connector.releases import PROVED, installed_lmcache
 from pdkit_connector.setting import Setting
@@ -24,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON object on stdout")
     parser.add_argument(
         "--list", action="store_true", help="only list the fixes; needs no LMCache and prints JSON"
+    )
+    parser.add_argument(
+        "--slow", action="store_true", help="import vLLM whole, as an engine does, not in part"
     )
     options = parser.parse_args(argv)
     if options.list:
@@ -40,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     gc.disable()  # imports make no garbage, and looking for some takes a fifth of their time
     # vLLM logs to stdout, which here is for the answer alone.
     with contextlib.redirect_stdout(sys.stderr):
+        if not options.slow:
+            import_adapter()
         fixes = discover()
         outcomes = Registry(fixes).apply(Setting(), disabled_ids(fixes))
     print(json.dumps(report(outcomes), indent=2) if options.json else table(outcomes))
