@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from deploy.runtime.readiness import wait_ready
 from deploy.runtime.state import write_state
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Answer
-from deploy.workflows.running import require_stack, service_is_ready
+from deploy.workflows.running import require_stack
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.traffic import MODEL
 
@@ -137,7 +137,7 @@ class Engines:
         )
 
     def restart(self, environs: Mapping[str, Mapping[str, str]]) -> None:
-        """End engines and start them together, each with more in its environment."""
+        """End services and start them together, each with more in its environment."""
         running = require_stack(Home(self.kit.home, self.kit.home / "cache"), self.name)
         launcher, state = running.launcher, running.state
         launcher.stop({whom: state.services[whom] for whom in environs}, grace_s=10)
@@ -150,5 +150,4 @@ class Engines:
             started[whom] = (changed, launched)
             state = state.with_service(launched.record)
         write_state(Home(self.kit.home, self.kit.home).stack(self.name).state_file, state)
-        ready: Callable[[Service], bool] = lambda s: service_is_ready(s, launcher, None)  # noqa: E731
-        wait_ready(started, ready, lambda _: None, launcher, only=set(environs))
+        wait_ready(started, running.is_ready, lambda _: None, launcher, only=set(environs))
