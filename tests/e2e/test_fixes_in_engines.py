@@ -25,6 +25,7 @@ from deploy.runtime.engine_api import ApiError
 from deploy.verify.equivalence import Answer, compare
 from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
 from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines
+from tests.e2e.store_vandals import meanwhile, spoiling
 from tests.e2e.traffic import Users, chat, text
 
 BATCH = 512  # tokens a step: longer prompts are prefilled in pieces
@@ -264,6 +265,17 @@ class TestSmall:
         answered = stall(small, "stalled")
         assert answered == [True] * 4
         assert self._is_shared(small, text(600, "after the stall"))
+
+    def test_check_notices_wrong_kv(self, small: Engines) -> None:
+        """LMCache's own way to Redis has no checksum: noise hits, and only the answers tell."""
+        small.store().flushall()
+        with meanwhile(spoiling(small.store())) as spoiled:
+            ran = small.kit.run("check", "--name", small.name, "--json")
+        assert spoiled
+        assert ran.code == 1, ran
+        assert ran.data["equivalence"]["mismatched"] > 0
+        assert "kv_differs" in [cause["code"] for cause in ran.data["diagnosis"]]
+        assert ran.data["hit_rate"]["eligible_rate"] == 1.0
 
     def _is_shared(self, engines: Engines, prompt: str) -> bool:
         reference = engines.ask("producer-0", prompt)

@@ -233,7 +233,7 @@ def test_status_and_check_show_what_moved(plain: Engines) -> None:
 
 
 def test_without_the_barrier_there_is_a_gap(plain: Engines) -> None:
-    """What the barrier is for; the last test of its stack. With a Redis that takes a moment, answers leave before their KV."""
+    """With a Redis that takes a moment, answers leave before their KV. Its stack's last test."""
     plain.restart({"producer-0": {"PDKIT_STORE_BARRIER_S": "0.001"}})
     plain.store().flushall()
     plain.store().client_pause(400, all=False)
