@@ -20,7 +20,7 @@ from bench.redis_path.server import Server
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT_BYTES = 172 * MIB
 LOOKUPS = (10, 100, 1000)
-PATIENCE_S = 120
+PATIENCE_S = 60
 
 Say = Callable[[str], None]
 
@@ -76,7 +76,8 @@ class Side:
         except BrokenPipeError:
             raise SideFailed("its process ended") from None
         if not select.select([self._process.stdout], [], [], PATIENCE_S)[0]:
-            raise SideFailed(f"no answer within {PATIENCE_S} s")
+            os.killpg(self._process.pid, signal.SIGKILL)  # its answer would be taken for the next
+            raise SideFailed(f"it hung for {PATIENCE_S} s")
         line = self._process.stdout.readline()
         if not line:
             raise SideFailed("its process ended")
@@ -130,36 +131,53 @@ def sides(
 
 def lookups(ready: Sequence[Side], rounds: int, say: Say) -> Measured:
     """Measure lookups of values that are all there; `sides` stored them."""
-    measured: Measured = {}
-    for number in range(rounds + 1):
-        for side in _order(ready, number):
-            for count in LOOKUPS:
-                sample = side.measure("lookup", count=count)
-                if number:
-                    measured.setdefault(f"lookup of {count}", {}).setdefault(side.name, []).append(
-                        sample
-                    )
-        say(f"lookups: round {number} of {rounds}")
-    return measured
+
+    def turn(side: Side, _number: int) -> dict[str, Sample]:
+        return {f"lookup of {count}": side.measure("lookup", count=count) for count in LOOKUPS}
+
+    return _in_turns(ready, rounds, turn, lambda what: say(f"lookups: {what}"))
 
 
 def transfers(
     ready: Sequence[Side], value_bytes: int, rounds: int, server: Server, say: Say
 ) -> Measured:
-    """Measure storing and retrieving a prompt; the first round warms memory up."""
-    measured: Measured = {"store": {}, "retrieve": {}}
+    """Measure storing and retrieving a prompt."""
     count = values_of_a_prompt(value_bytes)
-    for side in ready:
-        side.ask("open", value_bytes=value_bytes, count=count)
+
+    def turn(side: Side, number: int) -> dict[str, Sample]:
+        try:
+            if not number:
+                side.ask("open", value_bytes=value_bytes, count=count)
+            return {operation: side.measure(operation) for operation in ("store", "retrieve")}
+        finally:
+            server.flush()
+
+    return _in_turns(ready, rounds, turn, lambda what: say(f"{value_bytes // MIB} MiB: {what}"))
+
+
+def _in_turns(
+    ready: Sequence[Side], rounds: int, turn: Callable[[Side, int], dict[str, Sample]], say: Say
+) -> Measured:
+    """Let all take turns; the first round, of number 0, warms up. Who fails is left out."""
+    measured: Measured = {}
+    failed = set[str]()
     for number in range(rounds + 1):
         for side in _order(ready, number):
-            for operation, of_side in measured.items():
-                sample = side.measure(operation)
-                if number:
-                    of_side.setdefault(side.name, []).append(sample)
-            server.flush()
-        say(f"{value_bytes // MIB} MB: round {number} of {rounds}")
-    return measured
+            if side.name in failed:
+                continue
+            try:
+                samples = turn(side, number)
+            except SideFailed as why:
+                say(f"{side.name} is left out: {why}")
+                failed.add(side.name)
+                continue
+            for operation, sample in samples.items() if number else ():
+                measured.setdefault(operation, {}).setdefault(side.name, []).append(sample)
+        say(f"round {number} of {rounds}")
+    return {
+        operation: {name: of for name, of in of_side.items() if name not in failed}
+        for operation, of_side in measured.items()
+    }
 
 
 def values_of_a_prompt(value_bytes: int) -> int:
