@@ -55,7 +55,9 @@ One producer, one consumer and one Redis, as `deploy up --runtime process` start
 with random weights and 64 KiB of KV a token: a prompt has 176 MiB in 11 chunks, and some tokens
 that are computed in any case. A decode is sent the moment that its prefill answers. The barrier's
 cost is that of a producer beside an equal one whose answers wait for nothing, in turns: 4 requests
-in flight, 12 prompts of 4 chunks, no two alike. All engines share the machine's cores, with Redis.
+in flight, 12 prompts of 4 chunks, no two alike. All engines share the machine's cores, with Redis,
+so that where the lowest and the highest cost lie far apart, the median between them says little.
+Each engine has 1 GiB for KV and 1 GiB of staging memory.
 
 {targets}
 
