@@ -14,6 +14,7 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
     │   ├── NotEnoughMemory
     │   ├── MissingGpus            fewer GPUs than asked for, or no way to give them to containers
     │   ├── MissingImage           an image that is not here and cannot be had
+    │   ├── RedisUnreachable       the user's own Redis, which does not answer or lets nobody in
     │   ├── FixFailed              a bug of LMCache that the connector cannot mend there
     │   ├── DockerUnavailable      no Docker engine answers, or its Compose plugin is too old
     │   └── StackLocked            another deploy command works on the same stack
@@ -118,6 +119,10 @@ class MissingGpus(MachineError):
 
 class MissingImage(MachineError):
     code = "missing_image"
+
+
+class RedisUnreachable(MachineError):
+    code = "redis_unreachable"
 
 
 class FixFailed(MachineError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
+    from deploy.config.spec import StackSpec
 
 
 def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
@@ -25,9 +26,14 @@ def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
 
 def stack_name(given: str | None) -> str:
     """Return the name that `up` would use here; refuse one that no stack can have."""
+    return named_spec(given).name
+
+
+def named_spec(name: str | None, file: Path | None = None) -> StackSpec:
+    """Return the spec that `up` would use here, with another name if one is given."""
     from deploy.config.sources import load_spec
 
-    return load_spec({"name": given}, os.environ).spec.name
+    return load_spec({"name": name}, os.environ, file).spec
 
 
 def progress() -> Callable[[str], None]:

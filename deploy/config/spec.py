@@ -87,6 +87,12 @@ class RedisSpec(_Strict):
         None, description="maxmemory; least recently used chunks go first"
     )
     image: ImageName | None = Field(None, description="image that has redis-server")
+    url_file: HostPath | None = Field(
+        None, description="file with the URL of a Redis of the user's own, instead of the kit's"
+    )
+    tls_files: tuple[HostPath, ...] = Field(
+        (), description="files that the URL names for TLS, for containers to see"
+    )
 
 
 class RouterSpec(_Strict):

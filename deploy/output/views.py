@@ -11,6 +11,7 @@ from deploy.output.table import duration, percent, size, table
 from deploy.planning.plan import Plan
 from deploy.verify.report import CheckReport
 from deploy.verify.store_path import StorePath
+from deploy.workflows.down import DownResult
 from deploy.workflows.generations import Generation, engine_image
 from deploy.workflows.images import ImageRow
 from deploy.workflows.patches import Patches
@@ -32,14 +33,15 @@ def plan_view(prepared: Prepared) -> str:
         f"chunk {plan.chunk_size}"
         + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else ""),
         f"memory   {size(plan.memory_mib)} expected",
-        f"store    {size(plan.redis_memory_mib)} of Redis{tokens}",
+        f"store    your own Redis, by {prepared.spec.redis.url_file}"
+        if plan.redis_brought
+        else f"store    {size(plan.redis_memory_mib)} of Redis{tokens}",
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared}",
         *(f"note     {line}" for line in prepared.notes),
     ]
     rows: list[tuple[object, ...]] = [
-        ("redis", "store", "-", plan.redis_port if plan.runtime == "process" else "-",
-         size(plan.redis_memory_mib)),
+        *([] if plan.redis_brought else [_redis_row(plan)]),
         *(
             (
                 engine.name,
@@ -55,6 +57,11 @@ def plan_view(prepared: Prepared) -> str:
     ]  # fmt: skip
     body = table(("service", "does", "devices", "port", "memory"), rows)
     return "\n".join((*facts, "", body))
+
+
+def _redis_row(plan: Plan) -> tuple[object, ...]:
+    port = plan.redis_port if plan.runtime == "process" else "-"
+    return ("redis", "store", "-", port, size(plan.redis_memory_mib))
 
 
 def plan_data(prepared: Prepared) -> dict[str, Any]:
@@ -75,6 +82,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "router": {"host": plan.router_bind, "port": plan.router_port},
         "front": {"host": plan.bind, "port": plan.port, "url": plan.url, "keyed": plan.keyed},
         "redis": {
+            "brought": plan.redis_brought,
             "port": plan.redis_port if plan.runtime == "process" else 0,
             "memory_mib": plan.redis_memory_mib,
             "tokens": plan.store_tokens,
@@ -135,9 +143,9 @@ def check_view(report: CheckReport) -> str:
         f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
         f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
         f"largest log-probability difference {same.max_logprob_diff:.4f}",
-        f"Redis: {report.store.keys_before} → {report.store.keys_after} keys, "
-        f"{size(report.store.used_memory_bytes / 2**20)} used, "
-        f"{report.store.evicted_keys} evicted",
+        f"Redis: {_told(report.store.keys_before)} → {_told(report.store.keys_after)} keys, "
+        f"{_bytes(report.store.used_memory_bytes)} used, "
+        f"{_told(report.store.evicted_keys)} evicted",
         *([_path_line(report.path)] if report.path else []),
         "",
         f"check {'passed' if report.passed else 'FAILED'} in {report.seconds:.1f} s",
@@ -146,6 +154,15 @@ def check_view(report: CheckReport) -> str:
     for cause in report.diagnosis:
         lines += [f"  cause: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
     return "\n".join(lines)
+
+
+def _told(number: int | None) -> str:
+    """Return a number of Redis's; its user may not be allowed to ask."""
+    return "?" if number is None else str(number)
+
+
+def _bytes(number: int | None) -> str:
+    return "?" if number is None else size(number / 2**20)
 
 
 def _path_line(path: StorePath) -> str:
@@ -237,16 +254,45 @@ def status_view(status: StackStatus) -> str:
         "",
         table(header, rows),
     ]
-    if status.store:
-        used = size(status.store.used_memory_bytes / 2**20)
-        most = size(status.store.max_memory_bytes / 2**20)
-        lines += ["", f"Redis: {status.store.keys} keys, {used} of {most}, "
-                  f"{status.store.evicted_keys} evicted"]  # fmt: skip
+    if status.store or status.redis_brought:
+        lines += ["", _store_line(status)]
     if paths := [(service.name, service.path) for service in status.services if service.path]:
         lines += ["", _path_table(paths)]
     lines += [f"warning: {line}" for line in status.warnings]
     if len(status.history) > 1:
         lines += ["", "history, the newest first:", _history(status.history)]
+    return "\n".join(lines)
+
+
+def _store_line(status: StackStatus) -> str:
+    whose = "your own Redis" if status.redis_brought else "Redis"
+    store = status.store
+    if store is None:
+        return f"{whose}: does not answer"
+    most = "no limit" if store.max_memory_bytes == 0 else _bytes(store.max_memory_bytes)
+    return (
+        f"{whose}: {_told(store.keys)} keys, {_bytes(store.used_memory_bytes)} of {most}, "
+        f"{_told(store.evicted_keys)} evicted"
+    )
+
+
+def down_view(result: DownResult) -> str:
+    """Return what became of a stack, and what is left of it in a Redis of the user's own."""
+    lines = [f"the stack '{result.name}' {'is down' if result.was_up else 'was not up'}"]
+    if result.others and not result.was_up:
+        lines[0] += f"; up are: {', '.join(result.others)}"
+    left = result.left
+    if left and left.removed:
+        lines.append(f"removed from your Redis: {left.keys} keys {left.prefix}*")
+    elif left and left.why_not:
+        lines.append(f"keys {left.prefix}* may be left in your Redis: {left.why_not}")
+    elif left and left.keys:
+        many = f"{left.keys}" if left.all_seen else f"at least {left.keys}"
+        lines += [
+            f"{many} keys {left.prefix}* stay in your Redis, for the same stack to find again",
+            f"remove them: deploy down --volumes --name {result.name}, with -f STACK_FILE where "
+            "redis.url_file is not in ./deploy.yaml",
+        ]
     return "\n".join(lines)
 
 

@@ -143,8 +143,11 @@ def store_mib(
     context: int | None,
 ) -> int:
     """Return Redis's maxmemory: as asked, else twice the producers' KV, within a quarter of the
-    machine's memory and at least 1 GiB. That quarter, where a token's size is not known.
+    machine's memory and at least 1 GiB. That quarter, where a token's size is not known. Nothing
+    for a Redis of the user's own.
     """
+    if spec.redis.url_file is not None:
+        return 0
     if spec.redis.memory_gib is not None:
         return max(1, round(spec.redis.memory_gib * 1024))
     most = inventory.memory_mib // _STORE_HOST_PART

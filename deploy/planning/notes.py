@@ -55,7 +55,7 @@ def _unknown_model(plan: Plan, spec: StackSpec) -> list[str]:
     why = "does not say its layers and heads" if cached else "is not in the hub's cache here"
     ways = [] if cached else [f"hf download {model.ref} config.json puts it there"]
     store = ""
-    if spec.redis.memory_gib is None:
+    if spec.redis.memory_gib is None and not plan.redis_brought:
         store = ", and Redis gets a quarter of the machine's memory"
         ways.append("redis.memory_gib sets Redis's size")
     line = f"config.json of {model.served_name} {why}: KV size and context are unknown{store}"

@@ -71,6 +71,8 @@ class Plan:
             of the GPU leaves.
         bind, port: where clients reach the stack: the router, or the gateway before it.
         keyed: clients must bring a key, which the gateway asks for.
+        redis_brought: Redis is the user's own, and no service of the stack; its port and memory
+            are 0 here.
         gpu_share: of its GPUs' memory that an engine may use; None where there are no GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
@@ -88,6 +90,7 @@ class Plan:
     keyed: bool
     router_port: int
     router_metrics_port: int
+    redis_brought: bool
     redis_port: int
     engines: tuple[EnginePlan, ...]
     block_size: int
@@ -127,9 +130,10 @@ class Plan:
 
     @property
     def store_tokens(self) -> int | None:
-        """Tokens whose KV the store holds before it drops the least recently used."""
-        a_token = self.kv_bytes_per_token
-        return self.redis_memory_mib * MIB // a_token if a_token else None
+        """Tokens whose KV the store holds before it drops the least recently used, if known."""
+        if self.redis_brought or not self.kv_bytes_per_token:
+            return None
+        return self.redis_memory_mib * MIB // self.kv_bytes_per_token
 
     @property
     def memory_mib(self) -> int:
@@ -143,7 +147,7 @@ class Plan:
             **({self.port: "gateway"} if self.keyed else {}),
             self.router_port: "router",
             # In containers Redis has no port on this machine.
-            **({self.redis_port: "redis"} if self.runtime == "process" else {}),
+            **({self.redis_port: "redis"} if self.redis_port and self.runtime == "process" else {}),
             self.router_metrics_port: "router metrics",
             **{engine.port: engine.name for engine in self.engines},
         }
@@ -187,8 +191,9 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         keyed=spec.api_key_file is not None,
         # Behind a gateway the router, which asks nobody for a key, stays on loopback.
         router_port=spec.port + 3 if spec.api_key_file else spec.port,
-        redis_port=spec.port + 1,
         router_metrics_port=spec.port + 2,
+        redis_brought=spec.redis.url_file is not None,
+        redis_port=0 if spec.redis.url_file else spec.port + 1,
         engines=engines,
         block_size=block_size,
         chunk_size=spec.lmcache.chunk_size,
@@ -239,6 +244,7 @@ def _engines(
 def _check(spec: StackSpec, model: Model, block_size: int, topology: Topology) -> None:
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
+    _check_redis(spec)
     _check_equal_ranks(spec)
     _check_tensor_parallel(spec, model, topology)
     _check_ports(spec.port, topology)
@@ -268,6 +274,27 @@ def _check_engine_settings(spec: StackSpec) -> None:
             "engine.env: PYTHONHASHSEED is the plan's to set: keys match only where it is equal",
             hint="leave it out of engine.env",
         )
+
+
+def _check_redis(spec: StackSpec) -> None:
+    """Refuse settings of the kit's own Redis beside a URL of another, and the other way round."""
+    file = spec.redis.url_file
+    if file is None:
+        if spec.redis.tls_files:
+            raise ConfigError(
+                "redis.tls_files: they go with a Redis of your own, and there is no redis.url_file",
+                hint="leave redis.tls_files out, or name the file that holds the URL in "
+                "redis.url_file",
+            )
+        return
+    for name in ("memory_gib", "server", "image"):
+        value = getattr(spec.redis, name)
+        if value is not None:
+            raise ConfigError(
+                f"redis.{name}: {value} is for the Redis that the kit starts, and redis.url_file "
+                f"({file}) names another",
+                hint=f"leave redis.{name} out of deploy.yaml, or redis.url_file",
+            )
 
 
 def _check_equal_ranks(spec: StackSpec) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,19 +14,21 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class StoreStats:
-    """A reading of Redis.
+    """A reading of Redis; None is what it does not tell its user.
 
     Attributes:
+        keys: of everybody in its database.
+        max_memory_bytes: 0 where there is no limit.
         flushes: FLUSHALL and FLUSHDB commands since its start.
         run_id: changes when Redis restarts.
     """
 
-    keys: int
-    used_memory_bytes: int
-    max_memory_bytes: int
-    evicted_keys: int
-    flushes: int
-    run_id: str
+    keys: int | None
+    used_memory_bytes: int | None
+    max_memory_bytes: int | None
+    evicted_keys: int | None
+    flushes: int | None
+    run_id: str | None
 
 
 class Store(Protocol):
@@ -59,6 +61,41 @@ def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> 
     )
 
 
+def server_stats(client: Any) -> StoreStats:
+    """Return what a server tells this client's user, who may not be allowed to ask.
+
+    Raises:
+        RedisError, OSError: it does not answer, or does not let the user in.
+    """
+    info = _if_allowed(client.info) or {}
+    commands = _if_allowed(client.info, "commandstats")
+    calls = commands and [
+        int(commands.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("flushall", "flushdb")
+    ]
+    return StoreStats(
+        keys=_number(_if_allowed(client.dbsize)),
+        used_memory_bytes=_number(info.get("used_memory")),
+        max_memory_bytes=_number(info.get("maxmemory")),
+        evicted_keys=_number(info.get("evicted_keys")),
+        flushes=sum(calls) if calls else None,
+        run_id=str(info["run_id"]) if "run_id" in info else None,
+    )
+
+
+def _if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
+    """Return an answer, or None where Redis refuses this command."""
+    from redis.exceptions import ResponseError
+
+    try:
+        return ask(*arguments)
+    except ResponseError:
+        return None
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
 class SocketStore:
     """A connection to a stack's Redis."""
 
@@ -76,6 +113,8 @@ class SocketStore:
             socket_connect_timeout=_TIMEOUT_S,
             # Whoever asks decides whether to ask again; the client's own retries hide a dead Redis.
             retry=Retry(NoBackoff(), 0),
+            # In the newer form of the protocol, who is not let in is told of HELLO instead.
+            protocol=2,
         )
 
     def ping(self) -> bool:
@@ -88,16 +127,9 @@ class SocketStore:
     def stats(self) -> StoreStats | None:
         """Return a reading, or None if Redis does not answer."""
         try:
-            info = self._client.info()
-            commands = self._client.info("commandstats")
-            keys = int(self._client.dbsize())
+            return server_stats(self._client)
         except self._errors:
             return None
-        calls = {
-            name.removeprefix("cmdstat_"): int(value.get("calls", 0))
-            for name, value in commands.items()
-        }
-        return stats_from(info, calls, keys)
 
     def close(self) -> None:
         self._client.close()

@@ -1,4 +1,7 @@
-"""Build the stack of a plan: Redis, producers, consumers and the router in front of them."""
+"""Build the stack of a plan: Redis, producers, consumers and the router in front of them.
+
+A Redis that the user brings is no service: engines are given its URL, and depend on nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,27 @@ from deploy.stack.router import router_argv, router_env
 from deploy.stack.service import ConfigFile, Health, Service, Stack
 
 REDIS_PASSWORD = "redis_password"  # noqa: S105 - the name of the secret, not the secret
+REDIS_URL = "redis_url"
 API_KEY = "api_key"
 
 
 def build_stack(plan: Plan, spec: StackSpec, layout: Layout) -> Stack:
     """Return the stack of services that carries out the plan."""
-    services = [_redis(plan, spec, layout)]
+    engines: list[Service] = []
     for engine in plan.engines:
         # Engines that measure a GPU at the same time would count each other's memory.
-        before = [services[-1].name] if plan.shares_gpus and len(services) > 1 else []
-        services.append(_engine(engine, plan, spec, layout, before))
-    services.append(_router(plan, spec, layout))
-    if plan.keyed:
-        services.append(_gateway(plan, spec, layout))
+        before = [engines[-1].name] if plan.shares_gpus and engines else []
+        engines.append(_engine(engine, plan, spec, layout, before))
+    services = [
+        *([] if plan.redis_brought else [_redis(plan, spec, layout)]),
+        *engines,
+        _router(plan, spec, layout),
+        *([_gateway(plan, spec, layout)] if plan.keyed else []),
+    ]
     if isinstance(layout, ContainerLayout):
         services = [in_container(service, plan, spec, layout) for service in services]
-    return Stack(plan.name, plan.runtime, tuple(services), (REDIS_PASSWORD,))
+    made, brought = ((), (REDIS_URL,)) if plan.redis_brought else ((REDIS_PASSWORD,), ())
+    return Stack(plan.name, plan.runtime, tuple(services), made, brought)
 
 
 def _redis(plan: Plan, spec: StackSpec, layout: Layout) -> Service:
@@ -60,7 +68,6 @@ def _engine(
     engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout, before: list[str]
 ) -> Service:
     file = layout.file(engine.name, "lmcache.yaml")
-    url = f"redis://:@{{{REDIS_PASSWORD}}}@{layout.redis(plan).reached_at}"
     return Service(
         name=engine.name,
         role=engine.role,
@@ -72,13 +79,22 @@ def _engine(
         env=engine_env(engine, plan, spec, layout, file.seen_at),
         files=(
             ConfigFile(
-                file.path, lmcache_config(engine.role, plan, spec, layout, url), file.target
+                file.path,
+                lmcache_config(engine.role, plan, spec, layout, _redis_url(plan, layout)),
+                file.target,
             ),
         ),
-        depends_on=("redis", *before),
+        depends_on=(*(() if plan.redis_brought else ("redis",)), *before),
         devices=engine.devices,
         memory_mib=engine.memory_mib,
     )
+
+
+def _redis_url(plan: Plan, layout: Layout) -> str:
+    """Return the URL by which engines reach Redis, what is secret of it as placeholders."""
+    if plan.redis_brought:
+        return f"@{{{REDIS_URL}}}"
+    return f"redis://:@{{{REDIS_PASSWORD}}}@{layout.redis(plan).reached_at}"
 
 
 def _router(plan: Plan, spec: StackSpec, layout: Layout) -> Service:

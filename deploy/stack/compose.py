@@ -40,7 +40,7 @@ def compose_document(stack: Stack, *, root: str, secrets_dir: str, stop_s: float
         "services": {
             service.name: _service(service, stack, root, stop_s) for service in stack.services
         },
-        "networks": _NETWORKS,
+        "networks": {name: _NETWORKS[name] for name in _NETWORKS if name in _networks_used(stack)},
         "secrets": {name: {"file": _escaped(file)} for name, file in sorted(used.items())},
         # What those files hold, with secrets by name only.
         "x-pdkit": {
@@ -55,6 +55,12 @@ def secrets_used(stack: Stack) -> tuple[str, ...]:
         n for service in stack.services if service.container for n in service.container.secrets
     }
     return tuple(sorted(names))
+
+
+def _networks_used(stack: Stack) -> set[str]:
+    return {
+        n for service in stack.services if service.container for n in service.container.networks
+    }
 
 
 def _secret_files(stack: Stack, secrets_dir: str) -> dict[str, str]:

@@ -120,12 +120,14 @@ def _engine(
             mounts.append(Mount(str(layout.hub_cache), HUB_CACHE, read_only=False))
     else:
         mounts.append(Mount(plan.model.ref, layout.model_ref(plan)))
+    # The URL names them as this machine does.
+    mounts += [Mount(str(file), str(file)) for file in spec.redis.tls_files]
     return Container(
         # By content where that is known: the tag may mean another image when this one is started
         # again, and its KV another layout.
         image=layout.images.engine_id or layout.images.engine,
         user=layout.user,
-        networks=(STORE_NETWORK, FRONT_NETWORK),
+        networks=(*(() if plan.redis_brought else (STORE_NETWORK,)), FRONT_NETWORK),
         health_argv=_health(layout.engine_program, port, service.health.path),
         limit_mib=_engine_limit_mib(engine, plan, spec),
         mounts=tuple(mounts),

@@ -16,7 +16,7 @@ def stack_document(stack: Stack) -> dict[str, Any]:
     return {
         "stack": stack.name,
         "runtime": stack.runtime,
-        "secrets": list(stack.secrets),
+        "secrets": [*stack.secrets, *stack.brought],
         "services": {service.name: _service(service) for service in stack.services},
     }
 

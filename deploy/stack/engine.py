@@ -11,7 +11,7 @@ from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.planning.plan import EnginePlan, Plan, Role
 from deploy.stack.layout import Layout
-from deploy.stack.namespace import hash_seed
+from deploy.stack.namespace import hash_seed, key_prefix
 
 # Holds a producer's answer until its KV is in the store.
 _STORE_BARRIER = "pdkit_connector.store_barrier.HoldUntilStored"
@@ -107,7 +107,7 @@ def lmcache_config(role: Role, plan: Plan, spec: StackSpec, layout: Layout, redi
     """Return the text of LMCache's configuration file; the URL may hold secret placeholders."""
     base = yaml.safe_load(asset("lmcache_configs", f"{role}.yaml").read_text(encoding="utf-8"))
     if spec.redis.client == "pdkit":
-        store = _redis_path(redis_url, f"pdkit:{plan.name}:{hash_seed(plan, spec, layout)}")
+        store = _redis_path(redis_url, key_prefix(plan.name) + hash_seed(plan, spec, layout))
     else:
         store = {"remote_url": redis_url, "remote_serde": "naive"}
     settings = {

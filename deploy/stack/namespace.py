@@ -11,6 +11,14 @@ from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
 
 
+def key_prefix(stack: str) -> str:
+    """Return what the keys of all KV of a stack begin with, whatever it was started with.
+
+    Those of LMCache's own client do not.
+    """
+    return f"pdkit:{stack}:"
+
+
 def hash_seed(plan: Plan, spec: StackSpec, layout: Layout) -> str:
     """Return the PYTHONHASHSEED of every engine of the stack.
 

@@ -39,7 +39,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of this machine in a container."""
+    """A folder or file of this machine in a container."""
 
     source: str
     target: str
@@ -146,12 +146,14 @@ class Stack:
 
     Attributes:
         secrets: names of those that are made for it.
+        brought: names of those in its files that the user brings.
     """
 
     name: str
     runtime: str
     services: tuple[Service, ...]
     secrets: tuple[str, ...]
+    brought: tuple[str, ...] = ()
 
     @property
     def front(self) -> Service:

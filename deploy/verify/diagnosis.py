@@ -27,6 +27,7 @@ class Evidence:
         bypassed: the router sent prompts to no producer.
         blurred: others' requests moved the counters.
         path: what went to and from Redis during the check; None where the kit does not count it.
+        redis_brought: Redis is the user's own, and has no log here.
         disabled_by_spec: fixes are switched off by the stack's own settings, and no shell's.
     """
 
@@ -44,6 +45,7 @@ class Evidence:
     mismatched: bool
     bypassed: bool = False
     blurred: bool = False
+    redis_brought: bool = False
     disabled_by_spec: bool = False
     path: StorePath | None = None
 
@@ -65,7 +67,9 @@ def _store(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "store_unreachable",
         "Redis does not answer, so nothing can be stored or found",
-        f"deploy logs redis --name {evidence.stack}",
+        f"see to the Redis of redis.url_file; deploy status --name {evidence.stack} asks it again"
+        if evidence.redis_brought
+        else f"deploy logs redis --name {evidence.stack}",
     )
 
 
@@ -121,7 +125,7 @@ def _lost_keys(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "keys_lost",
         f"{what}, between a prefill that stored KV and a decode that asked for it",
-        "raise redis.memory_gib"
+        ("raise maxmemory of that Redis" if evidence.redis_brought else "raise redis.memory_gib")
         if evidence.evicted
         else f"deploy check --name {evidence.stack}, with nobody flushing Redis",
     )

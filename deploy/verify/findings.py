@@ -16,8 +16,8 @@ class Findings:
 
     Attributes:
         race: prompts through the router, whose decode follows its prefill at once.
-        expected_chunks, stored_keys: chunks that prompts held, and keys seen to reach Redis. A
-            chunk takes as many keys as its format has parts.
+        expected_chunks, stored_keys: chunks that prompts held, and keys that were stored for them.
+            A chunk takes as many keys as its format has parts. None where nobody tells.
         bypassed: prompts through the router that no producer saw.
         not_recomputed: producers whose answer was to be the reference, and came from the store.
         blurred: prompts whose counters others' requests moved as well, time and again.
@@ -31,12 +31,17 @@ class Findings:
     mismatched: int = 0
     max_logprob_diff: float = 0.0
     expected_chunks: int = 0
-    stored_keys: int = 0
+    stored_keys: int | None = 0
     bypassed: int = 0
     not_recomputed: set[str] = field(default_factory=set)
     blurred: int = 0
     path: StorePath | None = None
     failed: dict[str, str] = field(default_factory=dict)
+
+    def add_stored(self, keys: int | None) -> None:
+        """Count keys that were stored; None where nobody tells."""
+        if self.stored_keys is not None:
+            self.stored_keys = None if keys is None else self.stored_keys + keys
 
     def add_comparison(self, reference: Answer, answer: Answer) -> None:
         """Count an answer beside the one of an engine that computed the prompt itself."""
@@ -78,7 +83,7 @@ def failures(
             yield f"{engine.name} is not healthy"
     if not store_answers:
         yield "Redis does not answer"
-    elif not found.stored_keys:
+    elif found.stored_keys == 0:
         yield "no key was added to Redis"
     if found.path:
         yield from _lost(found.path)

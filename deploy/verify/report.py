@@ -62,10 +62,12 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class StoreUse:
-    keys_before: int = 0
-    keys_after: int = 0
-    used_memory_bytes: int = 0
-    evicted_keys: int = 0
+    """How a check filled Redis, everybody's keys counted; None is what Redis does not tell."""
+
+    keys_before: int | None = 0
+    keys_after: int | None = 0
+    used_memory_bytes: int | None = 0
+    evicted_keys: int | None = 0
 
 
 @dataclass(frozen=True)

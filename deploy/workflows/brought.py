@@ -1,4 +1,6 @@
-"""What the user brings to a stack: a token of the hub, a key for clients, a folder of models."""
+"""What the user brings to a stack: a token of the hub, a key for clients, a folder of models, and
+the URL of a Redis.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from pathlib import Path
 from deploy.config.model import default_hub_token
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MachineError
-from deploy.runtime.secrets import Secret, keep_secret
-from deploy.stack.build import API_KEY
+from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
+from deploy.stack.build import API_KEY, REDIS_URL
+from deploy.workflows.brought_redis import is_other_redis, provide_redis_url, require_redis
 from deploy.workflows.prepare import Containers, Prepared
+from deploy.workflows.secret_file import read_secret_file
 
 _HUB_TOKEN = "hf_token"  # noqa: S105 - the name of the secret, not the secret
 
@@ -25,7 +29,7 @@ def hub_token(spec: StackSpec) -> str | None:
         ConfigError: the named file cannot be read.
     """
     if spec.hf_token_file:
-        return _read("hf_token_file", spec.hf_token_file)
+        return read_secret_file("hf_token_file", spec.hf_token_file)
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"]
     file = default_hub_token()
@@ -40,7 +44,7 @@ def api_key(spec: StackSpec) -> str | None:
     """
     if spec.api_key_file is None:
         return None
-    key = _read("api_key_file", spec.api_key_file)
+    key = read_secret_file("api_key_file", spec.api_key_file)
     if not key.isascii() or len(key.split()) != 1:
         raise ConfigError(
             f"api_key_file: {spec.api_key_file} does not hold one key of letters and digits",
@@ -58,27 +62,50 @@ def provide_secrets(prepared: Prepared, folder: Path) -> None:
         ConfigError: one is not there, and never was.
     """
     _provide(folder / API_KEY, api_key, prepared.spec)
+    provide_redis_url(prepared, folder)
     means = prepared.facts.means
     if prepared.model.source == "hub" and isinstance(means, Containers) and means.hub_token:
         _provide(folder / _HUB_TOKEN, _required_hub_token, prepared.spec)
+
+
+def stack_secrets(prepared: Prepared, folder: Path) -> dict[str, Secret]:
+    """Make and provide what is not there yet; return the secrets that the stack's files hold.
+
+    Raises:
+        ConfigError: as `provide_secrets`.
+    """
+    made = ensure_secrets(folder, prepared.stack.secrets)
+    provide_secrets(prepared, folder)
+    return {**made, **read_secrets(folder, prepared.stack.brought)}
 
 
 def require_brought(prepared: Prepared, folder: Path) -> None:
     """Check what the user brings, before anything is stopped, fetched or built. Changes nothing.
 
     Raises:
-        ConfigError, MachineError: a secret that is not there, or a folder of another user's.
+        ConfigError, MachineError: a secret that is not there, a folder of another user's, or a
+            Redis of the user's own that does not answer.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        for name in (API_KEY, _HUB_TOKEN):
+        for name in (API_KEY, REDIS_URL, _HUB_TOKEN):
             if (folder / name).is_file():
                 keep_secret(Path(scratch), name, (folder / name).read_text(encoding="utf-8"))
         provide_secrets(prepared, Path(scratch))
+        require_redis(prepared, Path(scratch))
     _require_own_hub_cache(prepared)
 
 
 def outdated_services(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
-    """Return the running services that hold an older secret than the user now brings."""
+    """Return the running services that hold an older secret than the user now brings.
+
+    Raises:
+        ConfigError: the URL of a Redis that cannot be used.
+    """
+    engines = {engine.name for engine in prepared.plan.engines}
+    return _with_old_key(prepared, kept) | (engines if is_other_redis(prepared, kept) else set())
+
+
+def _with_old_key(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
     try:
         key = api_key(prepared.spec)
     except ConfigError:
@@ -140,17 +167,3 @@ def _required_hub_token(spec: StackSpec) -> str:
             hint="set HF_TOKEN again, or: deploy down; deploy up",
         )
     return token
-
-
-def _read(field: str, file: Path) -> str:
-    hint = f"name a file that holds it, or leave {field} out"
-    if file.exists() and not file.is_file():  # a pipe would keep its reader waiting
-        raise ConfigError(f"{field}: {file} is not a regular file", hint=hint)
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no text"
-        raise ConfigError(f"{field}: {file} cannot be read: {why}", hint=hint) from exc
-    if not text:
-        raise ConfigError(f"{field}: {file} is empty", hint=f"fill it, or leave {field} out")
-    return text

@@ -8,6 +8,7 @@ import string
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy
 from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
@@ -18,7 +19,7 @@ from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
 from deploy.verify.findings import Findings, failures
 from deploy.verify.report import CheckReport, Hits, PairResult
-from deploy.verify.store_path import StorePath, moved
+from deploy.verify.store_path import StorePath, moved, total
 from deploy.workflows.evidence import engine_health, gather_evidence, store_use
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_running, require_stack, store_of
@@ -87,6 +88,27 @@ def require_answers(running: RunningStack) -> None:
                 hint=f"deploy logs {names[0]} --name {running.stack.name}, or down and up again",
             )
         time.sleep(5 * _POLL_S)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """How many keys were ever stored.
+
+    Attributes:
+        by_producers: as they say, who know their own from anybody else's; None where they do not
+            count, or have not begun to.
+        in_redis: everybody's; None where producers count, or Redis does not tell.
+    """
+
+    by_producers: int | None = None
+    in_redis: int | None = None
+
+    def since(self, earlier: _Stored) -> int | None:
+        if self.by_producers is not None:
+            return self.by_producers - (earlier.by_producers or 0)
+        if self.in_redis is None or earlier.in_redis is None:
+            return None
+        return self.in_redis - earlier.in_redis
 
 
 class _Check:
@@ -171,9 +193,9 @@ class _Check:
     def _pair_hits(self, producer: str, consumer: str, prompt: list[int]) -> Hits:
         """Prefill on the producer, wait for its chunks, then decode on the consumer."""
         chunks = self._count_expected(prompt)
-        keys = self._keys()
+        keys = self._stored([producer])
         reference = self._recompute(producer, prompt)
-        self._found.stored_keys += self._wait_for_chunks(keys, chunks)
+        self._found.add_stored(self._wait_for_chunks([producer], keys, chunks))
         earlier = self._counters([consumer])
         answer = self._complete(consumer, prompt)
         self._found.add_comparison(reference, answer)
@@ -188,7 +210,7 @@ class _Check:
 
     def _router_hits(self, prompt: list[int]) -> Hits:
         chunks = self._count_expected(prompt)
-        keys = self._keys()
+        keys = self._stored(self._producers)
         prefill, decode = self._counters(self._producers), self._counters(self._consumers)
         answer = self._complete(self._front, prompt)
         hits = self._hits_since(decode, len(prompt))
@@ -199,7 +221,7 @@ class _Check:
             return hits
         if seen[producer].external_hits:
             self._found.not_recomputed.add(producer)
-        self._found.stored_keys += self._wait_for_chunks(keys, chunks)
+        self._found.add_stored(self._wait_for_chunks(self._producers, keys, chunks))
         # The same producer again: another one would load the very bytes that are in question.
         self._found.add_comparison(self._recompute(producer, prompt), answer)
         return hits
@@ -276,21 +298,34 @@ class _Check:
         self._found.expected_chunks += chunks
         return chunks
 
-    def _keys(self) -> int:
-        """Return how many keys were ever there: in a full Redis, each new one evicts another."""
+    def _stored(self, producers: Sequence[str]) -> _Stored:
+        paths = []
+        for name in producers:
+            with self._blamed(name):
+                paths.append(self._apis[name].store_path())
+        path = total(paths)
+        if path is not None:
+            return _Stored(by_producers=int(path.stored_chunks))
         stats = self._store.stats()
-        return stats.keys + stats.evicted_keys if stats else 0
+        if stats is None:
+            return _Stored(in_redis=0)
+        # In a full Redis each new key evicts another.
+        keys = None if stats.keys is None else stats.keys + (stats.evicted_keys or 0)
+        return _Stored(in_redis=keys)
 
-    def _wait_for_chunks(self, keys_before: int, chunks: int) -> int:
-        """Wait until at least one key a chunk arrived and none arrives any more; return how many.
+    def _wait_for_chunks(
+        self, producers: Sequence[str], before: _Stored, chunks: int
+    ) -> int | None:
+        """Wait until at least one key a chunk is stored and none more is; return how many were.
 
-        Every chunk takes as many keys as its format has parts, so the count is a lower bound.
+        Every chunk takes as many keys as its format has parts, so the count is a lower bound. None
+        where nobody tells.
         """
         deadline = time.monotonic() + self._store_deadline_s
         seen = -1
         while time.monotonic() < deadline:
-            arrived = self._keys() - keys_before
-            if arrived >= chunks and arrived == seen:
+            arrived = self._stored(producers).since(before)
+            if arrived is None or (arrived >= chunks and arrived == seen):
                 return arrived
             seen = arrived
             time.sleep(5 * _POLL_S)

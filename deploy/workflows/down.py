@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.errors import StateError
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
 from deploy.runtime.state import StackState, read_state
+from deploy.workflows.left_keys import LeftKeys, left_keys, left_redis_url
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import launcher_for
 
@@ -17,20 +19,31 @@ _STOP_S = 15.0
 
 @dataclass(frozen=True)
 class DownResult:
+    """What `down` found and did.
+
+    Attributes:
+        left: what is, or was, in a Redis of the user's own; None where the stack had none.
+    """
+
     name: str
     was_up: bool
     stopped: tuple[str, ...]
     others: tuple[str, ...]
+    left: LeftKeys | None = None
 
 
-def stop_stack(home: Home, name: str, report: Report) -> DownResult:
+def stop_stack(
+    home: Home, name: str, report: Report, *, volumes: bool = False, url_file: Path | None = None
+) -> DownResult:
     """Stop a stack, whatever state it is in. The caller holds its lock.
 
     Services are found by their records, and by the mark that each of them carries: that also finds
-    those of a stack whose state file is broken.
+    those of a stack whose state file is broken. With `volumes`, what its engines stored in a Redis
+    of the user's own goes, too: the stack's, or where it was not up the one that `url_file` names.
 
     Raises:
         DockerUnavailable: its services are containers, and no Docker engine answers.
+        ConfigError: `url_file` cannot be read.
     """
     files = home.stack(name)
     try:
@@ -42,6 +55,7 @@ def stop_stack(home: Home, name: str, report: Report) -> DownResult:
     grace_s = float(state.spec.get("timeouts", {}).get("stop_s", _STOP_S)) if state else _STOP_S
     alive: tuple[str, ...] = ()
     others = 0
+    url = left_redis_url(files.secrets_dir, url_file if volumes else None)
     was_there = files.state_file.exists()
     for launcher in _launchers(state, home, name):
         running = tuple(n for n, record in records.items() if launcher.state(record) == "running")
@@ -51,7 +65,11 @@ def stop_stack(home: Home, name: str, report: Report) -> DownResult:
         launcher.stop(records, grace_s=grace_s)
         others += launcher.stop_marked(grace_s=grace_s)
         launcher.clear(keep_logs=False)
-    return DownResult(name, bool(alive or others or was_there), alive, home.stacks_beside(name))
+    client = str(state.spec.get("redis", {}).get("client", "")) if state else ""
+    left = left_keys(url, name, client=client, remove=volumes) if url else None
+    return DownResult(
+        name, bool(alive or others or was_there), alive, home.stacks_beside(name), left
+    )
 
 
 def _launchers(state: StackState | None, home: Home, name: str) -> Iterator[Launcher]:

@@ -28,7 +28,10 @@ def store_use(before: StoreStats | None, after: StoreStats | None) -> StoreUse:
     if before is None or after is None:
         return StoreUse()
     return StoreUse(
-        before.keys, after.keys, after.used_memory_bytes, after.evicted_keys - before.evicted_keys
+        before.keys,
+        after.keys,
+        after.used_memory_bytes,
+        _grown(before.evicted_keys, after.evicted_keys),
     )
 
 
@@ -45,10 +48,13 @@ def gather_evidence(
         hash_seeds={name: _hash_seed(running, name) for name in engines},
         fixes={name: engine_fixes(running, name).states for name in engines},
         store_reachable=before is not None and after is not None,
-        stored_chunks=min(found.stored_keys, found.expected_chunks),
+        # Where nobody tells, nothing speaks for stores that failed.
+        stored_chunks=found.expected_chunks
+        if found.stored_keys is None
+        else min(found.stored_keys, found.expected_chunks),
         expected_chunks=found.expected_chunks,
-        flushes=after.flushes - before.flushes if before and after else 0,
-        evicted=after.evicted_keys - before.evicted_keys if before and after else 0,
+        flushes=(before and after and _grown(before.flushes, after.flushes)) or 0,
+        evicted=(before and after and _grown(before.evicted_keys, after.evicted_keys)) or 0,
         store_restarted=bool(before and after and before.run_id != after.run_id),
         failed_requests=found.failed,
         missed=found.missed,
@@ -56,8 +62,13 @@ def gather_evidence(
         bypassed=bool(found.bypassed),
         blurred=bool(found.blurred),
         path=found.path,
+        redis_brought=running.prepared.plan.redis_brought,
         disabled_by_spec="PDKIT_DISABLE_FIXES" in running.prepared.spec.engine.env,
     )
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
 
 
 def _hash_seed(running: RunningStack, engine: str) -> str:

@@ -157,6 +157,8 @@ def found_programs(spec: StackSpec, vendor: str) -> Programs:
     """
     python = find_engine_python(spec.engine.python)
     require_libraries(python, vendor_named(vendor).libraries)
+    if spec.redis.url_file:
+        return Programs(python, "")
     return Programs(python, find_redis_server(spec.redis.server, python))
 
 

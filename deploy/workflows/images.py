@@ -146,7 +146,8 @@ def obtain_images(
         MissingImage: one is not here and cannot be had.
     """
     known = images.engine
-    for image in (known, images.router, images.redis):
+    redis = () if spec.redis.url_file else (images.redis,)
+    for image in (known, images.router, *redis):
         if find_image(image.image) is None:
             obtain(image, report)
     engine = find_image(known.image)

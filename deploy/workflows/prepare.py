@@ -27,7 +27,11 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs that services are run with, where they are processes."""
+    """The programs that services are run with, where they are processes.
+
+    Attributes:
+        redis_server: "" where the user brings a Redis.
+    """
 
     engine_python: str
     redis_server: str

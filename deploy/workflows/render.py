@@ -9,11 +9,11 @@ from typing import Any
 from deploy.errors import ConfigError
 from deploy.runtime.compose.launcher import write_project
 from deploy.runtime.home import Home
-from deploy.runtime.secrets import ensure_secrets
 from deploy.stack.compose import compose_document
 from deploy.stack.document import document_yaml, stack_document
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows.brought import api_key, provide_hub_cache, provide_secrets
+from deploy.workflows.brought import api_key, provide_hub_cache, stack_secrets
+from deploy.workflows.brought_redis import redis_url
 from deploy.workflows.prepare import Prepared, prepare
 
 _ANOTHER = "deploy render -o FOLDER, with another folder"
@@ -38,9 +38,11 @@ def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[P
     For Compose that is everything but images: a password is made, the tiny model too.
 
     Raises:
-        ConfigError: the key for clients is not there, or nothing can be written into the folder.
+        ConfigError: the key for clients or the URL of Redis is not there, or nothing can be
+            written into the folder.
     """
     api_key(prepared.spec)
+    redis_url(prepared)
     _make_folder(folder)
     if prepared.plan.runtime == "process":
         target = folder / "stack.yaml"
@@ -50,8 +52,7 @@ def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[P
     files = home.with_stacks_in(folder).stack(prepared.stack.name)
     if prepared.model.source == "tiny":
         ensure_tiny_model(home.models)
-    secrets = ensure_secrets(files.secrets_dir, prepared.stack.secrets)
-    provide_secrets(prepared, files.secrets_dir)
+    secrets = stack_secrets(prepared, files.secrets_dir)
     provide_hub_cache(prepared)
     written = write_project(prepared.stack, files, secrets, stop_s=prepared.spec.timeouts.stop_s)
     return written, f"docker compose -f {written[0]} up --detach --wait"

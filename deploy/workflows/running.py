@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.errors import StackUnhealthy, StateError
 from deploy.planning.inventory import inventory_from
+from deploy.planning.redis_url import parse_redis_url
 from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
@@ -20,7 +21,8 @@ from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.state import StackState, read_state
 from deploy.runtime.store import Store
-from deploy.stack.build import API_KEY, REDIS_PASSWORD
+from deploy.runtime.url_store import UrlStore
+from deploy.stack.build import API_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.layout import ContainerImages
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
@@ -70,9 +72,31 @@ def service_is_ready(service: Service, launcher: Launcher, redis_password: Secre
 
 
 def store_of(running: RunningStack) -> AbstractContextManager[Store]:
-    """Open a connection to the stack's Redis for a with block."""
+    """Open a connection to the stack's Redis, the kit's or the user's own, for a with block."""
+    if running.prepared.plan.redis_brought:
+        return _brought_store(running)
     redis = running.stack.service("redis")
     return running.launcher.open_store(redis, running.secrets.get(REDIS_PASSWORD))
+
+
+@contextmanager
+def _brought_store(running: RunningStack) -> Iterator[Store]:
+    """Open the user's Redis.
+
+    Raises:
+        StateError: the secret with its URL is not in the stack's folder any more, or is another.
+    """
+    held, name = running.secrets.get(REDIS_URL), running.stack.name
+    try:
+        url = parse_redis_url(held.reveal() if held else "")
+        store = UrlStore(url)
+    except ValueError:
+        raise StateError(
+            f"the URL of the Redis of stack '{name}' is gone from its folder of secrets",
+            hint=f"deploy up --resume --name {name} puts it back from redis.url_file",
+        ) from None
+    with closing(store):
+        yield store
 
 
 def stored_facts(facts: Facts) -> dict[str, Any]:
@@ -122,7 +146,7 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
             hint=f"deploy down --name {name} finds its services without it and clears it away",
         ) from exc
     prepared = prepare(spec, home, facts, model=model)
-    secrets = read_secrets(files.secrets_dir, (*prepared.stack.secrets, API_KEY))
+    secrets = read_secrets(files.secrets_dir, (*prepared.stack.secrets, REDIS_URL, API_KEY))
     return RunningStack(prepared, state, launcher_for(facts.runtime, name, files), secrets)
 
 

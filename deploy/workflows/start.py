@@ -15,12 +15,13 @@ from deploy.runtime.launcher import Started
 from deploy.runtime.lock import is_locked
 from deploy.runtime.ports import require_free
 from deploy.runtime.readiness import wait_ready
-from deploy.runtime.secrets import Secret, ensure_secrets
+from deploy.runtime.secrets import Secret
 from deploy.runtime.state import StackState, write_state
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.service import Service
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows.brought import provide_hub_cache, provide_secrets
+from deploy.workflows.brought import provide_hub_cache, stack_secrets
+from deploy.workflows.brought_redis import require_redis
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import find_stack, launcher_for, service_is_ready
 
@@ -81,6 +82,14 @@ class StackStart:
             hint=lambda over_mib: smaller(plan, over_mib),
         )
 
+    def require_redis(self) -> None:
+        """Check that the user's own Redis answers, where there is one.
+
+        Raises:
+            ConfigError, RedisUnreachable: naming it, and why it cannot be used.
+        """
+        require_redis(self.prepared, self._files.secrets_dir)
+
     def run(self, missing: list[Service]) -> dict[str, float]:
         """Start services, wait for them, and return seconds from each one's start till then.
 
@@ -91,8 +100,7 @@ class StackStart:
         prepared = self.prepared
         if prepared.model.source == "tiny":
             self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
-        secrets = ensure_secrets(self._files.secrets_dir, prepared.stack.secrets)
-        provide_secrets(prepared, self._files.secrets_dir)
+        secrets = stack_secrets(prepared, self._files.secrets_dir)
         provide_hub_cache(prepared)
         self.launcher.prepare(prepared.stack, secrets, stop_s=prepared.spec.timeouts.stop_s)
         took: dict[str, float] = {}
@@ -100,7 +108,7 @@ class StackStart:
             for service in batch:
                 self._start_one(service, secrets)
             self._report(f"started {', '.join(service.name for service in batch)}")
-            took |= self._wait(batch, secrets[REDIS_PASSWORD])
+            took |= self._wait(batch, secrets.get(REDIS_PASSWORD))
         self.launcher.keep_up(self.state.services)
         return {service.name: took[service.name] for service in missing}
 
@@ -147,7 +155,7 @@ class StackStart:
             self._started[service.name] = (service, started)
             self.save(self.state.with_service(started.record))
 
-    def _wait(self, batch: list[Service], password: Secret) -> dict[str, float]:
+    def _wait(self, batch: list[Service], password: Secret | None) -> dict[str, float]:
         return wait_ready(
             self._started,
             lambda service: service_is_ready(service, self.launcher, password),

@@ -52,6 +52,8 @@ class StackStatus:
     Attributes:
         up: it was started and not taken down.
         image: of the engines; "" where they are processes.
+        store: of Redis; None where it does not answer.
+        redis_brought: that is the user's own, and none of the services.
         history: what was up before, and what was tried; the newest first.
         warnings: what somebody should know before trusting the KV.
         others: names of other stacks, looked up where this one is not up.
@@ -67,13 +69,20 @@ class StackStatus:
     url: str = ""
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
+    redis_brought: bool = False
     history: Sequence[Generation] = ()
     warnings: Sequence[str] = ()
     others: Sequence[str] = ()
 
     @property
     def healthy(self) -> bool:
-        return self.up and all(service.condition == "ready" for service in self.services)
+        return self.up and not self.sick
+
+    @property
+    def sick(self) -> list[str]:
+        """What of the stack is not ready."""
+        redis = ["the Redis of redis.url_file"] if self.redis_brought and not self.store else []
+        return [s.name for s in self.services if s.condition != "ready"] + redis
 
     @property
     def external_hit_rate(self) -> float:
@@ -113,6 +122,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         url=running.stack.front.url,
         services=_all_services(running),
         store=stats,
+        redis_brought=plan.redis_brought,
         history=past_generations(running.state),
         warnings=stack_patches(running).warnings,
     )

@@ -143,7 +143,8 @@ def _require_still_there(target: Prepared, home: Home) -> None:
     means, name = target.facts.means, target.stack.name
     if isinstance(means, Containers):
         images = means.images
-        for reference in (images.engine_id or images.engine, images.router, images.redis):
+        redis = () if target.plan.redis_brought else (images.redis,)
+        for reference in (images.engine_id or images.engine, images.router, *redis):
             if find_image(reference) is None:
                 raise MissingImage(
                     f"the image {reference} of the last good plan is not on this machine any more",

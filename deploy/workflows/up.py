@@ -162,6 +162,7 @@ def _stop_outdated(start: StackStart, existing: RunningStack) -> None:
     outdated = outdated_services(existing.prepared, existing.secrets)
     records = {name: rec for name, rec in start.state.services.items() if name in outdated}
     if records:
+        start.require_redis()
         start.launcher.stop(records, grace_s=ABORT_GRACE_S)
 
 
@@ -174,6 +175,7 @@ def _start_missing(start: StackStart, report: Report) -> dict[str, float]:
         return {}
     with start.undone_on((BaseException,)):
         start.require_room(missing)
+        start.require_redis()
         return start.run(missing)
 
 
@@ -193,11 +195,9 @@ def _same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         if model.ref == was.model.ref and not _other_files(model, was.model):
             model = was.model
         asked = prepare(spec, home, was.facts, model=model)
-        same_programs = (spec.engine.python, spec.redis.server) == (
-            was.spec.engine.python,
-            was.spec.redis.server,
-        )
-        if existing.state.fingerprint == asked.stack.fingerprint() and same_programs:
+        if existing.state.fingerprint == asked.stack.fingerprint() and _unseen(spec) == _unseen(
+            was.spec
+        ):
             return was
     name = existing.stack.name
     changed = list(_changed(was.spec.model_dump(), spec.model_dump()))
@@ -208,6 +208,11 @@ def _same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         + (f"what differs: {', '.join(changed)}" if changed else "it is of another version"),
         hint=_way_on(spec, was.spec, name),
     )
+
+
+def _unseen(spec: StackSpec) -> tuple[object, ...]:
+    """Return what changes a stack and does not show in its fingerprint."""
+    return spec.engine.python, spec.redis.server, spec.redis.url_file
 
 
 def _other_files(model: Model, was: Model) -> bool:

@@ -18,6 +18,7 @@ CONTRACT = {
     "NotEnoughMemory": 3,
     "MissingGpus": 3,
     "MissingImage": 3,
+    "RedisUnreachable": 3,
     "FixFailed": 3,
     "DockerUnavailable": 3,
     "StackLocked": 3,

@@ -16,8 +16,8 @@ from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
-from deploy.cli.shared import load_source, progress, stack_name
-from deploy.errors import CheckFailed, StackUnhealthy, UsageError
+from deploy.cli.shared import load_source, named_spec, progress, stack_name
+from deploy.errors import CheckFailed, RedisUnreachable, StackUnhealthy, UsageError
 
 if TYPE_CHECKING:
     from deploy.config.spec import StackSpec
@@ -91,6 +91,7 @@ def plan(
     """Show engines, devices, ports and memory. Needs no GPU and starts nothing."""
     from deploy.runtime.home import Home
     from deploy.workflows.brought import api_key
+    from deploy.workflows.brought_redis import redis_url
     from deploy.workflows.facts import runtime_here
 
     source = load_source(flags, file)
@@ -98,6 +99,7 @@ def plan(
         prepared = _prepare(source.spec, inventory, Home.from_environ(), runtime_here)
         if inventory is None:  # the paths of another machine are not looked for here
             api_key(source.spec)
+            redis_url(prepared)
         return _plan_answer("plan", prepared)
 
 
@@ -160,10 +162,9 @@ def status(
     found = stack_status(Home.from_environ(), chosen)
     errors = []
     if found.up and not found.healthy:
-        sick = [s.name for s in found.services if s.condition != "ready"]
         errors.append(
             StackUnhealthy(
-                f"not ready: {', '.join(sick)}", hint=f"deploy up --resume --name {chosen}"
+                f"not ready: {', '.join(found.sick)}", hint=f"deploy up --resume --name {chosen}"
             )
         )
     return Answer("status", found.as_dict(), status_view(found), errors)
@@ -212,25 +213,38 @@ def logs(
 def down(
     *,
     name: Name = None,
+    file: File = None,
     volumes: Annotated[
-        bool, typer.Option("--volumes", help="Stored KV too, which is the case in any event.")
+        bool,
+        typer.Option(
+            "--volumes",
+            help="The stack's keys in a Redis of your own, too; the kit's goes in any event.",
+        ),
     ] = False,
     json: Json = False,
 ) -> Answer:
     """Stop a stack and remove all it left. Idempotent."""
     from dataclasses import asdict
 
+    from deploy.output.views import down_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.down import stop_stack
 
-    home, chosen = Home.from_environ(), stack_name(name)
-    with stack_lock(home.lock_file(chosen), chosen):
-        result = stop_stack(home, chosen, progress())
-    text = f"the stack '{chosen}' {'is down' if result.was_up else 'was not up'}"
-    if result.others and not result.was_up:
-        text += f"; up are: {', '.join(result.others)}"
-    return Answer("down", asdict(result), text)
+    home, spec = Home.from_environ(), named_spec(name, file)
+    with stack_lock(home.lock_file(spec.name), spec.name):
+        result = stop_stack(
+            home, spec.name, progress(), volumes=volumes, url_file=spec.redis.url_file
+        )
+    errors = []
+    if volumes and result.left and result.left.why_not:
+        errors.append(
+            RedisUnreachable(
+                f"the keys {result.left.prefix}* stay in your Redis: {result.left.why_not}",
+                hint=f"see to that Redis; then deploy down --volumes --name {spec.name}",
+            )
+        )
+    return Answer("down", asdict(result), down_view(result), errors)
 
 
 @app.command()

@@ -209,6 +209,28 @@ CASES: dict[str, Case] = {
         ("plan",), 2, ("deploy.yaml: api_key_file: ",), "api_key_file",
         files={"deploy.yaml": "api_key_file: none\n"},
     ),
+    "no URL of a Redis": Case(
+        ("plan",), 2, ("deploy.yaml: redis.url_file: ", "cannot be read: No such file"),
+        "redis.url_file", files={"deploy.yaml": "redis: {url_file: none}\n"},
+    ),
+    "an empty URL of a Redis, of a rendered stack": Case(
+        ("render", "-o", "out"), 2, ("deploy.yaml: redis.url_file: ", "/url is empty"), "fill it",
+        files={"deploy.yaml": "redis: {url_file: url}\n", "url": "\n"},
+    ),
+    "no scheme of Redis": up(
+        "", 2, "redis.url_file: ", "/url holds no URL of a Redis: http:// is none",
+        hint="redis-cluster://",
+        files={"deploy.yaml": "redis: {url_file: url}\n", "url": "http://cache:6379\n"},
+    ),
+    "two Redis": Case(
+        ("render",), 2, ("redis.memory_gib: 2", "redis.url_file"), "leave redis.memory_gib out",
+        files={"deploy.yaml": "redis: {url_file: url, memory_gib: 2}\n"},
+    ),
+    "a Redis that does not answer": up(
+        "", 3, "redis.url_file: ", "redis://127.0.0.1:1", "refused", hint="deploy up --dry-run",
+        code="redis_unreachable",
+        files={"deploy.yaml": "redis: {url_file: url}\n", "url": "redis://:pass@127.0.0.1:1\n"},
+    ),
     "no folder to render into": Case(
         ("render", "-o", "file/deep"), 2, ("-o: 'file/deep' cannot be made",), "deploy render -o",
         files={"file": ""},

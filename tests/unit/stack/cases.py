@@ -49,6 +49,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "dtype": "float16",
         }
     },
+    "own-redis": {
+        "redis": {"url_file": "/home/user/redis-url", "tls_files": ["/home/user/ca.pem"]}
+    },
     "key": {"api_key_file": "/home/user/key", "bind": "0.0.0.0"},  # noqa: S104 - not bound here
 }
 

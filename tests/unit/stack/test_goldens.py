@@ -20,6 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "2p2d": {"gpus": 4},
     "layerwise": {"layerwise": True},
     "save-decode-cache": {"save_decode_cache": True},
+    "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
 }
 
 

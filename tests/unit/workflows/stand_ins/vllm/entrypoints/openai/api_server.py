@@ -26,6 +26,7 @@ class Engine:
         self.role = json.loads(options.kv_transfer_config)["kv_role"].removeprefix("kv_")
         self.chunk = int(settings["chunk_size"])
         self.redis = redis.Redis.from_url(settings["extra_config"]["pdkit.url"])
+        self.namespace = settings["extra_config"]["pdkit.namespace"]
         self.counters = dict.fromkeys(("queries", "hits"), 0)
 
     def answer(self, path: str, body: Any) -> Answer:
@@ -70,7 +71,7 @@ class Engine:
 
     def key(self, prefix: list[int]) -> str:
         seed = os.environ["PYTHONHASHSEED"]
-        return hashlib.sha256(f"{seed} {prefix}".encode()).hexdigest()
+        return f"{self.namespace}:{hashlib.sha256(f'{seed} {prefix}'.encode()).hexdigest()}"
 
     def has_fault(self, name: str) -> bool:
         file = Path(os.environ["STAND_IN_FAULTS"])

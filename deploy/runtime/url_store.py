@@ -1,0 +1,238 @@
+"""A Redis that the user brings, by its URL: one server, a Sentinel's master, or a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deploy.planning.redis_url import Node, RedisUrl
+from deploy.runtime.store import StoreStats, server_stats
+
+_TIMEOUT_S = 2.0
+_SCAN_COUNT = 1000
+
+
+@dataclass(frozen=True)
+class FoundKeys:
+    """How many keys begin with a prefix; more, where there was no time to look at all of them."""
+
+    count: int
+    all_seen: bool
+
+
+class UrlStore:
+    """Connections to all servers that have keys: the server, the master, or a cluster's masters.
+
+    Who they are is asked each time, since another may have taken over.
+    """
+
+    def __init__(self, url: RedisUrl) -> None:
+        """Connect to nothing yet.
+
+        Raises:
+            ValueError: an option that redis-py does not know, or a value that it does not take.
+        """
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.connection import Connection, parse_url
+        from redis.retry import Retry
+
+        self._url = url
+        self._errors = (redis.RedisError, OSError)
+        self._denied = redis.exceptions.NoPermissionError
+        bounds = {
+            "socket_timeout": _TIMEOUT_S,
+            "socket_connect_timeout": _TIMEOUT_S,
+            # Whoever asks decides whether to ask again; the client's own retries hide a dead Redis.
+            "retry": Retry(NoBackoff(), 0),
+            # In the newer form of the protocol, who is not let in is told of HELLO instead.
+            "protocol": 2,
+        }
+        try:
+            self._options: dict[str, Any] = {**parse_url(url.one_server), **bounds}
+            self._class: Any = self._options.pop("connection_class", Connection)
+            self._class(**self._options)
+        except (TypeError, ValueError, redis.RedisError):
+            # What they say may hold a part of the password.
+            raise ValueError("not a Redis URL") from None
+        tls = {name: value for name, value in self._options.items() if name.startswith("ssl")}
+        self._to_sentinels = {**tls, **url.sentinel_options, **bounds}
+        self._clients: dict[tuple[Node | None, bool], Any] = {}
+
+    def ping(self) -> bool:
+        """Tell whether all servers answer and let the user in."""
+        return not self.trouble()
+
+    def trouble(self) -> str:
+        """Return why Redis cannot be used, in its words; "" where all servers answer."""
+        try:
+            for client in self._servers():
+                self._ping(client)
+        except self._errors as exc:
+            return self.said(exc)
+        return ""
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the hosts that engines will connect to; none for a Unix socket.
+
+        Raises:
+            RedisError, OSError: nobody could be asked.
+        """
+        return tuple(host for host, _ in self._nodes())
+
+    def stats(self) -> StoreStats | None:
+        """Return a reading, of a cluster the sums, or None if a server does not answer."""
+        try:
+            return combined([server_stats(client) for client in self._servers()])
+        except self._errors:
+            return None
+
+    def count_keys(self, prefix: str, *, within_s: float) -> FoundKeys:
+        """Count the keys that begin with a prefix of letters, digits, ':', '-' and '_'.
+
+        Raises:
+            RedisError, OSError: it does not answer, or refuses the command.
+        """
+        ends, count = time.monotonic() + within_s, 0
+        for _, keys in self._scanned(prefix):
+            count += len(keys)
+            if time.monotonic() > ends:
+                return FoundKeys(count, all_seen=False)
+        return FoundKeys(count, all_seen=True)
+
+    def remove_keys(self, prefix: str) -> int:
+        """Remove the keys that begin with a prefix; return how many that were.
+
+        Raises:
+            RedisError, OSError: it does not answer, or refuses the command.
+        """
+        removed = 0
+        for client, keys in self._scanned(prefix):
+            pipe = client.pipeline(transaction=False)
+            for key in keys:  # one by one: those of a cluster lie in different slots
+                pipe.unlink(key)
+            removed += sum(pipe.execute()) if keys else 0
+        return removed
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What questions may raise."""
+        return self._errors
+
+    def said(self, error: Exception) -> str:
+        """Return what an error says, without the password."""
+        text = str(error) or type(error).__name__
+        for options in (self._options, self._to_sentinels):
+            if secret := options.get("password"):
+                text = text.replace(str(secret), "***")
+        return text
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+            client.connection_pool.disconnect()
+        self._clients.clear()
+
+    def _scanned(self, prefix: str) -> Iterator[tuple[Any, list[bytes]]]:
+        for client in self._servers():
+            cursor = None
+            while cursor != 0:
+                cursor, keys = client.scan(cursor or 0, match=f"{prefix}*", count=_SCAN_COUNT)
+                yield client, keys
+
+    def _ping(self, client: Any) -> None:
+        # A user who may store and load need not be allowed to ping.
+        with suppress(self._denied):
+            client.ping()
+
+    def _servers(self) -> list[Any]:
+        if self._url.kind == "single":
+            return [self._client(None)]
+        return [self._client(node) for node in self._nodes()]
+
+    def _nodes(self) -> Sequence[Node]:
+        if self._url.kind == "sentinel":
+            return (self._asked(self._master, sentinels=True),)
+        if self._url.kind == "cluster":
+            found: Sequence[Node] = self._asked(self._cluster_masters, sentinels=False)
+            return found
+        return self._url.nodes
+
+    def _asked(self, question: Callable[[Any, Node], Any], *, sentinels: bool) -> Any:
+        """Ask the servers of the URL in turn, until one can tell."""
+        error: Exception = OSError("no server was named")
+        for node in self._url.nodes:
+            try:
+                return question(self._client(node, sentinel=sentinels), node)
+            except self._errors as exc:
+                error = exc
+        raise error
+
+    def _master(self, client: Any, _asked: Node) -> Node:
+        answer = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
+        if not answer:
+            raise OSError(f"the Sentinel knows no master '{self._url.master}'")
+        host, port = answer
+        return _text(host), int(port)
+
+    def _cluster_masters(self, client: Any, asked: Node) -> tuple[Node, ...]:
+        # As two words: redis-py turns the answer to "CLUSTER SLOTS" into a dictionary.
+        ranges = client.execute_command("CLUSTER", "SLOTS")
+        served = sum(int(last) - int(first) + 1 for first, last, *_ in ranges)
+        if served != 16384:
+            raise OSError(f"the cluster serves {served} of 16384 slots")
+        # A server that does not know its own name means the one that was asked.
+        named = (
+            (_text(host or "") or asked[0], int(port)) for _, _, (host, port, *_), *_ in ranges
+        )
+        return tuple(dict.fromkeys(named))
+
+    def _client(self, node: Node | None, *, sentinel: bool = False) -> Any:
+        """Return the client of a node; None is the one server of the URL."""
+        import redis
+
+        if (node, sentinel) not in self._clients:
+            options = self._to_sentinels if sentinel else self._options
+            where = {} if node is None else {"host": node[0], "port": node[1]}
+            pool = redis.ConnectionPool(connection_class=self._class, **{**options, **where})
+            self._clients[node, sentinel] = redis.Redis(connection_pool=pool)
+        return self._clients[node, sentinel]
+
+
+def combined(readings: Sequence[StoreStats]) -> StoreStats:
+    """Return the sums over the servers of a cluster; without a limit, if one has none."""
+    if len(readings) == 1:
+        return readings[0]
+    most = [one.max_memory_bytes for one in readings]
+    ids = [one.run_id for one in readings]
+    return replace(
+        readings[0],
+        keys=_sum([one.keys for one in readings]),
+        used_memory_bytes=_sum([one.used_memory_bytes for one in readings]),
+        max_memory_bytes=0 if 0 in most else _sum(most),
+        evicted_keys=_sum([one.evicted_keys for one in readings]),
+        flushes=_sum([one.flushes for one in readings]),
+        run_id=None if None in ids else " ".join(sorted(map(str, ids))),
+    )
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _text(word: bytes | str) -> str:
+    return word.decode() if isinstance(word, bytes) else word
+
+
+@contextmanager
+def open_url_store(url: RedisUrl) -> Iterator[UrlStore]:
+    """Open a store and close it again; ValueError as `UrlStore`."""
+    store = UrlStore(url)
+    try:
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,190 @@
+"""A Redis that the user brings: its URL, what the runtime makes of it, and whether it answers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.errors import ConfigError, RedisUnreachable
+from deploy.planning.redis_url import SCHEMES, RedisUrl, is_loopback, parse_redis_url, scheme_of
+from deploy.runtime.secrets import Secret, keep_secret, read_secrets
+from deploy.runtime.url_store import UrlStore, open_url_store
+from deploy.stack.build import REDIS_URL
+from deploy.workflows.prepare import Containers, Prepared
+from deploy.workflows.secret_file import read_secret_file
+
+_FIELD = "redis.url_file"
+# What LMCache's own client makes of the others is not what they say.
+_LMCACHE_SCHEMES = ("redis", "rediss", "unix")
+_URLS = ", ".join(f"{one}://" for one in SCHEMES)
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,19}")
+_BY_PROCESS = "deploy plan --runtime process"
+
+
+def redis_url(prepared: Prepared) -> str | None:
+    """Return the URL of the user's Redis, or None if the stack has one of the kit's.
+
+    Raises:
+        ConfigError: it cannot be read or used; no message shows more of it than its scheme and
+            hosts.
+    """
+    file = prepared.spec.redis.url_file
+    if file is None:
+        return None
+    text = read_secret_file(_FIELD, file)
+    _require_scheme(text, file, prepared.spec.redis.client)
+    url = _parsed(text, file)
+    if isinstance(prepared.facts.means, Containers):
+        _require_seen_in_containers(url, prepared, prepared.facts.means)
+    return text
+
+
+def provide_redis_url(prepared: Prepared, folder: Path) -> None:
+    """Write the URL into the stack's folder of secrets; one that was taken away stays as it was.
+
+    Raises:
+        ConfigError: it cannot be used, or is not there and never was.
+    """
+    if _is_taken_away(prepared) and (folder / REDIS_URL).is_file():
+        return
+    if text := redis_url(prepared):
+        keep_secret(folder, REDIS_URL, text)
+
+
+def is_other_redis(prepared: Prepared, kept: Mapping[str, Secret]) -> bool:
+    """Tell whether running engines hold another URL than the user now brings.
+
+    Raises:
+        ConfigError: what is brought cannot be used.
+    """
+    if not prepared.plan.redis_brought or _is_taken_away(prepared):
+        return False
+    held = kept.get(REDIS_URL)
+    return held is None or held.reveal() != redis_url(prepared)
+
+
+def require_redis(prepared: Prepared, folder: Path) -> None:
+    """Ask the user's Redis whether it lets in who has its URL. Changes nothing.
+
+    Where the user has taken the URL away, that in the stack's folder of secrets counts.
+
+    Raises:
+        RedisUnreachable: it does not answer or refuses, with its own words.
+        ConfigError: the URL cannot be used, or sends containers to themselves.
+    """
+    file = prepared.spec.redis.url_file
+    if file is None:
+        return
+    held = read_secrets(folder, (REDIS_URL,)).get(REDIS_URL)
+    text = held.reveal() if held and _is_taken_away(prepared) else redis_url(prepared)
+    url = _parsed(text or "", file)
+    with open_url_store(url) as store:
+        trouble = store.trouble()
+        if trouble:
+            raise RedisUnreachable(
+                f"{_FIELD}: the Redis at {url.shown} cannot be used: {trouble}",
+                hint=f"see to that Redis, or mend {file}; deploy up --dry-run asks it again",
+            )
+        if isinstance(prepared.facts.means, Containers):
+            _require_names_for_containers(url, store, file)
+
+
+def _is_taken_away(prepared: Prepared) -> bool:
+    file = prepared.spec.redis.url_file
+    return file is not None and not os.path.lexists(file)
+
+
+def _require_scheme(text: str, file: Path, client: str) -> None:
+    scheme = scheme_of(text)
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"{_FIELD}: {file} holds no URL of a Redis: "
+            + (f"{scheme}:// is none" if _SCHEME.fullmatch(scheme) else "it begins with no scheme"),
+            hint=f"write one URL into {file}: {_URLS}",
+        )
+    if client == "lmcache" and scheme not in _LMCACHE_SCHEMES:
+        raise ConfigError(
+            f"redis.client: lmcache cannot use the {scheme}:// of {_FIELD} ({file}); it takes "
+            + ", ".join(f"{one}://" for one in _LMCACHE_SCHEMES),
+            hint="leave redis.client out of deploy.yaml: the kit's own client can",
+        )
+
+
+def _parsed(text: str, file: Path) -> RedisUrl:
+    try:
+        # The text goes into a configuration file, between quotation marks.
+        if not text.isascii() or not text.isprintable() or set(text) & set(" '\"\\"):
+            raise ValueError
+        url = parse_redis_url(text)
+        UrlStore(url).close()
+    except ValueError:
+        raise ConfigError(
+            f"{_FIELD}: the {scheme_of(text)}:// URL in {file} is broken",
+            hint=f"see to host, port, database, a Sentinel's /MASTER and the options after '?' in "
+            f"{file}; write special characters of a password as %XX",
+        ) from None
+    return url
+
+
+def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, means: Containers) -> None:
+    """Refuse what leads nowhere from inside a container.
+
+    Raises:
+        ConfigError: a socket, an address that means the container itself, or a file that it does
+            not see.
+    """
+    if url.socket:
+        raise ConfigError(
+            f"{_FIELD}: {url.shown} is a socket of this machine, which containers do not see",
+            hint=f"a host that they reach, such as redis://HOST:6379; or {_BY_PROCESS}",
+        )
+    for host, _ in url.nodes:
+        _refuse_loopback(host, f"{_FIELD}: {url.shown}")
+    mounted = prepared.spec.redis.tls_files
+    for file in map(Path, url.files):
+        if file not in mounted:
+            raise ConfigError(
+                f"{_FIELD}: its URL names {file}, which containers do not see",
+                hint=f"redis: {{tls_files: [{', '.join(url.files)}]}} in deploy.yaml shows them",
+            )
+    for file in mounted:
+        _require_readable(file, means)
+
+
+def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) -> None:
+    """Refuse what Sentinels or a cluster call their servers, if that means a container itself.
+
+    Raises:
+        ConfigError: it does.
+    """
+    try:
+        hosts = store.server_names()
+    except store.errors:
+        return  # it has answered a moment ago; engines ask again
+    for host in hosts:
+        _refuse_loopback(host, f"{_FIELD} ({file}): {url.shown} calls a server {host}, and that")
+
+
+def _refuse_loopback(host: str, what: str) -> None:
+    if is_loopback(host):
+        raise ConfigError(
+            f"{what} means the container itself where a container asks",
+            hint=f"an address of the machine that other machines reach it by; or {_BY_PROCESS}",
+        )
+
+
+def _require_readable(file: Path, means: Containers) -> None:
+    field = "redis.tls_files"
+    if not file.is_file():
+        raise ConfigError(f"{field}: {file} is not a file", hint=f"mend {field} in deploy.yaml")
+    found, (uid, _, gid) = file.stat(), means.user.partition(":")
+    # As the kernel decides: the first that fits.
+    who = (uid == str(found.st_uid), 0o400), (gid == str(found.st_gid), 0o040), (True, 0o004)
+    needed = next(bit for fits, bit in who if fits)
+    if uid != "0" and not found.st_mode & needed:
+        raise ConfigError(
+            f"{field}: {file} cannot be read by user {means.user}, as whom containers run",
+            hint=f"sudo chown {means.user} {file}",
+        )

@@ -1,0 +1,67 @@
+"""What a stack's engines stored in a Redis of the user's own: it outlives the stack."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.planning.redis_url import parse_redis_url
+from deploy.runtime.secrets import read_secrets
+from deploy.runtime.url_store import UrlStore
+from deploy.stack.build import REDIS_URL
+from deploy.stack.namespace import key_prefix
+from deploy.workflows.secret_file import read_secret_file
+
+_COUNT_S = 3.0
+
+
+@dataclass(frozen=True)
+class LeftKeys:
+    """The keys of one stack, by what they begin with.
+
+    Attributes:
+        keys: how many stay, or were removed; None where nobody could tell.
+        all_seen: there are no more than that.
+        why_not: why they could not be counted or removed; "" where they were.
+    """
+
+    prefix: str
+    removed: bool
+    keys: int | None = None
+    all_seen: bool = True
+    why_not: str = ""
+
+
+def left_redis_url(secrets_dir: Path, url_file: Path | None) -> str:
+    """Return the URL of the Redis that a stack left keys in; "" if it brought none of its own.
+
+    `url_file` is looked at where the stack itself is not there any more.
+
+    Raises:
+        ConfigError: that file cannot be read.
+    """
+    held = read_secrets(secrets_dir, (REDIS_URL,)).get(REDIS_URL)
+    if held is not None:
+        return held.reveal()
+    return read_secret_file("redis.url_file", url_file) if url_file else ""
+
+
+def left_keys(url: str, stack: str, *, client: str, remove: bool) -> LeftKeys:
+    """Count the keys that a stack left, or remove them. `client` is what stored them."""
+    prefix = key_prefix(stack)
+    if client == "lmcache":
+        why = "LMCache's own client does not name the stack in its keys"
+        return LeftKeys(prefix, removed=False, why_not=why)
+    try:
+        store = UrlStore(parse_redis_url(url))
+    except ValueError:
+        return LeftKeys(prefix, removed=False, why_not="its URL is broken")
+    with closing(store):
+        try:
+            if remove:
+                return LeftKeys(prefix, removed=True, keys=store.remove_keys(prefix))
+            found = store.count_keys(prefix, within_s=_COUNT_S)
+        except store.errors as exc:
+            return LeftKeys(prefix, removed=False, why_not=store.said(exc))
+    return LeftKeys(prefix, removed=False, keys=found.count, all_seen=found.all_seen)

@@ -1,0 +1,202 @@
+"""A user's Redis by its URL, against real servers: one, a Sentinel's master, a cluster."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from deploy.planning.redis_url import parse_redis_url
+from deploy.runtime.store import StoreStats
+from deploy.runtime.url_store import FoundKeys, UrlStore, combined
+from tests.unit.redis_server import HOST, free_port, redis_server
+
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a redis-server with options, and return its port."""
+    with ExitStack() as servers:
+        yield lambda *options, **more: servers.enter_context(
+            redis_server(tmp_path, *options, **more)
+        )
+
+
+@pytest.fixture
+def store() -> Iterator[Callable[[str], UrlStore]]:
+    with ExitStack() as opened:
+
+        def made(url: str) -> UrlStore:
+            one = UrlStore(parse_redis_url(url))
+            opened.callback(one.close)
+            return one
+
+        yield made
+
+
+def test_one_server(start: Start, store: Callable[[str], UrlStore]) -> None:
+    port = start("--requirepass", "open sesame", "--maxmemory", "64mb")
+    mine = store(f"redis://:open%20sesame@{HOST}:{port}/3")
+    assert mine.trouble() == ""
+    assert mine.ping()
+    with redis.Redis(HOST, port, 3, "open sesame") as client:
+        client.mset({f"pdkit:a:{number}": b"x" for number in range(2500)})
+        client.mset({"pdkit:a-b:1": b"x", "other": b"x"})
+    stats = mine.stats()
+    assert stats is not None
+    assert (stats.keys, stats.max_memory_bytes, stats.flushes) == (2502, 64 << 20, 0)
+    assert mine.count_keys("pdkit:a:", within_s=10) == FoundKeys(2500, all_seen=True)
+    some = mine.count_keys("pdkit:a:", within_s=0)
+    assert 0 < some.count < 2500
+    assert not some.all_seen
+    assert mine.remove_keys("pdkit:a:") == 2500
+    after = mine.stats()
+    assert after is not None
+    assert after.keys == 2, "only those that begin so"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://{}", "Authentication required"),
+        ("redis://:wrong@{}", "invalid"),
+        ("redis-cluster://:secret@{}", "cluster support disabled"),
+        ("redis-sentinel://{}/main", "SENTINEL"),
+        ("rediss://:secret@{}", ""),
+    ],
+)
+def test_trouble_is_said_without_the_password(
+    start: Start, store: Callable[[str], UrlStore], url: str, said: str
+) -> None:
+    bad = store(url.format(f"{HOST}:{start('--requirepass', 'secret')}"))
+    trouble = bad.trouble()
+    assert trouble
+    assert said in trouble
+    assert "secret" not in trouble
+    assert "wrong" not in trouble
+    assert bad.stats() is None
+    assert not bad.ping()
+
+
+def test_nobody_there(store: Callable[[str], UrlStore], tmp_path: Path) -> None:
+    port = free_port()
+    for where in (f"redis://{HOST}:{port}", f"unix://{tmp_path}/none",
+                  f"redis-cluster://{HOST}:{port}"):  # fmt: skip
+        nobody = store(where)
+        assert nobody.trouble()
+        assert nobody.stats() is None
+        with pytest.raises(nobody.errors):
+            nobody.count_keys("pdkit:a:", within_s=1)
+
+
+def test_a_redis_that_does_not_answer_is_not_waited_for_long(
+    store: Callable[[str], UrlStore],
+) -> None:
+    with socket.socket() as silent:
+        silent.bind((HOST, 0))
+        silent.listen()
+        began = time.monotonic()
+        assert store(f"redis://{HOST}:{silent.getsockname()[1]}?socket_timeout=60").trouble()
+        assert time.monotonic() - began < 3 * 2.0
+
+
+@pytest.mark.parametrize("option", ["nonsense=1", "ssl_ca_certs=/ca.pem", "socket_timeout=long"])
+def test_options_that_nobody_knows(option: str) -> None:
+    with pytest.raises(ValueError, match=r"^not a Redis URL$"):
+        UrlStore(parse_redis_url(f"redis://:secret@{HOST}?{option}"))
+
+
+def test_what_its_user_may_not_ask_is_unknown(
+    start: Start, store: Callable[[str], UrlStore]
+) -> None:
+    rights = ("on", ">secret", "~pdkit:*", "+get", "+set", "+strlen", "+unlink")
+    port = start("--user", "kv", *rights)
+    mine = store(f"redis://kv:secret@{HOST}:{port}")
+    assert mine.trouble() == "", "it answers, if only that a PING is not allowed"
+    assert mine.stats() == StoreStats(None, None, None, None, None, None)
+    with pytest.raises(mine.errors, match="no permissions"):
+        mine.count_keys("pdkit:a:", within_s=1)
+
+
+def test_some_may_be_asked(start: Start, store: Callable[[str], UrlStore]) -> None:
+    port = start("--user", *["kv", "on", ">secret", "~pdkit:*", "+get", "+set", "+info"])
+    stats = store(f"redis://kv:secret@{HOST}:{port}").stats()
+    assert stats is not None
+    assert stats.keys is None
+    assert stats.run_id
+    assert stats.used_memory_bytes
+    assert (stats.max_memory_bytes, stats.flushes) == (0, 0)
+
+
+def test_unix_socket(start: Start, store: Callable[[str], UrlStore], tmp_path: Path) -> None:
+    start("--unixsocket", str(tmp_path / "sock"), "--requirepass", "secret")
+    mine = store(f"unix://:secret@{tmp_path}/sock?db=2")
+    assert mine.trouble() == ""
+    assert mine.server_names() == ()
+
+
+def test_sentinels_master(start: Start, store: Callable[[str], UrlStore]) -> None:
+    master = start("--requirepass", "secret")
+    watch = start(
+        "--sentinel",
+        config=f"sentinel monitor main {HOST} {master} 1\nsentinel auth-pass main secret\n",
+    )
+    mine = store(f"redis-sentinel://:secret@{HOST}:1,{HOST}:{watch}/main")
+    assert mine.trouble() == "", "the first is not there, the second is"
+    assert mine.server_names() == (HOST,)
+    with redis.Redis(HOST, master, password="secret") as client:
+        client.set("pdkit:a:1", b"x")
+        stats = mine.stats()
+        assert stats is not None
+        assert stats.run_id == client.info("server")["run_id"]
+    assert mine.remove_keys("pdkit:a:") == 1
+    unknown = store(f"redis-sentinel://:secret@{HOST}:{watch}/other")
+    assert "no master 'other'" in unknown.trouble()
+
+
+def test_cluster(start: Start, store: Callable[[str], UrlStore]) -> None:
+    buses = [free_port(), free_port()]
+    options = ("--cluster-enabled", "yes", "--maxmemory", "32mb", "--cluster-port")
+    ports = [start(*options, str(bus)) for bus in buses]
+    halves = ((0, 8191), (8192, 16383))
+    clients = [redis.Redis(HOST, port) for port in ports]
+    mine = store(f"redis-cluster://{HOST}:{ports[0]}")
+    assert "slots" in mine.trouble()
+    for client, (first, last) in zip(clients, halves, strict=True):
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+    clients[0].execute_command("CLUSTER", "MEET", HOST, ports[1], buses[1])
+    deadline = time.monotonic() + 20
+    while mine.trouble() or clients[1].cluster("info")["cluster_state"] != "ok":
+        assert time.monotonic() < deadline, mine.trouble()
+        time.sleep(0.1)
+    assert mine.server_names() == (HOST, HOST)
+    with redis.RedisCluster(HOST, ports[0]) as cluster:
+        for number in range(100):
+            cluster.set(f"pdkit:a:{number}", b"x")
+    sizes = [client.dbsize() for client in clients]
+    assert min(sizes) > 0
+    stats = mine.stats()
+    assert stats is not None
+    assert (stats.keys, stats.max_memory_bytes) == (100, 64 << 20)
+    assert stats.run_id == " ".join(sorted(client.info("server")["run_id"] for client in clients))
+    assert mine.count_keys("pdkit:a:", within_s=10) == FoundKeys(100, all_seen=True)
+    assert mine.remove_keys("pdkit:a:") == 100
+    assert [client.dbsize() for client in clients] == [0, 0]
+    for client in clients:
+        client.close()
+
+
+def test_sums_of_what_is_known() -> None:
+    one = StoreStats(1, 10, 100, 5, 2, "b")
+    assert combined([one, StoreStats(2, 20, 200, 6, 3, "a")]) == StoreStats(
+        3, 30, 300, 11, 5, "a b"
+    )
+    unknown = StoreStats(None, None, None, None, None, None)
+    assert combined([one, unknown]) == unknown
+    assert combined([one, StoreStats(2, 20, 0, 6, 3, "a")]).max_memory_bytes == 0, "no limit"
