@@ -154,3 +154,19 @@ def test_hints_that_start_it_again_start_the_same_stack() -> None:
     for changes, _, _ in CAUSES.values():
         for cause in diagnose(replace(HEALTHY, missed=True, stack="mine", **changes)):
             assert not cause.hint.endswith("deploy up")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours", "theirs"),
+    [
+        ({"store_reachable": False}, "deploy logs redis --name demo", "redis.url_file"),
+        ({"evicted": 5}, "raise redis.memory_gib", "raise maxmemory of that Redis"),
+    ],
+)
+def test_hints_on_a_redis_of_the_users_own(changes: dict[str, Any], ours: str, theirs: str) -> None:
+    """It has no log here, and no size that the kit sets."""
+    for brought, words in ((False, ours), (True, theirs)):
+        found = diagnose(replace(HEALTHY, missed=True, redis_brought=brought, **changes))
+        assert words in found[0].hint
+    assert "logs redis" not in found[0].hint
+    assert "memory_gib" not in found[0].hint
