@@ -15,9 +15,6 @@ from pdkit_connector.redis_path.lanes import Lanes, Links, dropping
 from pdkit_connector.redis_path.link import PIECE_BYTES, Deadline, Link, ReplyError, command
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Check, Codec, Header
 
-# Values that one connection has asked for and not read: enough that the next is on its way, few
-# enough that they do not pile up in Redis' memory.
-_ASKED_AHEAD = 2
 # What a lane may take beyond the deadline to notice it.
 _GRACE_S = 0.2
 
@@ -87,16 +84,14 @@ class Loads:
         """Read values in order, whatever server they are on, and take each off `left`."""
         route = links.route(prompt.deadline)
         places = [(i, route(prompt.keys[i])) for i in left]
-        asked = 0
         with dropping(links, *{node for _, node in places}):
-            for at, (i, node) in enumerate(places):
+            for i, node in places:
                 if prompt.hole < i:
-                    links.drop(*(node for _, node in places[at:asked]))  # nobody reads the answers
                     break
-                for j, ahead in places[asked : at + _ASKED_AHEAD]:
-                    get = command(b"GET", prompt.keys[j])
-                    links.to(ahead, prompt.deadline).send([get], prompt.deadline)
-                    asked += 1
+                # The next is asked for when this one is read: the other lanes keep Redis busy, and
+                # more values on their way at once would not fit a processor's cache.
+                get = command(b"GET", prompt.keys[i])
+                links.to(node, prompt.deadline).send([get], prompt.deadline)
                 target = self._value(links, node, prompt, prompt.keys[i])
                 left.remove(i)
                 prompt.deliver(i, target)
