@@ -140,7 +140,7 @@ class Link:
     def _limit(self, deadline: Deadline) -> None:
         """Limit the socket's next call, which may end a little after the deadline.
 
-        To tell the socket costs a system call, as much as to read some KiB: it is told now and then.
+        To tell the socket costs as much as to read some KiB: it is told now and then.
         """
         left_s = deadline.left_s()
         if deadline is not self._limited_by or left_s < self._told_left_s - _LATE_S:
