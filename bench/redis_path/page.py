@@ -65,6 +65,37 @@ Each engine has 1 GiB for KV and 1 GiB of staging memory.
 """
 
 
+_CLIENTS_PAGE = """\
+# Stock and the kit's Redis path in real engines
+
+`python -m bench.redis_path --clients --results FILE` wrote this page on {date}.
+
+{machine}
+
+Two stacks of one producer and one consumer each are up at once, as `deploy up --runtime process`
+starts them, on a Llama with random weights and 64 KiB of KV a token: a prompt has 176 MiB in 11
+chunks. Stock is LMCache's own `redis://` connector with the two fixes without which nothing moves
+on a CPU. In every one of {rounds} rounds each prefills a prompt, waits until all of it is in Redis,
+and decodes it. A load's rate, as LMCache logs it, is from its first key to the last byte in vLLM's
+blocks.
+
+{table}
+
+{path}
+"""
+
+
+def clients_page(table: str, rounds: int, path: str) -> str:
+    """Return the page of what stock and ours did in engines, as Markdown."""
+    return _CLIENTS_PAGE.format(
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        machine=_machine("as installed"),
+        rounds=rounds,
+        table=table,
+        path=path,
+    )
+
+
 def stack_page(table: str, judged: Sequence[report.Target]) -> str:
     """Return the page of what a stack did, as Markdown."""
     return _STACK_PAGE.format(

@@ -22,6 +22,7 @@ from bench.redis_path import wide_model
 from bench.redis_path.rounds import ROOT, Say
 from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
+from deploy.verify.store_path import StorePath
 
 STACK = "bench"
 _UP_S, _ASK_S = 900, 300
@@ -45,6 +46,11 @@ class Engine:
             began = time.perf_counter()
             api.complete(wide_model.NAME, prompt, max_tokens=1)
             return time.perf_counter() - began
+
+    def store_path(self) -> StorePath:
+        """Return what was moved to and from Redis so far."""
+        with EngineApi(self.url, timeout_s=_ASK_S) as api:
+            return api.store_path() or StorePath()
 
     def hits(self) -> int:
         """Return the tokens that were loaded so far."""
@@ -82,12 +88,12 @@ def running_stack(say: Say) -> Iterator[Running]:
         folder = Path(name)
         say("making a model")
         model = wide_model.make(folder)
-        port = _free_ports()
+        port = free_ports()
         spec = {**_SPEC, "model": str(model), "port": port}
         (folder / "stack.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
         try:
             say("starting a stack")
-            _deploy(folder, "up", "-f", str(folder / "stack.yaml"), "--no-check")
+            deploy_command(folder, "up", "-f", str(folder / "stack.yaml"), "--no-check")
             files = Home(folder, folder).stack(STACK)
             password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
             state = json.loads(files.state_file.read_text(encoding="utf-8"))
@@ -96,10 +102,10 @@ def running_stack(say: Say) -> Iterator[Running]:
                 store = redis.Redis(port=port + 1, password=password)
                 yield Running(producer, consumer, unheld, store)
         finally:
-            _deploy(folder, "down", "--name", STACK)
+            deploy_command(folder, "down", "--name", STACK)
 
 
-def _deploy(folder: Path, *arguments: str) -> None:
+def deploy_command(folder: Path, *arguments: str) -> None:
     argv = (sys.executable, "-m", "deploy", *arguments)
     environ = {**os.environ, "PDKIT_HOME": str(folder)}
     subprocess.run(argv, env=environ, cwd=ROOT, check=True, timeout=_UP_S, stdout=2)
@@ -140,7 +146,7 @@ def _await_ready(url: str, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.5)
 
 
-def _free_ports() -> int:
+def free_ports() -> int:
     for base in range(29000, 32000, 100):
         taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.laddr}
         if not taken & set(range(base, base + 20)):

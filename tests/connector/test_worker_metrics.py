@@ -14,6 +14,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 _names = (f"metrics-{os.getpid()}-{number}" for number in itertools.count())
 
 
+@pytest.fixture(autouse=True)
+def _own_counts(monkeypatch):
+    """This process' own counts are shown, too: they are none of another test's."""
+    monkeypatch.setattr(metrics, "COUNTERS", Counters())
+
+
 @pytest.fixture
 def counted(monkeypatch):
     """Return a worker's counters and what the page shows of them."""

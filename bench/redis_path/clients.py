@@ -1,0 +1,181 @@
+"""LMCache's own way to Redis and the kit's inside real engines, side by side, in turns.
+
+Two stacks of the wide model are up at once. One has the kit's Redis path and all fixes; the other
+is stock: LMCache's `redis://` connector, and of the fixes only the two without which no KV moves on
+a CPU and the password is logged. What is told is LMCache's own log of each load, the first token of
+the decode, and the CPU time of the consumer's processes while it was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+import yaml
+
+from bench.redis_path import page, wide_model
+from bench.redis_path.running_stack import Engine, deploy_command, free_ports, prompt
+from bench.redis_path.stack import PROMPT_TOKENS
+from deploy.runtime.fixes import known_fixes
+from deploy.runtime.home import Home
+from deploy.verify.store_path import StorePath
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED_ON_CPU = frozenset({"B15", "B17"})
+# size, milliseconds and GiB/s of a load, as LMCache logs it.
+_LOADED = re.compile(r"Retrieved (\d+) out of .*? cost ([\d.]+) ms, throughput: ([\d.]+) GB/s")
+_GIB_IN_GB = 2**30 / 1e9
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two stacks."""
+
+    name: str
+    producer: Engine
+    consumer: Engine
+    store: redis.Redis
+    log: Path
+    consumer_pid: int
+
+    def turn(self, number: int) -> dict[str, float]:
+        """Prefill a prompt that is new, and decode it once all of it is in Redis."""
+        asked = prompt(PROMPT_TOKENS, 10_000 * (1 + len(self.name)) + number)
+        self.producer.ask(asked)
+        self._stored()
+        seen, before = len(self._loads()), self._cpu_s()
+        first_token_s = self.consumer.ask(asked)
+        cpu_s = self._cpu_s() - before
+        loads = self._loads()[seen:]
+        if len(loads) != 1:
+            raise RuntimeError(f"{self.name} loaded {len(loads)} times")
+        self.store.flushall()
+        return {"gb_s": loads[0] * _GIB_IN_GB, "first_token_s": first_token_s, "cpu_s": cpu_s}
+
+    def _stored(self) -> None:
+        seen = -1
+        while seen != (now := int(self.store.dbsize())):
+            seen = now
+            time.sleep(0.5)
+
+    def _loads(self) -> list[float]:
+        time.sleep(0.2)
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return [float(rate) for _, _, rate in _LOADED.findall(text)]
+
+    def _cpu_s(self) -> float:
+        parent = psutil.Process(self.consumer_pid)
+        each = [p.cpu_times() for p in (parent, *parent.children(recursive=True))]
+        return sum(times.user + times.system for times in each)
+
+
+def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
+    """Measure, and print what was found."""
+    with _two_stacks() as sides:
+        found: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+        for number in range(rounds + 1):
+            for side in sides if number % 2 else sides[::-1]:
+                turn = side.turn(number)
+                if number:  # the first round warms up
+                    found[side.name].append(turn)
+                _say(f"round {number} of {rounds}, {side.name}: {turn}")
+        counted = sides[0].consumer.store_path()
+    if results:
+        text = page.clients_page(_table(found), rounds, _counted(counted))
+        results.write_text(text, encoding="utf-8")
+    if as_json:
+        print(json.dumps({**found, "counted": counted.as_dict()}))
+        return
+    print(f"{_table(found)}\n\n{_counted(counted)}")
+
+
+def _counted(path: StorePath) -> str:
+    return (
+        f"By its own counters the consumer's Redis path loaded {path.loaded_bytes / 1e9:.2f} GB at "
+        f"{path.load_gb_s:.2f} GB/s and looked up in {path.lookup_ms:.2f} ms; {path.refused:.0f} "
+        f"chunks were refused, {path.not_loaded:.0f} not loaded, {path.failures:.0f} calls failed."
+    )
+
+
+def _table(found: dict[str, list[dict[str, float]]]) -> str:
+    rows = ["| in a real engine | stock | ours | ours / stock | lowest to highest |",
+            "|---|---|---|---|---|"]  # fmt: skip
+    for name, what in (
+        ("gb_s", "load, GB/s, as LMCache logs it"),
+        ("first_token_s", "decode's first token, s"),
+        ("cpu_s", "CPU of the consumer for it, s"),
+    ):
+        stock, ours = ([turn[name] for turn in found[side]] for side in ("stock", "ours"))
+        ratios = [a / b for a, b in zip(ours, stock, strict=True)]
+        rows.append(
+            f"| {what} | {_middle(stock)} | {_middle(ours)} | {_middle(ratios)} | "
+            f"{min(ratios):.2f} to {max(ratios):.2f} |"
+        )
+    return "\n".join(rows)
+
+
+def _middle(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f}"
+
+
+@contextlib.contextmanager
+def _two_stacks() -> Iterator[tuple[Side, Side]]:
+    off = sorted(set(known_fixes(ROOT / "deploy" / "connector")) - NEEDED_ON_CPU)
+    stock = {
+        "redis": {"memory_gib": 1, "client": "lmcache"},
+        "engine": {"kv_cache_gib": 0.5, "env": {"PDKIT_DISABLE_FIXES": ",".join(off)}},
+    }
+    ours = {"redis": {"memory_gib": 1}, "engine": {"kv_cache_gib": 0.5}}
+    with (
+        tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name,
+        contextlib.ExitStack() as started,
+    ):
+        _say("making a model")
+        model = wide_model.make(Path(name))
+        sides = [
+            started.enter_context(_stack(Path(name), side, spec, model))
+            for side, spec in (("ours", ours), ("stock", stock))
+        ]
+        yield sides[0], sides[1]
+
+
+@contextlib.contextmanager
+def _stack(folder: Path, name: str, more: dict[str, Any], model: Path) -> Iterator[Side]:
+    port = free_ports()
+    spec = {
+        "name": name, "vendor": "cpu", "runtime": "process", "topology": "1p1d", "port": port,
+        "model": str(model), "lmcache": {"staging_gib": 0.5}, **more,
+    }  # fmt: skip
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(spec), encoding="utf-8")
+    try:
+        _say(f"starting {name}")
+        deploy_command(folder, "up", "-f", str(file), "--no-check")
+        files = Home(folder, folder).stack(name)
+        password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
+        state = json.loads(files.state_file.read_text(encoding="utf-8"))
+        yield Side(
+            name,
+            Engine(f"http://127.0.0.1:{port + 10}"),
+            Engine(f"http://127.0.0.1:{port + 11}"),
+            redis.Redis(port=port + 1, password=password),
+            files.logs_dir / "consumer-0.log",
+            int(state["services"]["consumer-0"]["pid"]),
+        )
+    finally:
+        deploy_command(folder, "down", "--name", name)
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
