@@ -62,6 +62,23 @@ def test_a_vllm_that_uses_what_it_imports_gets_the_real_ones(tmp_path):
     assert ran.stdout.splitlines()[-1] == "real True", ran.stderr[-2000:]
 
 
+def test_a_broken_vllm_is_told_as_that_and_not_as_fixes_that_fail(tmp_path):
+    package = tmp_path / "vllm" / "config"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    ran = subprocess.run(
+        (sys.executable, "-m", "pdkit_connector", "--json"),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CONNECTOR}", "LMCACHE_TRACK_USAGE": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert "ImportError" in ran.stderr and "VllmConfig" in ran.stderr
+
+
 def run(script: str, *first: Path) -> subprocess.CompletedProcess[str]:
     path = ":".join(map(str, (*first, CONNECTOR)))
     return subprocess.run(

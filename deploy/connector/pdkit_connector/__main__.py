@@ -1,6 +1,7 @@
 """Print the fixes and their state for the LMCache installed here.
 
-Exit code 0: no fix failed; 1: one did; 3: LMCache or something it needs is not installed.
+Exit code 0: no fix failed; 1: one did, or LMCache or vLLM is broken, and then stdout is empty; 3:
+LMCache or something it needs is not installed.
 """
 
 from __future__ import annotations
@@ -46,10 +47,19 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         if not options.slow:
             import_adapter()
+        _require_engine()
         fixes = discover()
         outcomes = Registry(fixes).apply(Setting(), disabled_ids(fixes))
     print(json.dumps(report(outcomes), indent=2) if options.json else table(outcomes))
     return int(any(outcome.state is State.FAILED for outcome in outcomes))
+
+
+def _require_engine() -> None:
+    """Raise what importing LMCache and vLLM raises: broken, they are no matter of the fixes."""
+    import lmcache  # noqa: F401
+
+    if importlib.util.find_spec("vllm") is not None:
+        from vllm.config import VllmConfig  # noqa: F401
 
 
 def described(fix: Fix) -> dict[str, str]:
