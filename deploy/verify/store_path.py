@@ -51,7 +51,8 @@ class StorePath:
     def read(cls, samples: Iterable[Sample]) -> StorePath | None:
         """Return the counts of a metrics page; None where the engine has no such path."""
         mine = [s for s in samples if s.name.startswith(PREFIX) and s.name.endswith("_total")]
-        if not mine:
+        # An engine with LMCache's own client counts its barrier, too, and nothing else.
+        if not any(s.name == f"{PREFIX}chunks_total" for s in mine):
             return None
 
         def total(name: str, **labels: str) -> float:

@@ -47,6 +47,8 @@ def test_a_page_is_read() -> None:
 
 def test_an_engine_without_such_a_path_has_none() -> None:
     assert StorePath.read(PAGE[-1:]) is None
+    barrier = [sample for sample in PAGE if "barrier" in sample.name]
+    assert StorePath.read(barrier) is None, "LMCache's own client has a barrier as well"
 
 
 def test_counts_are_added_and_taken_off() -> None:

@@ -81,6 +81,8 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         self._one_length = not config.save_unfull_chunk
         self._first_rank_only = bool(metadata.use_mla and metadata.world_size > 1)
         self._storing: set[Any] = set()
+        # The page shows from the start that this engine has such a path.
+        COUNTERS.add("chunks", 0, operation="store", result="stored")
         self._greet()
         open_socket(metadata.worker_id)
         get_logger().info(
