@@ -47,19 +47,17 @@ def test_what_it_leaves_out_is_left_out():
     assert ran.stdout.splitlines()[-1].split() == ["None"] * 3, ran.stderr[-2000:]
 
 
-def test_a_vllm_that_uses_what_it_imports_gets_the_real_ones(tmp_path):
-    """Then the import takes its time, and nothing of the first attempt is left."""
-    package = tmp_path / "vllm"
-    package.mkdir()
-    (package / "__init__.py").write_text("import sympy\nassert sympy.Integer(2) + 3 == 5\n")
+def test_a_vllm_that_uses_what_it_imports_gets_the_real_ones(whole):
+    """Then it takes its time, and finds what it would have found at once."""
     script = (
-        "import sys; from pdkit_connector.light_imports import import_adapter\n"
-        "assert not import_adapter()\n"
-        "assert 'vllm' not in sys.modules and 'sympy' not in sys.modules\n"
-        "import vllm, sympy; print('real', bool(sympy.__file__))"
+        "import pdkit_connector.light_imports as light, pdkit_connector.__main__ as asked\n"
+        "def refuse(*_): raise RuntimeError('vLLM looked into a stand-in')\n"
+        "light._Module.__getattr__ = refuse\n"
+        "assert not light.import_adapter()\n"
+        "asked.main(['--json'])"
     )
-    ran = run(script, tmp_path)
-    assert ran.stdout.splitlines()[-1] == "real True", ran.stderr[-2000:]
+    ran = run(script)
+    assert json.loads(ran.stdout) == whole, ran.stderr[-2000:]
 
 
 def test_a_broken_vllm_is_told_as_that_and_not_as_fixes_that_fail(tmp_path):
@@ -79,11 +77,10 @@ def test_a_broken_vllm_is_told_as_that_and_not_as_fixes_that_fail(tmp_path):
     assert "ImportError" in ran.stderr and "VllmConfig" in ran.stderr
 
 
-def run(script: str, *first: Path) -> subprocess.CompletedProcess[str]:
-    path = ":".join(map(str, (*first, CONNECTOR)))
+def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         (sys.executable, "-c", script),
-        env={**os.environ, "PYTHONPATH": path, "LMCACHE_TRACK_USAGE": "false"},
+        env={**os.environ, "PYTHONPATH": str(CONNECTOR), "LMCACHE_TRACK_USAGE": "false"},
         capture_output=True,
         text=True,
         check=False,

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import os
 import sys
 from typing import Any
 
@@ -45,13 +46,18 @@ def main(argv: list[str] | None = None) -> int:
     gc.disable()  # imports make no garbage, and looking for some takes a fifth of their time
     # vLLM logs to stdout, which here is for the answer alone.
     with contextlib.redirect_stdout(sys.stderr):
-        if not options.slow:
-            import_adapter()
+        if not options.slow and not import_adapter():
+            _begin_again(sys.argv[1:] if argv is None else argv)
         _require_engine()
         fixes = discover()
         outcomes = Registry(fixes).apply(Setting(), disabled_ids(fixes))
     print(json.dumps(report(outcomes), indent=2) if options.json else table(outcomes))
     return int(any(outcome.state is State.FAILED for outcome in outcomes))
+
+
+def _begin_again(argv: list[str]) -> None:
+    """Become a process that imports vLLM whole."""
+    os.execv(sys.executable, (sys.executable, "-m", "pdkit_connector", "--slow", *argv))  # noqa: S606
 
 
 def _require_engine() -> None:

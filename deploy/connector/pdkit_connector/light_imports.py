@@ -23,18 +23,14 @@ HEAVY = ("torch._dynamo", "torch._inductor", "transformers", "sympy")
 def import_adapter() -> bool:
     """Import LMCache's adapter for vLLM with stand-ins; tell whether it could be.
 
-    Where it could not, nothing of vLLM or of the stand-ins stays imported.
+    Where it could not, this process is spoiled for vLLM: torch remembers what was registered.
     """
-    before = set(sys.modules)
     try:
         import torch  # noqa: F401 - it needs its own compilers, and comes first
 
         with _stand_ins():
             importlib.import_module(ADAPTER)
-    except Exception:  # noqa: BLE001 - a vLLM that uses what it imports: it gets the real ones
-        for name in set(sys.modules) - before:
-            if name.partition(".")[0] in ("vllm", "lmcache") or _is_heavy(name):
-                del sys.modules[name]
+    except Exception:  # noqa: BLE001 - a vLLM that uses what it imports, or is broken
         return False
     return True
 
