@@ -134,9 +134,9 @@ def _two_stacks() -> Iterator[tuple[Side, Side]]:
     off = sorted(set(known_fixes(ROOT / "deploy" / "connector")) - NEEDED_ON_CPU)
     stock = {
         "redis": {"memory_gib": 1, "client": "lmcache"},
-        "engine": {"kv_cache_gib": 0.5, "env": {"PDKIT_DISABLE_FIXES": ",".join(off)}},
+        "engine": {"kv_cache_gib": 0.6, "env": {"PDKIT_DISABLE_FIXES": ",".join(off)}},
     }
-    ours = {"redis": {"memory_gib": 1}, "engine": {"kv_cache_gib": 0.5}}
+    ours = {"redis": {"memory_gib": 1}, "engine": {"kv_cache_gib": 0.6}}
     with (
         tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name,
         contextlib.ExitStack() as started,
