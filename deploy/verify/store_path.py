@@ -61,19 +61,22 @@ class StorePath:
                 s.value for s in mine if s.name == full and labels.items() <= s.labels.items()
             )
 
-        def chunks(operation: str, *results: str) -> float:
-            return sum(total("chunks", operation=operation, result=result) for result in results)
-
+        stored = total("chunks", operation="store", result="stored")
+        loaded = total("chunks", operation="load", result="loaded")
+        refused = sum(
+            total("chunks", operation="load", result=result) for result in ("corrupt", "foreign")
+        )
         return cls(
             stored_bytes=total("bytes", operation="store"),
             stored_s=total("seconds", operation="store"),
-            stored_chunks=chunks("store", "stored"),
-            left_out=chunks("store", "paused", "no_room", "failed"),
+            stored_chunks=stored,
+            # Whatever else became of a chunk: results may be told apart further.
+            left_out=total("chunks", operation="store") - stored,
             loaded_bytes=total("bytes", operation="load"),
             loaded_s=total("seconds", operation="load"),
-            loaded_chunks=chunks("load", "loaded"),
-            refused=chunks("load", "corrupt", "foreign"),
-            not_loaded=chunks("load", "missing", "no_memory", "unread", "paused"),
+            loaded_chunks=loaded,
+            refused=refused,
+            not_loaded=total("chunks", operation="load") - loaded - refused,
             lookups=total("calls", operation="lookup"),
             lookup_s=total("seconds", operation="lookup"),
             failures=total("failures"),

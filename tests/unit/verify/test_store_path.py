@@ -45,6 +45,13 @@ def test_a_page_is_read() -> None:
     assert path.store_gb_s == 0
 
 
+@pytest.mark.parametrize("result", ["paused", "no_room", "failed", "late", "unfit", "new"])
+def test_every_chunk_that_was_not_stored_counts(result: str) -> None:
+    labels = {"operation": "store", "result": result}
+    more = Sample("pdkit_store_chunks_total", labels, 100)
+    assert read([*PAGE, more]).left_out == read().left_out + 100
+
+
 def test_an_engine_without_such_a_path_has_none() -> None:
     assert StorePath.read(PAGE[-1:]) is None
     barrier = [sample for sample in PAGE if "barrier" in sample.name]
