@@ -33,9 +33,6 @@ from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Head
 from pdkit_connector.registry import describe
 from pdkit_connector.worker import open_socket
 
-# The plug-in's name, by which LMCache also calls the place where a chunk lies.
-NAME = "pdkit"
-
 _SETTING = "pdkit."
 _ALLOCATE_WAIT_S = 0.01
 

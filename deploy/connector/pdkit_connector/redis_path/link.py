@@ -115,11 +115,7 @@ class Link:
             target[:count] = self._view[self._start : self._start + count]
             self._start += count
             return count
-        self._limit(deadline)
-        count = self._socket.recv_into(target)
-        if not count:
-            raise LinkBroken("Redis closed the connection")
-        return int(count)
+        return self._receive(target, deadline)
 
     def read(self, count: int, deadline: Deadline) -> bytes:
         """Return exactly `count` bytes."""
@@ -148,11 +144,14 @@ class Link:
             self._limited_by, self._told_left_s = deadline, left_s
 
     def _fill(self, deadline: Deadline) -> None:
+        self._start, self._end = 0, self._receive(self._view, deadline)
+
+    def _receive(self, target: memoryview, deadline: Deadline) -> int:
         self._limit(deadline)
-        count = self._socket.recv_into(self._buffer)
+        count = int(self._socket.recv_into(target))
         if not count:
             raise LinkBroken("Redis closed the connection")
-        self._start, self._end = 0, count
+        return count
 
     @staticmethod
     def _unexpected(line: bytes) -> Exception:
