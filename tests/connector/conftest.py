@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis_servers import Server, Servers
 
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 sys.path.insert(0, str(CONNECTOR))
@@ -32,3 +33,16 @@ def record_factory_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     yield
     logging.setLogRecordFactory(factory)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    """Return what starts real Redis servers, which end with the test."""
+    with Servers(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def server(servers: Servers) -> Server:
+    """Return a real Redis of the test's own."""
+    return servers.start()

@@ -65,13 +65,7 @@ def test_a_broken_vllm_is_told_as_that_and_not_as_fixes_that_fail(tmp_path):
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").touch()
-    ran = subprocess.run(
-        (sys.executable, "-m", "pdkit_connector", "--json"),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CONNECTOR}", "LMCACHE_TRACK_USAGE": "false"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = asked(path=tmp_path)
     assert ran.returncode == 1
     assert ran.stdout == ""
     assert "ImportError" in ran.stderr and "VllmConfig" in ran.stderr

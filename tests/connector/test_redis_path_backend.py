@@ -17,7 +17,6 @@ from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path import backend as module
 from pdkit_connector.redis_path.failures import failures
-from redis_servers import Servers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, chunk, key, metadata, running_loop
@@ -47,17 +46,6 @@ def made(settings, **facts):
 
     backends = CreateStorageBackends(settings, metadata(**facts), running_loop(), "cpu")
     return backends.get("pdkit")
-
-
-@pytest.fixture
-def servers(tmp_path):
-    with Servers(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def server(servers):
-    return servers.start()
 
 
 @pytest.fixture

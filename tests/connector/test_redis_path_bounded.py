@@ -11,22 +11,11 @@ import pytest
 from pdkit_connector.redis_path.client import Limits
 from pdkit_connector.redis_path.health import Health
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
-from redis_servers import Servers, eventually, free_port
+from redis_servers import eventually, free_port
 
 LIMITS = Limits(lookup_s=0.2, load_s=0.4, store_s=0.4)
 SLACK_S = 0.5
 BACK_S = 2.0
-
-
-@pytest.fixture
-def servers(tmp_path):
-    with Servers(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def server(servers):
-    return servers.start()
 
 
 @pytest.fixture

@@ -18,17 +18,11 @@ from pdkit_connector.redis_path.address import parse
 from pdkit_connector.redis_path.client import Limits
 from redis.crc import key_slot
 from redis_chunks import Pool, Storing, Warnings, client, loaded, payload, prompt, stored
-from redis_servers import Servers, eventually, free_port
+from redis_servers import eventually, free_port
 
 CHUNKS = prompt("chunk", 20)
 KEYS = list(CHUNKS)
 LIMITS = Limits(lookup_s=2.0, load_s=3.0, store_s=3.0)
-
-
-@pytest.fixture
-def servers(tmp_path):
-    with Servers(tmp_path) as started:
-        yield started
 
 
 @pytest.fixture
