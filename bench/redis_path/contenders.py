@@ -50,6 +50,14 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where Redis is: a port of 127.0.0.1, and a Unix socket."""
+
+    port: int
+    socket: str
+
+
 class Contender(Protocol):
     """Moves a prompt of equal values; `engine` tells the processes of a contender apart."""
 
@@ -69,12 +77,16 @@ class Contender(Protocol):
 class RawSocket:
     """The reference: one connection, one value after the other, memory that is used again."""
 
-    def __init__(self, port: int, engine: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, where: Where, engine: int) -> None:
+        self._socket = self._connected(where)
         self._engine = engine
         self._keys: list[bytes] = []
         self._memory: list[bytearray] = []
+
+    def _connected(self, where: Where) -> socket.socket:
+        connected = socket.create_connection(("127.0.0.1", where.port))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
 
     def open(self, value_bytes: int, count: int) -> None:
         self._keys = [b"raw:%d:%d:%d" % (self._engine, value_bytes, n) for n in range(count)]
@@ -135,14 +147,23 @@ class RawSocket:
         self._socket.recv(2, socket.MSG_WAITALL)
 
 
+class RawUnixSocket(RawSocket):
+    """The same over a Unix socket."""
+
+    def _connected(self, where: Where) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(where.socket)
+        return connected
+
+
 class LmcacheBackend:
     """A storage backend of LMCache with a real staging pool; `_backend` makes it."""
 
     scheme = "redis"
     extra_config: dict[str, Any] | None = None
 
-    def __init__(self, port: int, engine: int) -> None:
-        self._port = port
+    def __init__(self, where: Where, engine: int) -> None:
+        self._where = where
         self._engine = engine
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -179,7 +200,7 @@ class LmcacheBackend:
         self.backend = self._backend(config, facts, pool)
 
     def _url(self) -> str | None:
-        return f"{self.scheme}://127.0.0.1:{self._port}"
+        return f"{self.scheme}://127.0.0.1:{self._where.port}"
 
     def _extra_config(self) -> dict[str, Any] | None:
         return self.extra_config
@@ -282,16 +303,19 @@ class StockResp(LmcacheBackend):
 
 
 class OurPath(LmcacheBackend):
-    """The kit's storage plug-in."""
+    """The kit's storage plug-in, by the Unix socket, as a stack of processes uses it."""
 
     def _url(self) -> None:
         return None
 
     def _extra_config(self) -> dict[str, Any]:
         return {
-            "pdkit.url": f"redis://127.0.0.1:{self._port}",
+            "pdkit.url": self._address(),
             "pdkit.namespace": f"pdkit:bench:{self._engine}",
         }
+
+    def _address(self) -> str:
+        return f"unix://{self._where.socket}"
 
     def _backend(self, config: Any, facts: Any, pool: Any) -> Any:
         from pdkit_connector.redis_path.backend import RedisPath
@@ -305,11 +329,18 @@ class OurPath(LmcacheBackend):
         )
 
 
+class OurPathByPort(OurPath):
+    """The kit's storage plug-in over TCP, as containers and a Redis of one's own need it."""
+
+    def _address(self) -> str:
+        return f"redis://127.0.0.1:{self._where.port}"
+
+
 class OurPathUnchecked(OurPath):
     """The kit's storage plug-in with a checksum that looks at nothing: what the checksum costs."""
 
-    def __init__(self, port: int, engine: int) -> None:
-        super().__init__(port, engine)
+    def __init__(self, where: Where, engine: int) -> None:
+        super().__init__(where, engine)
         from pdkit_connector.redis_path import value
 
         value._checksums = lambda: {99: ("none", _NoSum)}
@@ -326,12 +357,14 @@ class _NoSum:
         return bytes(8)
 
 
-CONTENDERS: dict[str, Callable[[int, int], Contender]] = {
+CONTENDERS: dict[str, Callable[[Where, int], Contender]] = {
     "raw": RawSocket,
+    "rawunix": RawUnixSocket,
     "redis": StockRedis,
     "hiredis": StockRedis,
     "resp": StockResp,
     "ours": OurPath,
+    "oursport": OurPathByPort,
     "unchecked": OurPathUnchecked,
 }
 

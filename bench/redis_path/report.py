@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.redis_path.contenders import MIB
@@ -11,10 +11,12 @@ from bench.redis_path.rounds import Measured, Sample, values_of_a_prompt
 
 LABELS = {
     "raw": "raw socket",
+    "rawunix": "raw Unix socket",
     "redis": "stock redis://",
     "hiredis": "stock redis:// + hiredis",
     "resp": "stock resp://",
     "ours": "ours",
+    "oursport": "ours, by TCP",
     "unchecked": "ours, no checksum",
 }
 
@@ -26,6 +28,7 @@ class Row:
     Attributes:
         ours_over: median of the rounds' ratios of speed, ours by this one's.
         lowest, highest: of these ratios.
+        tcp_over: the same of ours by TCP; None where that took no part.
         cpu_s_per_gb, redis_s_per_gb: processor seconds of the engines, and of Redis.
         cpu_over: median of the rounds' ratios of the engines' processor time, ours by this one's.
     """
@@ -40,6 +43,7 @@ class Row:
     ours_over: float
     lowest: float
     highest: float
+    tcp_over: float | None
     cpu_s_per_gb: float | None
     redis_s_per_gb: float | None
     cpu_over: float | None
@@ -48,16 +52,21 @@ class Row:
 def rows(measured: Measured, engines: int, value_bytes: int) -> list[Row]:
     """Return the rows of what `transfers` or, with no bytes, `lookups` measured."""
     return [
-        _row((engines, value_bytes, operation, name), samples, of_side["ours"])
+        _row((engines, value_bytes, operation, name), samples, of_side)
         for operation, of_side in measured.items()
         for name, samples in of_side.items()
     ]
 
 
-def _row(what: tuple[int, int, str, str], samples: Sequence[Sample], ours: Sequence[Sample]) -> Row:
+def _row(
+    what: tuple[int, int, str, str],
+    samples: Sequence[Sample],
+    of_side: Mapping[str, Sequence[Sample]],
+) -> Row:
     engines, value_bytes, operation, name = what
-    pairs = list(zip(samples, ours, strict=True))
-    ratios = [its.seconds / our.seconds for its, our in pairs]
+    pairs = list(zip(samples, of_side["ours"], strict=True))
+    ratios = _ratios(samples, of_side["ours"])
+    by_tcp = _ratios(samples, of_side["oursport"]) if "oursport" in of_side else []
     seconds = statistics.median(sample.seconds for sample in samples)
     cpu = cpu_over = redis = speed = None
     if value_bytes:
@@ -68,8 +77,13 @@ def _row(what: tuple[int, int, str, str], samples: Sequence[Sample], ours: Seque
         cpu_over = statistics.median(our.cpu_s / its.cpu_s for its, our in pairs)
     return Row(
         engines, value_bytes // MIB, operation, name, len(samples), 1000 * seconds, speed,
-        statistics.median(ratios), min(ratios), max(ratios), cpu, redis, cpu_over,
+        statistics.median(ratios), min(ratios), max(ratios),
+        statistics.median(by_tcp) if by_tcp else None, cpu, redis, cpu_over,
     )  # fmt: skip
+
+
+def _ratios(its: Sequence[Sample], ours: Sequence[Sample]) -> list[float]:
+    return [it.seconds / our.seconds for it, our in zip(its, ours, strict=True)]
 
 
 def tables(found: Sequence[Row]) -> str:
@@ -123,6 +137,17 @@ def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), rule, *map(line, lines)])
 
 
+# Of what, by which operation, over which contender, whether ours goes by TCP too, at least.
+_SPEEDS = (
+    ("retrieve by raw GET, TCP", "retrieve", "raw", True, 0.85),
+    ("retrieve by raw GET, Unix", "retrieve", "rawunix", False, 0.85),
+    ("retrieve by stock redis://", "retrieve", "redis", False, 2.5),
+    ("retrieve by stock redis://, TCP", "retrieve", "redis", True, 2.5),
+    ("store by raw SET, TCP", "store", "raw", True, 0.85),
+    ("store by raw SET, Unix", "store", "rawunix", False, 0.85),
+)
+
+
 @dataclass(frozen=True)
 class Target:
     """A must-hold and what was measured of it."""
@@ -137,19 +162,13 @@ def targets(found: Sequence[Row]) -> list[Target]:
     """Return the must-holds that the rows of one engine can tell, at the worst value size."""
     alone = [row for row in found if row.engines == 1]
     judged = []
-    for what, operation, contender, least in (
-        ("retrieve by raw GET", "retrieve", "raw", 0.85),
-        ("retrieve by stock redis://", "retrieve", "redis", 2.5),
-        ("store by raw SET", "store", "raw", 0.85),
-    ):
+    for what, operation, contender, by_tcp, least in _SPEEDS:
         of = [r for r in alone if r.operation == operation and r.contender == contender]
         for row in of:
-            judged.append(
-                Target(
-                    f"{what}, {row.value_mib} MiB", f">= {least:.2f}", f"{row.ours_over:.2f}",
-                    row.ours_over >= least,
-                )
-            )  # fmt: skip
+            ratio = row.tcp_over if by_tcp else row.ours_over
+            if ratio is not None:
+                name = f"{what}, {row.value_mib} MiB"
+                judged.append(Target(name, f">= {least:.2f}", f"{ratio:.2f}", ratio >= least))
     for row in alone:
         if row.contender == "redis" and row.cpu_over is not None:
             judged.append(

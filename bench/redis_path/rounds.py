@@ -57,7 +57,10 @@ class Side:
         if name == "hiredis":
             path.append(str(hiredis))
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "bench.redis_path.side", name, str(engines), str(server.port)),
+            (
+                sys.executable, "-m", "bench.redis_path.side", name, str(engines),
+                str(server.port), server.socket,
+            ),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if "BENCH_STDERR" not in os.environ else None, text=True,

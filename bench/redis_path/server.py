@@ -14,9 +14,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Server:
-    """A running redis-server without persistence."""
+    """A running redis-server without persistence, at a port and at a socket."""
 
     port: int
+    socket: str
     pid: int
 
     def cpu_s(self) -> float:
@@ -50,15 +51,16 @@ def redis_server(max_memory_mib: int) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    argv = (
-        "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "",
-        "--appendonly", "no", "--maxmemory", f"{max_memory_mib}mb",
-        "--maxmemory-policy", "allkeys-lru",
-    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        at = f"{folder}/redis.sock"
+        argv = (
+            "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", at,
+            "--save", "", "--appendonly", "no", "--maxmemory", f"{max_memory_mib}mb",
+            "--maxmemory-policy", "allkeys-lru",
+        )  # fmt: skip
         process = subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL)
         try:
-            server = Server(port, process.pid)
+            server = Server(port, at, process.pid)
             _await(server)
             yield server
         finally:

@@ -16,19 +16,19 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.redis_path.contenders import CONTENDERS, Contender, check_surroundings, quiet
+from bench.redis_path.contenders import CONTENDERS, Contender, Where, check_surroundings, quiet
 
 
 def main() -> None:
-    name, engines, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name, engines, where = sys.argv[1], int(sys.argv[2]), Where(int(sys.argv[3]), sys.argv[4])
     faulthandler.register(signal.SIGUSR1)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     quiet()
-    if name != "raw":
+    if not name.startswith("raw"):
         check_surroundings(name)
         import lmcache.v1.storage_backend.remote_backend  # noqa: F401 - shared by all engines
-    pipes = [_fork(name, engine, port) for engine in range(engines)]
+    pipes = [_fork(name, engine, where) for engine in range(engines)]
     for line in sys.stdin:
         for pipe in pipes:
             pipe.send(json.loads(line))
@@ -37,20 +37,20 @@ def main() -> None:
         engine.kill()
 
 
-def _fork(name: str, engine: int, port: int) -> Connection:
+def _fork(name: str, engine: int, where: Where) -> Connection:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    context.Process(target=_engine, args=(theirs, name, engine, port), daemon=True).start()
+    context.Process(target=_engine, args=(theirs, name, engine, where), daemon=True).start()
     return ours
 
 
-def _engine(pipe: Connection, name: str, engine: int, port: int) -> None:
+def _engine(pipe: Connection, name: str, engine: int, where: Where) -> None:
 
     contender: Contender | None = None
     while True:
         asked = pipe.recv()
         try:
-            contender = contender or CONTENDERS[name](port, engine)
+            contender = contender or CONTENDERS[name](where, engine)
             pipe.send(_done(contender, asked))
         except Exception as exc:  # noqa: BLE001 - whatever a contender raises is its result
             traceback.print_exc()

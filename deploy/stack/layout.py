@@ -64,6 +64,10 @@ class Layout(Protocol):
         ...
 
     def redis(self, plan: Plan) -> Endpoint: ...
+    def redis_socket(self) -> str:
+        """Return the Unix socket by which engines reach Redis; "" where they share no folder."""
+        ...
+
     def engine(self, engine: EnginePlan) -> Endpoint: ...
     def router(self, plan: Plan) -> Endpoint: ...
     def router_metrics(self, plan: Plan) -> Endpoint: ...
@@ -125,6 +129,9 @@ class ProcessLayout:
 
     def redis(self, plan: Plan) -> Endpoint:
         return _on_loopback(plan.redis_port)
+
+    def redis_socket(self) -> str:
+        return str(self.temp_dir / "redis.sock")
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         return _on_loopback(engine.port)
@@ -213,6 +220,9 @@ class ContainerLayout:
 
     def redis(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
         return _in_network("redis", _REDIS_PORT)
+
+    def redis_socket(self) -> str:
+        return ""
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         return _in_network(engine.name, _ENGINE_PORT)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from pdkit_connector.redis_path import reading
 from pdkit_connector.redis_path.client import Limits
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec
 from redis_chunks import (
@@ -107,11 +108,13 @@ DAMAGES: list[Callable[..., int]] = [
 ]
 
 
-def test_no_wrong_byte_in_a_thousand_trials(server):
+def test_no_wrong_byte_in_a_thousand_trials(server, monkeypatch):
     rng = random.Random(5)
     one = client(server.url)
     prefixes = set()
     for trial in range(TRIALS):
+        # A chunk of 4 KiB in one range, and in several.
+        monkeypatch.setattr(reading, "_RANGE_BYTES", rng.choice((1 << 20, 1000)))
         chunks = prompt(f"prompt {trial}", CHUNKS)
         keys = list(chunks)
         assert stored(one, chunks) == keys

@@ -24,7 +24,7 @@ def read(whole: bytes, codec: Codec = CODEC, key: bytes = KEY) -> Header:
     """Do with a value what a load does."""
     if len(whole) < HEADER_BYTES:
         raise BadValue("corrupt", "short")
-    fields, check = codec.parse(whole[:HEADER_BYTES], key, len(whole))
+    fields, check = codec.parse(whole[:HEADER_BYTES], key)
     check.update(whole[HEADER_BYTES : HEADER_BYTES + 10])
     check.update(memoryview(whole)[HEADER_BYTES + 10 :])
     check.require()
@@ -76,7 +76,7 @@ def test_header_that_is_damaged_is_refused_before_memory_is_taken():
         flipped = bytearray(whole[:HEADER_BYTES])
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(BadValue):
-            CODEC.parse(bytes(flipped), KEY, len(whole))
+            CODEC.parse(bytes(flipped), KEY)
 
 
 def test_every_shorter_and_longer_value_is_refused():

@@ -115,7 +115,7 @@ def test_options_that_nobody_knows(option: str) -> None:
 def test_what_its_user_may_not_ask_is_unknown(
     start: Start, store: Callable[[str], UrlStore]
 ) -> None:
-    rights = ("on", ">secret", "~pdkit:*", "+get", "+set", "+strlen", "+unlink")
+    rights = ("on", ">secret", "~pdkit:*", "+getrange", "+set", "+strlen", "+unlink")
     port = start("--user", "kv", *rights)
     mine = store(f"redis://kv:secret@{HOST}:{port}")
     assert mine.trouble() == "", "it answers, if only that a PING is not allowed"
@@ -125,7 +125,7 @@ def test_what_its_user_may_not_ask_is_unknown(
 
 
 def test_some_may_be_asked(start: Start, store: Callable[[str], UrlStore]) -> None:
-    port = start("--user", *["kv", "on", ">secret", "~pdkit:*", "+get", "+set", "+info"])
+    port = start("--user", *["kv", "on", ">secret", "~pdkit:*", "+getrange", "+set", "+info"])
     stats = store(f"redis://kv:secret@{HOST}:{port}").stats()
     assert stats is not None
     assert stats.keys is None

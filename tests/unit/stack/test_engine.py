@@ -64,7 +64,10 @@ def test_lmcache_file(prepared: Make, role: str) -> None:
     stack = prepared(lmcache={"staging_gib": 2}, save_decode_cache=True, port=9000).stack
     settings = yaml.safe_load(stack.service(f"{role}-0").files[0].text)
     assert settings["storage_plugins"] == ["pdkit"]
-    assert settings["extra_config"]["pdkit.url"] == "redis://:@{redis_password}@127.0.0.1:9001"
+    url = settings["extra_config"]["pdkit.url"]
+    socket = url.removeprefix("unix://:@{redis_password}@")
+    assert socket.endswith("/redis.sock")
+    assert f'unixsocket "{socket}"\nunixsocketperm 600\n' in stack.service("redis").files[0].text
     assert "remote_url" not in settings, "KV would be stored twice"
     assert settings["max_local_cpu_size"] == 2
     assert settings["save_decode_cache"] is True

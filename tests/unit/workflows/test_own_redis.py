@@ -203,7 +203,7 @@ def test_a_redis_that_dies_later(own: Own) -> None:
 
 def test_what_its_user_may_not_ask_fails_no_check(own: Own) -> None:
     own.client().acl_setuser("kv", enabled=True, passwords=["+word"], keys=["pdkit:*"],
-                             commands=["+get", "+set", "+strlen", "+exists"])  # fmt: skip
+                             commands=["+getrange", "+set", "+strlen", "+exists"])  # fmt: skip
     own.file.write_text(f"redis://kv:word@{HOST}:{own.port}")
     own.lab.up(own.spec())
     report = check_stack(own.lab.home, "pdkit", own.lab.lines.append)

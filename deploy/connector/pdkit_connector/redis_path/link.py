@@ -6,17 +6,20 @@ bytes then go straight between the socket and the caller's memory.
 
 from __future__ import annotations
 
+import socket
+import ssl
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
 
 _BUFFER_BYTES = 4096
+# struct timeval: seconds and microseconds.
+_TIMEVAL = struct.Struct("@ll")
 # No line that Redis says is longer.
 _LINE_BYTES = 1 << 16
 # What a call on a socket may take beyond its deadline.
 _LATE_S = 0.02
-# Small enough that a piece is still in the processor's cache when its checksum is taken.
-PIECE_BYTES = 1 << 20
 
 
 class ReplyError(Exception):
@@ -49,6 +52,62 @@ class Deadline:
         return left
 
 
+class _Limited:
+    """A socket whose calls end at deadlines.
+
+    Python's own way to limit a call asks the system twice more for every one that has to wait. The
+    system can limit calls itself and wait for all bytes that are wanted, save where TLS is between.
+    """
+
+    def __init__(self, plain_or_tls: Any) -> None:
+        self._socket = plain_or_tls
+        self._plain = not isinstance(plain_or_tls, ssl.SSLSocket)
+        self._limited_by: Deadline | None = None
+        self._told_left_s = 0.0
+        if self._plain:
+            self._socket.settimeout(None)
+
+    def send(self, data: memoryview, deadline: Deadline) -> int:
+        """Send some bytes; return how many."""
+        self._limit(deadline)
+        try:
+            return int(self._socket.send(data))
+        except BlockingIOError:
+            raise TimeoutError("deadline passed") from None
+
+    def receive(self, target: memoryview, deadline: Deadline, *, whole: bool = False) -> int:
+        """Receive some bytes, at least one, and if possible the whole; return how many."""
+        self._limit(deadline)
+        try:
+            count = int(
+                self._socket.recv_into(target, 0, socket.MSG_WAITALL)
+                if whole and self._plain
+                else self._socket.recv_into(target)
+            )
+        except BlockingIOError:
+            raise TimeoutError("deadline passed") from None
+        if not count:
+            raise LinkBroken("Redis closed the connection")
+        return count
+
+    def _limit(self, deadline: Deadline) -> None:
+        """Limit the next call, which may end a little after the deadline.
+
+        To tell the socket costs as much as to read some KiB: it is told now and then.
+        """
+        left_s = deadline.left_s()
+        if deadline is self._limited_by and left_s >= self._told_left_s - _LATE_S:
+            return
+        if self._plain:
+            # Of no time at all the system would make no limit.
+            limit = _TIMEVAL.pack(int(left_s), max(1, int(left_s % 1 * 1e6)))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        else:
+            self._socket.settimeout(left_s)
+        self._limited_by, self._told_left_s = deadline, left_s
+
+
 class Link:
     """A connection. Any error leaves it in an unknown state: close it then."""
 
@@ -59,12 +118,10 @@ class Link:
         copy.
         """
         self._connection = connection
-        self._socket = connection._sock
+        self._socket = _Limited(connection._sock)
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
-        self._limited_by: Deadline | None = None
-        self._told_left_s = 0.0
 
     def close(self) -> None:
         """Close the connection."""
@@ -73,8 +130,9 @@ class Link:
     def send(self, parts: Sequence[bytes | memoryview], deadline: Deadline) -> None:
         """Send all parts, one after the other."""
         for part in parts:
-            self._limit(deadline)
-            self._socket.sendall(part)
+            left = memoryview(part)
+            while left:
+                left = left[self._socket.send(left, deadline) :]
 
     def line(self, deadline: Deadline) -> bytes:
         """Return the next line of a reply without its end."""
@@ -109,13 +167,16 @@ class Link:
         raise self._unexpected(line)
 
     def read_into(self, target: memoryview, deadline: Deadline) -> int:
-        """Read some bytes, at least one and at most `target` holds; return how many."""
+        """Read some bytes, at least one and at most `target` holds; return how many.
+
+        All of it comes at once where the operating system can wait for all.
+        """
         if self._start < self._end:
             count = min(self._end - self._start, len(target))
             target[:count] = self._view[self._start : self._start + count]
             self._start += count
             return count
-        return self._receive(target, deadline)
+        return self._socket.receive(target, deadline, whole=True)
 
     def read(self, count: int, deadline: Deadline) -> bytes:
         """Return exactly `count` bytes."""
@@ -133,25 +194,8 @@ class Link:
         if self.read(2, deadline) != b"\r\n":
             raise LinkBroken("a string that is longer than Redis said")
 
-    def _limit(self, deadline: Deadline) -> None:
-        """Limit the socket's next call, which may end a little after the deadline.
-
-        To tell the socket costs as much as to read some KiB: it is told now and then.
-        """
-        left_s = deadline.left_s()
-        if deadline is not self._limited_by or left_s < self._told_left_s - _LATE_S:
-            self._socket.settimeout(left_s)
-            self._limited_by, self._told_left_s = deadline, left_s
-
     def _fill(self, deadline: Deadline) -> None:
-        self._start, self._end = 0, self._receive(self._view, deadline)
-
-    def _receive(self, target: memoryview, deadline: Deadline) -> int:
-        self._limit(deadline)
-        count = int(self._socket.recv_into(target))
-        if not count:
-            raise LinkBroken("Redis closed the connection")
-        return count
+        self._start, self._end = 0, self._socket.receive(self._view, deadline)
 
     @staticmethod
     def _unexpected(line: bytes) -> Exception:

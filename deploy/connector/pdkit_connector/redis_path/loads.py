@@ -9,11 +9,11 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.address import Node
 from pdkit_connector.redis_path.attempts import OF_ONE_KEY, Attempts
 from pdkit_connector.redis_path.lanes import Lanes, Links, dropping
-from pdkit_connector.redis_path.link import PIECE_BYTES, Deadline, Link, ReplyError, command
-from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Check, Codec, Header
+from pdkit_connector.redis_path.link import Deadline, ReplyError
+from pdkit_connector.redis_path.reading import Reading
+from pdkit_connector.redis_path.value import BadValue, Check, Codec, Header
 
 # What a lane may take beyond the deadline to notice it.
 _GRACE_S = 0.2
@@ -84,53 +84,51 @@ class Loads:
         """Read values in order, whatever server they are on, and take each off `left`."""
         route = links.route(prompt.deadline)
         places = [(i, route(prompt.keys[i])) for i in left]
+        coming: dict[int, Reading] = {}
+
+        def ask(place: int) -> None:
+            if place < len(places):
+                i, node = places[place]
+                link = links.to(node, prompt.deadline)
+                coming[i] = Reading(link, prompt.keys[i], prompt.deadline)
+
         with dropping(links, *{node for _, node in places}):
-            for i, node in places:
+            for place, (i, node) in enumerate(places):
                 if prompt.hole < i:
                     break
-                # The next is asked for when this one is read: the other lanes keep Redis busy, and
-                # more values on their way at once would not fit a processor's cache.
-                get = command(b"GET", prompt.keys[i])
-                links.to(node, prompt.deadline).send([get], prompt.deadline)
-                target = self._value(links, node, prompt, prompt.keys[i])
+                if i not in coming:
+                    ask(place)
+                # The next is asked for while the last of this one is on its way.
+                target = self._value(coming[i], prompt, prompt.keys[i], partial(ask, place + 1))
+                if coming.pop(i).unread:
+                    links.drop(node)
                 left.remove(i)
                 prompt.deliver(i, target)
+            links.drop(*(node for i, node in places if i in coming))
 
-    def _value(self, links: Links, node: Node, prompt: _Prompt[T], key: bytes) -> T | None:
-        """Read the answer to GET; None where the value is missing or of no use.
-
-        A value that is not read to its end costs the connection.
-        """
-        link = links.to(node, prompt.deadline)
+    def _value(
+        self, reading: Reading, prompt: _Prompt[T], key: bytes, all_asked: Callable[[], None]
+    ) -> T | None:
+        """Read a value to its end; None where it is missing or of no use."""
         try:
-            length = link.length(prompt.deadline)
-            if length is None:
+            raw = reading.header()
+            if raw is None:
                 self._count("missing")
                 return None
-            target = self._target(link, prompt, key, length)
+            header, check = self._codec.parse(raw, key)
+            target = prompt.allocate(header, prompt.deadline)
             if target is None:
                 self._count("no_memory")
+            else:
+                _receive(reading, target, header, check, all_asked)
+            return target
         except ReplyError as error:
             if error.code not in OF_ONE_KEY:
                 raise
             self._useless("foreign", error, key)
-            return None
         except BadValue as bad:
             self._useless(bad.kind, bad, key)
-            target = None
-        if target is None:
-            links.drop(node)
-        return target
-
-    def _target(self, link: Link, prompt: _Prompt[T], key: bytes, length: int) -> T | None:
-        if length < HEADER_BYTES:
-            raise BadValue("corrupt", f"it has {length} bytes")
-        raw = link.read(HEADER_BYTES, prompt.deadline)
-        header, check = self._codec.parse(raw, key, length)
-        target = prompt.allocate(header, prompt.deadline)
-        if target is not None:
-            _receive(link, target, header, check, prompt.deadline)
-        return target
+        return None
 
     def _useless(self, kind: str, why: Exception, key: bytes) -> None:
         self._count(kind)
@@ -144,21 +142,21 @@ class Loads:
         self._counters.add("chunks", chunks, operation="load", result=result)
 
 
-def _receive(link: Link, target: Target, header: Header, check: Check, deadline: Deadline) -> None:
+def _receive(
+    reading: Reading,
+    target: Target,
+    header: Header,
+    check: Check,
+    all_asked: Callable[[], None],
+) -> None:
     """Fill a target, or release it and raise: BadValue where the bytes are not what they were."""
     try:
-        memory, filled = target.memory(), 0
+        memory = target.memory()
         if len(memory) != header.payload_bytes:
             raise BadValue(
                 "foreign", f"{len(memory)} bytes are wanted, {header.payload_bytes} come"
             )
-        while filled < len(memory):
-            count = link.read_into(memory[filled : filled + PIECE_BYTES], deadline)
-            # The bytes are still in the processor's cache.
-            check.update(memory[filled : filled + count])
-            filled += count
-        link.end_of_string(deadline)
-        check.require()
+        reading.payload(memory, check, all_asked)
     except BaseException:
         target.release()
         raise

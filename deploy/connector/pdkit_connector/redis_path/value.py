@@ -117,16 +117,15 @@ class Codec:
         fixed[_OF_HEADER] = checksum(fixed).digest()[:8]
         return bytes(fixed)
 
-    def parse(self, raw: bytes, key: bytes, value_bytes: int) -> tuple[Header, Check]:
+    def parse(self, raw: bytes, key: bytes) -> tuple[Header, Check]:
         """Return what a value's header says and the check of its payload.
 
         Args:
             raw: the first HEADER_BYTES of the value.
             key: the key that was asked for.
-            value_bytes: length of the whole value.
 
         Raises:
-            BadValue: the value is cut, damaged, of another layout or another key's.
+            BadValue: the header is damaged, of another layout or another key's.
         """
         magic, version, number, memory_format, ndim, dtype, *rest = _LAYOUT.unpack(raw)
         shape, (payload_bytes, layout, of_key, *_) = rest[:_MAX_DIMS], rest[_MAX_DIMS:]
@@ -139,8 +138,8 @@ class Codec:
             raise BadValue("foreign", "it was stored for another layout")
         if of_key != digest(key):
             raise BadValue("foreign", "it was stored under another key")
-        if ndim > _MAX_DIMS or payload_bytes != value_bytes - HEADER_BYTES:
-            raise BadValue("corrupt", f"{value_bytes} bytes do not hold {payload_bytes} of payload")
+        if ndim > _MAX_DIMS:
+            raise BadValue("corrupt", f"it has {ndim} dimensions")
         name = dtype.rstrip(b"\0").decode("ascii", "replace")
         header = Header(name, tuple(shape[:ndim]), memory_format, payload_bytes, layout, of_key)
         return header, check

@@ -1,0 +1,117 @@
+"""One value on its way from Redis, in ranges that are asked for a few ahead.
+
+Redis copies what it answers. Of a value of many MB it makes one copy in memory that is fresh each
+time, and sends it when it has left the processor's cache; ranges of a MiB are copied, sent and
+received while they are in it. `bench/redis_path` has what either takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pdkit_connector.redis_path.link import Deadline, Link, ReplyError, command
+from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Check
+
+_RANGE_BYTES = 1 << 20
+# Ranges that were asked for and not read yet.
+_AHEAD = 3
+
+
+class Reading:
+    """A value that Redis was asked for. Any error leaves the link in an unknown state."""
+
+    def __init__(self, link: Link, key: bytes, deadline: Deadline) -> None:
+        """Ask for the first range, which has the header."""
+        self._link = link
+        self._key = key
+        self._deadline = deadline
+        # Where the ranges end that were asked for and not read to their end.
+        self._ends: deque[int] = deque()
+        self._asked_bytes = 0
+        self._left = 0  # bytes of the answer that is being read
+        self._ask(HEADER_BYTES + _RANGE_BYTES)
+
+    @property
+    def unread(self) -> bool:
+        """Whether answers are still to come, so that the link is of no use for anything else."""
+        return bool(self._ends)
+
+    def header(self) -> bytes | None:
+        """Return the header's bytes, or None where there is no such key.
+
+        Raises:
+            BadValue: the value is too short to have one.
+            ReplyError: Redis refused.
+        """
+        self._begin()
+        if not self._left:
+            self._end()
+            return None
+        if self._left < HEADER_BYTES:
+            raise BadValue("corrupt", f"it has {self._left} bytes")
+        self._left -= HEADER_BYTES
+        return self._link.read(HEADER_BYTES, self._deadline)
+
+    def payload(self, memory: memoryview, check: Check, all_asked: Callable[[], None]) -> None:
+        """Fill memory with what follows the header.
+
+        Args:
+            memory: of as many bytes as the header announced.
+            check: learns every byte while it is in the processor's cache.
+            all_asked: is called once nothing more of this value will be asked for.
+
+        Raises:
+            BadValue: the value is shorter or longer, or its checksum does not hold; of the kind
+                "missing" where it was removed meanwhile.
+        """
+        total, filled, told = HEADER_BYTES + len(memory), 0, False
+        while True:
+            self._ask_ahead(total)
+            if self._asked_bytes > total and not told:
+                all_asked()
+                told = True
+            filled += self._range(memory[filled:], check)
+            if HEADER_BYTES + filled < min(self._ends[0], total):
+                raise BadValue("corrupt", f"of {len(memory)} bytes {filled} follow its header")
+            self._end()
+            if not self._ends:
+                break
+            self._begin()
+            if not self._left and HEADER_BYTES + filled < total:
+                raise BadValue("missing", "it was removed while it was read")
+        check.require()
+
+    def _range(self, memory: memoryview, check: Check) -> int:
+        """Read what is left of an answer; return how many bytes it was."""
+        if self._left > len(memory):
+            raise BadValue("corrupt", "it is longer than its header says")
+        filled = 0
+        while self._left:
+            count = self._link.read_into(memory[filled : filled + self._left], self._deadline)
+            check.update(memory[filled : filled + count])
+            filled += count
+            self._left -= count
+        return filled
+
+    def _ask_ahead(self, value_bytes: int) -> None:
+        while self._asked_bytes <= value_bytes and len(self._ends) < _AHEAD:
+            # One byte more than the value has shows whether it is longer.
+            self._ask(min(self._asked_bytes + _RANGE_BYTES, value_bytes + 1))
+
+    def _ask(self, end: int) -> None:
+        first, last = b"%d" % self._asked_bytes, b"%d" % (end - 1)
+        self._link.send([command(b"GETRANGE", self._key, first, last)], self._deadline)
+        self._asked_bytes = end
+        self._ends.append(end)
+
+    def _begin(self) -> None:
+        try:
+            self._left = self._link.length(self._deadline) or 0
+        except ReplyError:
+            self._ends.popleft()  # the error is all of the answer
+            raise
+
+    def _end(self) -> None:
+        self._link.end_of_string(self._deadline)
+        self._ends.popleft()
