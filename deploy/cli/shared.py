@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
     from deploy.config.spec import StackSpec
+    from deploy.errors import CheckFailed
+    from deploy.verify.report import CheckReport
 
 
 def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
@@ -46,3 +48,13 @@ def progress() -> Callable[[str], None]:
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
 
     return report
+
+
+def check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
+    """Return the error that a check which failed ends the command with, and its best next step."""
+    from deploy.errors import CheckFailed
+
+    if report is None or report.passed:
+        return []
+    hint = report.diagnosis[0].hint if report.diagnosis else f"deploy logs --name {name}"
+    return [CheckFailed(report.failures[0], hint=hint)]

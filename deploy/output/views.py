@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from textwrap import shorten
 from typing import Any
 
 from deploy.output.table import duration, percent, size, table
 from deploy.planning.plan import Plan
-from deploy.verify.report import CheckReport
+from deploy.verify.report import (
+    BURST,
+    DECODE_REUSE,
+    ROUTER,
+    TURNS,
+    CheckReport,
+    Hits,
+    Phase,
+)
 from deploy.verify.store_path import StorePath
 from deploy.workflows.down import DownResult
 from deploy.workflows.generations import Generation, engine_image
@@ -114,28 +122,16 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
 
 def check_view(report: CheckReport) -> str:
     """Return the check as one table, a verdict, and causes where it failed."""
-    rows = [
-        (
-            f"{pair.producer} → {pair.consumer}",
-            pair.hits.queries,
-            pair.hits.hits,
-            pair.hits.eligible,
-            percent(pair.hits.rate),
-            percent(pair.hits.eligible_rate),
-        )
-        for pair in report.pairs
-    ]
-    total, race, same = report.total, report.race, report.equivalence
+    rows = [_hits_row(pair.name, pair.hits) for pair in report.pairs]
+    total, same = report.total, report.equivalence
     if len(rows) > 1:
-        rows.append(
-            ("all pairs", total.queries, total.hits, total.eligible, percent(total.rate),
-             percent(total.eligible_rate))
-        )  # fmt: skip
-    rows.append(
-        ("router, no gap", race.queries, race.hits, race.eligible, percent(race.rate),
-         percent(race.eligible_rate))
-    )  # fmt: skip
+        rows.append(_hits_row("all pairs", total))
+    rows.append(_hits_row(ROUTER, report.race.hits))
+    for name, phase in _phases(report):
+        if not phase.skipped:
+            rows.append(_hits_row(name, phase.hits))
     header = ("prefill → decode", "queries", "hits", "eligible", "hit rate", "eligible hit rate")
+    store = report.store
     lines = [
         table(header, rows),
         "",
@@ -143,9 +139,11 @@ def check_view(report: CheckReport) -> str:
         f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
         f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
         f"largest log-probability difference {same.max_logprob_diff:.4f}",
-        f"Redis: {_told(report.store.keys_before)} → {_told(report.store.keys_after)} keys, "
-        f"{_bytes(report.store.used_memory_bytes)} used, "
-        f"{_told(report.store.evicted_keys)} evicted",
+        *_asides(report),
+        f"Redis: {_told(store.keys_before)} → {_told(store.keys_after)} keys, "
+        f"{_bytes(store.used_memory_bytes)} of {_limit(store.max_memory_bytes)} used, "
+        f"{_told(store.evicted_keys)} evicted; "
+        f"{_told(store.keys_removed)} keys of the check removed",
         *([_path_line(report.path)] if report.path else []),
         "",
         f"check {'passed' if report.passed else 'FAILED'} in {report.seconds:.1f} s",
@@ -154,6 +152,48 @@ def check_view(report: CheckReport) -> str:
     for cause in report.diagnosis:
         lines += [f"  cause: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
     return "\n".join(lines)
+
+
+def runs_view(reports: Sequence[CheckReport]) -> str:
+    """Return what became of a check that was repeated."""
+    passed = sum(report.passed for report in reports)
+    slowest = max(report.seconds for report in reports)
+    said = f"{passed} of {len(reports)} runs passed; the slowest took {slowest:.1f} s"
+    failed = [str(number) for number, report in enumerate(reports, 1) if not report.passed]
+    return said + (f"; failed: {', '.join(failed)}" if failed else "")
+
+
+def _hits_row(name: str, hits: Hits) -> tuple[object, ...]:
+    return (
+        name, hits.queries, hits.hits, hits.eligible, percent(hits.rate),
+        percent(hits.eligible_rate),
+    )  # fmt: skip
+
+
+def _phases(report: CheckReport) -> list[tuple[str, Phase]]:
+    found = ((TURNS, report.turns), (DECODE_REUSE, report.decode_reuse), (BURST, report.burst))
+    return [(name, phase) for name, phase in found if phase]
+
+
+def _asides(report: CheckReport) -> Iterator[str]:
+    """Yield what was left out, and what blurs a number."""
+    if report.burst and not report.burst.skipped:
+        yield f"Burst: {report.burst.requests} requests, {report.burst.failed} failed"
+    for name, phase in _phases(report):
+        if phase.skipped:
+            yield f"Left out: {name}, since {phase.skipped}"
+    blurred = [name for name, phase in [(ROUTER, report.race), *_phases(report)] if phase.blurred]
+    if blurred:
+        yield f"Blurred by others' requests, and not judged: the hits of {', '.join(blurred)}"
+    if report.others:
+        yield (
+            f"Others: {report.others} requests were served meanwhile; the pairs' hits are the "
+            "check's own all the same, Redis' numbers everybody's"
+        )
+
+
+def _limit(most: int | None) -> str:
+    return "unlimited" if most == 0 else _bytes(most)
 
 
 def _told(number: int | None) -> str:

@@ -18,6 +18,7 @@ EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 LOCAL_QUERIES = "vllm:prefix_cache_queries"
 LOCAL_HITS = "vllm:prefix_cache_hits"
+FINISHED = "vllm:request_success"
 
 
 class ApiError(Exception):
@@ -87,13 +88,25 @@ class EngineApi:
         with _understanding("/v1/models"):
             return int(answer["data"][0]["max_model_len"])
 
-    def complete(self, model: str, prompt: Sequence[int], *, max_tokens: int) -> Answer:
+    def complete(
+        self,
+        model: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        tag: str = "",
+        salt: str = "",
+    ) -> Answer:
         """Complete token ids greedily, with the five likeliest tokens at each step.
+
+        Args:
+            tag: becomes a part of the keys of the prompt's KV, by LMCache; the router drops it.
+            salt: keeps the prompt's KV from requests with another, by vLLM.
 
         Raises:
             ApiError: no answer, or not 200.
         """
-        body = {
+        body: dict[str, Any] = {
             "model": model,
             "prompt": list(prompt),
             "max_tokens": max_tokens,
@@ -101,14 +114,19 @@ class EngineApi:
             "logprobs": 5,
             "ignore_eos": True,
             "return_tokens_as_token_ids": True,
+            **({"kv_transfer_params": {"lmcache.tag.pdkit": tag}} if tag else {}),
+            **({"cache_salt": salt} if salt else {}),
         }
         answer = self._post("/v1/completions", body)
         with _understanding("/v1/completions"):
-            logprobs = answer["choices"][0]["logprobs"]
+            logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
+            # Left out by some versions where there were none.
+            details = usage.get("prompt_tokens_details") or {}
             return Answer(
                 tuple(logprobs["tokens"]),
                 tuple(dict(step) for step in logprobs["top_logprobs"]),
-                int(answer["usage"]["prompt_tokens"]),
+                int(usage["prompt_tokens"]),
+                int(details.get("cached_tokens") or 0),
             )
 
     def cache_counters(self) -> CacheCounters:
@@ -136,6 +154,14 @@ class EngineApi:
             ApiError: no answer.
         """
         return StorePath.read(self._metrics())
+
+    def finished_requests(self) -> int:
+        """Return how many requests the engine has finished since its start.
+
+        Raises:
+            ApiError: no answer.
+        """
+        return int(sum(s.value for s in self._metrics() if s.name == f"{FINISHED}_total"))
 
     def _metrics(self) -> list[Sample]:
         from prometheus_client.parser import text_string_to_metric_families

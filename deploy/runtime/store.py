@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from deploy.runtime.secrets import Secret
 
 _TIMEOUT_S = 2.0
+_SCAN_COUNT = 1000
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,40 @@ class Store(Protocol):
         """Return a reading, or None if Redis does not answer."""
         ...
 
+    def count_marked(self, mark: str) -> int | None:
+        """Return how many keys contain a mark; None where Redis does not tell."""
+        ...
+
+    def remove_marked(self, mark: str) -> int | None:
+        """Remove the keys that contain a mark, and those that are the same but for it.
+
+        A key is made of parts that begin with '@'; the mark is the beginning of one. Returns how
+        many were removed; None where Redis does not let its user do that.
+        """
+        ...
+
     def close(self) -> None: ...
+
+
+def plain_twin(key: bytes, mark: bytes) -> bytes:
+    """Return a key without the part that a mark begins."""
+    before, _, after = key.partition(mark)
+    return before + b"".join(after.partition(b"@")[1:])
+
+
+def marked(client: Any, mark: str) -> Iterator[list[bytes]]:
+    """Yield the keys of a server that contain a mark of letters, digits and '@%-'."""
+    cursor = None
+    while cursor != 0:
+        cursor, keys = client.scan(cursor or 0, match=f"*{mark}*", count=_SCAN_COUNT)
+        yield keys
+
+
+def remove_marked(client: Any, mark: str, unlink: Callable[[list[bytes]], int]) -> int:
+    """Remove what a server has of marked keys, and their twins wherever `unlink` finds them."""
+    found = sorted({key for keys in marked(client, mark) for key in keys})
+    twins = {plain_twin(key, mark.encode()) for key in found}
+    return unlink([*found, *sorted(twins)]) if found else 0
 
 
 def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> StoreStats:
@@ -128,6 +162,20 @@ class SocketStore:
         """Return a reading, or None if Redis does not answer."""
         try:
             return server_stats(self._client)
+        except self._errors:
+            return None
+
+    def count_marked(self, mark: str) -> int | None:
+        """Return how many keys contain a mark; None where Redis does not answer."""
+        try:
+            return len({key for keys in marked(self._client, mark) for key in keys})
+        except self._errors:
+            return None
+
+    def remove_marked(self, mark: str) -> int | None:
+        """Remove marked keys and their twins (see `Store`); None where Redis does not answer."""
+        try:
+            return remove_marked(self._client, mark, lambda keys: int(self._client.unlink(*keys)))
         except self._errors:
             return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.planning.redis_url import Node, RedisUrl
-from deploy.runtime.store import StoreStats, server_stats
+from deploy.runtime.store import StoreStats, marked, remove_marked, server_stats
 
 _TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
@@ -115,6 +115,34 @@ class UrlStore:
             for key in keys:  # one by one: those of a cluster lie in different slots
                 pipe.unlink(key)
             removed += sum(pipe.execute()) if keys else 0
+        return removed
+
+    def count_marked(self, mark: str) -> int | None:
+        """Return how many keys contain a mark; None where Redis does not tell its user."""
+        try:
+            return sum(
+                len({key for keys in marked(client, mark) for key in keys})
+                for client in self._servers()
+            )
+        except self._errors:
+            return None
+
+    def remove_marked(self, mark: str) -> int | None:
+        """Remove marked keys and their twins (see `Store`); None where its user may not."""
+        try:
+            return sum(remove_marked(client, mark, self._unlink) for client in self._servers())
+        except self._errors:
+            return None
+
+    def _unlink(self, keys: list[bytes]) -> int:
+        """Remove keys one by one: those of a cluster lie in different slots, on any server."""
+        removed = 0
+        for client in self._servers():
+            pipe = client.pipeline(transaction=False)
+            for key in keys:
+                pipe.unlink(key)
+            answers = pipe.execute(raise_on_error=False)
+            removed += sum(answer for answer in answers if isinstance(answer, int))
         return removed
 
     @property

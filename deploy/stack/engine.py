@@ -35,6 +35,8 @@ def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout)
         "--tensor-parallel-size", str(plan.tp),
         *_given("--gpu-memory-utilization", plan.gpu_share),
         *_given("--kv-cache-memory-bytes", plan.kv_cache_bytes),
+        # Answers say how many of their prompt's tokens were found in a cache: `check` needs it.
+        "--enable-prompt-tokens-details",
         *(("--middleware", _STORE_BARRIER) if engine.role == "producer" else ()),
         "--kv-transfer-config", json.dumps(kv_transfer_config(engine.role, plan), sort_keys=True),
         *plan.vendor.engine_args,

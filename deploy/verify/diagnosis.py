@@ -25,7 +25,8 @@ class Evidence:
         missed: some eligible tokens were not loaded.
         mismatched: some answers differ.
         bypassed: the router sent prompts to no producer.
-        blurred: others' requests moved the counters.
+        too_short: why no prompt can have a whole chunk.
+        restarted: engines that were started anew during the check.
         path: what went to and from Redis during the check; None where the kit does not count it.
         redis_brought: Redis is the user's own, and has no log here.
         disabled_by_spec: fixes are switched off by the stack's own settings, and no shell's.
@@ -44,7 +45,8 @@ class Evidence:
     missed: bool
     mismatched: bool
     bypassed: bool = False
-    blurred: bool = False
+    too_short: str = ""
+    restarted: Sequence[str] = ()
     redis_brought: bool = False
     disabled_by_spec: bool = False
     path: StorePath | None = None
@@ -52,9 +54,14 @@ class Evidence:
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
     """Return the causes that the evidence supports, likeliest first; none for a healthy stack."""
-    if evidence.blurred:
-        return [_others(evidence)]
-    wrong = (evidence.missed, evidence.mismatched, evidence.failed_requests, evidence.bypassed)
+    wrong = (
+        evidence.missed,
+        evidence.mismatched,
+        evidence.failed_requests,
+        evidence.bypassed,
+        evidence.too_short,
+        evidence.restarted,
+    )
     if not any(wrong) and not _lost(evidence.path):
         return []
     found = [cause for rule in _RULES if (cause := rule(evidence))]
@@ -179,11 +186,24 @@ def _router(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _others(evidence: Evidence) -> Diagnosis:
+def _short_prompts(evidence: Evidence) -> Diagnosis | None:
+    if not evidence.too_short:
+        return None
     return Diagnosis(
-        "traffic",
-        "the stack served other requests during the check, which moved the same counters",
-        f"deploy check --name {evidence.stack}, while nobody else uses the stack",
+        "prompt_under_chunk",
+        evidence.too_short,
+        f"set a smaller lmcache.chunk_size in deploy.yaml; deploy down --name {evidence.stack}; "
+        f"deploy up --name {evidence.stack}",
+    )
+
+
+def _restarts(evidence: Evidence) -> Diagnosis | None:
+    if not evidence.restarted:
+        return None
+    return Diagnosis(
+        "engine_restarted",
+        f"{_join(evidence.restarted)} died during the check and was started anew",
+        f"deploy logs {evidence.restarted[0]} --name {evidence.stack}",
     )
 
 
@@ -217,12 +237,14 @@ def _join(names: Sequence[str]) -> str:
 
 # Likeliest first.
 _RULES = (
+    _short_prompts,
     _store,
     _fixes,
     _hash_seeds,
     _lost_keys,
     _refused,
     _store_fails,
+    _restarts,
     _requests,
     _router,
     _nothing_stored,

@@ -20,11 +20,14 @@ class Answer:
             of different tokens can be equal, such as those of halves of a character.
         top_logprobs: for each step, the log-probabilities of the likeliest tokens.
         prompt_tokens: tokens of the prompt, as the engine counted them.
+        cached_tokens: tokens of the prompt that the engine did not compute, because they were in
+            its own prefix cache or in the store.
     """
 
     tokens: Sequence[str]
     top_logprobs: Sequence[Mapping[str, float]]
     prompt_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deploy.verify.equivalence import Answer, compare
-from deploy.verify.report import EngineHealth, Equivalence, Hits, PairResult
+from deploy.verify.report import (
+    BURST,
+    DECODE_REUSE,
+    ENGINES,
+    EQUIVALENCE,
+    PROMPTS,
+    ROUTER,
+    STORE,
+    TURNS,
+    Counted,
+    EngineHealth,
+    Equivalence,
+    Failure,
+    Hits,
+    PairResult,
+    Phase,
+)
 from deploy.verify.store_path import StorePath
 
 
@@ -20,13 +36,19 @@ class Findings:
             A chunk takes as many keys as its format has parts. None where nobody tells.
         bypassed: prompts through the router that no producer saw.
         not_recomputed: producers whose answer was to be the reference, and came from the store.
-        blurred: prompts whose counters others' requests moved as well, time and again.
+        counted: what vLLM counted while the pairs were checked.
+        others: requests of others during the check.
         path: what went to and from Redis meanwhile; None where the kit does not count it.
         failed: service → what it answered instead of a completion.
+        too_short: why no prompt can have a whole chunk; "" where it can.
+        restarted: engines that were started anew during the check.
     """
 
     pairs: list[PairResult] = field(default_factory=list)
-    race: Hits = field(default_factory=Hits)
+    race: Phase = field(default_factory=Phase)
+    turns: Phase | None = None
+    decode_reuse: Phase | None = None
+    burst: Phase | None = None
     compared: int = 0
     mismatched: int = 0
     max_logprob_diff: float = 0.0
@@ -34,9 +56,12 @@ class Findings:
     stored_keys: int | None = 0
     bypassed: int = 0
     not_recomputed: set[str] = field(default_factory=set)
-    blurred: int = 0
+    counted: Counted = field(default_factory=Counted)
+    others: int = 0
     path: StorePath | None = None
     failed: dict[str, str] = field(default_factory=dict)
+    too_short: str = ""
+    restarted: list[str] = field(default_factory=list)
 
     def add_stored(self, keys: int | None) -> None:
         """Count keys that were stored; None where nobody tells."""
@@ -56,43 +81,92 @@ class Findings:
 
     @property
     def missed(self) -> bool:
-        """Whether some pair loaded something else than what was eligible."""
-        return any(not pair.complete for pair in self.pairs)
+        """Whether something else was loaded than what was eligible."""
+        phases = [phase for phase in (self.race, self.turns, self.decode_reuse) if phase]
+        return any(not pair.complete for pair in self.pairs) or any(
+            phase.hits.hits < phase.hits.eligible for phase in phases if not phase.blurred
+        )
+
+    @property
+    def miscounted(self) -> bool:
+        """Whether vLLM, asked by nobody else, counted other hits than its answers told."""
+        told = sum(pair.hits.hits for pair in self.pairs)
+        return not (self.counted.others or self.failed) and self.counted.hits != told
 
 
 def failures(
-    found: Findings, engines: Sequence[EngineHealth], *, store_answers: bool
-) -> Iterator[str]:
-    """Yield a sentence for each thing that is not as it must be; none for a sound stack."""
+    found: Findings,
+    engines: Sequence[EngineHealth],
+    *,
+    store_answers: bool,
+    least: float = 1.0,
+) -> Iterator[Failure]:
+    """Yield each thing that is not as it must be; none for a sound stack.
+
+    Args:
+        least: the eligible hit rate that must be reached; 1 asks for exactly what is eligible.
+    """
+    if found.too_short:
+        yield Failure(PROMPTS, found.too_short)
     for pair in found.pairs:
-        if not pair.complete:
-            yield (
-                f"{pair.producer} → {pair.consumer}: {pair.hits.hits} of {pair.hits.eligible} "
-                "eligible tokens were loaded from the store"
-            )
-    if found.mismatched:
-        yield f"{found.mismatched} of {found.compared} answers differ from recomputed ones"
-    for name in sorted(found.not_recomputed):
-        yield f"{name} loaded from the store what it was to compute, so no answer was compared"
+        if not pair.complete and not 1.0 > least <= pair.hits.eligible_rate <= 1.0:
+            yield Failure(pair.name, f"{pair.name}: {_loaded(pair.hits)}")
+    phases = ((ROUTER, found.race), (TURNS, found.turns), (DECODE_REUSE, found.decode_reuse))
+    for name, phase in phases:
+        judged = phase and phase.hits.eligible and not phase.blurred
+        if phase and judged and phase.hits.eligible_rate < least:
+            yield Failure(name, f"{name}: {_loaded(phase.hits)}")
+    if found.burst and found.burst.failed:
+        yield Failure(
+            BURST, f"{found.burst.failed} of {found.burst.requests} requests at once failed"
+        )
+    yield from _not_equivalent(found)
     if found.bypassed:
-        yield f"{found.bypassed} prompts through the router reached no producer"
-    for name, answer in found.failed.items():
-        yield f"{name} did not answer: {answer}"
-    for engine in engines:
-        if not engine.healthy:
-            yield f"{engine.name} is not healthy"
+        yield Failure(ROUTER, f"{found.bypassed} prompts through the router reached no producer")
+    yield from _sick(found, engines)
     if not store_answers:
-        yield "Redis does not answer"
-    elif found.stored_keys == 0:
-        yield "no key was added to Redis"
+        yield Failure(STORE, "Redis does not answer")
+    elif found.stored_keys == 0 and not found.too_short:
+        yield Failure(STORE, "no key was added to Redis")
     if found.path:
         yield from _lost(found.path)
-    if found.blurred:
-        yield "requests of others moved the counters during the check, so hits cannot be told apart"
 
 
-def _lost(path: StorePath) -> Iterator[str]:
+def _loaded(hits: Hits) -> str:
+    return f"{hits.hits} of {hits.eligible} eligible tokens were loaded from the store"
+
+
+def _not_equivalent(found: Findings) -> Iterator[Failure]:
+    if found.mismatched:
+        yield Failure(
+            EQUIVALENCE,
+            f"{found.mismatched} of {found.compared} answers differ from recomputed ones",
+        )
+    for name in sorted(found.not_recomputed):
+        yield Failure(
+            EQUIVALENCE,
+            f"{name} loaded from the store what it was to compute, so no answer was compared",
+        )
+    if found.miscounted:
+        yield Failure(
+            EQUIVALENCE,
+            f"vLLM's counters say that {found.counted.hits} tokens were loaded by the pairs' "
+            f"consumers, its answers say {sum(pair.hits.hits for pair in found.pairs)}",
+        )
+
+
+def _sick(found: Findings, engines: Sequence[EngineHealth]) -> Iterator[Failure]:
+    for name, answer in found.failed.items():
+        yield Failure(ENGINES, f"{name} did not answer: {answer}")
+    for name in found.restarted:
+        yield Failure(ENGINES, f"{name} was started anew during the check")
+    for engine in engines:
+        if not engine.healthy:
+            yield Failure(ENGINES, f"{engine.name} is not healthy")
+
+
+def _lost(path: StorePath) -> Iterator[Failure]:
     if path.refused:
-        yield f"{path.refused:.0f} values in Redis were not what was stored"
+        yield Failure(STORE, f"{path.refused:.0f} values in Redis were not what was stored")
     if path.left_out:
-        yield f"{path.left_out:.0f} chunks were not stored"
+        yield Failure(STORE, f"{path.left_out:.0f} chunks were not stored")

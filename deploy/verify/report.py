@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.verify.store_path import StorePath
+
+# What is checked beside the pairs, as people and JUnit files name it.
+PROMPTS = "prompts"
+ROUTER = "router, no gap"
+TURNS = "several turns"
+DECODE_REUSE = "decode reuse"
+BURST = "burst"
+EQUIVALENCE = "equivalence"
+STORE = "redis"
+ENGINES = "engines"
 
 
 @dataclass(frozen=True)
@@ -46,9 +56,66 @@ class PairResult:
     hits: Hits
 
     @property
+    def name(self) -> str:
+        return f"{self.producer} → {self.consumer}"
+
+    @property
     def complete(self) -> bool:
         """Exactly what is eligible was loaded; more would be as wrong as less."""
         return self.hits.eligible > 0 and self.hits.hits == self.hits.eligible
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Prompts of one kind beside the pairs.
+
+    Attributes:
+        failed: of the requests, those that were not answered.
+        skipped: why there were none; "" where there were.
+        blurred: others' requests moved the counters that tell the hits.
+    """
+
+    hits: Hits = Hits()
+    requests: int = 0
+    failed: int = 0
+    skipped: str = ""
+    blurred: bool = False
+
+    def __add__(self, other: Phase) -> Phase:
+        return Phase(
+            self.hits + other.hits,
+            self.requests + other.requests,
+            self.failed + other.failed,
+            blurred=self.blurred or other.blurred,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.skipped:
+            return {"skipped": self.skipped}
+        return {
+            "requests": self.requests,
+            "failed": self.failed,
+            "eligible": self.hits.eligible,
+            "hits": self.hits.hits,
+            "eligible_rate": round(self.hits.eligible_rate, 6),
+            "blurred": self.blurred,
+        }
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What vLLM itself counted on the consumers meanwhile, in tokens.
+
+    Attributes:
+        queries, hits: of the store: prefix cache queries are the tokens an engine had not itself.
+        local_hits: tokens that engines had in their own prefix caches.
+        others: requests of others that engines finished meanwhile, whose tokens are among it.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    local_hits: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,12 +129,20 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class StoreUse:
-    """How a check filled Redis, everybody's keys counted; None is what Redis does not tell."""
+    """How a check filled Redis, everybody's keys counted; None is what Redis does not tell.
+
+    Attributes:
+        keys_after: when all prompts were answered, before the check removed its own keys.
+        max_memory_bytes: 0 where there is no limit.
+        keys_removed: the check's own.
+    """
 
     keys_before: int | None = 0
     keys_after: int | None = 0
     used_memory_bytes: int | None = 0
+    max_memory_bytes: int | None = 0
     evicted_keys: int | None = 0
+    keys_removed: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -87,37 +162,75 @@ class Diagnosis:
     hint: str
 
 
+class Failure(NamedTuple):
+    """What was asked for and not found: which item of the check, and a sentence."""
+
+    item: str
+    sentence: str
+
+
 @dataclass(frozen=True)
 class CheckReport:
     """The whole finding.
 
     Attributes:
         race: prompts sent through the router, whose decode follows its prefill at once.
+        turns, decode_reuse, burst: None where the check was a quick one, or the stack does not keep
+            what it decodes.
         path: what the engines moved to and from Redis meanwhile, for whomever; None where LMCache's
             own client moves it.
-        failures: what was asked for and not found, a sentence each; empty if the check passed.
+        others: requests of others that engines finished during the check.
+        failed: empty if the check passed.
     """
 
     pairs: Sequence[PairResult]
-    race: Hits
+    race: Phase
     equivalence: Equivalence
     store: StoreUse
     path: StorePath | None
     engines: Sequence[EngineHealth]
-    failures: Sequence[str]
+    failed: Sequence[Failure]
     diagnosis: Sequence[Diagnosis]
     seconds: float
+    turns: Phase | None = None
+    decode_reuse: Phase | None = None
+    burst: Phase | None = None
+    counted: Counted = Counted()
+    others: int = 0
 
     @property
     def passed(self) -> bool:
-        return not self.failures
+        return not self.failed
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each thing that was asked for and not found."""
+        return [failure.sentence for failure in self.failed]
 
     @property
     def total(self) -> Hits:
         return sum((pair.hits for pair in self.pairs), Hits())
 
+    @property
+    def items(self) -> dict[str, list[str]]:
+        """Everything that was checked, each with the sentences of what failed of it."""
+        phases = {TURNS: self.turns, DECODE_REUSE: self.decode_reuse, BURST: self.burst}
+        names = [
+            *(pair.name for pair in self.pairs),
+            ROUTER,
+            *(name for name, phase in phases.items() if phase and not phase.skipped),
+            EQUIVALENCE,
+            STORE,
+            ENGINES,
+        ]
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for item, sentence in self.failed:
+            found.setdefault(item, []).append(sentence)
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         total = self.total
+        phases = {"turns": self.turns, "decode_reuse": self.decode_reuse, "burst": self.burst}
         return {
             "passed": self.passed,
             "hit_rate": {
@@ -127,6 +240,7 @@ class CheckReport:
                 "eligible": total.eligible,
                 "eligible_rate": round(total.eligible_rate, 6),
             },
+            "counted": asdict(self.counted),
             "pairs": [
                 {
                     "producer": pair.producer,
@@ -139,10 +253,12 @@ class CheckReport:
             ],
             "store_race": {
                 "gap_s": 0,
-                "eligible": self.race.eligible,
-                "hits": self.race.hits,
-                "eligible_rate": round(self.race.eligible_rate, 6),
+                "eligible": self.race.hits.eligible,
+                "hits": self.race.hits.hits,
+                "eligible_rate": round(self.race.hits.eligible_rate, 6),
+                "blurred": self.race.blurred,
             },
+            **{name: phase.as_dict() if phase else None for name, phase in phases.items()},
             "equivalence": {
                 **asdict(self.equivalence),
                 "max_logprob_diff": _finite(self.equivalence.max_logprob_diff),
@@ -150,7 +266,8 @@ class CheckReport:
             "redis": asdict(self.store),
             "store_path": self.path.as_dict() if self.path else None,
             "engines": [asdict(engine) for engine in self.engines],
-            "failures": list(self.failures),
+            "others_requests": self.others,
+            "failures": self.failures,
             "diagnosis": [asdict(cause) for cause in self.diagnosis],
             "seconds": round(self.seconds, 2),
         }

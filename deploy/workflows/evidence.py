@@ -23,7 +23,16 @@ def engine_health(running: RunningStack) -> list[EngineHealth]:
     ]
 
 
-def store_use(before: StoreStats | None, after: StoreStats | None) -> StoreUse:
+def service_starts(running: RunningStack) -> dict[str, str]:
+    """Return what changes for a service when it is started anew, by the services' names."""
+    launcher = running.launcher
+    return {
+        name: f"{launcher.restarts(record)} {launcher.pid(record)}"
+        for name, record in running.state.services.items()
+    }
+
+
+def store_use(before: StoreStats | None, after: StoreStats | None, removed: int | None) -> StoreUse:
     """Return how the check filled Redis; zeros where it did not answer."""
     if before is None or after is None:
         return StoreUse()
@@ -31,7 +40,9 @@ def store_use(before: StoreStats | None, after: StoreStats | None) -> StoreUse:
         before.keys,
         after.keys,
         after.used_memory_bytes,
+        after.max_memory_bytes,
         _grown(before.evicted_keys, after.evicted_keys),
+        removed,
     )
 
 
@@ -60,7 +71,8 @@ def gather_evidence(
         missed=found.missed,
         mismatched=bool(found.mismatched),
         bypassed=bool(found.bypassed),
-        blurred=bool(found.blurred),
+        too_short=found.too_short,
+        restarted=found.restarted,
         path=found.path,
         redis_brought=running.prepared.plan.redis_brought,
         disabled_by_spec="PDKIT_DISABLE_FIXES" in running.prepared.spec.engine.env,

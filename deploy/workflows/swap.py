@@ -25,7 +25,12 @@ from deploy.runtime.process.sessions import boot_id
 from deploy.runtime.state import StackState
 from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
-from deploy.workflows.check import check_stack, renew_store_connections, require_answers
+from deploy.workflows.check import (
+    CheckOptions,
+    check_stack,
+    renew_store_connections,
+    require_answers,
+)
 from deploy.workflows.facts import facts_here, without_held_gpus
 from deploy.workflows.generations import (
     engine_image,
@@ -223,7 +228,9 @@ class _Exchange:
             took = self._start.run(missing)
             self.down_s = time.monotonic() - down_since
             self._renew_connections(took)
-            checked = check_stack(self._home, self._running.stack.name, self._report)
+            checked = check_stack(
+                self._home, self._running.stack.name, self._report, CheckOptions(quick=True)
+            )
             if not checked.passed:
                 raise CheckFailed(checked.failures[0])
             self._start.save(with_outcome(self._start.state, "good"))
@@ -237,7 +244,7 @@ class _Exchange:
         """Let engines that went on running find a Redis that did not."""
         engines = {engine.name for engine in self._start.prepared.plan.engines}
         if "redis" in took and engines - took.keys():
-            renew_store_connections(require_stack(self._home, self._running.stack.name))
+            renew_store_connections(self._home, require_stack(self._home, self._running.stack.name))
 
     def _stop_old(self) -> None:
         """Stop the services that the new plan runs differently or not at all."""

@@ -16,7 +16,7 @@ from deploy.runtime.process.sessions import boot_id
 from deploy.runtime.state import StackState
 from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
-from deploy.workflows.check import check_stack, renew_store_connections
+from deploy.workflows.check import CheckOptions, check_stack, renew_store_connections
 from deploy.workflows.facts import facts_here, with_images
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.generations import following, new_state, with_outcome
@@ -104,8 +104,8 @@ def bring_up(
         if not check:
             return result, None
         if result.outlived_redis:
-            renew_store_connections(result.running)
-        checked = check_stack(home, spec.name, report)
+            renew_store_connections(home, result.running)
+        checked = check_stack(home, spec.name, report, CheckOptions(quick=True))
         if checked.passed:
             start.save(with_outcome(start.state, "good"))
         return result, checked

@@ -16,13 +16,12 @@ from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
-from deploy.cli.shared import load_source, named_spec, progress, stack_name
-from deploy.errors import CheckFailed, RedisUnreachable, StackUnhealthy, UsageError
+from deploy.cli.shared import check_errors, load_source, named_spec, progress, stack_name
+from deploy.errors import RedisUnreachable, StackUnhealthy, UsageError
 
 if TYPE_CHECKING:
     from deploy.config.spec import StackSpec
     from deploy.runtime.home import Home
-    from deploy.verify.report import CheckReport
     from deploy.workflows.prepare import Prepared
 
 _WATCH_S = 2.0
@@ -80,7 +79,7 @@ def up(
     text = up_view(result, total_s)
     if checked:
         text = f"{check_view(checked)}\n\n{text}"
-    return Answer("up", data, text, _check_errors(checked, name))
+    return Answer("up", data, text, check_errors(checked, name))
 
 
 @app.command()
@@ -247,20 +246,6 @@ def down(
     return Answer("down", asdict(result), down_view(result), errors)
 
 
-@app.command()
-def check(*, name: Name = None, json: Json = False) -> Answer:
-    """Prove on the running stack that KV crosses, completely and rightly."""
-    from deploy.output.views import check_view
-    from deploy.runtime.home import Home
-    from deploy.runtime.lock import stack_lock
-    from deploy.workflows.check import check_stack
-
-    home, chosen = Home.from_environ(), stack_name(name)
-    with stack_lock(home.lock_file(chosen), chosen):
-        report = check_stack(home, chosen, progress())
-    return Answer("check", report.as_dict(), check_view(report), _check_errors(report, chosen))
-
-
 def _prepare(
     spec: StackSpec,
     inventory: Path | None,
@@ -283,10 +268,3 @@ def _plan_answer(command: str, prepared: Prepared) -> Answer:
     from deploy.output.views import plan_data, plan_view
 
     return Answer(command, plan_data(prepared), plan_view(prepared))
-
-
-def _check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
-    if report is None or report.passed:
-        return []
-    hint = report.diagnosis[0].hint if report.diagnosis else f"deploy logs --name {name}"
-    return [CheckFailed(report.failures[0], hint=hint)]

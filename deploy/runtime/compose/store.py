@@ -10,7 +10,29 @@ from deploy.runtime.store import StoreStats, stats_from
 from deploy.stack.layout import SECRETS
 
 # The password goes from its file to redis-cli's input: arguments and environments could be seen.
-_LOG_IN = f"printf 'AUTH '; cat {SECRETS}/redis_password"
+_ASK = f"{{ printf 'AUTH '; cat {SECRETS}/redis_password; printf '%s\\n' \"$@\"; }} | redis-cli"
+
+# Finds the keys that contain ARGV[1], in one question: each is a command in the container. A stack
+# of containers has no more than some ten thousand of them.
+_SCAN = (
+    "local found, cursor = {}, '0' "
+    "repeat "
+    "local page = redis.call('SCAN', cursor, 'MATCH', '*' .. ARGV[1] .. '*', 'COUNT', 1000) "
+    "cursor = page[1] "
+    "for _, key in ipairs(page[2]) do found[#found + 1] = key end "
+    "until cursor == '0'"
+)
+# `store.plain_twin`, for each of them.
+_REMOVE = (
+    "local removed = 0 "
+    "for _, key in ipairs(found) do "
+    "local first, last = string.find(key, ARGV[1], 1, true) "
+    "local rest = string.find(key, '@', last + 1, true) "
+    "local twin = string.sub(key, 1, first - 1) .. (rest and string.sub(key, rest) or '') "
+    "removed = removed + redis.call('UNLINK', key) + redis.call('UNLINK', twin) "
+    "end "
+    "return removed"
+)
 
 
 class ContainerStore:
@@ -38,6 +60,18 @@ class ContainerStore:
         except (KeyError, ValueError):
             return None
 
+    def count_marked(self, mark: str) -> int | None:
+        """Return how many keys contain a mark, or None if Redis does not answer."""
+        return self._number(f'EVAL "{_SCAN} return #found" 0 {mark}')
+
+    def remove_marked(self, mark: str) -> int | None:
+        """Remove marked keys and their twins (see `Store`); None if Redis does not answer."""
+        return self._number(f'EVAL "{_SCAN} {_REMOVE}" 0 {mark}')
+
+    def _number(self, command: str) -> int | None:
+        lines = self._ask(command).split()
+        return int(lines[-1]) if len(lines) == 2 and lines[-1].isdigit() else None
+
     def close(self) -> None:
         """Do nothing: every question is a command of its own."""
 
@@ -48,11 +82,8 @@ class ContainerStore:
 
         if self._container is None:
             return ""
-        lines = "\\n".join(commands)
         try:
-            code, output = self._container.exec_run(
-                ("sh", "-c", f"{{ {_LOG_IN}; printf '{lines}\\n'; }} | redis-cli")
-            )
+            code, output = self._container.exec_run(("sh", "-c", _ASK, "sh", *commands))
         except (DockerException, RequestException):
             return ""
         return output.decode("utf-8", "replace") if code == 0 else ""

@@ -1,0 +1,80 @@
+"""The keys of a check: marked, so that they can be told from others' and be removed.
+
+Prompts that a check sends to engines themselves carry a tag, which LMCache makes part of their
+keys. The router drops it. What goes through the router is therefore also sent to an engine with a
+tag, before: its chunks have the same hashes, so that a marked key tells the name of its plain twin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploy.runtime.home import Home
+from deploy.runtime.store import Store
+
+# What the guard reads where nothing is left to do.
+DONE = b"done"
+_TAG = "pdkit"
+_PATIENCE_S = 20.0
+
+
+class CheckKeys:
+    """What marks the keys of one run of a check."""
+
+    def __init__(self) -> None:
+        self.run = f"check-{secrets.token_hex(4)}"
+        self._tags = 0
+
+    def new_tag(self) -> str:
+        """Return a tag of this run that no prompt had before."""
+        self._tags += 1
+        return f"{self.run}-{self._tags}"
+
+    def count(self, store: Store, tag: str) -> int | None:
+        """Return how many keys have a tag; None where the store does not tell."""
+        # Between two of a key's parts, so that no tag is the beginning of another.
+        return store.count_marked(f"{mark(tag)}@")
+
+    def remove(self, store: Store) -> int | None:
+        """Remove the keys of this run, and their twins; return how many, or None."""
+        return store.remove_marked(mark(self.run))
+
+
+def mark(tag: str) -> str:
+    """Return what the keys of a tag, or of all tags that begin with it, contain."""
+    return f"@{_TAG}%{tag}"
+
+
+@contextlib.contextmanager
+def guarded(home: Home, name: str, run: str) -> Iterator[None]:
+    """Have a process of its own remove the keys of a run if this one ends before it could.
+
+    It waits for a word on its input, and goes to work where that ends without one: whoever kills
+    this process closes it.
+    """
+    package = Path(__file__).resolve().parents[3]
+    guard = subprocess.Popen(
+        (sys.executable, "-m", "deploy.workflows.check.guard", str(home.state), str(home.cache),
+         name, run),
+        cwd=package,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what ends our group must not end it
+    )  # fmt: skip
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        assert guard.stdin is not None  # noqa: S101
+        with contextlib.suppress(BrokenPipeError):
+            guard.stdin.write(DONE if done else b"")
+            guard.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            guard.wait(_PATIENCE_S)

@@ -1,0 +1,234 @@
+"""What a check sends to a stack: each probe asks one question with prompts of its own.
+
+A probe adds what it saw to the session's findings. Requests that are not answered count as misses;
+what a probe cannot do on a stack is said, not failed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from deploy.runtime.engine_api import ApiError
+from deploy.verify.eligible import eligible_tokens
+from deploy.verify.equivalence import Answer
+from deploy.verify.report import Hits, PairResult, Phase
+from deploy.workflows.check.session import ANSWER_TOKENS, Session
+
+_CUT_TAIL = 8  # fresh tokens after a cut
+_ROUTER_PROMPTS = 2
+_ATTEMPTS = 3  # where others' requests moved the counters as well
+_TURNS = 3
+_USERS = 8
+
+
+def lengths(session: Session) -> tuple[int, ...]:
+    """Return the lengths of prompts in tokens: one ends within a chunk, one with a chunk.
+
+    Empty where the model's context has no room for a chunk and an answer.
+    """
+    chunk, room = session.chunk, session.limit - ANSWER_TOKENS
+    if room < chunk:
+        return ()
+    return tuple(dict.fromkeys((min(4 * chunk + chunk // 3, room), min(2 * chunk, room))))
+
+
+def check_pair(session: Session, producer: str, consumer: str) -> None:
+    """Prefill on the producer, decode on the consumer; compare with what the producer computed."""
+    hits = Hits()
+    for number, length in enumerate(lengths(session)):
+        prompt, tag = session.fresh(length), session.keys.new_tag()
+        missed = _hits(session, length, 0)
+        try:
+            reference = session.computed(producer, prompt, tag)
+            session.await_chunks(tag, length // session.chunk)
+            answer = session.ask(consumer, prompt, tag=tag)
+        except ApiError:
+            hits += missed
+            continue
+        hits += _hits(session, length, answer.cached_tokens)
+        session.found.add_comparison(reference, answer)
+        if not number:
+            _compare_cuts(session, producer, consumer, prompt, tag)
+    session.found.pairs.append(PairResult(producer, consumer, hits))
+    session.report(f"{producer} → {consumer}: {_said(hits)}")
+
+
+def _compare_cuts(
+    session: Session, producer: str, consumer: str, prompt: Sequence[int], tag: str
+) -> None:
+    """Compare answers to the prompt's beginnings, each of which ends in another chunk's middle.
+
+    The whole prompt's attention adds up the same numbers wherever they lie: two chunks exchanged,
+    or the rows of one, show only where some of them are cut off. Both engines hold the blocks.
+    """
+    for start in range(0, len(prompt) - session.chunk + 1, session.chunk):
+        cut = [*prompt[: start + session.chunk // 2], *session.fresh(_CUT_TAIL)]
+        with suppress(ApiError):
+            reference = session.ask(producer, cut, tag=tag)
+            session.found.add_comparison(reference, session.ask(consumer, cut, tag=tag))
+
+
+def check_router(session: Session) -> None:
+    """Send prompts through the router, which decodes the moment its prefill answers.
+
+    The router passes on how much the producer had cached, so that the consumers' counters have to
+    tell what they loaded. What others blur is tried again.
+    """
+    found = session.found
+    producers = itertools.cycle(session.producers)
+    for length in lengths(session)[:1] * _ROUTER_PROMPTS:
+        for _ in range(_ATTEMPTS):
+            phase = _routed(session, length, next(producers))
+            if not phase.blurred:
+                break
+        found.race += phase
+    session.report(f"through the router: {_said(found.race.hits)}")
+
+
+def _routed(session: Session, length: int, producer: str) -> Phase:
+    prompt = session.fresh(length)
+    try:
+        reference = session.computed(producer, prompt, session.keys.new_tag())
+        prefilled, before = session.finished(session.producers), session.reading()
+        answer = session.ask(session.front, prompt)
+    except ApiError:
+        return Phase(_hits(session, length, 0), 1, 1)
+    counted = session.counted_since(before)
+    if not counted.hits and session.finished(session.producers) == prefilled:
+        session.found.bypassed += 1
+    session.found.add_comparison(reference, answer)
+    return Phase(_hits(session, length, counted.hits), 1, blurred=counted.others > 0)
+
+
+def check_turns(session: Session) -> None:
+    """Hold a conversation through the router: each turn's prompt has all that was said before."""
+    chunk = session.chunk
+    grown = chunk + chunk // 3 + (_TURNS - 1) * (ANSWER_TOKENS + 3 * chunk // 4)
+    # The last answer must end no chunk, which nobody would remove.
+    last = grown + (chunk // 4 - grown) % chunk
+    if last + ANSWER_TOKENS > session.limit:
+        session.found.turns = Phase(skipped=f"the model's context has {session.limit} tokens")
+        return
+    try:
+        turns = list(_conversation(session, last))
+        session.ask(session.producers[0], turns[-1][0], tag=session.keys.new_tag(), tokens=1)
+    except ApiError:
+        session.found.turns = Phase(requests=_TURNS, failed=_TURNS)
+        return
+    phase = Phase()
+    for prompt, reference in turns:
+        before = session.reading()
+        try:
+            answer = session.ask(session.front, prompt)
+        except ApiError:
+            phase += Phase(_hits(session, len(prompt), 0), 1, 1)
+            continue
+        counted = session.counted_since(before)
+        cached = counted.hits + counted.local_hits
+        hits = _hits(session, len(prompt), cached, own=True)
+        phase += Phase(hits, 1, blurred=counted.others > 0)
+        session.found.add_comparison(reference, answer)
+    session.found.turns = phase
+    session.report(f"a conversation of {_TURNS} turns: {_said(phase.hits)}")
+
+
+def _conversation(session: Session, last: int) -> Iterator[tuple[list[int], Answer]]:
+    """Yield every turn's prompt, and what a producer answers that shares its KV with nobody."""
+    chunk, salt = session.chunk, session.keys.new_tag()
+    prompt = session.fresh(chunk + chunk // 3)
+    for turn in range(_TURNS):
+        answer = session.ask(session.producers[0], prompt, salt=salt)
+        yield prompt, answer
+        said = [*prompt, *_ids(answer)]
+        wanted = last if turn == _TURNS - 2 else len(said) + 3 * chunk // 4
+        prompt = [*said, *session.fresh(max(1, wanted - len(said)))]
+
+
+def check_decode_reuse(session: Session) -> None:
+    """Have a consumer decode a chunk, and a producer load it as the next turn's beginning."""
+    chunk = session.chunk
+    prompt, tag = session.fresh(chunk + chunk // 2), session.keys.new_tag()
+    follow_up = len(prompt) + chunk + _CUT_TAIL
+    if follow_up + ANSWER_TOKENS > session.limit:
+        session.found.decode_reuse = Phase(skipped=f"the context has {session.limit} tokens")
+        return
+    try:
+        session.ask(session.producers[0], prompt, tag=tag, tokens=1)
+        decoded = session.ask(session.consumers[0], prompt, tag=tag, tokens=chunk)
+        session.await_chunks(tag, 2)
+        prompt = [*prompt, *_ids(decoded), *session.fresh(_CUT_TAIL)]
+        reference = session.ask(session.consumers[0], prompt, tag=tag)
+        answer = session.ask(session.producers[0], prompt, tag=tag)
+    except ApiError:
+        session.found.decode_reuse = Phase(Hits(0, 0, 2 * chunk), 4, 1)
+        return
+    # The whole chunks of what was said; the fresh tokens after it end none.
+    loaded = Hits(len(prompt), min(answer.cached_tokens, 2 * chunk), 2 * chunk)
+    session.found.add_comparison(reference, answer)
+    session.found.decode_reuse = Phase(loaded, 4)
+    session.report(f"decoded on {session.consumers[0]}, loaded again: {_said(loaded)}")
+
+
+def check_burst(session: Session) -> None:
+    """Have several users hold conversations at once, through the router."""
+    chunk = session.chunk
+    first, second = chunk + chunk // 3, 2 * chunk + chunk // 4
+    if second + ANSWER_TOKENS > session.limit:
+        session.found.burst = Phase(skipped=f"the model's context has {session.limit} tokens")
+        return
+    producers = itertools.cycle(session.producers)
+    try:
+        asked = [session.fresh(second) for _ in range(_USERS)]
+        references = [session.computed(next(producers), p, session.keys.new_tag()) for p in asked]
+    except ApiError:
+        session.found.burst = Phase(requests=2 * _USERS, failed=2 * _USERS)
+        return
+
+    def user(prompt: list[int]) -> list[Answer | None]:
+        answers: list[Answer | None] = []
+        for length in (first, second):
+            try:
+                answers.append(session.ask(session.front, prompt[:length]))
+            except ApiError:
+                answers.append(None)
+        return answers
+
+    before = session.reading()
+    with ThreadPoolExecutor(_USERS) as pool:
+        answers = list(pool.map(user, asked))
+    counted = session.counted_since(before)
+    for reference, (_, answer) in zip(references, answers, strict=True):
+        if answer is not None:
+            session.found.add_comparison(reference, answer)
+    failed = sum(answer is None for of_user in answers for answer in of_user)
+    eligible = _USERS * sum(eligible_tokens(length, chunk) for length in (first, second))
+    hits = min(counted.hits + counted.local_hits, eligible)
+    burst = Phase(
+        Hits(_USERS * (first + second), hits, eligible),
+        2 * _USERS,
+        failed,
+        blurred=counted.others > 0,
+    )
+    session.found.burst = burst
+    session.report(f"{_USERS} users at once: {burst.failed} of {burst.requests} requests failed")
+
+
+def _hits(session: Session, prompt_tokens: int, cached: int, *, own: bool = False) -> Hits:
+    """Return what was found of a prompt that engines had never seen.
+
+    More than is eligible is as wrong as less, save where the engine may hold the beginning as its
+    `own`: what it holds so may end within a chunk.
+    """
+    eligible = eligible_tokens(prompt_tokens, session.chunk)
+    return Hits(prompt_tokens, min(cached, eligible) if own else cached, eligible)
+
+
+def _ids(answer: Answer) -> list[int]:
+    return [int(token.rpartition(":")[2]) for token in answer.tokens]
+
+
+def _said(hits: Hits) -> str:
+    return f"{hits.hits} of {hits.eligible} eligible tokens hit"

@@ -1,0 +1,201 @@
+"""What every probe of a check works with: clients, fresh prompts, marked keys, what was found."""
+
+from __future__ import annotations
+
+import random
+import string
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from deploy.errors import StackUnhealthy
+from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.stack.build import API_KEY
+from deploy.verify.equivalence import Answer
+from deploy.verify.findings import Findings
+from deploy.verify.report import Counted
+from deploy.verify.store_path import StorePath
+from deploy.workflows.check.keys import CheckKeys
+from deploy.workflows.prepare import Report
+from deploy.workflows.running import RunningStack, store_of
+
+# Tokens that each answer has. With 16, every misplaced chunk, layer or head that was tried on the
+# tiny model moved a log-probability past the tolerance (scripts/tiny_model_power.py).
+ANSWER_TOKENS = 16
+_ANSWER_DEADLINE_S = 10.0
+_STORE_DEADLINE_S = 5.0
+_NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
+_COUNTER_DEADLINE_S = 2.0
+_POLL_S = 0.02
+_SAMPLE_LETTERS = 2000
+
+
+def require_answers(running: RunningStack) -> None:
+    """Check that every service answers, giving the router time to notice an engine's return.
+
+    Raises:
+        StackUnhealthy: naming those that do not.
+    """
+    deadline = time.monotonic() + _ANSWER_DEADLINE_S
+    silent = list(running.stack.services)
+    while silent := [service for service in silent if not running.is_ready(service)]:
+        if time.monotonic() > deadline:
+            names = [service.name for service in silent]
+            raise StackUnhealthy(
+                f"not answering: {', '.join(names)}",
+                hint=f"deploy logs {names[0]} --name {running.stack.name}, or down and up again",
+            )
+        time.sleep(5 * _POLL_S)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Engines' counters at one time: requests, and the consumers' tokens."""
+
+    finished: int
+    sent: int
+    queries: int
+    hits: int
+    local_hits: int
+
+
+class Session:
+    """A check's conversation with a stack.
+
+    Attributes:
+        found: what was measured so far.
+        chunk: tokens of a chunk.
+        limit: tokens that a prompt and its answer may have together.
+        front: the service that clients talk to.
+        sent: requests that engines were sent, by the router too.
+    """
+
+    def __init__(self, running: RunningStack, keys: CheckKeys, report: Report) -> None:
+        plan = running.prepared.plan
+        self.running = running
+        self.report = report
+        self.found = Findings()
+        self.keys = keys
+        self.chunk = plan.chunk_size
+        self.front = running.stack.front.name
+        self.producers = [engine.name for engine in plan.producers]
+        self.consumers = [engine.name for engine in plan.consumers]
+        self.sent = 0
+        self._model = plan.model.served_name
+        self._store_deadline_s = _STORE_DEADLINE_S
+        self._random = random.Random()  # noqa: S311 - prompts, not secrets: fresh at each run
+        self._exit = ExitStack()
+        self._apis: dict[str, EngineApi] = {}
+
+    def __enter__(self) -> Session:
+        for service in self.running.stack.services:
+            if service.role != "redis":
+                key = self.running.secrets.get(API_KEY)
+                api = EngineApi(service.url, api_key=key if service.name == self.front else None)
+                self._apis[service.name] = self._exit.enter_context(api)
+        self.store = self._exit.enter_context(store_of(self.running))
+        first = self._apis[self.producers[0]]
+        self.limit = first.max_model_len()
+        letters = self._random.choices((*string.ascii_lowercase, " "), k=_SAMPLE_LETTERS)
+        # Any order of these ids is a prompt.
+        self._tokens = sorted(set(first.tokenize(self._model, "".join(letters))))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exit.close()
+
+    @property
+    def engines(self) -> list[str]:
+        return [*self.producers, *self.consumers]
+
+    def fresh(self, length: int) -> list[int]:
+        """Return the ids of `length` tokens that nobody sent before."""
+        return self._random.choices(self._tokens, k=length)
+
+    def ask(
+        self,
+        whom: str,
+        prompt: Sequence[int],
+        *,
+        tag: str = "",
+        salt: str = "",
+        tokens: int = ANSWER_TOKENS,
+    ) -> Answer:
+        """Complete a prompt greedily, and remember who did not answer.
+
+        Args:
+            tag: marks the keys of its KV, which nobody but requests with this tag finds.
+            salt: keeps its KV from everybody else; it is neither stored nor loaded.
+
+        Raises:
+            ApiError: no answer.
+        """
+        self.sent += 2 if whom == self.front else 1
+        with self._blamed(whom):
+            return self._apis[whom].complete(
+                self._model, prompt, max_tokens=tokens, tag=tag, salt=salt
+            )
+
+    def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Answer:
+        """Return the answer of a producer that computes the prompt; note it if it loads it."""
+        answer = self.ask(producer, prompt, tag=tag)
+        if answer.cached_tokens:
+            self.found.not_recomputed.add(producer)
+        return answer
+
+    def await_chunks(self, tag: str, chunks: int) -> None:
+        """Wait until there is at least a key a chunk, and count those for the diagnosis.
+
+        Every chunk takes as many keys as its format has parts, so the count is a lower bound.
+        """
+        self.found.expected_chunks += chunks
+        deadline = time.monotonic() + self._store_deadline_s
+        while (stored := self.keys.count(self.store, tag)) is not None and stored < chunks:
+            if time.monotonic() > deadline:
+                self._store_deadline_s = _NEXT_STORE_DEADLINE_S
+                break
+            time.sleep(5 * _POLL_S)
+        self.found.add_stored(stored)
+
+    def store_paths(self) -> dict[str, StorePath | None]:
+        return {name: self._apis[name].store_path() for name in self.engines}
+
+    def finished(self, names: Iterable[str]) -> int:
+        """Return how many requests engines have finished since their start."""
+        return sum(self._apis[name].finished_requests() for name in names)
+
+    def reading(self) -> Reading:
+        """Return what engines have counted so far, and what they were sent."""
+        counters = [self._apis[name].cache_counters() for name in self.consumers]
+        return Reading(
+            self.finished(self.engines),
+            self.sent,
+            sum(one.external_queries for one in counters),
+            sum(one.external_hits for one in counters),
+            sum(one.local_hits for one in counters),
+        )
+
+    def counted_since(self, earlier: Reading) -> Counted:
+        """Return what consumers counted since then, when our own requests are among it."""
+        deadline = time.monotonic() + _COUNTER_DEADLINE_S
+        while True:
+            now = self.reading()
+            others = now.finished - earlier.finished - (now.sent - earlier.sent)
+            if others >= 0 or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        return Counted(
+            now.queries - earlier.queries,
+            now.hits - earlier.hits,
+            now.local_hits - earlier.local_hits,
+            max(0, others),
+        )
+
+    @contextmanager
+    def _blamed(self, whom: str) -> Iterator[None]:
+        try:
+            yield
+        except ApiError as exc:
+            self.found.failed[whom] = str(exc)
+            raise
