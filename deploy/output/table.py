@@ -42,3 +42,13 @@ def duration(seconds: float) -> str:
 def size(mib: float) -> str:
     """Return MiB as MiB or GiB."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+
+
+def told(number: int | None) -> str:
+    """Return a number of Redis's; its user may not be allowed to ask."""
+    return "?" if number is None else str(number)
+
+
+def told_size(size_bytes: int | None) -> str:
+    """Return a size that Redis tells, or a question mark."""
+    return "?" if size_bytes is None else size(size_bytes / 2**20)

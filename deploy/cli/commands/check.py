@@ -11,6 +11,7 @@ from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
 from deploy.cli.shared import check_errors, progress, stack_name
+from deploy.errors import UsageError
 
 
 @app.command()
@@ -38,12 +39,17 @@ def check(  # noqa: PLR0913 - one parameter an option
     json: Json = False,
 ) -> Answer:  # fmt: skip
     """Prove on the running stack that KV crosses, completely and rightly."""
+    from deploy.output.check_view import check_view, runs_view
     from deploy.output.junit import write_junit
-    from deploy.output.views import check_view, runs_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.check import CheckOptions, check_stack
 
+    if junit and not junit.absolute().parent.is_dir():
+        raise UsageError(
+            f"--junit {junit}: there is no folder {junit.absolute().parent}",
+            hint=f"mkdir -p {junit.absolute().parent}",
+        )
     home, chosen = Home.from_environ(), stack_name(name)
     options = CheckOptions(tuple(pairs or ("*:*",)), quick=quick, least=min_hit_rate)
     reports = []

@@ -45,7 +45,8 @@ def up(
     json: Json = False,
 ) -> Answer:
     """Start a stack, wait until it serves, and check that KV crosses. Idempotent."""
-    from deploy.output.views import check_view, up_view
+    from deploy.output.check_view import check_view
+    from deploy.output.views import up_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.brought import require_brought

@@ -67,7 +67,8 @@ def rollback(*, name: Name = None, json: Json = False) -> Answer:
 def _exchange(
     command: str, name: str | None, work: Callable[[Home, str, Callable[[str], None]], SwapResult]
 ) -> Answer:
-    from deploy.output.views import check_view, swap_view
+    from deploy.output.check_view import check_view
+    from deploy.output.views import swap_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
 

@@ -5,9 +5,11 @@ Arguments: the kit's folders for state and caches, the stack, the run of the che
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.workflows.check.keys import DONE, mark
 
@@ -16,16 +18,30 @@ _QUIET_S = 2.0
 _LIMIT_S = 15.0
 _POLL_S = 0.25
 
+if TYPE_CHECKING:
+    from deploy.runtime.home import Home
+
 
 def main() -> None:
     state, cache, name, run = sys.argv[1:]
     if sys.stdin.buffer.read() == DONE:
         return
     # Only now: nobody waits for what is hardly ever needed.
+    from deploy.errors import PdkitError
     from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
+
+    home = Home(Path(state), Path(cache))
+    with contextlib.suppress(PdkitError):
+        _remove_keys(home, name, run)
+    with contextlib.suppress(PdkitError), stack_lock(home.lock_file(name), name):
+        pass  # which removes the file that the check held, unless somebody else does now
+
+
+def _remove_keys(home: Home, name: str, run: str) -> None:
     from deploy.workflows.running import find_stack, store_of
 
-    running = find_stack(Home(Path(state), Path(cache)), name)
+    running = find_stack(home, name)
     if running is None:
         return
     with store_of(running) as store:

@@ -68,7 +68,7 @@ class Session:
         chunk: tokens of a chunk.
         limit: tokens that a prompt and its answer may have together.
         front: the service that clients talk to.
-        sent: requests that engines were sent, by the router too.
+        sent: requests that engines answered, by the router too.
     """
 
     def __init__(self, running: RunningStack, keys: CheckKeys, report: Report) -> None:
@@ -131,11 +131,12 @@ class Session:
         Raises:
             ApiError: no answer.
         """
-        self.sent += 2 if whom == self.front else 1
         with self._blamed(whom):
-            return self._apis[whom].complete(
+            answer = self._apis[whom].complete(
                 self._model, prompt, max_tokens=tokens, tag=tag, salt=salt
             )
+        self.sent += 2 if whom == self.front else 1
+        return answer
 
     def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Answer:
         """Return the answer of a producer that computes the prompt; note it if it loads it."""

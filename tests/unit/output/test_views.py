@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from deploy.output.check_view import check_view
 from deploy.output.views import (
-    check_view,
     images_view,
     plan_data,
     plan_view,
@@ -25,8 +25,10 @@ from deploy.verify.report import (
     CheckReport,
     Diagnosis,
     Equivalence,
+    Failure,
     Hits,
     PairResult,
+    Phase,
     StoreUse,
 )
 from deploy.verify.store_path import StorePath
@@ -40,12 +42,12 @@ Make = Callable[..., Prepared]
 
 PASSED = CheckReport(
     pairs=(PairResult("producer-0", "consumer-0", Hits(1000, 850, 850)),),
-    race=Hits(500, 400, 425),
+    race=Phase(Hits(500, 400, 425), 2),
     equivalence=Equivalence(4, 0, 0.0123),
-    store=StoreUse(2, 20, 3 << 20, 0),
+    store=StoreUse(2, 20, 3 << 20, 1 << 30, 0, 18),
     path=None,
     engines=(),
-    failures=(),
+    failed=(),
     diagnosis=(),
     seconds=2.5,
 )
@@ -74,7 +76,9 @@ class TestCheck:
 
     def test_failed_says_what_and_why_and_what_to_type(self) -> None:
         cause = Diagnosis("keys_lost", "Redis was flushed", "deploy check --name demo")
-        text = check_view(replace(PASSED, failures=("nothing hit",), diagnosis=(cause,)))
+        text = check_view(
+            replace(PASSED, failed=(Failure("equivalence", "nothing hit"),), diagnosis=(cause,))
+        )
         for words in ("check FAILED", "nothing hit", "Redis was flushed", "keys_lost"):
             assert words in text
         assert "try: deploy check --name demo" in text
@@ -82,7 +86,7 @@ class TestCheck:
 
     def test_almost_all_is_not_all(self) -> None:
         pair = PairResult("p", "c", Hits(10**6, 10**6 - 1, 10**6))
-        text = check_view(replace(PASSED, pairs=(pair,), race=Hits(1, 0, 1)))
+        text = check_view(replace(PASSED, pairs=(pair,), race=Phase(Hits(1, 0, 1))))
         assert "100.0 %" not in text
 
     def test_several_pairs_have_a_sum(self) -> None:

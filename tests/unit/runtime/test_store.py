@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from deploy.runtime.compose.store import _REMOVE, _SCAN
 from deploy.runtime.host import find_redis_server
 from deploy.runtime.secrets import Secret
 from deploy.runtime.store import Store, open_store
@@ -74,6 +75,48 @@ class TestPing:
     def test_nobody_there(self, free_port: int) -> None:
         with open_store(HOST, free_port, Secret(PASSWORD)) as nobody:
             assert nobody.ping() is False
+
+
+MARK = "@pdkit%check-0a1b"
+MARKED = ["a:m@1@h1@bf16@pdkit%check-0a1b-1@kv", "a:m@1@h2@bf16@pdkit%check-0a1b-12"]
+TWINS = ["a:m@1@h1@bf16@kv", "a:m@1@h2@bf16"]
+OTHERS = ["a:m@1@h3@bf16@kv", "a:m@1@h1@bf16@pdkit%check-ffff-1@kv", "a:m@1@h1@bf16@other%x@kv"]
+
+
+@pytest.fixture
+def keys(client: redis.Redis) -> redis.Redis:
+    for key in (*MARKED, *TWINS, *OTHERS, *(f"many:{n}" for n in range(2500))):
+        client.set(key, 1)
+    return client
+
+
+class TestMarked:
+    @pytest.mark.usefixtures("keys")
+    def test_counted(self, store: Store) -> None:
+        assert store.count_marked(MARK) == 2
+        assert store.count_marked(f"{MARK}-1@") == 1
+        assert store.count_marked("@pdkit%check-9999") == 0
+
+    def test_removed_with_their_twins_and_nothing_else(
+        self, store: Store, keys: redis.Redis
+    ) -> None:
+        assert store.remove_marked(MARK) == 4
+        assert not keys.exists(*MARKED, *TWINS)
+        assert keys.exists(*OTHERS) == 3
+        assert keys.dbsize() == 2500 + 3
+        assert store.remove_marked(MARK) == 0
+
+    def test_by_a_script_inside(self, keys: redis.Redis) -> None:
+        """As it is done in a container."""
+        assert keys.eval(f"{_SCAN} return #found", 0, MARK) == 2
+        assert keys.eval(f"{_SCAN} {_REMOVE}", 0, MARK) == 4
+        assert keys.dbsize() == 2500 + 3
+        assert keys.exists(*OTHERS) == 3
+
+    def test_nobody_there(self, free_port: int) -> None:
+        with open_store(HOST, free_port, Secret(PASSWORD)) as nobody:
+            assert nobody.count_marked(MARK) is None
+            assert nobody.remove_marked(MARK) is None
 
 
 class TestStats:

@@ -200,3 +200,22 @@ def test_sums_of_what_is_known() -> None:
     unknown = StoreStats(None, None, None, None, None, None)
     assert combined([one, unknown]) == unknown
     assert combined([one, StoreStats(2, 20, 0, 6, 3, "a")]).max_memory_bytes == 0, "no limit"
+
+
+def test_marked_keys(start: Start, store: Callable[[str], UrlStore]) -> None:
+    port = start()
+    mine = store(f"redis://{HOST}:{port}")
+    with redis.Redis(host=HOST, port=port) as client:
+        client.mset({"a@h@pdkit%check-1-1@kv": 1, "a@h@kv": 1, "b@h@kv": 1})
+        assert mine.count_marked("@pdkit%check-1") == 1
+        assert mine.remove_marked("@pdkit%check-1") == 2
+        assert client.keys() == [b"b@h@kv"]
+
+
+def test_marked_keys_that_its_user_may_not_look_for(
+    start: Start, store: Callable[[str], UrlStore]
+) -> None:
+    rights = ("on", ">secret", "~pdkit:*", "+getrange", "+set", "+strlen", "+unlink")
+    mine = store(f"redis://kv:secret@{HOST}:{start('--user', 'kv', *rights)}")
+    assert mine.count_marked("@pdkit%check-1") is None
+    assert mine.remove_marked("@pdkit%check-1") is None

@@ -13,8 +13,10 @@ from deploy.verify.report import (
     Diagnosis,
     EngineHealth,
     Equivalence,
+    Failure,
     Hits,
     PairResult,
+    Phase,
     StoreUse,
 )
 
@@ -23,12 +25,14 @@ REPORT = CheckReport(
         PairResult("producer-0", "consumer-0", Hits(1000, 600, 800)),
         PairResult("producer-0", "consumer-1", Hits(1000, 800, 800)),
     ),
-    race=Hits(500, 100, 400),
+    race=Phase(Hits(500, 100, 400), 2),
     equivalence=Equivalence(6, 1, 0.12345678),
-    store=StoreUse(1, 9, 1 << 20, 0),
+    store=StoreUse(1, 9, 1 << 20, 1 << 30, 0, 8),
     path=None,
     engines=(EngineHealth("producer-0", "producer", True, 2),),
-    failures=("producer-0 → consumer-0: 600 of 800 eligible tokens",),
+    failed=(
+        Failure("producer-0 → consumer-0", "producer-0 → consumer-0: 600 of 800 eligible tokens"),
+    ),
     diagnosis=(Diagnosis("keys_lost", "Redis was flushed", "deploy check"),),
     seconds=1.2345,
 )
@@ -38,14 +42,23 @@ CONTRACT: dict[str, Any] = {
     "passed": None,
     "hit_rate": {"queries", "hits", "rate", "eligible", "eligible_rate"},
     "pairs": {"producer", "consumer", "eligible", "hits", "eligible_rate"},
-    "store_race": {"gap_s", "eligible", "hits", "eligible_rate"},
+    "store_race": {"gap_s", "eligible", "hits", "eligible_rate", "blurred"},
     "equivalence": {"compared", "mismatched", "max_logprob_diff"},
-    "redis": {"keys_before", "keys_after", "used_memory_bytes", "evicted_keys"},
+    "redis": {
+        "keys_before",
+        "keys_after",
+        "used_memory_bytes",
+        "max_memory_bytes",
+        "evicted_keys",
+        "keys_removed",
+    },
     "store_path": None,
     "engines": {"name", "role", "healthy", "restarts"},
     "diagnosis": {"code", "message", "hint"},
 }
-EXTRAS = {"failures", "seconds"}
+EXTRAS = {
+    "failures", "seconds", "turns", "decode_reuse", "burst", "counted", "others_requests",
+}  # fmt: skip
 
 
 class TestContract:
@@ -84,7 +97,7 @@ class TestContract:
 class TestVerdict:
     def test_passes_without_failures_only(self) -> None:
         assert not REPORT.passed
-        assert replace(REPORT, failures=()).passed
+        assert replace(REPORT, failed=()).passed
 
     @pytest.mark.parametrize(
         ("hits", "eligible", "complete"),

@@ -24,7 +24,8 @@ from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
 from deploy.runtime.ports import require_free
 from deploy.runtime.process.launcher import MARKER
-from deploy.workflows import check, facts, fixes, prepare
+from deploy.workflows import facts, fixes, prepare
+from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.up import UpResult, bring_up
 
@@ -111,8 +112,9 @@ def opened(folder: Path) -> Iterator[Lab]:
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
         mock.patch.object(facts, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
         mock.patch.object(readiness, "_POLL_S", 0.05),  # nothing here takes minutes to load
-        mock.patch.object(check, "_POLL_S", 0.005),
-        mock.patch.object(check, "_STORE_DEADLINE_S", 0.15),
+        mock.patch.object(session, "_POLL_S", 0.005),
+        mock.patch.object(session, "_STORE_DEADLINE_S", 0.15),
+        mock.patch.object(session, "_COUNTER_DEADLINE_S", 0.2),
     ):
         try:
             yield lab

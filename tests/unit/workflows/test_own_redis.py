@@ -17,7 +17,8 @@ import redis
 
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, RedisUnreachable, StateError
-from deploy.output.views import check_view, down_view, status_view
+from deploy.output.check_view import check_view
+from deploy.output.views import down_view, status_view
 from deploy.planning.inventory import Inventory
 from deploy.runtime.url_store import UrlStore
 from deploy.workflows import brought_redis, swap

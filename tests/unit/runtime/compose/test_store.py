@@ -86,6 +86,15 @@ def test_an_answer_that_lacks_something_is_none(store: Make, answer: str) -> Non
     assert store(answer).stats() is None
 
 
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [("OK\n3\n", 3), ("OK\nERR unknown command\n", None), ("NOAUTH\n", None), ("", None)],
+)
+def test_marked_keys(store: Make, answer: str, count: int | None) -> None:
+    assert store(answer).count_marked("@pdkit%check-1") == count
+    assert store(answer).remove_marked("@pdkit%check-1") == count
+
+
 def test_a_redis_that_does_not_run(store: Make) -> None:
     with open_container_store(None) as none:
         assert not none.ping()
@@ -96,14 +105,14 @@ def test_what_is_asked_and_that_no_argument_holds_the_password(tmp_path: Path) -
     """By a real shell, with a program in the place of redis-cli that repeats all it is told."""
     container = FakeContainer("redis", {})
     ContainerStore(container).stats()
-    ((_, (shell, option, script)),) = container.done
+    ((_, (shell, option, script, *asked)),) = container.done
     assert (shell, option) == ("sh", "-c")
     cli = tmp_path / "redis-cli"
     cli.write_text('#!/bin/sh\necho "arguments: $*"\necho "variables: $REDISCLI_AUTH"\ncat\n')
     cli.chmod(0o755)
     (tmp_path / "redis_password").write_text("hunter2\n")
     done = subprocess.run(
-        (shell, option, script.replace("/run/secrets", str(tmp_path))),
+        (shell, option, script.replace("/run/secrets", str(tmp_path)), *asked),
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         capture_output=True,
         text=True,

@@ -18,6 +18,8 @@ import redis
 import yaml
 from stand_in_http import Answer, serve
 
+BLOCK = 16
+
 
 class Engine:
     def __init__(self, options: argparse.Namespace) -> None:
@@ -28,6 +30,10 @@ class Engine:
         self.redis = redis.Redis.from_url(settings["extra_config"]["pdkit.url"])
         self.namespace = settings["extra_config"]["pdkit.namespace"]
         self.counters = dict.fromkeys(("queries", "hits"), 0)
+        self.local_hits = 0
+        self.finished = 0
+        # Prompts that this engine computed or loaded: its own prefix cache.
+        self.own: list[list[int]] = []
 
     def answer(self, path: str, body: Any) -> Answer:
         if path == "/health":
@@ -39,24 +45,35 @@ class Engine:
         if path == "/tokenize":
             return 200, {"tokens": list(body["prompt"].encode())}
         if path == "/v1/completions":
-            return self.complete(body["prompt"], body["max_tokens"])
+            return self.complete(body)
         return 404, "no such path"
 
-    def complete(self, prompt: list[int], count: int) -> Answer:
+    def complete(self, body: dict[str, Any]) -> Answer:
         if self.has_fault("fails"):
             return 500, "the engine is out of order"
-        keys = [self.key(prompt[:end]) for end in range(self.chunk, len(prompt) + 1, self.chunk)]
-        hits = 0
-        if self.role == "producer":
-            self.counters["queries"] += len(prompt)
-            self.counters["hits"] += self.chunk if self.has_fault("loads") else 0
+        prompt = body["prompt"]
+        tag = (body.get("kv_transfer_params") or {}).get("lmcache.tag.pdkit", "")
+        ends = range(self.chunk, len(prompt) + 1, self.chunk)
+        keys = [self.key(prompt[:end], tag) for end in ends]
+        mine = max((common(prompt, other) for other in self.own), default=0)
+        loaded = 0
+        if body.get("cache_salt"):
+            pass  # shared with nobody
+        elif self.role == "producer":
+            loaded = self.chunk if self.has_fault("loads") else 0
             if not self.has_fault("stores-nothing"):
                 for key in keys:
                     self.redis.set(key, b"kv")
         else:
-            hits = self.load(keys, len(prompt))
-        damage = 3.0 if hits and self.has_fault("wrong-kv") else 0.0
-        return 200, completion(prompt, count, damage)
+            loaded = max(0, self.load(keys, len(prompt)) - mine)
+        self.counters["queries"] += len(prompt) - mine
+        self.counters["hits"] += loaded
+        self.local_hits += mine
+        self.finished += 1
+        if not body.get("cache_salt"):
+            self.own.append(prompt)
+        damage = 3.0 if loaded and self.has_fault("wrong-kv") else 0.0
+        return 200, completion(prompt, body["max_tokens"], damage, min(mine, len(prompt)) + loaded)
 
     def load(self, keys: list[str], prompt_tokens: int) -> int:
         if self.has_fault("flushes"):
@@ -64,14 +81,12 @@ class Engine:
         found = 0
         while found < len(keys) and self.redis.exists(keys[found]):
             found += 1
-        hits = min(found * self.chunk, prompt_tokens - 1)
-        self.counters["queries"] += prompt_tokens
-        self.counters["hits"] += hits
-        return hits
+        return min(found * self.chunk, prompt_tokens - 1)
 
-    def key(self, prefix: list[int]) -> str:
+    def key(self, prefix: list[int], tag: str) -> str:
         seed = os.environ["PYTHONHASHSEED"]
-        return f"{self.namespace}:{hashlib.sha256(f'{seed} {prefix}'.encode()).hexdigest()}"
+        digest = hashlib.sha256(f"{seed} {prefix}".encode()).hexdigest()
+        return f"{self.namespace}:model@{digest}@" + (f"pdkit%{tag}@" if tag else "") + "float32"
 
     def has_fault(self, name: str) -> bool:
         file = Path(os.environ["STAND_IN_FAULTS"])
@@ -82,22 +97,36 @@ class Engine:
         for name, value in self.counters.items():
             for metric, shown in (
                 (f"external_prefix_cache_{name}", value),
-                (f"prefix_cache_{name}", 0),
+                (f"prefix_cache_{name}", self.local_hits),
             ):
                 lines += [
                     f"# TYPE vllm:{metric}_total counter",
                     f'vllm:{metric}_total{{engine="0"}} {shown}',
                 ]
+        lines += [
+            "# TYPE vllm:request_success_total counter",
+            f'vllm:request_success_total{{finished_reason="length"}} {self.finished}',
+        ]
         return "\n".join(lines) + "\n"
 
 
-def completion(prompt: list[int], count: int, damage: float) -> dict[str, Any]:
+def common(prompt: list[int], other: list[int]) -> int:
+    """Return the tokens of whole blocks that two prompts begin with, but not all of a prompt."""
+    pairs = enumerate(zip(prompt, other, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(prompt), len(other)))
+    return min(same, len(prompt) - 1) // BLOCK * BLOCK
+
+
+def completion(prompt: list[int], count: int, damage: float, cached: int) -> dict[str, Any]:
     digest = hashlib.sha256(str(prompt).encode()).digest()
     names = [f"token_id:{byte}" for byte in digest[:count]]
     steps = [{name: -0.1 - damage, "token_id:999": -4.0} for name in names]
     return {
         "choices": [{"logprobs": {"tokens": names, "top_logprobs": steps}}],
-        "usage": {"prompt_tokens": len(prompt)},
+        "usage": {
+            "prompt_tokens": len(prompt),
+            "prompt_tokens_details": {"cached_tokens": cached},
+        },
     }
 
 

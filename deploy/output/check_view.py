@@ -1,0 +1,110 @@
+"""A check's result as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from deploy.output.table import percent, table, told, told_size
+from deploy.verify.report import (
+    BURST,
+    DECODE_REUSE,
+    ROUTER,
+    TURNS,
+    CheckReport,
+    Hits,
+    Phase,
+)
+from deploy.verify.store_path import StorePath
+
+
+def check_view(report: CheckReport) -> str:
+    """Return the check as one table, a verdict, and causes where it failed."""
+    rows = [_hits_row(pair.name, pair.hits) for pair in report.pairs]
+    total, same = report.total, report.equivalence
+    if len(rows) > 1:
+        rows.append(_hits_row("all pairs", total))
+    rows.append(_hits_row(ROUTER, report.race.hits))
+    for name, phase in _phases(report):
+        if not phase.skipped:
+            rows.append(_hits_row(name, phase.hits))
+    header = ("prefill → decode", "queries", "hits", "eligible", "hit rate", "eligible hit rate")
+    store = report.store
+    lines = [
+        table(header, rows),
+        "",
+        f"External prefix cache hit rate: {percent(total.rate)} (vLLM's own: hits / queries)",
+        f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
+        f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
+        f"largest log-probability difference {same.max_logprob_diff:.4f}",
+        *_asides(report),
+        f"Redis: {told(store.keys_before)} → {told(store.keys_after)} keys, "
+        f"{told_size(store.used_memory_bytes)} of {_limit(store.max_memory_bytes)} used, "
+        f"{told(store.evicted_keys)} evicted; "
+        f"{told(store.keys_removed)} keys of the check removed",
+        *([_path_line(report.path)] if report.path else []),
+        "",
+        f"check {'passed' if report.passed else 'FAILED'} in {report.seconds:.1f} s",
+        *(f"  failed: {failure}" for failure in report.failures),
+    ]
+    for cause in report.diagnosis:
+        lines += [f"  cause: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
+    return "\n".join(lines)
+
+
+def runs_view(reports: Sequence[CheckReport]) -> str:
+    """Return what became of a check that was repeated."""
+    passed = sum(report.passed for report in reports)
+    slowest = max(report.seconds for report in reports)
+    said = f"{passed} of {len(reports)} runs passed; the slowest took {slowest:.1f} s"
+    failed = [str(number) for number, report in enumerate(reports, 1) if not report.passed]
+    return said + (f"; failed: {', '.join(failed)}" if failed else "")
+
+
+def _hits_row(name: str, hits: Hits) -> tuple[object, ...]:
+    return (
+        name, hits.queries, hits.hits, hits.eligible, percent(hits.rate),
+        percent(hits.eligible_rate),
+    )  # fmt: skip
+
+
+def _phases(report: CheckReport) -> list[tuple[str, Phase]]:
+    found = ((TURNS, report.turns), (DECODE_REUSE, report.decode_reuse), (BURST, report.burst))
+    return [(name, phase) for name, phase in found if phase]
+
+
+def _asides(report: CheckReport) -> Iterator[str]:
+    """Yield what was left out, and what blurs a number."""
+    if report.burst and not report.burst.skipped:
+        yield f"Burst: {report.burst.requests} requests, {report.burst.failed} failed"
+    for name, phase in _phases(report):
+        if phase.skipped:
+            yield f"Left out: {name}, since {phase.skipped}"
+    blurred = [name for name, phase in [(ROUTER, report.race), *_phases(report)] if phase.blurred]
+    if blurred:
+        yield f"Blurred by others' requests, and not judged: the hits of {', '.join(blurred)}"
+    if report.others:
+        yield (
+            f"Others: {report.others} requests were served meanwhile; the pairs' hits are the "
+            "check's own all the same, Redis' numbers everybody's"
+        )
+
+
+def _limit(most: int | None) -> str:
+    return "unlimited" if most == 0 else told_size(most)
+
+
+def _path_line(path: StorePath) -> str:
+    """Return what went to and from Redis, and whatever went wrong on the way."""
+    wrong = {
+        "refused": path.refused,
+        "not loaded": path.not_loaded,
+        "not stored": path.left_out,
+        "failures": path.failures,
+        "answers before their KV": path.late,
+    }
+    trouble = ", ".join(f"{count:.0f} {what}" for what, count in wrong.items() if count)
+    return (
+        f"Redis path: stored {path.stored_bytes / 1e6:.1f} MB, "
+        f"loaded {path.loaded_bytes / 1e6:.1f} MB at {path.load_gb_s:.2f} GB/s, "
+        f"looked up in {path.lookup_ms:.1f} ms; {trouble or 'nothing refused, late or lost'}"
+    )

@@ -1,0 +1,167 @@
+"""`check` on a real stack that keeps what it decodes: all it asks, beside others, and killed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.traffic import MODEL, text
+
+NAME = "checked"
+PORT = free_base(19500)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Deploy:
+    return Deploy(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stack(kit: Deploy) -> Iterator[None]:
+    with running_stack(kit, NAME, PORT, "--save-decode-cache"):
+        yield
+
+
+@pytest.fixture
+def store(kit: Deploy) -> redis.Redis:
+    return kit.redis(NAME, PORT)
+
+
+def files(kit: Deploy) -> set[str]:
+    return {str(p) for p in kit.home.rglob("*") if p.is_file() and not p.name.endswith(".log")}
+
+
+@contextmanager
+def others() -> Iterator[list[int]]:
+    """Chat through the router, with prompts of whole chunks; yields the statuses of answers."""
+    stop, statuses = threading.Event(), list[int]()
+
+    def chat(user: int) -> None:
+        turn = 0
+        while not stop.is_set():
+            body = {"model": MODEL, "prompt": text(600, ("others", user, turn)), "max_tokens": 8}
+            url = f"http://127.0.0.1:{PORT}/v1/completions"
+            statuses.append(httpx.post(url, json=body, timeout=60, trust_env=False).status_code)
+            turn += 1
+
+    users = [threading.Thread(target=chat, args=(n,)) for n in range(2)]
+    for user in users:
+        user.start()
+    try:
+        yield statuses
+    finally:
+        stop.set()
+        for user in users:
+            user.join()
+
+
+def test_all_of_it(kit: Deploy, store: redis.Redis) -> None:
+    before, kept = set(store.keys()), files(kit)
+    ran = kit.run("check", "--name", NAME, "--json")
+    assert ran.code == 0, ran
+    assert ran.seconds < 60
+    data = ran.data
+    assert data["hit_rate"]["eligible_rate"] == 1.0
+    for phase in ("store_race", "turns", "decode_reuse", "burst"):
+        assert data[phase]["hits"] == data[phase]["eligible"] > 0, phase
+        assert not data[phase]["blurred"], phase
+    assert data["decode_reuse"]["eligible"] == 2 * 256, "a chunk of it was decoded"
+    assert data["burst"]["requests"] >= 16 and data["burst"]["failed"] == 0
+    # Each pair's prompts and cuts, the router's, the turns', the follow-up of what was decoded,
+    # and every user's.
+    assert data["equivalence"]["compared"] == (2 + 4) + 2 + 3 + 1 + 8
+    assert data["counted"] == {
+        "queries": data["hit_rate"]["queries"] + data["counted"]["queries"] - 1621,
+        "hits": data["hit_rate"]["hits"],
+        "local_hits": data["counted"]["local_hits"],
+        "others": 0,
+    }
+    assert data["redis"]["keys_removed"] > 30
+    assert set(store.keys()) == before, "what it stored is gone, and nothing else"
+    assert files(kit) == kept
+
+
+def test_quick_asks_less(kit: Deploy) -> None:
+    data = kit.ok("check", "--name", NAME, "--quick", "--pairs", "producer-0:*")
+    assert len(data["pairs"]) == 1
+    assert data["turns"] is data["decode_reuse"] is data["burst"] is None
+
+
+def test_pairs_that_are_not_there(kit: Deploy) -> None:
+    ran = kit.run("check", "--name", NAME, "--pairs", "producer-7:*")
+    assert ran.code == 2
+    assert "producer-7:*" in ran.stderr and "producer-0:consumer-0" in ran.stderr
+
+
+def test_again_and_again_for_ci(kit: Deploy, tmp_path: Path) -> None:
+    found = tmp_path / "found.xml"
+    data = kit.ok("check", "--name", NAME, "--quick", "--repeat", "3", "--junit", str(found))
+    assert (data["runs"], data["runs_passed"], data["passed"]) == (3, 3, True)
+    suites = ElementTree.fromstring(found.read_bytes())  # noqa: S314 - our own
+    assert [suite.attrib["failures"] for suite in suites] == ["0", "0", "0"]
+    lost = kit.run("check", "--name", NAME, "--junit", str(tmp_path / "no" / "found.xml"))
+    assert lost.code == 2 and "mkdir" in lost.stderr
+
+
+def test_beside_others(kit: Deploy, store: redis.Redis) -> None:
+    """Pairs are judged to the token all the same; what others blur is said; their keys stay."""
+    with others() as statuses:
+        assert eventually(lambda: len(statuses) > 4, within_s=60)
+        ran = kit.run("check", "--name", NAME, "--json")
+        assert ran.code == 0, ran
+        text_ran = kit.run("check", "--name", NAME, "--quick")
+    assert ran.data["others_requests"] > 0
+    assert ran.data["hit_rate"]["eligible_rate"] == 1.0
+    assert ran.data["equivalence"]["mismatched"] == 0
+    assert "requests were served meanwhile" in text_ran.stdout
+    assert set(statuses) == {200}
+    assert not any(b"%check-" in key for key in store.scan_iter())
+    assert store.dbsize() >= 2 * len(statuses), "nobody else's keys were removed"
+
+
+@pytest.mark.parametrize("after_s", [0.9, 2.0, 3.5, 5.0])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_half_way(
+    kit: Deploy, store: redis.Redis, how: signal.Signals, after_s: float
+) -> None:
+    before, kept = set(store.keys()), files(kit)
+    state = kit.state(NAME)
+    process = kit.start("check", "--name", NAME)
+    time.sleep(after_s)
+    during = set(store.keys()) - before
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    if after_s == 3.5:
+        assert during or process.returncode == 0, "it was killed before it stored anything"
+    # Engines finish what they were asked for, and the guard waits for that.
+    assert eventually(lambda: guards(kit) == 0, within_s=30)
+    assert set(store.keys()) == before
+    assert files(kit) == kept
+    assert kit.state(NAME) == state
+
+
+def guards(kit: Deploy) -> int:
+    found = 0
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        found += "check.guard" in line and str(kit.home) in line
+    return found
+
+
+def test_it_serves_on(kit: Deploy) -> None:
+    """After all of that."""
+    data: Any = kit.ok("check", "--name", NAME)
+    assert data["passed"]
+    assert [engine["restarts"] for engine in data["engines"]] == [0, 0]

@@ -1,0 +1,48 @@
+"""A check's findings as CI reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from deploy.errors import ConfigError
+from deploy.output.junit import write_junit
+from deploy.verify.report import Diagnosis, Failure
+from tests.unit.output.test_views import PASSED
+
+LOST = Diagnosis("keys_lost", "Redis was flushed", "deploy check --name demo")
+FAILED = replace(PASSED, failed=(Failure("redis", "2 chunks & more"),), diagnosis=(LOST,))
+
+
+def read(path: Path) -> ElementTree.Element:
+    return ElementTree.fromstring(path.read_bytes())  # noqa: S314 - our own
+
+
+def test_each_item_is_a_test_case(tmp_path: Path) -> None:
+    write_junit(tmp_path / "found.xml", [PASSED], "demo")
+    (suite,) = read(tmp_path / "found.xml")
+    assert suite.attrib == {
+        "name": "demo", "tests": "5", "errors": "0", "failures": "0", "time": "2.50",
+    }  # fmt: skip
+    assert [case.attrib["name"] for case in suite] == [
+        "producer-0 → consumer-0", "router, no gap", "equivalence", "redis", "engines",
+    ]  # fmt: skip
+    assert not list(suite.iter("failure"))
+
+
+def test_what_failed_says_why_and_what_to_type(tmp_path: Path) -> None:
+    write_junit(tmp_path / "found.xml", [PASSED, FAILED], "demo")
+    good, bad = read(tmp_path / "found.xml")
+    assert (good.attrib["name"], bad.attrib["name"]) == ("demo, run 1", "demo, run 2")
+    assert (good.attrib["failures"], bad.attrib["failures"]) == ("0", "1")
+    (failure,) = bad.iter("failure")
+    assert failure.attrib["message"] == "2 chunks & more"
+    assert "keys_lost" in str(failure.text) and "deploy check --name demo" in str(failure.text)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--junit"):
+        write_junit(tmp_path / "no folder" / "found.xml", [PASSED], "demo")

@@ -1,0 +1,107 @@
+"""What of a check's findings is a failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from deploy.verify.findings import Findings, failures
+from deploy.verify.report import Counted, Hits, PairResult, Phase
+
+
+def sound() -> Findings:
+    return Findings(
+        pairs=[PairResult("p", "c", Hits(1000, 800, 800))],
+        race=Phase(Hits(500, 400, 400), 2),
+        turns=Phase(Hits(900, 700, 700), 3),
+        burst=Phase(Hits(9000, 7000, 7000), 16),
+        compared=4,
+        stored_keys=5,
+        counted=Counted(1000, 800),
+    )
+
+
+def failed(found: Findings, least: float = 1.0) -> list[str]:
+    return [item for item, _ in failures(found, (), store_answers=True, least=least)]
+
+
+def test_a_sound_stack_has_none() -> None:
+    assert failed(sound()) == []
+    assert not sound().missed
+
+
+@pytest.mark.parametrize("hits", [799, 801, 0])
+def test_a_pair_that_loaded_something_else(hits: int) -> None:
+    found = sound()
+    found.pairs = [PairResult("p", "c", Hits(1000, hits, 800))]
+    found.counted = Counted(1000, hits)
+    assert failed(found) == ["p → c"]
+    assert found.missed
+
+
+@pytest.mark.parametrize(("least", "passes"), [(0.9, True), (0.99, True), (0.999, False)])
+def test_a_lower_rate_can_be_asked_for(least: float, passes: bool) -> None:
+    found = sound()
+    found.pairs = [PairResult("p", "c", Hits(1000, 794, 800))]
+    found.race = Phase(Hits(500, 397, 400), 2)
+    found.counted = Counted(1000, 794)
+    assert (failed(found, least) == []) is passes
+
+
+def test_more_than_is_eligible_is_never_good_enough() -> None:
+    found = sound()
+    found.pairs = [PairResult("p", "c", Hits(1000, 900, 800))]
+    found.counted = Counted(1000, 900)
+    assert failed(found, least=0.5) == ["p → c"]
+
+
+@pytest.mark.parametrize(
+    ("field", "item"),
+    [("race", "router, no gap"), ("turns", "several turns"), ("decode_reuse", "decode reuse")],
+)
+def test_what_counters_tell_is_judged_unless_others_moved_them(field: str, item: str) -> None:
+    phase, found = Phase(Hits(500, 300, 400), 2), sound()
+    setattr(found, field, phase)
+    assert failed(found) == [item]
+    assert found.missed
+    setattr(found, field, replace(phase, blurred=True))
+    assert failed(found) == []
+    assert not found.missed
+
+
+def test_a_phase_that_was_left_out_is_no_failure() -> None:
+    found = sound()
+    found.turns = Phase(skipped="the context is too short")
+    assert failed(found) == []
+
+
+def test_requests_of_a_burst_that_failed() -> None:
+    found = sound()
+    found.burst = Phase(Hits(9000, 7000, 7000), 16, failed=1)
+    assert failed(found) == ["burst"]
+
+
+def test_hits_of_a_burst_are_told_and_not_judged() -> None:
+    found = sound()
+    found.burst = Phase(Hits(9000, 10, 7000), 16)
+    assert failed(found) == []
+
+
+def test_vllms_own_counters_must_agree_with_its_answers() -> None:
+    found = sound()
+    found.counted = Counted(1000, 512)
+    assert failed(found) == ["equivalence"]
+    found.counted = Counted(1000, 512, others=3)
+    assert failed(found) == [], "others' hits are among it"
+
+
+def test_an_engine_that_was_started_anew() -> None:
+    found = sound()
+    found.restarted = ["consumer-0"]
+    assert failed(found) == ["engines"]
+
+
+def test_a_context_without_room_for_a_chunk() -> None:
+    found = Findings(too_short="the context is too short")
+    assert failed(found) == ["prompts"]
