@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deploy.output.table import percent, table, told, told_size
+from deploy.verify.eligible import is_pinned, pinned_range
 from deploy.verify.report import (
     BURST,
     DECODE_REUSE,
@@ -82,6 +83,11 @@ def _asides(report: CheckReport) -> Iterator[str]:
     blurred = [name for name, phase in [(ROUTER, report.race), *_phases(report)] if phase.blurred]
     if blurred:
         yield f"Blurred by others' requests, and not judged: the hits of {', '.join(blurred)}"
+    if report.vllm and not is_pinned(report.vllm):
+        yield (
+            f"vLLM {report.vllm} may count otherwise: what must be hit was compared with "
+            f"{pinned_range()}"
+        )
     if report.others:
         yield (
             f"Others: {report.others} requests were served meanwhile; the pairs' hits are the "

@@ -88,6 +88,13 @@ class EngineApi:
         with _understanding("/v1/models"):
             return int(answer["data"][0]["max_model_len"])
 
+    def version(self) -> str:
+        """Return the engine's release of vLLM; "" where it does not tell."""
+        try:
+            return str(self._json(self._request("GET", "/version"))["version"])
+        except (ApiError, KeyError, TypeError):
+            return ""
+
     def complete(
         self,
         model: str,

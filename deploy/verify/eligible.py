@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+# The releases of vLLM whose scheduler was read for what it counts, first and last. Hits mean the
+# same in all of them; since some release after 0.13, queries leave out what the engine held itself.
+# The check's own prompts are new to every engine, so that both meanings of queries are one.
+PINNED = ((0, 13), (0, 33))
+
 
 def eligible_tokens(prompt_tokens: int, chunk_size: int, local_hits: int = 0) -> int:
     """Return the tokens that an engine must load, given what it holds itself.
@@ -12,3 +19,16 @@ def eligible_tokens(prompt_tokens: int, chunk_size: int, local_hits: int = 0) ->
     """
     stored = prompt_tokens // chunk_size * chunk_size
     return max(0, min(stored, prompt_tokens - 1) - local_hits)
+
+
+def is_pinned(version: str) -> bool:
+    """Tell whether the formula was compared with what this release of vLLM counts."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        return False
+    return PINNED[0] <= (int(numbers[1]), int(numbers[2])) <= PINNED[1]
+
+
+def pinned_range() -> str:
+    """Return the releases of vLLM that the formula is pinned to."""
+    return " to ".join(f"{major}.{minor}" for major, minor in PINNED)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from deploy.verify.eligible import is_pinned
 from deploy.verify.store_path import StorePath
 
 # What is checked beside the pairs, as people and JUnit files name it.
@@ -180,6 +181,7 @@ class CheckReport:
         path: what the engines moved to and from Redis meanwhile, for whomever; None where LMCache's
             own client moves it.
         others: requests of others that engines finished during the check.
+        vllm: the engines' release of it; "" where they do not tell.
         failed: empty if the check passed.
     """
 
@@ -197,6 +199,7 @@ class CheckReport:
     burst: Phase | None = None
     counted: Counted = Counted()
     others: int = 0
+    vllm: str = ""
 
     @property
     def passed(self) -> bool:
@@ -267,6 +270,7 @@ class CheckReport:
             "store_path": self.path.as_dict() if self.path else None,
             "engines": [asdict(engine) for engine in self.engines],
             "others_requests": self.others,
+            "vllm": {"version": self.vllm, "formula_pinned": is_pinned(self.vllm)},
             "failures": self.failures,
             "diagnosis": [asdict(cause) for cause in self.diagnosis],
             "seconds": round(self.seconds, 2),

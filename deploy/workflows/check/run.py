@@ -157,6 +157,7 @@ def _checked(
         decode_reuse=found.decode_reuse,
         burst=found.burst,
         counted=found.counted,
+        vllm=session.version,
         others=found.others,
     )
 

@@ -67,6 +67,7 @@ class Session:
         found: what was measured so far.
         chunk: tokens of a chunk.
         limit: tokens that a prompt and its answer may have together.
+        version: of vLLM; "" where it does not tell.
         front: the service that clients talk to.
         sent: requests that engines answered, by the router too.
     """
@@ -97,6 +98,7 @@ class Session:
         self.store = self._exit.enter_context(store_of(self.running))
         first = self._apis[self.producers[0]]
         self.limit = first.max_model_len()
+        self.version = first.version()
         letters = self._random.choices((*string.ascii_lowercase, " "), k=_SAMPLE_LETTERS)
         # Any order of these ids is a prompt.
         self._tokens = sorted(set(first.tokenize(self._model, "".join(letters))))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from deploy.verify.eligible import eligible_tokens
+from deploy.verify.eligible import eligible_tokens, is_pinned, pinned_range
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,19 @@ def test_bounds() -> None:
             eligible = eligible_tokens(prompt, chunk)
             assert 0 <= eligible < prompt, "one token is left to compute"
             assert prompt - eligible <= chunk, "no whole chunk is left out"
+
+
+@pytest.mark.parametrize(
+    ("version", "pinned"),
+    [
+        ("0.13.0", True), ("0.25.1", True), ("0.32.0", True), ("0.33.1rc2+cpu", True),
+        ("0.12.9", False), ("0.34.0", False), ("1.0", False), ("", False), ("dev", False),
+    ],
+)  # fmt: skip
+def test_releases_whose_counters_were_looked_at(version: str, pinned: bool) -> None:
+    assert is_pinned(version) is pinned
+
+
+def test_the_page_says_which() -> None:
+    page = Path(__file__).parents[3] / "docs" / "explanation" / "hit-rate.md"
+    assert f"vLLM {pinned_range()}" in page.read_text(encoding="utf-8")

@@ -57,7 +57,7 @@ CONTRACT: dict[str, Any] = {
     "diagnosis": {"code", "message", "hint"},
 }
 EXTRAS = {
-    "failures", "seconds", "turns", "decode_reuse", "burst", "counted", "others_requests",
+    "failures", "seconds", "turns", "decode_reuse", "burst", "counted", "others_requests", "vllm",
 }  # fmt: skip
 
 
