@@ -14,6 +14,8 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
     │   ├── NotEnoughMemory
     │   ├── MissingGpus            fewer GPUs than asked for, or no way to give them to containers
     │   ├── MissingImage           an image that is not here and cannot be had
+    │   ├── MissingModel           a hub's model that is not here and cannot be had
+    │   ├── MachineUnfit           a disk, driver, right or limit with which no start can succeed
     │   ├── RedisUnreachable       the user's own Redis, which does not answer or lets nobody in
     │   ├── FixFailed              a bug of LMCache that the connector cannot mend there
     │   ├── DockerUnavailable      no Docker engine answers, or its Compose plugin is too old
@@ -119,6 +121,14 @@ class MissingGpus(MachineError):
 
 class MissingImage(MachineError):
     code = "missing_image"
+
+
+class MissingModel(MachineError):
+    code = "missing_model"
+
+
+class MachineUnfit(MachineError):
+    code = "machine_unfit"
 
 
 class RedisUnreachable(MachineError):

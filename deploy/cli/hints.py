@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from deploy.errors import Changes, PdkitError
 
 # The commands that take all stack options.
-_PLANNING = ("up", "plan", "render")
+_PLANNING = ("up", "plan", "render", "doctor")
 _OPTION = re.compile(r"--(?P<option>[a-z][a-z-]*)")
 # A field at the beginning, such as 'bind:' or 'redis.memory_gib:', and no service, as in 'redis:'.
 _HEAD = re.compile(r"(?!(?:redis|router):)(?P<field>[a-z][a-z_]*)(?=:|\.[a-zA-Z_]+[.:])")

@@ -28,6 +28,10 @@ class EngineImage:
         digest_source: the document that states the digest, or why none does.
         interpreter: program that runs engines, with the image's own entrypoint set aside.
         lmcache_from: how LMCache gets into it.
+        size_gib: what it takes unpacked; None where nobody knows.
+        size_is_estimate: nobody has built it and looked.
+        cuda: the CUDA release it is built for; "" where it is for no NVIDIA GPU, or not known.
+        archs: GPUs that it is built for, such as 'gfx942'; empty where nothing says it.
         build: folder below the project's root that is the build's context.
         unverified: statements about it that nobody has checked.
     """
@@ -47,6 +51,10 @@ class EngineImage:
     lmcache_from: str = ""
     build: str | None = None
     build_args: Mapping[str, str] = field(default_factory=dict)
+    size_gib: float | None = None
+    size_is_estimate: bool = False
+    cuda: str = ""
+    archs: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
     note: str = ""
 
@@ -74,6 +82,8 @@ class ServiceImage:
     interpreter: str | None = None
     build: str | None = None
     build_args: Mapping[str, str] = field(default_factory=dict)
+    size_gib: float | None = None
+    size_is_estimate: bool = False
     note: str = ""
 
 
@@ -187,7 +197,10 @@ def load_catalog() -> Catalog:
 def parse_catalog(document: Mapping[str, Any]) -> Catalog:
     """Return the catalogue in a document; an unknown key is a TypeError, a fault of ours."""
     engines = {
-        name: EngineImage(profile=name, **{**row, "unverified": tuple(row.get("unverified", ()))})
+        name: EngineImage(
+            profile=name,
+            **{**row, **{key: tuple(row.get(key, ())) for key in ("archs", "unverified")}},
+        )
         for name, row in document["engines"].items()
     }
     services = {name: ServiceImage(name=name, **row) for name, row in document["services"].items()}

@@ -96,7 +96,7 @@ def fixes_of_image(
         "run", "--rm", "--network", "none", "--cap-drop", "ALL",
         "--volume", f"{connector}:{CONNECTOR}:ro",
         *_options("--env", (f"{name}={value}" for name, value in variables.items())),
-        *(_device_options(devices) if devices else ()),
+        *(device_options(devices) if devices else ()),
         "--entrypoint", interpreter, image_id, *_MODULE, "--json",
     )  # fmt: skip
     return _parsed(run_docker(arguments, timeout_s=_TIMEOUT_S, check=False), image_id)
@@ -108,7 +108,7 @@ def _variables(connector: Path, environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": ":".join(path), "LMCACHE_TRACK_USAGE": "false"}
 
 
-def _device_options(devices: DeviceAccess) -> tuple[str, ...]:
+def device_options(devices: DeviceAccess) -> tuple[str, ...]:
     """Return the options of `docker run` by which a container gets the GPUs of an engine."""
     by_runtime = devices.driver not in ("", "cdi")
     return (

@@ -6,16 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from deploy.errors import MissingTool, NotEnoughMemory
+from deploy.runtime.cgroup import MOUNT, read_limits
 
 _PROBE_TIMEOUT_S = 60
-# Version 2, as a container sees its own.
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = MOUNT
 _ENGINE_MODULES = ("vllm", "lmcache", "vllm_router")
 _FIND_MODULES = """
 import importlib.util, sys
@@ -47,28 +46,16 @@ print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 
 
 def machine_memory_mib() -> int:
-    """Return all memory there is: the machine's, or a container's limit."""
+    """Return all memory there is: the machine's, or the limit of a container or service."""
     total = psutil.virtual_memory().total
-    with suppress(OSError, ValueError):  # no such limit: no file, or the word "max" in it
-        total = min(total, int((_CGROUP / "memory.max").read_text()))
-    return int(total // 2**20)
+    return int(min(total, read_limits(_CGROUP).memory_bytes or total) // 2**20)
 
 
 def available_memory_mib() -> int:
-    """Return the memory that can be had now: the machine's, or what a container's limit leaves."""
+    """Return the memory that can be had now: the machine's, or what such a limit leaves."""
     free = psutil.virtual_memory().available
-    return int(min(free, _container_room(free)) // 2**20)
-
-
-def _container_room(otherwise: int) -> int:
-    """Return the bytes up to this container's limit; file pages it could drop count as room."""
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        return limit - used + int(stat.get("inactive_file", 0))
-    except (OSError, ValueError):  # no such limit: no file, or the word "max" in it
-        return otherwise
+    room = read_limits(_CGROUP).room_bytes
+    return int((free if room is None else min(free, room)) // 2**20)
 
 
 def require_memory(needed_mib: int, *, engines: int, hint: Callable[[int], str]) -> None:

@@ -12,11 +12,20 @@ import httpx
 _TIMEOUT_S = 10.0
 _HUB = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_REFUSALS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 _YES = ("1", "ON", "YES", "TRUE")  # as the hub's client reads its switches
 
 
 class HubError(Exception):
-    """The hub gave no config.json; the text says why."""
+    """The hub gave no config.json; the text says why.
+
+    Attributes:
+        refused: it does not give the model to this user.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,8 @@ def fetch_config(address: str, model: str, revision: str, token: str | None) -> 
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
         raise HubError(f"{address} does not answer, {type(exc).__name__}") from exc
     if answer.status_code != httpx.codes.OK:
-        raise HubError(f"{address} answers {answer.status_code} {answer.reason_phrase}".rstrip())
+        said = f"{address} answers {answer.status_code} {answer.reason_phrase}".rstrip()
+        raise HubError(said, refused=answer.status_code in _REFUSALS)
     try:
         config = answer.json()
     except ValueError as exc:
@@ -59,5 +69,5 @@ def fetch_config(address: str, model: str, revision: str, token: str | None) -> 
     if not isinstance(config, dict):
         raise HubError(f"{address} answers with no JSON object")
     # Where the hub points at a copy elsewhere, it is the hub that names the commit.
-    said = (one.headers.get("x-repo-commit", "") for one in (*answer.history, answer))
-    return HubConfig(config, next((text for text in said if _COMMIT.fullmatch(text)), ""))
+    commits = (one.headers.get("x-repo-commit", "") for one in (*answer.history, answer))
+    return HubConfig(config, next((text for text in commits if _COMMIT.fullmatch(text)), ""))

@@ -95,6 +95,18 @@ class Launcher(Protocol):
         """End the services together."""
         ...
 
+    def require_own_name(self) -> None:
+        """Check that nobody else has what the runtime calls this stack.
+
+        Raises:
+            MachineError: somebody has.
+        """
+        ...
+
+    def marked(self) -> int:
+        """Return how much carries this stack's mark, known or not."""
+        ...
+
     def stop_marked(self, *, grace_s: float) -> int:
         """End all that carries this stack's mark, known or not; return how much that was."""
         ...

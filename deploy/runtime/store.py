@@ -101,13 +101,13 @@ def server_stats(client: Any) -> StoreStats:
     Raises:
         RedisError, OSError: it does not answer, or does not let the user in.
     """
-    info = _if_allowed(client.info) or {}
-    commands = _if_allowed(client.info, "commandstats")
+    info = if_allowed(client.info) or {}
+    commands = if_allowed(client.info, "commandstats")
     calls = commands and [
         int(commands.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("flushall", "flushdb")
     ]
     return StoreStats(
-        keys=_number(_if_allowed(client.dbsize)),
+        keys=_number(if_allowed(client.dbsize)),
         used_memory_bytes=_number(info.get("used_memory")),
         max_memory_bytes=_number(info.get("maxmemory")),
         evicted_keys=_number(info.get("evicted_keys")),
@@ -116,7 +116,7 @@ def server_stats(client: Any) -> StoreStats:
     )
 
 
-def _if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
+def if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
     """Return an answer, or None where Redis refuses this command."""
     from redis.exceptions import ResponseError
 

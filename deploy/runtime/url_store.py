@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deploy.doctor.seen import RedisSeen
 from deploy.planning.redis_url import Node, RedisUrl
-from deploy.runtime.store import StoreStats, marked, remove_marked, server_stats
+from deploy.runtime.store import StoreStats, if_allowed, marked, remove_marked, server_stats
 
 _TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
@@ -89,6 +90,14 @@ class UrlStore:
             return combined([server_stats(client) for client in self._servers()])
         except self._errors:
             return None
+
+    def settings(self) -> tuple[RedisSeen, ...]:
+        """Return what each server tells this client's user of itself.
+
+        Raises:
+            RedisError, OSError: one does not answer, or does not let the user in.
+        """
+        return tuple(_settings(client) for client in self._servers())
 
     def count_keys(self, prefix: str, *, within_s: float) -> FoundKeys:
         """Count the keys that begin with a prefix of letters, digits, ':', '-' and '_'.
@@ -228,6 +237,19 @@ class UrlStore:
             pool = redis.ConnectionPool(connection_class=self._class, **{**options, **where})
             self._clients[node, sentinel] = redis.Redis(connection_pool=pool)
         return self._clients[node, sentinel]
+
+
+def _settings(client: Any) -> RedisSeen:
+    info = if_allowed(client.info) or {}
+    saves = if_allowed(client.config_get, "save") or {}
+    append_only = info.get("aof_enabled")
+    return RedisSeen(
+        version=str(info["redis_version"]) if "redis_version" in info else None,
+        max_memory_bytes=int(info["maxmemory"]) if "maxmemory" in info else None,
+        policy=str(info["maxmemory_policy"]) if "maxmemory_policy" in info else None,
+        append_only=None if append_only is None else bool(append_only),
+        snapshots=saves.get("save"),
+    )
 
 
 def combined(readings: Sequence[StoreStats]) -> StoreStats:

@@ -35,7 +35,13 @@ from deploy.runtime.lock import is_locked
 from deploy.stack.containers import ROOTLESS
 from deploy.stack.layout import ContainerImages
 from deploy.workflows.brought import hub_token
-from deploy.workflows.images import found_images, obtain_images, refuse_bad_pair, stack_images
+from deploy.workflows.images import (
+    StackImages,
+    found_images,
+    obtain_images,
+    refuse_bad_pair,
+    stack_images,
+)
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
 from deploy.workflows.running import find_stack
 
@@ -92,7 +98,7 @@ def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
         there = detect_inventory()
         vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
         machine = without_held_gpus(there, home, spec.name)
-        _require_gpus(spec, vendor, machine)
+        require_gpus(spec, vendor, machine)
         programs = found_programs(spec, vendor)
         refuse_bad_pair(spec, vendor, *engine_versions(programs.engine_python), report)
         return Facts(machine, vendor, runtime, programs)
@@ -101,12 +107,23 @@ def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
     there = detect_inventory(info)
     vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
     machine = without_held_gpus(there, home, spec.name)
-    _require_gpus(spec, vendor, machine)
-    images = found_images(stack_images(spec, vendor), spec, vendor)
-    return Facts(machine, vendor, runtime, _containers(spec, images, info))
+    require_gpus(spec, vendor, machine)
+    images = stack_images(spec, vendor)
+    return Facts(machine, vendor, runtime, containers_here(spec, images, vendor, info))
 
 
-def _require_gpus(spec: StackSpec, vendor: str, machine: Inventory) -> None:
+def containers_here(
+    spec: StackSpec, images: StackImages, vendor: str, info: Mapping[str, Any]
+) -> Containers:
+    """Return what containers are run with here; of images that are missing, only the names.
+
+    Raises:
+        ConfigError: versions that the catalogue states do not belong together.
+    """
+    return _containers(spec, found_images(images, spec, vendor), info)
+
+
+def require_gpus(spec: StackSpec, vendor: str, machine: Inventory) -> None:
     """Check that there are GPUs enough, before programs that would run on them are looked for.
 
     Raises:

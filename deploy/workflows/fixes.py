@@ -66,11 +66,11 @@ class Place:
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
 
 
-def require_fixes(planned: Prepared, home: Home, report: Report) -> None:
+def require_fixes(planned: Prepared, home: Home, report: Report) -> bool:
     """Try the connector's fixes where the engines will run, unless they were seen to take there.
 
     Engines try them again themselves. Where they cannot be tried here, that is reported, and left
-    to the engines.
+    to the engines: then False is returned.
 
     Raises:
         FixFailed: a needed one does not take; nothing was started.
@@ -79,20 +79,21 @@ def require_fixes(planned: Prepared, home: Home, report: Report) -> None:
     place = place_of(planned)
     seen = home.cache / "fixes" / f"{place.key(connector)}.json"
     if seen.exists():
-        return
+        return True
     report(f"trying the connector's fixes in {place.what}: once for its versions, some 10 s")
     began = time.monotonic()
     try:
         tried = place.ask(connector)
     except MissingTool as exc:
         report(f"warning: {exc.message}; engines try them when they start")
-        return
+        return False
     if failed := [fix for fix in tried.fixes if fix.state == "failed"]:
         raise _refusal(failed, tried, place)
     states = Counter(fix.state for fix in tried.fixes)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     report(f"no fix failed: {counts} ({time.monotonic() - began:.1f} s)")
-    _remember(seen, {"place": place.what, "lmcache": tried.lmcache, "fixes": dict(states)})
+    remember(seen, {"place": place.what, "lmcache": tried.lmcache, "fixes": dict(states)})
+    return True
 
 
 def place_of(planned: Prepared) -> Place:
@@ -152,7 +153,7 @@ def _refusal(failed: list[FixReport], tried: FixReports, place: Place) -> FixFai
     )
 
 
-def _remember(file: Path, what: Mapping[str, object]) -> None:
+def remember(file: Path, what: Mapping[str, object]) -> None:
     with suppress(OSError):  # it is asked again then
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from deploy.config.model import Model, with_config
 from deploy.config.spec import StackSpec
-from deploy.errors import ConfigError
+from deploy.doctor.hub import refused
+from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
-from deploy.runtime.hub import HubError, fetch_config, hub_address, is_offline
+from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
 from deploy.workflows.brought import hub_token
 from deploy.workflows.prepare import Report, find_model
 
@@ -26,23 +27,43 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
 
     Raises:
         ConfigError: the model can be none, or the named file holds no token.
+        MissingModel: the hub does not give it to this user.
     """
     model = find_model(spec, home, vendor)
     if model.source != "hub" or model.shape is not None or model.version:
         return None
-    environ = {**os.environ, **spec.engine.env}  # engines go by the same
-    if is_offline(environ):
+    if is_offline(_environ(spec)):
         report(f"config.json of {model.ref} is not here, and HF_HUB_OFFLINE is set: {_UNKNOWN}")
         return None
-    address, token = hub_address(environ), hub_token(spec)
     try:
-        found = fetch_config(address, model.ref, _revision(spec.engine.args), token)
+        found = ask_hub(spec, model)
         described = with_config(model, found.config, found.commit)
     except (HubError, ConfigError) as exc:
+        if isinstance(exc, HubError) and exc.refused:
+            verdict = refused(model.ref, str(exc))
+            raise MissingModel(verdict.message, hint=verdict.mend) from exc
         report(f"config.json of {model.ref} could not be fetched ({exc}): {_UNKNOWN}")
         return None
-    report(f"config.json of {model.ref} fetched from {address}")
+    report(f"config.json of {model.ref} fetched from {hub_of(spec)}")
     return described
+
+
+def ask_hub(spec: StackSpec, model: Model) -> HubConfig:
+    """Return what the hub says of a model, asked as the engines will ask.
+
+    Raises:
+        HubError: it does not answer, or not with that.
+    """
+    return fetch_config(hub_of(spec), model.ref, _revision(spec.engine.args), hub_token(spec))
+
+
+def hub_of(spec: StackSpec) -> str:
+    """Return where the hub is for engines."""
+    return hub_address(_environ(spec))
+
+
+def _environ(spec: StackSpec) -> dict[str, str]:
+    return {**os.environ, **spec.engine.env}  # engines go by the same
 
 
 def _revision(arguments: Sequence[str]) -> str:

@@ -145,11 +145,22 @@ def obtain_images(
         ConfigError: the engine image holds versions that do not belong together.
         MissingImage: one is not here and cannot be had.
     """
-    known = images.engine
     redis = () if spec.redis.url_file else (images.redis,)
-    for image in (known, images.router, *redis):
+    for image in (images.engine, images.router, *redis):
         if find_image(image.image) is None:
             obtain(image, report)
+    return looked_into(images, spec, vendor, report)
+
+
+def looked_into(
+    images: StackImages, spec: StackSpec, vendor: str, report: Report
+) -> ContainerImages:
+    """Return the images with what is in the engines', which is on this machine.
+
+    Raises:
+        ConfigError: it holds versions that do not belong together.
+    """
+    known = images.engine
     engine = find_image(known.image)
     assert engine is not None, "it was there, or has just been obtained"  # noqa: S101
     # Whatever its name: what is in it counts.

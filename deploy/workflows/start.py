@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -70,17 +70,8 @@ class StackStart:
         Raises:
             PortTaken, NotEnoughMemory: naming what is taken, or how much there is.
         """
-        plan = self.prepared.plan
-        wanted = {port for service in missing for port in (service.port, *service.extra_ports)}
-        ports = {port: whose for port, whose in plan.ports.items() if port in wanted}
-        others = _ports_of_others(self._home, plan.name)
-        require_free(ports, base=plan.port, host=plan.bind, stack=plan.name, others=others)
-        engines = [service for service in missing if service.role in ("producer", "consumer")]
-        require_memory(
-            sum(service.memory_mib for service in missing),
-            engines=len(engines),
-            hint=lambda over_mib: smaller(plan, over_mib),
-        )
+        require_ports(self.prepared, self._home, missing)
+        require_host_memory(self.prepared, missing)
 
     def require_redis(self) -> None:
         """Check that the user's own Redis answers, where there is one.
@@ -163,6 +154,33 @@ class StackStart:
             self.launcher,
             only={service.name for service in batch},
         )
+
+
+def require_ports(prepared: Prepared, home: Home, services: Sequence[Service]) -> None:
+    """Check that the services' ports are free. Changes nothing.
+
+    Raises:
+        PortTaken, MachineError: naming what is taken, or an address that is not of this machine.
+    """
+    plan = prepared.plan
+    wanted = {port for service in services for port in (service.port, *service.extra_ports)}
+    ports = {port: whose for port, whose in plan.ports.items() if port in wanted}
+    others = _ports_of_others(home, plan.name)
+    require_free(ports, base=plan.port, host=plan.bind, stack=plan.name, others=others)
+
+
+def require_host_memory(prepared: Prepared, services: Sequence[Service]) -> None:
+    """Check that the services' memory is there. Changes nothing.
+
+    Raises:
+        NotEnoughMemory: naming how much there is.
+    """
+    engines = [service for service in services if service.role in ("producer", "consumer")]
+    require_memory(
+        sum(service.memory_mib for service in services),
+        engines=len(engines),
+        hint=lambda over_mib: smaller(prepared.plan, over_mib),
+    )
 
 
 def _ports_of_others(home: Home, name: str) -> dict[int, str]:

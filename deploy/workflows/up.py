@@ -18,6 +18,7 @@ from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import CheckOptions, check_stack, renew_store_connections
 from deploy.workflows.facts import facts_here, with_images
+from deploy.workflows.fitness import require_code, require_fit
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.generations import following, new_state, with_outcome
 from deploy.workflows.hub import described_model
@@ -70,10 +71,12 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
     Raises:
         ConfigError, MissingImage: one cannot be had, or holds what does not belong together.
         FixFailed: a fix of the connector does not take with what the engines would import.
+        MachineUnfit: what they would import does not run on these GPUs.
     """
     facts = with_images(planned.facts, planned.spec, report)
     complete = prepare(planned.spec, home, facts, model=planned.model)
     require_fixes(complete, home, report)
+    require_code(complete, home, report)
     return complete
 
 
@@ -94,7 +97,7 @@ def bring_up(
     began = time.monotonic()
     existing = find_stack(home, spec.name)
     if existing is not None and existing.any_running():
-        start = StackStart(_same_plan(spec, home, existing), existing.state, home, report)
+        start = StackStart(same_plan(spec, home, existing), existing.state, home, report)
         _stop_outdated(start, existing)
     else:
         start = _claimed(spec, existing, home, report)
@@ -132,6 +135,7 @@ def _claimed(
     with planning_lock(home.planning_lock_file):
         planned = prepare_here(spec, home, report)
         require_brought(planned, home.stack(spec.name).secrets_dir)
+        require_fit(planned, home, report)
         before = existing.state if existing else None
         start = StackStart(planned, _first_state(planned, before), home, report, before=before)
         start.require_room(start.missing())
@@ -179,7 +183,7 @@ def _start_missing(start: StackStart, report: Report) -> dict[str, float]:
         return start.run(missing)
 
 
-def _same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
+def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
     """Return the running stack's own plan, if it is what is asked for.
 
     Both are planned for the machine and the model as they were when the stack was started: a shell

@@ -14,11 +14,13 @@ PACKAGE = Path(__file__).resolve().parents[2] / "deploy"
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"__init__", "output", "workflows", "runtime", "stack", "verify", "config", "errors"},
-    "output": {"__init__", "workflows", "verify", "planning", "errors"},
+    "output": {"__init__", "workflows", "doctor", "verify", "planning", "errors"},
     "workflows": {
-        "runtime", "stack", "planning", "verify", "tiny_model", "config", "assets", "errors",
+        "runtime", "doctor", "stack", "planning", "verify", "tiny_model", "config", "assets",
+        "errors",
     },
-    "runtime": {"stack", "planning", "verify", "errors"},
+    "runtime": {"doctor", "stack", "planning", "verify", "errors"},
+    "doctor": {"stack", "planning", "config"},
     "stack": {"__init__", "planning", "config", "assets", "errors"},
     "planning": {"config", "errors"},
     "verify": set(),
@@ -29,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
 }  # fmt: skip
 
-PURE = ("planning", "stack", "verify")
+PURE = ("planning", "stack", "verify", "doctor")
 EFFECTS = {
     "os", "subprocess", "socket", "time", "random", "tempfile", "shutil", "signal", "threading",
     "httpx", "psutil", "redis", "filelock", "typer",

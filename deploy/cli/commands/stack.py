@@ -50,6 +50,7 @@ def up(
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.brought import require_brought
+    from deploy.workflows.fitness import require_fit
     from deploy.workflows.up import bring_up, prepare_here, resumed_spec
 
     report = progress()
@@ -59,6 +60,7 @@ def up(
         with naming_origins(source.origins):
             planned = prepare_here(source.spec, home, report)
             require_brought(planned, home.stack(name).secrets_dir)
+            require_fit(planned, home, report)
             return _plan_answer("up", planned)
     with stack_lock(home.lock_file(name), name), naming_origins(source.origins):
         began = time.monotonic()

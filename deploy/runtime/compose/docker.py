@@ -15,6 +15,7 @@ from deploy.errors import DockerUnavailable, MachineError
 DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
 _API_TIMEOUT_S = 60
+_PING_TIMEOUT_S = 5
 _ASK_TIMEOUT_S = 30
 _LOCAL = ("unix://", "npipe://")
 _WITHOUT = "or run the stack as processes: deploy up --runtime process"
@@ -47,6 +48,7 @@ def docker_client() -> Any:
     """
     import docker
     from docker.errors import DockerException
+    from requests import RequestException
 
     host = _engine_address()
     if not host.startswith(_LOCAL):
@@ -56,9 +58,10 @@ def docker_client() -> Any:
             hint=f"unset DOCKER_HOST, or docker context use default; {_WITHOUT}",
         )
     try:
-        client = docker.DockerClient(base_url=host, timeout=_API_TIMEOUT_S)
+        client = docker.DockerClient(base_url=host, timeout=_PING_TIMEOUT_S)
         client.ping()
-    except DockerException as exc:
+        client.api.timeout = _API_TIMEOUT_S
+    except (DockerException, RequestException) as exc:
         raise DockerUnavailable(
             f"no Docker engine answers at {host} ({_reason(exc)})",
             hint=f"sudo systemctl start docker, {_WITHOUT}",
@@ -158,6 +161,8 @@ def _last_line(text: str) -> str:
 
 def _reason(exc: Exception) -> str:
     text = str(exc)
+    if "timed out" in text:
+        return f"no answer in {_PING_TIMEOUT_S} s"
     if "Permission" in text:
         return "permission denied; is this user in the group docker?"
     if "No such file" in text or "Connection refused" in text:

@@ -101,7 +101,7 @@ class ComposeLauncher:
         Raises:
             MachineError: a project of its name is another folder's.
         """
-        self._require_own_project()
+        self.require_own_name()
         write_project(stack, self._home, secrets, stop_s=stop_s)
 
     def start(
@@ -240,6 +240,10 @@ class ComposeLauncher:
             self._keep_log(_service_of(container))
         _end(found, grace_s)
 
+    def marked(self) -> int:
+        """Return how many containers carry this stack's mark."""
+        return len(self._containers())
+
     def stop_marked(self, *, grace_s: float) -> int:
         """End the stack's containers and remove its networks, by their marks."""
         found = self._containers()
@@ -253,7 +257,12 @@ class ComposeLauncher:
     def clear(self, *, keep_logs: bool) -> None:
         remove_files(self._home.root, keep_logs=keep_logs)
 
-    def _require_own_project(self) -> None:
+    def require_own_name(self) -> None:
+        """Check that the Compose project of the stack's name is not somebody else's.
+
+        Raises:
+            MachineError: it is another folder's, or of something else.
+        """
         project = project_name(self._name)
         for container in self._project_containers():
             root = container.labels.get(f"{LABEL}.root", "")

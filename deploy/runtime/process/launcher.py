@@ -134,6 +134,13 @@ class ProcessLauncher:
             {record.pid: record.start_time for record in records.values()}, grace_s=grace_s
         )
 
+    def require_own_name(self) -> None:
+        """Do nothing: processes of other homes carry another mark."""
+
+    def marked(self) -> int:
+        """Return how many sessions carry this stack's mark."""
+        return len(sessions.marked_sessions(MARKER, self._home.root))
+
     def stop_marked(self, *, grace_s: float) -> int:
         """End every process that carries this stack's mark; return how many sessions that were."""
         found = sessions.marked_sessions(MARKER, self._home.root)

@@ -1,0 +1,35 @@
+"""The command that says what would stop a stack, before it is started."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from deploy.cli.answer import Answer
+from deploy.cli.app import app
+from deploy.cli.hints import naming_origins
+from deploy.cli.options import File, Json, takes_stack_options
+from deploy.cli.shared import load_source, progress
+from deploy.errors import PdkitError
+
+
+@app.command()
+@takes_stack_options
+def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> Answer:
+    """Say what would stop `up` or spoil the hit rate here, and how to mend it."""
+    from deploy.output.doctor_view import doctor_view
+    from deploy.runtime.home import Home
+    from deploy.workflows.doctor import examine
+    from deploy.workflows.fitness import refusal
+    from deploy.workflows.up import resumed_spec
+
+    source, home = load_source(flags, file), Home.from_environ()
+    spec = source.spec
+    # As with `up`: who asks for nothing in particular means the stack as it is.
+    if not source.origins.keys() - {"name"}:
+        with suppress(PdkitError):  # a state that is broken is a finding
+            spec = resumed_spec(home, spec.name, required=False) or spec
+    with naming_origins(source.origins):
+        found = examine(spec, home, progress())
+    errors = [refusal(found.failed)] if found.failed else []
+    return Answer("doctor", found.as_dict(), doctor_view(found), errors)

@@ -1,0 +1,93 @@
+"""Rules on the Docker engine, its Compose plugin, and the images of a stack."""
+
+from __future__ import annotations
+
+import re
+
+from deploy.doctor.finding import Rule, Verdict, ok, tried
+from deploy.doctor.seen import ImageSeen, Seen
+
+# The oldest engine that stacks were run on.
+MIN_ENGINE = (20, 10)
+
+
+def engine(seen: Seen) -> Verdict | None:
+    docker = seen.docker
+    if docker is None:
+        return None
+    if not docker.trouble:
+        return _answering(docker.version, docker.compose, chosen=docker.chosen)
+    if docker.asked:
+        return Verdict("fail", docker.trouble, "the stack is to run in containers", docker.mend)
+    if not docker.installed:
+        return ok("there is no Docker here, so `up` takes processes (--runtime auto)")
+    return Verdict(
+        "warn",
+        f"{docker.trouble}; `up` takes processes instead (--runtime auto)",
+        "an engine that runs in another place than last time does not find its images or its KV",
+        docker.mend,
+    )
+
+
+def _answering(version: str, compose: str, *, chosen: bool) -> Verdict:
+    says = f"Docker {version or 'of no stated version'} answers, Compose {compose}"
+    if not chosen:
+        return ok(f"{says}; not used, the runtime is process")
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < MIN_ENGINE:
+        wanted = ".".join(map(str, MIN_ENGINE))
+        return Verdict(
+            "warn",
+            f"{says}; the kit was never run on an engine before {wanted}",
+            "it may not know what a stack's containers ask for",
+            "sudo apt-get install --only-upgrade docker-ce docker-ce-cli, or your system's package",
+        )
+    return ok(f"{says}; `up` takes containers")
+
+
+def images(seen: Seen) -> Verdict | None:
+    if not seen.images:
+        return None
+    missing = [image for image in seen.images if not image.here]
+    if not missing:
+        return ok("here: " + ", ".join(image.reference for image in seen.images))
+    return Verdict(
+        "warn",
+        "not on this machine: " + ", ".join(image.reference for image in missing),
+        "`up` builds or pulls them first, which takes minutes and a network",
+        "; ".join(dict.fromkeys(image.get for image in missing)),
+    )
+
+
+def engine_image(seen: Seen) -> ImageSeen | None:
+    """Return the image that engines run in; None where they are processes."""
+    return seen.images[0] if seen.images else None
+
+
+RULES = (
+    Rule(
+        "docker.engine",
+        engine,
+        looks_at="Docker's engine and Compose plugin, whether this user may talk to them, and "
+        "which runtime `up` would take",
+        fails="containers are asked for, and no engine answers, or the plugin is missing or older "
+        "than 2.20",
+        warns="Docker is installed and does not answer, so that `--runtime auto` takes processes; "
+        "the engine is older than any the kit was run on",
+        mend="`sudo systemctl start docker`, the group `docker`, or `--runtime process`",
+    ),
+    Rule(
+        "docker.images",
+        images,
+        looks_at="the images of the engines, the router and Redis",
+        warns="one is not on this machine yet",
+        mend="`deploy images build NAME` or `deploy images pull NAME`",
+    ),
+    Rule(
+        "docker.project",
+        tried("project", "containers of both would get into each other's way"),
+        looks_at="whether the Compose project of the stack's name is free",
+        fails="it belongs to a stack of another home folder or user, or to something else",
+        mend="`--name ANOTHER`",
+    ),
+)

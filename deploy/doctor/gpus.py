@@ -1,0 +1,279 @@
+"""Rules on GPUs: are there enough, does the driver do, may containers have them, are they free."""
+
+from __future__ import annotations
+
+import re
+
+from deploy.doctor.docker import engine_image
+from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
+from deploy.doctor.seen import Seen
+from deploy.planning.inventory import Gpu
+from deploy.stack.containers import uses_cdi
+
+_TOOLKIT = (
+    "install the NVIDIA Container Toolkit, then: sudo nvidia-ctk runtime configure "
+    "--runtime=docker && sudo systemctl restart docker; or --runtime process"
+)
+_FIRST_DRIVER = {11: "450", 12: "525", 13: "580"}
+
+
+def planned(seen: Seen) -> tuple[Gpu, ...]:
+    """Return the GPUs of the plan that were really seen, each once."""
+    if seen.plan is None:
+        return ()
+    there = {(gpu.vendor, gpu.index): gpu for gpu in seen.inventory.gpus if gpu.name != "assumed"}
+    ours = {(gpu.vendor, gpu.index) for engine in seen.plan.engines for gpu in engine.gpus}
+    return tuple(gpu for key, gpu in there.items() if key in ours)
+
+
+def driver(seen: Seen) -> Verdict | None:
+    if seen.gpus is None or not planned(seen):
+        return None
+    if planned(seen)[0].vendor == "rocm":
+        return ok(f"amdgpu driver {seen.gpus.driver or 'of the kernel, of no stated version'}")
+    image = engine_image(seen)
+    needed = (seen.code.cuda if seen.code else "") or (image.cuda if image else "")
+    have, said = seen.gpus.cuda, f"NVIDIA driver {seen.gpus.driver or 'of unknown version'}"
+    if not have:
+        return unknown(f"{said}: which CUDA it runs is not told ({seen.gpus.trouble})")
+    if not needed:
+        return ok(f"{said} runs CUDA {have}; what the engines are built for is not known")
+    if _major(have) < _major(needed):
+        least = _FIRST_DRIVER.get(_major(needed))
+        return Verdict(
+            "fail",
+            f"{said} runs CUDA up to {have}, and the engines are built for CUDA {needed}",
+            "torch finds no GPU, and every engine ends at its start",
+            f"install driver {least} or newer"
+            if least
+            else "install a newer driver, or an image for the older CUDA: --image REF",
+        )
+    return ok(f"{said} runs CUDA {have}, the engines are built for {needed}")
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def arch(seen: Seen) -> Verdict | None:
+    gpus = [gpu for gpu in planned(seen) if gpu.arch]
+    if not gpus or seen.code is None:
+        return None
+    archs = seen.code.archs
+    if not archs:
+        why = seen.code.trouble or "its torch does not say"
+        return unknown(f"for which GPUs {seen.code.where} is built is not known: {why}")
+    for gpu in gpus:
+        if not runs_on(gpu, archs):
+            return Verdict(
+                "fail",
+                f"GPU {gpu.index} ({gpu.name}) is {_shown(gpu)}, and torch there is built for "
+                + ", ".join(archs),
+                "no kernel runs on it, and engines end at their first step",
+                "an image for this GPU: --image REF; deploy images list",
+            )
+    return ok(f"built for {', '.join(sorted({_shown(gpu) for gpu in gpus}))}")
+
+
+def _shown(gpu: Gpu) -> str:
+    return gpu.arch if gpu.vendor == "rocm" else f"sm_{gpu.arch.replace('.', '')}"
+
+
+def runs_on(gpu: Gpu, archs: tuple[str, ...]) -> bool:
+    """Tell whether code for these GPUs runs on this one.
+
+    CUDA's machine code runs on the same major capability from its minor one on; code with a letter
+    behind on that very capability; `compute_…` is compiled for any newer GPU when it is loaded.
+    """
+    if gpu.vendor == "rocm":
+        return gpu.arch in {one.partition(":")[0] for one in archs}
+    major, _, minor = gpu.arch.partition(".")
+    capability = (int(major), int(minor))
+    for one in archs:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", one)
+        if found is None:
+            continue
+        kind, letter, built = found[1], found[4], (int(found[2]), int(found[3]))
+        if letter:
+            fits = built == capability
+        elif kind == "compute":
+            fits = built <= capability
+        else:
+            fits = built[0] == capability[0] and built <= capability
+        if fits:
+            return True
+    return False
+
+
+def containers(seen: Seen) -> Verdict | None:
+    plan, spec = seen.plan, seen.spec
+    if plan is None or plan.runtime != "compose" or not planned(seen):
+        return None
+    access, ways = plan.vendor.container, plan.container_gpus
+    by_cdi = uses_cdi(plan, spec)
+    if by_cdi and access.cdi_kind not in ways:
+        return Verdict(
+            "fail",
+            f"gpu_access: cdi is asked for, and Docker knows no device {access.cdi_kind}",
+            "engines' containers cannot be created",
+            f"sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, and Docker 25 or newer; "
+            f"or leave gpu_access out ({_known(ways)})",
+        )
+    if not by_cdi and access.driver and access.driver not in ways:
+        return Verdict(
+            "fail",
+            f"Docker cannot give GPUs to containers here ({_known(ways)})",
+            "engines' containers cannot be created",
+            _TOOLKIT,
+        )
+    how = access.cdi_kind if by_cdi else access.driver or ", ".join(access.nodes)
+    return ok(f"containers get GPUs by {how}")
+
+
+def _known(ways: tuple[str, ...]) -> str:
+    return f"it knows {', '.join(ways)}" if ways else "it knows neither the nvidia runtime nor CDI"
+
+
+def rights(seen: Seen) -> Verdict | None:
+    plan = seen.plan
+    if plan is None or seen.gpus is None or plan.vendor.name != "rocm" or not planned(seen):
+        return None
+    if plan.runtime == "compose":
+        if seen.docker and seen.docker.rootless:
+            return Verdict(
+                "fail",
+                "Docker runs without root here, and cannot give the groups of /dev/kfd away",
+                "engines see no GPU in their containers",
+                "an ordinary Docker, or --runtime process",
+            )
+        if not plan.gpu_groups:
+            return unknown("which groups own /dev/kfd and the render nodes could not be read")
+        return ok(f"containers get the groups {', '.join(map(str, plan.gpu_groups))}")
+    if seen.gpus.closed:
+        return Verdict(
+            "fail",
+            f"this user may not open {', '.join(seen.gpus.closed)}",
+            "engines see no GPU",
+            "sudo usermod -aG render,video $USER, then log in again",
+        )
+    return ok("this user may open /dev/kfd and the render nodes")
+
+
+def memory(seen: Seen) -> Verdict | None:
+    plan = seen.plan
+    if plan is None or seen.gpus is None or plan.gpu_share is None:
+        return None
+    if seen.stack and seen.stack.running:
+        return ok("the stack's own engines hold it")
+    uses = {(use.vendor, use.index): use for use in seen.gpus.uses}
+    busy: list[str] = []
+    least: tuple[int, str] | None = None
+    for gpu in planned(seen):
+        use = uses.get((gpu.vendor, gpu.index))
+        if use is None or use.used_mib is None:
+            return unknown(f"what GPU {gpu.index} holds is not told ({seen.gpus.trouble or '-'})")
+        sharers = sum(gpu.index in engine.devices for engine in plan.engines)
+        wanted, free = int(gpu.memory_mib * plan.gpu_share * sharers), gpu.memory_mib - use.used_mib
+        who = f" ({'; '.join(use.holders)})" if use.holders else ""
+        if wanted > free:
+            return _no_room(gpu, wanted, free, who)
+        if use.holders:
+            busy.append(f"GPU {gpu.index}: {use.used_mib} MiB are taken{who}")
+        if least is None or free < least[0]:
+            least = (free, f"GPU {gpu.index}, with {free} MiB")
+    if busy:
+        return Verdict(
+            "warn",
+            ", ".join(busy),
+            "whoever computes there slows the engines, and may take what they count on",
+            "end them, or hide that GPU: CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
+        )
+    return ok(f"free for the engines; the least is {least[1]}") if least else None
+
+
+def _no_room(gpu: Gpu, wanted_mib: int, free_mib: int, who: str) -> Verdict:
+    fits = max(0, int(100 * (free_mib - 512) / gpu.memory_mib)) / 100
+    lower = f", or engine: {{gpu_memory: {fits:g}}} in deploy.yaml" if fits >= 0.2 else ""
+    return Verdict(
+        "fail",
+        f"GPU {gpu.index} has {free_mib} of {gpu.memory_mib} MiB free, and the engines on it take "
+        f"{wanted_mib}{who}",
+        "vLLM ends where less is free than its share",
+        f"end what holds it, or hide that GPU by CUDA_VISIBLE_DEVICES{lower}",
+    )
+
+
+def numa(seen: Seen) -> Verdict | None:
+    plan, gpus = seen.plan, seen.gpus
+    if plan is None or gpus is None or not planned(seen) or len(set(gpus.nodes.values())) < 2:
+        return None
+    lies = {
+        engine.name: sorted({gpus.nodes[index] for index in engine.devices if index in gpus.nodes})
+        for engine in plan.engines
+    }
+    split = [name for name, nodes in lies.items() if len(nodes) > 1]
+    shown = ", ".join(f"{name} on node {'+'.join(map(str, at))}" for name, at in lies.items())
+    if split:
+        return Verdict(
+            "warn",
+            shown,
+            "ranks of one engine talk, and their KV passes, from one node to another",
+            "a smaller --tp, or GPUs of one node by CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
+        )
+    return ok(shown)
+
+
+RULES = (
+    Rule(
+        "gpu.enough",
+        tried("gpus", "there is nothing to run the engines on"),
+        looks_at="the GPUs that the drivers show, less those that other stacks of yours hold",
+        fails="fewer than the plan needs; the message has what each probe saw",
+        mend="fewer `--gpus`, `--vendor cpu`, or the driver",
+    ),
+    Rule(
+        "gpu.driver",
+        driver,
+        looks_at="the driver and the CUDA it runs, against what the image or interpreter is built "
+        "for",
+        fails="the driver's CUDA is of an older major release",
+        mend="a newer driver, or `--image REF` for the older CUDA",
+    ),
+    Rule(
+        "gpu.arch",
+        arch,
+        looks_at="whether the engines' torch is built for these GPUs (CUDA capability, gfx target)",
+        fails="it is not",
+        mend="an image for this GPU (`deploy images list`)",
+    ),
+    Rule(
+        "gpu.containers",
+        containers,
+        looks_at="how Docker gives GPUs to containers: the nvidia runtime, or CDI specs in "
+        "`/etc/cdi` and `/var/run/cdi`",
+        fails="there is no way",
+        mend="the NVIDIA Container Toolkit, or `--runtime process`",
+    ),
+    Rule(
+        "gpu.rights",
+        rights,
+        looks_at="ROCm: `/dev/kfd`, `/dev/dri/renderD*` and the groups that own them",
+        fails="this user may not open them, or a Docker without root cannot pass the groups on",
+        mend="`sudo usermod -aG render,video $USER`",
+    ),
+    Rule(
+        "gpu.memory",
+        memory,
+        looks_at="the memory that others hold on the plan's GPUs, and who they are",
+        fails="less is free than the engines' share",
+        warns="others compute on a GPU of the plan",
+        mend="end them, hide the GPU, or a smaller `engine.gpu_memory`",
+    ),
+    Rule(
+        "gpu.numa",
+        numa,
+        looks_at="on machines of several NUMA nodes: on which one each engine's GPUs are",
+        warns="the ranks of one engine are on several",
+        mend="a smaller `--tp`, or other GPUs",
+    ),
+)

@@ -1,0 +1,126 @@
+"""Rules on a Redis that the user brings."""
+
+from __future__ import annotations
+
+from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
+from deploy.doctor.seen import RedisSeen, Seen
+from deploy.planning.memory import GIB
+
+_MIN_MAJOR = 5
+# Without expiry, such policies never drop a stack's keys.
+_KEEPING = ("noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl")
+_SMALL_BYTES = GIB
+
+
+def policy(seen: Seen) -> Verdict | None:
+    if not seen.redis:
+        return None
+    if any(one.policy is None or one.max_memory_bytes is None for one in seen.redis):
+        return unknown("your Redis does not tell its user what it drops when it is full (INFO)")
+    first = seen.redis[0]
+    if any(one.max_memory_bytes == 0 for one in seen.redis):
+        return Verdict(
+            "warn",
+            "your Redis has no maxmemory",
+            "it takes KV until its machine's memory ends, and it with that",
+            "CONFIG SET maxmemory 8gb, and maxmemory in its redis.conf",
+        )
+    keeping = [one.policy for one in seen.redis if one.policy in _KEEPING]
+    if keeping:
+        return Verdict(
+            "warn",
+            f"maxmemory-policy of your Redis is {keeping[0]}",
+            "KV has no expiry, so nothing is dropped: a full Redis takes no new KV and hits end",
+            "CONFIG SET maxmemory-policy allkeys-lru",
+        )
+    return ok(f"maxmemory-policy {first.policy}")
+
+
+def size(seen: Seen) -> Verdict | None:
+    limits = [one.max_memory_bytes for one in seen.redis]
+    known = [limit for limit in limits if limit]
+    if not known or len(known) < len(limits) or seen.plan is None:
+        return None
+    total, a_token = sum(known), seen.plan.kv_bytes_per_token
+    prompt = (seen.plan.max_model_len or 0) * (a_token or 0)
+    says = f"{total / GIB:.1f} GiB" + (f", about {total // a_token:,} tokens" if a_token else "")
+    if total < max(_SMALL_BYTES, prompt):
+        return Verdict(
+            "warn",
+            f"your Redis holds {says}",
+            "KV is dropped before it is asked for",
+            f"CONFIG SET maxmemory {max(2, 1 + 2 * prompt // GIB)}gb",
+        )
+    return ok(f"your Redis holds {says}")
+
+
+def persistence(seen: Seen) -> Verdict | None:
+    if not seen.redis:
+        return None
+    if any(one.append_only is None for one in seen.redis):
+        return unknown("your Redis does not tell its user whether it writes to disk (INFO)")
+    writing = _writing(seen.redis)
+    if writing:
+        return Verdict(
+            "warn",
+            f"your Redis writes to disk ({writing})",
+            "all KV is written once more, and a snapshot's fork may double the memory",
+            'CONFIG SET appendonly no, CONFIG SET save ""',
+        )
+    if any(one.snapshots is None for one in seen.redis):
+        return ok("no append-only file; whether it takes snapshots, its user may not ask")
+    return ok("nothing is written to disk")
+
+
+def _writing(servers: tuple[RedisSeen, ...]) -> str:
+    ways = []
+    if any(one.append_only for one in servers):
+        ways.append("appendonly yes")
+    ways += [f'save "{one.snapshots}"' for one in servers if one.snapshots][:1]
+    return ", ".join(ways)
+
+
+def version(seen: Seen) -> Verdict | None:
+    versions = [one.version for one in seen.redis if one.version]
+    if not versions:
+        return None
+    old = [one for one in versions if int(one.partition(".")[0]) < _MIN_MAJOR]
+    if old:
+        return Verdict(
+            "warn",
+            f"your Redis is {old[0]}",
+            "the kit was never run on one that old",
+            f"Redis {_MIN_MAJOR} or newer",
+        )
+    return ok(f"Redis {', '.join(sorted(set(versions)))}")
+
+
+RULES = (
+    Rule(
+        "redis.answers",
+        tried("redis", "KV has nowhere to go"),
+        looks_at="a Redis of your own: does it answer and let its user in; your other secrets",
+        fails="it does not, or a secret that the spec names cannot be read (exit code 2)",
+        mend="what Redis says, in its own words",
+    ),
+    Rule(
+        "redis.policy", policy,
+        looks_at="`maxmemory` and `maxmemory-policy` of your own Redis",
+        warns="no limit, or a policy that never drops KV",
+        mend="`CONFIG SET maxmemory-policy allkeys-lru`",
+    ),
+    Rule(
+        "redis.size", size,
+        looks_at="its `maxmemory` against the plan",
+        warns="less than 1 GiB, or than the longest prompt takes", mend="`CONFIG SET maxmemory …`",
+    ),
+    Rule(
+        "redis.persistence", persistence,
+        looks_at="whether it writes KV to disk",
+        warns="it does", mend='`CONFIG SET appendonly no`, `CONFIG SET save ""`',
+    ),
+    Rule(
+        "redis.version", version,
+        looks_at="its version", warns="it is older than 5", mend="a newer one",
+    ),
+)  # fmt: skip

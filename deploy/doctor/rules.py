@@ -1,0 +1,34 @@
+"""All rules, in the order in which they are shown, and which of their findings stop `up`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deploy.doctor import docker, engine, gpus, host, hub, redis, resources, stack
+from deploy.doctor.finding import Finding, Rule, found_by
+from deploy.doctor.seen import Seen
+
+RULES: tuple[Rule, ...] = (
+    *docker.RULES,
+    *gpus.RULES,
+    *resources.RULES,
+    *host.RULES,
+    *hub.RULES,
+    *engine.RULES,
+    *redis.RULES,
+    *stack.RULES,
+)
+
+
+def findings(seen: Seen) -> list[Finding]:
+    """Return what all rules find."""
+    return found_by(RULES, seen)
+
+
+def failed(found: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with which `up` cannot succeed; what the spec is to blame for first."""
+    return sorted((one for one in found if one.status == "fail"), key=lambda one: not one.usage)
+
+
+def warned(found: Sequence[Finding]) -> list[Finding]:
+    return [one for one in found if one.status == "warn"]

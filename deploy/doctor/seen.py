@@ -1,0 +1,267 @@
+"""What was seen of a machine, and of the stack that is to run on it: the values that rules judge.
+
+None stands for what nobody looked at, or what nothing tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from deploy.config.spec import StackSpec
+from deploy.planning.inventory import Inventory
+from deploy.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step went that `up` takes too.
+
+    Attributes:
+        says: what there is to say where it went well.
+        trouble: the error's message; "" where it went well.
+        mend: the error's hint.
+        details: the error's, cut to what a line can hold.
+        usage: the spec is wrong, rather than the machine.
+        unknown: why it could not be looked at; "" where it could.
+    """
+
+    says: str = ""
+    trouble: str = ""
+    mend: str = ""
+    details: tuple[str, ...] = ()
+    usage: bool = False
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class DockerSeen:
+    """The Docker engine of this machine.
+
+    Attributes:
+        chosen: up would run containers.
+        asked: the spec names the runtime; else it is Docker where it answers.
+        version: of the engine, such as '28.0.1'; "" where it does not answer.
+        compose: the plugin's version.
+        trouble, mend: why Docker cannot be used; "" where it can.
+        installed: there is a `docker` command.
+    """
+
+    chosen: bool
+    asked: bool
+    version: str = ""
+    compose: str = ""
+    rootless: bool = False
+    trouble: str = ""
+    mend: str = ""
+    installed: bool = False
+
+
+@dataclass(frozen=True)
+class ImageSeen:
+    """An image that the stack runs.
+
+    Attributes:
+        size_mib: what it takes unpacked; None where nothing says it.
+        size_sure: that size was seen, rather than estimated.
+        get: the command that gets it.
+        cuda: the CUDA release it is built for, such as '13.0'; "" where none is known.
+        archs: GPUs that it is built for, such as 'gfx942'; empty where nothing says it.
+    """
+
+    reference: str
+    here: bool
+    size_mib: int | None = None
+    size_sure: bool = False
+    get: str = ""
+    cuda: str = ""
+    archs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """What of a GPU's memory is taken, and by whom ('pid 123 (python), 4000 MiB')."""
+
+    vendor: str
+    index: int
+    used_mib: int | None = None
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpusSeen:
+    """The drivers of GPUs, and what is done with them at present.
+
+    Attributes:
+        driver: the version of the vendor's kernel driver; "" where nothing tells.
+        cuda: the newest CUDA that it runs, such as '13.0'.
+        closed: device nodes that this user may not open.
+        trouble: why the vendor's tool told nothing.
+    """
+
+    driver: str = ""
+    cuda: str = ""
+    uses: tuple[GpuUse, ...] = ()
+    closed: tuple[str, ...] = ()
+    nodes: Mapping[int, int] = field(default_factory=dict)
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class HostSeen:
+    """The kernel's settings and this process's limits, which its children have too.
+
+    Attributes:
+        open_files: how many at most; None without a limit.
+        locked_kib: memory that may be locked; None without a limit.
+        huge_pages: 'always', 'madvise' or 'never'.
+        shm_free_mib: of /dev/shm.
+        numa: node → its processors, as the kernel lists them ('0-31').
+        numa_balancing: the kernel moves pages between nodes by itself.
+        cpus: processors that this process may use; `cpu_quota` is what a control group leaves.
+        now: seconds since 1970, by this machine's clock.
+        synced: by a time server; None where nothing tells.
+    """
+
+    open_files: int | None = None
+    locked_kib: int | None = None
+    huge_pages: str = ""
+    overcommit: int | None = None
+    shm_free_mib: int | None = None
+    architecture: str = ""
+    cpu_flags: frozenset[str] = frozenset()
+    numa: Mapping[int, str] = field(default_factory=dict)
+    numa_balancing: bool = False
+    cpus: int = 1
+    cpu_quota: float | None = None
+    now: float | None = None
+    synced: bool | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that something will be written below.
+
+    Attributes:
+        path: the folder itself, which need not be there yet.
+        free_mib: for this user; None where it cannot be told.
+        writable: this user may write there; None where another user does.
+    """
+
+    path: str
+    free_mib: int | None
+    writable: bool | None = None
+
+
+@dataclass(frozen=True)
+class DisksSeen:
+    """Where images, the hub's models and the kit's own files lie."""
+
+    state: Place
+    images: Place | None = None
+    hub: Place | None = None
+
+
+@dataclass(frozen=True)
+class HubSeen:
+    """A model of the hub.
+
+    Attributes:
+        cached: its config.json and weights are here.
+        offline: engines are told to leave the hub alone.
+        asked: the hub was asked; `trouble` is what it said then, "" if all was well.
+        refused: it knows the model, and does not give it to this user.
+        proxies: variables that name a proxy, and are not set in the engines' containers.
+    """
+
+    cached: bool
+    offline: bool
+    cache: str
+    address: str = ""
+    asked: bool = False
+    trouble: str = ""
+    refused: bool = False
+    proxies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineCode:
+    """What an interpreter or image holds, as far as the kit rests on it.
+
+    Attributes:
+        cuda, hip: what its torch is built for; "" where it is not.
+        archs: GPUs that its torch is built for: 'sm_90', 'compute_120', 'gfx942'.
+        native: LMCache's extension module; "" where there is none.
+        native_trouble: why it does not load; "" where it does.
+        native_archs: GPUs of AMD that it is built for; empty where it does not say.
+        plugs: plug-in point → it is there.
+        trouble: why nothing could be asked.
+    """
+
+    where: str
+    vllm: str = ""
+    lmcache: str = ""
+    torch: str = ""
+    cuda: str = ""
+    hip: str = ""
+    archs: tuple[str, ...] = ()
+    native: str = ""
+    native_trouble: str = ""
+    native_archs: tuple[str, ...] = ()
+    plugs: Mapping[str, bool] = field(default_factory=dict)
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class RedisSeen:
+    """A server of the user's own Redis; None where it does not tell its user."""
+
+    version: str | None = None
+    max_memory_bytes: int | None = None
+    policy: str | None = None
+    append_only: bool | None = None
+    snapshots: str | None = None
+
+
+@dataclass(frozen=True)
+class StackSeen:
+    """What an earlier run of this name left.
+
+    Attributes:
+        running: services that run.
+        missing: services that do not.
+        left: processes or containers with the stack's mark that no state file knows.
+        locked: another command works on it.
+        state: there is a state file.
+    """
+
+    running: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    left: int = 0
+    locked: bool = False
+    state: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All of it.
+
+    Attributes:
+        outcomes: step that `up` takes too → how it went.
+        hash_seeds: engine → the PYTHONHASHSEED it would be given.
+    """
+
+    spec: StackSpec
+    inventory: Inventory
+    plan: Plan | None = None
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    docker: DockerSeen | None = None
+    images: tuple[ImageSeen, ...] = ()
+    gpus: GpusSeen | None = None
+    host: HostSeen | None = None
+    disks: DisksSeen | None = None
+    hub: HubSeen | None = None
+    code: EngineCode | None = None
+    redis: tuple[RedisSeen, ...] = ()
+    stack: StackSeen | None = None
+    hash_seeds: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,62 @@
+"""Rules on what earlier runs of a stack left."""
+
+from __future__ import annotations
+
+from deploy.doctor.finding import Rule, Verdict, of_outcome, ok
+from deploy.doctor.seen import Seen, StackSeen
+
+
+def up(seen: Seen) -> Verdict | None:
+    stack, name = seen.stack, seen.spec.name
+    outcome = seen.outcomes.get("state")
+    if outcome is not None and outcome.trouble:
+        return of_outcome(outcome, "`up` cannot tell what of it runs")
+    if stack is None:
+        return None
+    if stack.left and not stack.running:
+        return Verdict(
+            "warn",
+            f"{stack.left} processes or containers of a stack '{name}' run that no state names",
+            "they hold memory and ports until `up` ends them",
+            f"deploy down --name {name}",
+        )
+    return ok(_standing(stack, name))
+
+
+def _standing(stack: StackSeen, name: str) -> str:
+    if stack.running and stack.missing:
+        return f"'{name}' is up in part; `up` starts {', '.join(stack.missing)}"
+    if stack.running:
+        return f"'{name}' is up already; `up` checks it again"
+    if stack.state:
+        return f"'{name}' was started before and does not run; `up` clears what is left"
+    return f"there is no stack '{name}' yet"
+
+
+def lock(seen: Seen) -> Verdict | None:
+    if seen.stack is None:
+        return None
+    if seen.stack.locked:
+        return Verdict(
+            "fail",
+            f"another deploy command works on the stack '{seen.spec.name}'",
+            "two at a time would undo each other",
+            "wait for it, or end it with Ctrl-C",
+        )
+    return ok("no other command works on it")
+
+
+RULES = (
+    Rule(
+        "stack.up", up,
+        looks_at="what an earlier run of this name left: services that run, state, strays",
+        fails="its state cannot be read (exit code 2)",
+        warns="processes or containers run that no state names", mend="`deploy down`",
+    ),
+    Rule(
+        "stack.lock", lock,
+        looks_at="whether another command works on the stack; a lock that was left by a dead one "
+        "counts for nothing",
+        fails="one does", mend="wait for it",
+    ),
+)  # fmt: skip

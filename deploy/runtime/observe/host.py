@@ -1,0 +1,94 @@
+"""The kernel's settings, the limits of this process, processors and the clock."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.doctor.seen import HostSeen
+from deploy.runtime.cgroup import Limits, read_limits
+from deploy.runtime.detect.tool import Tools
+
+_CLOCK_TIMEOUT_S = 2.0
+
+
+def see_host(root: Path = Path("/"), limits: Limits | None = None) -> HostSeen:
+    """Return what the kernel says; only files are read.
+
+    Args:
+        root: below it lie /proc, /sys and /dev.
+        limits: of control groups; this process's own by default.
+    """
+    nodes = _nodes(root)
+    quota = (limits or read_limits()).cpus
+    return HostSeen(
+        open_files=_soft(resource.RLIMIT_NOFILE),
+        locked_kib=_kib(_soft(resource.RLIMIT_MEMLOCK)),
+        huge_pages=_bracketed(_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        overcommit=_number(_text(root / "proc/sys/vm/overcommit_memory")),
+        shm_free_mib=_free_mib(root / "dev/shm"),
+        architecture=platform.machine(),
+        cpu_flags=_flags(_text(root / "proc/cpuinfo")),
+        numa=nodes,
+        numa_balancing=_number(_text(root / "proc/sys/kernel/numa_balancing")) == 1,
+        cpus=len(os.sched_getaffinity(0)),
+        cpu_quota=quota,
+        now=time.time(),
+    )
+
+
+def clock_is_synced(tools: Tools | None = None) -> bool | None:
+    """Return whether a time server sets the clock; None where nothing tells."""
+    asked = tools or Tools(os.environ, timeout_s=_CLOCK_TIMEOUT_S)
+    answer = asked.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
+    return {"yes": True, "no": False}.get(answer.stdout.strip())
+
+
+def _soft(what: int) -> int | None:
+    soft, _ = resource.getrlimit(what)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _kib(count: int | None) -> int | None:
+    return None if count is None else count // 1024
+
+
+def _bracketed(text: str) -> str:
+    """Return 'madvise' of 'always [madvise] never'."""
+    found = re.search(r"\[(\w+)\]", text)
+    return found[1] if found else ""
+
+
+def _flags(text: str) -> frozenset[str]:
+    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(found[1].split()) if found else frozenset()
+
+
+def _nodes(root: Path) -> Mapping[int, str]:
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    numbered = sorted((int(folder.name.removeprefix("node")), folder) for folder in folders)
+    return {number: _text(folder / "cpulist").strip() for number, folder in numbered}
+
+
+def _free_mib(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize // 2**20
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

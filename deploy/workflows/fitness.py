@@ -1,0 +1,202 @@
+"""Whether a machine is fit for a plan, by what can be looked at in no time; `up` asks it, too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+from deploy.assets import connector_path
+from deploy.config.catalog import EngineImage, ServiceImage
+from deploy.config.model import default_hub_cache
+from deploy.doctor.finding import Finding
+from deploy.doctor.gpus import planned
+from deploy.doctor.rules import failed, findings, warned
+from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen
+from deploy.errors import ConfigError, MachineUnfit, PdkitError
+from deploy.runtime.compose.docker import docker_info
+from deploy.runtime.compose.images import find_image
+from deploy.runtime.home import Home
+from deploy.runtime.hub import is_offline
+from deploy.runtime.observe import (
+    CODE_PROGRAM,
+    code_of_image,
+    code_of_interpreter,
+    place,
+    see_gpus,
+    see_host,
+)
+from deploy.workflows.fixes import place_of, remember
+from deploy.workflows.images import stack_images
+from deploy.workflows.prepare import Containers, Prepared, Report, find_model
+
+# What `up` sees only when the image or interpreter is there, and looked into.
+_OF_CODE = ("gpu.driver", "gpu.arch", "engine.plug_ins", "engine.native")
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+
+
+def require_fit(prepared: Prepared, home: Home, report: Report) -> None:
+    """Report what may spoil the stack, a line each, and refuse what it cannot run with.
+
+    Raises:
+        MachineUnfit: this machine cannot run it; nothing was started.
+    """
+    info = docker_info() if isinstance(prepared.facts.means, Containers) else None
+    _act_on(findings(quick_look(prepared, home, info)), report)
+
+
+def refusal(stops: Sequence[Finding]) -> PdkitError:
+    """Return the error of findings with which no start succeeds; the first says its mend."""
+    first = stops[0]
+    kind = ConfigError if first.usage else MachineUnfit
+    return kind(
+        f"{first.message}: {first.why}" if first.why else first.message,
+        hint=first.mend,
+        details=tuple(f"also {one.id}: {one.message} ({one.mend})" for one in stops[1:]),
+    )
+
+
+def require_code(prepared: Prepared, home: Home, report: Report) -> None:
+    """Look into what engines on GPUs will import, as `require_fit` looks at the machine.
+
+    Raises:
+        MachineUnfit: it cannot run on these GPUs, or with the kit's connector.
+    """
+    if prepared.plan.vendor.has_gpus:
+        seen = _bare(prepared)
+        seen = replace(seen, gpus=see_gpus(planned(seen)), code=see_code(prepared, home))
+        _act_on([one for one in findings(seen) if one.id in _OF_CODE], report)
+
+
+def _act_on(found: list[Finding], report: Report) -> None:
+    for one in warned(found):
+        report(f"warning: {one.message}: {one.why} ({one.mend}) [{one.id}]")
+    if stops := failed(found):
+        raise refusal(stops)
+
+
+def quick_look(prepared: Prepared, home: Home, info: Mapping[str, Any] | None) -> Seen:
+    """Return what takes no time to see, and what `up` does not look at elsewhere.
+
+    Args:
+        info: what the Docker engine says of itself; None where it is not asked.
+    """
+    bare = _bare(prepared)
+    gpus = planned(bare)
+    return replace(
+        bare,
+        images=see_images(prepared) if info is not None else (),
+        gpus=see_gpus(gpus) if gpus else None,
+        host=see_host(),
+        disks=see_disks(prepared, home, info or {}),
+        hub=see_hub(prepared, home),
+        hash_seeds={
+            service.name: service.env.get("PYTHONHASHSEED", "")
+            for service in prepared.stack.services
+            if service.role in ("producer", "consumer")
+        },
+    )
+
+
+def _bare(prepared: Prepared) -> Seen:
+    return Seen(spec=prepared.spec, inventory=prepared.inventory, plan=prepared.plan)
+
+
+def see_images(prepared: Prepared) -> tuple[ImageSeen, ...]:
+    """Return the images of a plan, the engines' first; none where they are processes."""
+    if not isinstance(prepared.facts.means, Containers):
+        return ()
+    images = stack_images(prepared.spec, prepared.facts.vendor)
+    redis = () if prepared.plan.redis_brought else (images.redis,)
+    return tuple(_image(image) for image in (images.engine, images.router, *redis))
+
+
+def _image(image: EngineImage | ServiceImage) -> ImageSeen:
+    name = image.profile if isinstance(image, EngineImage) else image.name
+    get = f"deploy images {'build' if image.build else 'pull'} {name}"
+    own = isinstance(image, EngineImage) and not image.profile
+    return ImageSeen(
+        reference=image.image,
+        here=_is_here(image.image),
+        size_mib=None if image.size_gib is None else round(image.size_gib * 1024),
+        size_sure=not image.size_is_estimate,
+        get=f"docker pull {image.image}" if own else get,
+        cuda=image.cuda if isinstance(image, EngineImage) else "",
+        archs=image.archs if isinstance(image, EngineImage) else (),
+    )
+
+
+def _is_here(reference: str) -> bool:
+    try:
+        return find_image(reference) is not None
+    except PdkitError:
+        return False
+
+
+def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksSeen:
+    """Return room and rights where images, models and the kit's own files go.
+
+    Args:
+        info: the Docker engine's, which says where it keeps images.
+    """
+    means = prepared.facts.means
+    containers = isinstance(means, Containers)
+    root = info.get("DockerRootDir")
+    return DisksSeen(
+        state=place(home.state),
+        images=place(str(root), ours=False) if root else None,
+        # Containers write there as another user; `up` looks at that folder's owner itself.
+        hub=place(hub_cache_of(prepared), ours=not containers)
+        if prepared.model.source == "hub"
+        else None,
+    )
+
+
+def hub_cache_of(prepared: Prepared) -> str:
+    """Return the folder of this machine that holds models of the hub."""
+    means = prepared.facts.means
+    if isinstance(means, Containers):
+        return means.hub_cache
+    return str(prepared.spec.hub_cache or default_hub_cache())
+
+
+def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
+    """Return what is known of a hub's model without asking the hub; None for other models."""
+    spec = prepared.spec
+    if prepared.model.source != "hub":
+        return None
+    here = find_model(spec, home, prepared.facts.vendor)
+    told = dict(spec.engine.env)
+    if not isinstance(prepared.facts.means, Containers):
+        told = {**os.environ, **told}
+    named = [name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())]
+    return HubSeen(
+        cached=bool(here.version and here.weight_bytes),
+        offline=is_offline(told),
+        cache=hub_cache_of(prepared),
+        proxies=tuple(name for name in named if name not in spec.engine.env),
+    )
+
+
+def see_code(prepared: Prepared, home: Home) -> EngineCode:
+    """Return what engines will import. That all was well is remembered, by what is in there."""
+    where, gpus = place_of(prepared), prepared.plan.vendor.has_gpus
+    digest = hashlib.sha256(f"{where.key(connector_path())}{gpus}{CODE_PROGRAM}".encode())
+    file = home.cache / "doctor" / f"{digest.hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError, TypeError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        lists = {name: tuple(kept[name]) for name in ("archs", "native_archs")}
+        return EngineCode(**{**kept, **lists})
+    if where.image_id:
+        code = code_of_image(
+            where.image_id, where.interpreter, where.what, where.devices, gpus=gpus
+        )
+    else:
+        code = code_of_interpreter(where.interpreter, where.environ, gpus=gpus)
+    if not code.trouble and not code.native_trouble and all(code.plugs.values()):
+        remember(file, asdict(code))
+    return code
