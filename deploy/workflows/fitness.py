@@ -46,7 +46,9 @@ def require_fit(prepared: Prepared, home: Home, report: Report) -> None:
         MachineUnfit: this machine cannot run it; nothing was started.
     """
     info = docker_info() if isinstance(prepared.facts.means, Containers) else None
-    _act_on(findings(quick_look(prepared, home, info)), report)
+    found = findings(quick_look(prepared, home, info))
+    # Images that are missing it gets, and says so.
+    _act_on([one for one in found if one.id != "docker.images"], report)
 
 
 def refusal(stops: Sequence[Finding]) -> PdkitError:

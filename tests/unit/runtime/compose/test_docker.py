@@ -111,7 +111,7 @@ class TestEngine:
             ("PermissionError(13, 'Permission denied')", "group docker"),
             ("FileNotFoundError(2, 'No such file or directory')", "does not run"),
             ("ConnectionRefusedError(111, 'Connection refused')", "does not run"),
-            ("Read timed out.", "Read timed out."),
+            ("Read timed out. (read timeout=5)", "no answer in 5 s"),
         ],
     )
     def test_reasons(self, said: str, reason: str) -> None:
