@@ -5,53 +5,32 @@ Where `up` itself refuses something, the same code is asked here, and its error 
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
-from deploy.config.model import Model, with_config
 from deploy.config.spec import StackSpec
-from deploy.config.vendors import vendor_named
 from deploy.doctor.finding import Finding
 from deploy.doctor.rules import failed, findings
-from deploy.doctor.seen import DockerSeen, HubSeen, Outcome, RedisSeen, Seen, StackSeen
-from deploy.errors import ConfigError, MachineError, PdkitError, UsageError
-from deploy.planning.gpus import with_assumed_gpus
-from deploy.planning.inventory import Inventory
+from deploy.doctor.seen import HubSeen, Outcome, RedisSeen, Seen, StackSeen
+from deploy.errors import MachineError, PdkitError
 from deploy.planning.redis_url import parse_redis_url
-from deploy.planning.topology import gpus_needed, resolve_topology
-from deploy.runtime.compose.docker import docker_info, is_rootless, require_compose
-from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.home import Home
-from deploy.runtime.host import available_memory_mib, engine_versions
-from deploy.runtime.hub import HubError
+from deploy.runtime.host import available_memory_mib
 from deploy.runtime.lock import is_locked
 from deploy.runtime.observe import clock_is_synced
 from deploy.runtime.url_store import open_url_store
 from deploy.stack.service import Service
 from deploy.workflows.brought import require_brought
 from deploy.workflows.brought_redis import redis_url
-from deploy.workflows.facts import (
-    containers_here,
-    found_programs,
-    named_programs,
-    require_gpus,
-    stated_facts,
-    without_held_gpus,
-)
 from deploy.workflows.fitness import quick_look, see_code
 from deploy.workflows.fixes import require_fixes
-from deploy.workflows.hub import ask_hub, hub_of
-from deploy.workflows.images import looked_into, refuse_bad_pair, stack_images
-from deploy.workflows.prepare import Containers, Facts, Prepared, Report, find_model, prepare
+from deploy.workflows.ground import Ground, Steps, ground_for
+from deploy.workflows.prepare import Containers, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, launcher_for
 from deploy.workflows.start import require_host_memory, require_ports
 from deploy.workflows.up import same_plan
-
-_DETAIL_LINES = 6
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -83,48 +62,6 @@ class Examination:
         }
 
 
-@dataclass
-class Steps:
-    """Steps that `up` takes too, and how each went here."""
-
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-
-    def take(
-        self, step: str, do: Callable[[], _Result], says: Callable[[_Result], str]
-    ) -> _Result | None:
-        """Do it; whatever goes wrong is its outcome."""
-        try:
-            result = do()
-            self.outcomes[step] = Outcome(says=says(result))
-        except PdkitError as exc:
-            self.outcomes[step] = Outcome(
-                trouble=exc.message,
-                mend=exc.hint,
-                details=exc.details[:_DETAIL_LINES],
-                usage=isinstance(exc, UsageError),
-            )
-        except Exception as exc:  # noqa: BLE001 - a look that fails is a finding, not the end
-            self.outcomes[step] = Outcome(unknown=f"this could not be looked at: {exc!r}")
-        else:
-            return result
-        return None
-
-    def well(self, step: str) -> bool:
-        outcome = self.outcomes.get(step)
-        return outcome is not None and not outcome.trouble and not outcome.unknown
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What a plan is made from here, as far as it could be found; the rest is assumed."""
-
-    facts: Facts
-    model: Model | None
-    hub: HubSeen | None
-    docker: DockerSeen | None
-    info: Mapping[str, Any] | None
-
-
 def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
     """Judge a spec on this machine. Starts, fetches and changes nothing but what it remembers.
 
@@ -132,7 +69,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
         ConfigError: the spec contradicts itself, so that there is nothing to judge.
     """
     steps = Steps()
-    ground = _ground(spec, home, steps, report)
+    ground = ground_for(spec, home, steps, report)
     facts = ground.facts
     seen = Seen(spec=spec, inventory=facts.inventory, docker=ground.docker)
     prepared = steps.take(
@@ -160,119 +97,6 @@ def _refuse_contradiction(spec: StackSpec, home: Home, ground: Ground) -> None:
 def _fits(made: Prepared) -> str:
     tokens = made.plan.max_model_len
     return f"the model fits, with prompts of up to {tokens} tokens" if tokens else "the model fits"
-
-
-def _ground(spec: StackSpec, home: Home, steps: Steps, report: Report) -> Ground:
-    docker, info = _see_docker(spec)
-    runtime = "compose" if docker and docker.chosen else "process"
-    there = detect_inventory(info) if info is not None else detect_inventory()
-    vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
-    machine = _machine(spec, vendor, without_held_gpus(there, home, spec.name), steps)
-    named = spec.model_copy(update={"vendor": vendor, "runtime": runtime})
-    facts = stated_facts(named, machine, runtime=runtime)
-    if runtime == "process":
-        facts = _with_programs(spec, facts, steps, report)
-    elif info is not None:
-        facts = _with_images(spec, facts, info, steps, report)
-    model, hub = _ask_about_model(spec, home, vendor)
-    return Ground(facts, model, hub, docker, info)
-
-
-def _see_docker(spec: StackSpec) -> tuple[DockerSeen | None, Mapping[str, Any] | None]:
-    """Return what is known of Docker, and what it says of itself; None where it is not wanted."""
-    if spec.runtime == "process":
-        return None, None
-    asked = spec.runtime == "compose"
-    try:
-        version, info = require_compose(), docker_info()
-    except MachineError as exc:
-        there = shutil.which("docker") is not None
-        return DockerSeen(
-            chosen=asked, asked=asked, trouble=exc.message, mend=exc.hint, installed=there
-        ), None
-    return DockerSeen(
-        chosen=True,
-        asked=asked,
-        version=str(info.get("ServerVersion", "")),
-        compose=".".join(map(str, version)),
-        rootless=is_rootless(info),
-        installed=True,
-    ), info
-
-
-def _machine(spec: StackSpec, vendor: str, there: Inventory, steps: Steps) -> Inventory:
-    """Return the machine, with assumed GPUs in the place of those that it lacks.
-
-    Raises:
-        ConfigError: the spec contradicts itself.
-    """
-    row, seen = vendor_named(vendor), len(there.gpus_of(vendor))
-    needed = gpus_needed(spec, row, resolve_topology(spec, row, seen), seen)
-    if not row.has_gpus:
-        return there
-    names = ", ".join(sorted({gpu.name for gpu in there.gpus_of(vendor)}))
-    steps.take(
-        "gpus",
-        lambda: require_gpus(spec, vendor, there),
-        lambda _: f"{seen} seen ({names}), {needed} taken",
-    )
-    return with_assumed_gpus(there, row, needed)
-
-
-def _with_programs(spec: StackSpec, facts: Facts, steps: Steps, report: Report) -> Facts:
-    programs = steps.take(
-        "programs",
-        lambda: found_programs(spec, facts.vendor),
-        lambda found: f"{found.engine_python}, {found.redis_server or 'your own Redis'}",
-    )
-    if programs is None:
-        return replace(facts, means=named_programs(spec))
-    vllm, lmcache = engine_versions(programs.engine_python)
-    steps.take(
-        "versions",
-        lambda: refuse_bad_pair(spec, facts.vendor, vllm, lmcache, report),
-        lambda _: f"vLLM {vllm} with LMCache {lmcache}",
-    )
-    return replace(facts, means=programs)
-
-
-def _with_images(
-    spec: StackSpec, facts: Facts, info: Mapping[str, Any], steps: Steps, report: Report
-) -> Facts:
-    """Return the facts with the images' contents; those that are missing stay names."""
-    wanted = stack_images(spec, facts.vendor)
-    means = containers_here(spec, wanted, facts.vendor, info)
-    if means.images.engine_id:
-        images = steps.take(
-            "versions",
-            lambda: looked_into(wanted, spec, facts.vendor, report),
-            lambda _: f"{wanted.engine.pair} in {wanted.engine.image}",
-        )
-        means = replace(means, images=images or means.images)
-    return replace(facts, means=means)
-
-
-def _ask_about_model(
-    spec: StackSpec, home: Home, vendor: str
-) -> tuple[Model | None, HubSeen | None]:
-    """Return a hub's model by what the hub says, if it is not here, and what came of asking.
-
-    Raises:
-        ConfigError: the model can be none.
-    """
-    model = find_model(spec, home, vendor)
-    if model.source != "hub":
-        return None, None
-    asked = HubSeen(cached=False, offline=False, cache="", address=hub_of(spec), asked=True)
-    if model.version:
-        return None, replace(asked, asked=False)
-    try:
-        answer = ask_hub(spec, model)
-        return with_config(model, answer.config, answer.commit), asked
-    except HubError as exc:
-        return None, replace(asked, trouble=str(exc), refused=exc.refused)
-    except ConfigError as exc:
-        return None, replace(asked, trouble=exc.message)
 
 
 def _seen(prepared: Prepared, home: Home, ground: Ground, steps: Steps, report: Report) -> Seen:

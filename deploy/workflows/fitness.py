@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from deploy.assets import connector_path
-from deploy.config.catalog import EngineImage, ServiceImage
+from deploy.config.catalog import EngineImage, ServiceImage, load_catalog
 from deploy.config.model import default_hub_cache
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
@@ -118,15 +118,17 @@ def see_images(prepared: Prepared) -> tuple[ImageSeen, ...]:
 
 
 def _image(image: EngineImage | ServiceImage) -> ImageSeen:
-    name = image.profile if isinstance(image, EngineImage) else image.name
+    catalog, name = load_catalog(), getattr(image, "profile", "") or getattr(image, "name", "")
+    known = catalog.engines.get(name) or catalog.services.get(name)
+    ours = known is not None and known.image == image.image
+    size_gib = image.size_gib if ours else None  # of a user's own, nobody knows
     get = f"deploy images {'build' if image.build else 'pull'} {name}"
-    own = isinstance(image, EngineImage) and not image.profile
     return ImageSeen(
         reference=image.image,
         here=_is_here(image.image),
-        size_mib=None if image.size_gib is None else round(image.size_gib * 1024),
+        size_mib=None if size_gib is None else round(size_gib * 1024),
         size_sure=not image.size_is_estimate,
-        get=f"docker pull {image.image}" if own else get,
+        get=get if ours else f"docker pull {image.image}",
         cuda=image.cuda if isinstance(image, EngineImage) else "",
         archs=image.archs if isinstance(image, EngineImage) else (),
     )
