@@ -153,7 +153,9 @@ def _see_stack(prepared: Prepared, home: Home, ground: Ground, steps: Steps) -> 
     if ground.docker and ground.docker.chosen and ground.docker.trouble:
         return None
     spec, files = prepared.spec, home.stack(prepared.spec.name)
-    existing = steps.take("state", lambda: _existing(spec, home), lambda _: "")
+    existing = steps.take("state", lambda: find_stack(home, spec.name), lambda _: "")
+    if existing is not None and existing.any_running():
+        steps.take("state", lambda: same_plan(spec, home, existing), lambda _: "")
     launcher = launcher_for(prepared.plan.runtime, spec.name, files)
     steps.take("project", launcher.require_own_name, lambda _: "free, or this stack's own")
     if prepared.plan.runtime != "compose":
@@ -167,18 +169,6 @@ def _see_stack(prepared: Prepared, home: Home, ground: Ground, steps: Steps) -> 
         locked=is_locked(home.lock_file(spec.name)),
         state=existing is not None,
     )
-
-
-def _existing(spec: StackSpec, home: Home) -> RunningStack | None:
-    """Return the stack of that name.
-
-    Raises:
-        StateError: it cannot be understood, or is up with another plan.
-    """
-    existing = find_stack(home, spec.name)
-    if existing is not None and existing.any_running():
-        same_plan(spec, home, existing)
-    return existing
 
 
 def _runs(existing: RunningStack, service: Service) -> bool:

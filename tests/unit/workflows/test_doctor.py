@@ -344,6 +344,7 @@ class TestEarlierRuns:
         other = look(lab, spec.model_copy(update={"topology": "1p2d"}))
         assert "up with another plan" in failing(other)["stack.up"]
         assert other.failed[0].usage
+        assert list(failing(other)) == ["stack.up"], "what it has itself is nobody else's"
 
     def test_a_state_that_is_broken(self, lab: Lab) -> None:
         file = lab.home.stack("pdkit").state_file
