@@ -179,7 +179,7 @@ class TestDisks:
 
 
 def test_limits_of_the_shell(tmp_path: Path) -> None:
-    """A user's command, in a shell that allows 200 open files: it fails, and `up` refuses it."""
+    """A user's command, in a shell that allows 64 open files: it fails, and `up` refuses it."""
     program = (
         "import sys; from deploy.config.spec import StackSpec\n"
         "from deploy.runtime.home import Home; from pathlib import Path\n"
@@ -200,9 +200,9 @@ def test_limits_of_the_shell(tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-        for limit in (200, 1024)
+        for limit in (64, 1024)
     }
-    assert "MachineUnfit: 200 files may be open (ulimit -n)" in done[200].stderr
+    assert "MachineUnfit: 64 files may be open (ulimit -n)" in done[64].stderr
     assert done[1024].returncode == 0, done[1024].stderr
     assert "warning: 1024 files may be open" in done[1024].stdout
 
