@@ -13,7 +13,7 @@ from typing import Any
 from deploy.config.spec import StackSpec
 from deploy.doctor.finding import Finding
 from deploy.doctor.rules import failed, findings
-from deploy.doctor.seen import HubSeen, Outcome, RedisSeen, Seen, StackSeen
+from deploy.doctor.seen import EngineCode, HubSeen, Outcome, RedisSeen, Seen, StackSeen
 from deploy.errors import MachineError, PdkitError
 from deploy.planning.redis_url import parse_redis_url
 from deploy.runtime.home import Home
@@ -21,7 +21,6 @@ from deploy.runtime.host import available_memory_mib
 from deploy.runtime.lock import is_locked
 from deploy.runtime.observe import clock_is_synced
 from deploy.runtime.url_store import open_url_store
-from deploy.stack.service import Service
 from deploy.workflows.brought import require_brought
 from deploy.workflows.brought_redis import redis_url
 from deploy.workflows.fitness import quick_look, see_code
@@ -107,7 +106,7 @@ def _seen(prepared: Prepared, home: Home, ground: Ground, steps: Steps, report: 
     )
     with ThreadPoolExecutor(3) as pool:
         trial = pool.submit(_try_fixes, prepared, home, steps, report) if has_code else None
-        code = pool.submit(see_code, prepared, home) if has_code else None
+        code = pool.submit(_see_code, prepared, home) if has_code else None
         synced = pool.submit(clock_is_synced)
         look = quick_look(prepared, home, ground.info)
         stack = _see_stack(prepared, home, ground, steps)
@@ -148,31 +147,46 @@ def _try_fixes(prepared: Prepared, home: Home, steps: Steps, report: Report) -> 
         steps.outcomes["fixes"] = Outcome(unknown="the fixes could not be tried; engines try them")
 
 
+def _see_code(prepared: Prepared, home: Home) -> EngineCode:
+    try:
+        return see_code(prepared, home)
+    except (PdkitError, OSError) as exc:
+        return EngineCode("the engines' interpreter or image", trouble=str(exc))
+
+
 def _see_stack(prepared: Prepared, home: Home, ground: Ground, steps: Steps) -> StackSeen | None:
     """Return what there is of this name already; None where Docker would have to tell."""
     if ground.docker and ground.docker.chosen and ground.docker.trouble:
         return None
     spec, files = prepared.spec, home.stack(prepared.spec.name)
     existing = steps.take("state", lambda: find_stack(home, spec.name), lambda _: "")
-    if existing is not None and existing.any_running():
+    up: Sequence[str] = ()
+    if existing is not None:
+        up = steps.take("state", lambda: _running(existing), lambda _: "") or ()
+    if existing is not None and up:
         steps.take("state", lambda: same_plan(spec, home, existing), lambda _: "")
     launcher = launcher_for(prepared.plan.runtime, spec.name, files)
     steps.take("project", launcher.require_own_name, lambda _: "free, or this stack's own")
     if prepared.plan.runtime != "compose":
         steps.outcomes.pop("project", None)
-    up = [one.name for one in existing.stack.services if _runs(existing, one)] if existing else []
     services = [service.name for service in prepared.stack.services]
     return StackSeen(
         running=tuple(up),
         missing=tuple(name for name in services if name not in up),
-        left=0 if up else launcher.marked(),
+        left=0 if up else steps.take("marked", launcher.marked, str) or 0,
         locked=is_locked(home.lock_file(spec.name)),
         state=existing is not None,
     )
 
 
-def _runs(existing: RunningStack, service: Service) -> bool:
-    return existing.service_state(service) == "running"
+def _running(existing: RunningStack) -> list[str]:
+    """Return the services that run.
+
+    Raises:
+        DockerUnavailable: they are containers, and no Docker engine answers.
+    """
+    services = existing.stack.services
+    return [one.name for one in services if existing.service_state(one) == "running"]
 
 
 def _see_room(prepared: Prepared, home: Home, stack: StackSeen | None, steps: Steps) -> None:

@@ -20,10 +20,18 @@ import redis
 
 from deploy.config.spec import StackSpec
 from deploy.doctor.finding import Finding
-from deploy.errors import ConfigError, MachineUnfit, MissingModel, PdkitError, PortTaken
+from deploy.errors import (
+    ConfigError,
+    DockerUnavailable,
+    MachineUnfit,
+    MissingModel,
+    PdkitError,
+    PortTaken,
+)
 from deploy.output.doctor_view import doctor_view
 from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.home import Home
+from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.workflows import doctor as doctor_module
 from deploy.workflows import fitness
 from deploy.workflows.doctor import Examination, examine
@@ -113,6 +121,7 @@ class TestWhatUpRefusesToo:
         assert set(failing(found)) >= {"gpu.enough", "engine.versions"}
         assert found.failed[0].id == "engine.versions", "the spec's own fault first"
         assert found.failed[0].usage
+        assert of(found, "gpu.enough").mend.startswith("deploy up --vendor cpu")
 
     def test_too_little_memory(self, lab: Lab) -> None:
         message = failing(look(lab, redis={"memory_gib": 4000}))["memory.host"]
@@ -345,6 +354,18 @@ class TestEarlierRuns:
         assert "up with another plan" in failing(other)["stack.up"]
         assert other.failed[0].usage
         assert list(failing(other)) == ["stack.up"], "what it has itself is nobody else's"
+
+    def test_one_whose_containers_nobody_can_ask(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = lab.spec()
+        lab.up(spec)
+
+        def refuse(*_: object) -> str:
+            raise DockerUnavailable("no Docker engine answers", hint="start it")
+
+        monkeypatch.setattr(ProcessLauncher, "state", refuse)
+        assert failing(look(lab, spec))["stack.up"] == "no Docker engine answers"
 
     def test_a_state_that_is_broken(self, lab: Lab) -> None:
         file = lab.home.stack("pdkit").state_file
