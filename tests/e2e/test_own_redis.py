@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from cryptography import x509
@@ -24,6 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.connector.redis_servers import Server, Servers, eventually, free_port
 from tests.e2e.conftest import Deploy, free_base, running_stack
+from tests.e2e.traffic import MODEL, text
 
 NAME = "own"
 PREFIX = f"pdkit:{NAME}:*"
@@ -174,6 +177,14 @@ def assert_proved(check: Any, chunks_at_least: int = 10) -> None:
     assert path["stored_bytes"] >= chunks_at_least * CHUNK_BYTES
 
 
+def ask(own: Own) -> None:
+    """Send a prompt of three chunks through the router."""
+    prompt = text(3 * 256 + 10, random.random())
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    url = f"http://127.0.0.1:{own.port}/v1/completions"
+    httpx.post(url, json=body, timeout=60, trust_env=False).raise_for_status()
+
+
 def assert_password_is_private(own: Own) -> None:
     kit = own.kit
     shown = [
@@ -186,10 +197,10 @@ def assert_password_is_private(own: Own) -> None:
     for process in kit.processes(NAME):
         shown += [" ".join(process.cmdline()), json.dumps(process.environ())]
     assert len(shown) > 10
-    for text in shown:
-        assert text
-        assert PASSWORD not in text
-        assert WRITTEN not in text
+    for said in shown:
+        assert said
+        assert PASSWORD not in said
+        assert WRITTEN not in said
     config = kit.home / "stacks" / NAME / "run" / "consumer-0" / "lmcache.yaml"
     assert WRITTEN in config.read_text(), "the search would find it"
     assert config.stat().st_mode & 0o077 == 0
@@ -212,7 +223,10 @@ def test_a_redis_that_refuses_stops_up_before_anything(own: Own) -> None:
 def test_tls_and_a_password(own: Own, up: Any, tls: Server) -> None:
     assert list(up["started"]) == ["producer-0", "consumer-0", "router"]
     assert_proved(up["check"])
-    assert keys_of(tls) == up["check"]["store_path"]["stored_chunks"]
+    assert up["check"]["redis"]["keys_removed"] == up["check"]["store_path"]["stored_chunks"]
+    assert keys_of(tls) == 0
+    ask(own)
+    assert keys_of(tls) == 3
     assert tls.admin.exists("of-somebody-else")
     assert_password_is_private(own)
     status = own.kit.ok("status", "--name", NAME)
@@ -231,10 +245,14 @@ def test_a_cluster_in_its_place(own: Own, up: Any, tls: Server, cluster: list[Se
     assert set(moved["started"]) == {"producer-0", "consumer-0"}
     assert own.kit.pid(NAME, "router") == router
     assert_proved(moved["check"])
+    assert moved["check"]["redis"]["keys_after"] == moved["check"]["store_path"]["stored_chunks"]
+    assert moved["check"]["redis"]["keys_removed"] == moved["check"]["redis"]["keys_after"]
+    assert sum(keys_of(node) for node in cluster) == 0, "wherever they lay"
+    for _ in range(8):
+        ask(own)
     held = [keys_of(node) for node in cluster]
     assert min(held) > 0, "each has its share"
-    assert sum(held) == moved["check"]["store_path"]["stored_chunks"]
-    assert moved["check"]["redis"]["keys_after"] == sum(held)
+    assert sum(held) == 8 * 3
     assert keys_of(tls) == before
     assert own.kit.ok("status", "--name", NAME)["store"]["keys"] == sum(held)
     assert_password_is_private(own)

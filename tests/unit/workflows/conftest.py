@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import httpx
 import psutil
 import pytest
 
@@ -27,6 +28,7 @@ from deploy.runtime.process.launcher import MARKER
 from deploy.workflows import facts, fixes, prepare
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
+from deploy.workflows.running import require_stack
 from deploy.workflows.up import UpResult, bring_up
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -67,6 +69,12 @@ class Lab:
         check: bool = False,
     ) -> UpResult:
         return bring_up(spec, self.home, report or self.lines.append, check=check)[0]
+
+    def ask(self) -> None:
+        """Send a prompt of three chunks to the stack 'pdkit', as a client does."""
+        url = require_stack(self.home, "pdkit").stack.front.url
+        body = {"prompt": list(range(200)), "max_tokens": 1}
+        httpx.post(f"{url}/v1/completions", json=body, trust_env=False).raise_for_status()
 
     def pids(self) -> list[int]:
         """Return every process of any stack of this home, by the mark that it carries."""

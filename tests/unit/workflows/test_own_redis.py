@@ -91,6 +91,7 @@ def test_a_whole_life(own: Own) -> None:
     lab, spec = own.lab, own.spec()
     up = lab.up(spec, check=True)
     assert list(up.started) == SERVICES
+    lab.ask()
     status = stack_status(lab.home, "pdkit")
     assert status.healthy
     assert [service.name for service in status.services] == SERVICES
@@ -136,10 +137,11 @@ def _assert_private(own: Own) -> None:
 def test_down_can_remove_what_the_stack_stored(own: Own) -> None:
     own.client().set("other", b"x")
     own.lab.up(own.spec(), check=True)
+    own.lab.ask()
     down = stop_stack(own.lab.home, "pdkit", own.lab.lines.append, volumes=True)
     assert down.left is not None
     assert down.left.removed
-    assert down.left.keys
+    assert down.left.keys == 3, "a check leaves none of its own"
     assert own.client().keys() == [b"other"]
 
 
@@ -209,7 +211,9 @@ def test_what_its_user_may_not_ask_fails_no_check(own: Own) -> None:
     own.lab.up(own.spec())
     report = check_stack(own.lab.home, "pdkit", own.lab.lines.append)
     assert report.passed, report.failures
-    assert "Redis: ? → ? keys, ? used, ? evicted" in check_view(report)
+    assert "Redis: ? → ? keys, ? of ? used, ? evicted; ? keys of the check removed" in check_view(
+        report
+    )
     assert "your own Redis: ? keys, ? of ?, ? evicted" in status_view(
         stack_status(own.lab.home, "pdkit")
     )
@@ -235,6 +239,7 @@ def test_a_file_that_names_another_redis_restarts_the_engines(own: Own) -> None:
     own.start()
     assert own.port != first
     assert set(own.lab.up(spec, check=True).started) == {"producer-0", "consumer-0"}
+    own.lab.ask()
     assert own.client().dbsize() > 0
     assert own.pids()["router"] == before["router"]
     own.file.write_text(text)
