@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import typer
 
@@ -17,76 +17,91 @@ from deploy.cli.hints import fitted_hint, in_own_words
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError
 from deploy.runtime.interrupts import interrupt_once
 
+# What stdout is to get: text, one envelope, or envelopes line by line, which the command prints.
+Form = Literal["text", "json", "lines"]
+
 _INTERNAL_ERROR = 70  # sysexits' EX_SOFTWARE: a fault of the kit, not one of the contract's codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `deploy` command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in arguments
+    form = _form(arguments)
     words = [word for word in arguments if not word.startswith("-")]
     command = " ".join(words[:2] if words[:1] == ["images"] else words[:1])
     interrupt_once()
     try:
         result = app(args=arguments or ["--help"], prog_name="deploy", standalone_mode=False)
-        return _finish(result, command, as_json) if arguments else UsageError.exit_code
+        return _finish(result, command, form) if arguments else UsageError.exit_code
     except PdkitError as exc:
         exc.hint = fitted_hint(exc, arguments, command)
-        return _fail(exc, command, as_json)
+        return _fail(exc, command, form)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail(_interrupted(command), command, as_json)
-    except BrokenPipeError:
+        return _fail(_interrupted(command), command, form)
+    except (BrokenPipeError, SystemExit):  # as which typer ends where nobody reads any more
         _drop(sys.stdout)
         return 0
     except OSError as exc:
-        return _fail(MachineError(f"{exc}", hint="free or allow it, then repeat"), command, as_json)
+        return _fail(MachineError(f"{exc}", hint="free or allow it, then repeat"), command, form)
     except Exception as exc:  # noqa: BLE001 - the boundary: no fault may end without a message
-        return _fail_unexpectedly(exc, arguments, command, as_json)
+        return _fail_unexpectedly(exc, arguments, command, form)
 
 
-def _finish(result: Any, command: str, as_json: bool) -> int:
+def _form(arguments: Sequence[str]) -> Form:
+    if "--json" not in arguments:
+        return "text"
+    return "lines" if "--watch" in arguments else "json"
+
+
+def _finish(result: Any, command: str, form: Form) -> int:
     if isinstance(result, Answer):
-        if as_json:
+        if form == "json":
             _print_envelope(result.command, result.exit_code, result.data, result.errors)
-        else:
+        elif form == "text":
             _print(result.text, sys.stdout)
             for error in result.errors:
                 _print_error(error)
         return result.exit_code
     if result == Interrupted.exit_code:  # typer turns Ctrl-C into this exit code
-        return _fail(_interrupted(command), command, as_json)
+        return _fail(_interrupted(command), command, form)
     return int(result or 0)
 
 
-def _fail(error: PdkitError, command: str, as_json: bool) -> int:
-    if as_json:
-        _print_envelope(command, error.exit_code, None, (error,))
+def _fail(error: PdkitError, command: str, form: Form) -> int:
+    if form != "text":
+        _print_envelope(command, error.exit_code, None, (error,), form)
     else:
         _print_error(error)
     return error.exit_code
 
 
-def _fail_unexpectedly(
-    exc: Exception, arguments: Sequence[str], command: str, as_json: bool
-) -> int:
+def _fail_unexpectedly(exc: Exception, arguments: Sequence[str], command: str, form: Form) -> int:
     """Turn typer's own usage errors into ours, and show a traceback for anything else."""
     format_message = getattr(exc, "format_message", None)
     if format_message is not None:
         line = in_own_words(" ".join(str(format_message()).split()), arguments)
         unknown = "no such command" in line.lower()
         known = f"deploy {command} --help" if command and not unknown else "deploy --help"
-        return _fail(UsageError(line[:1].lower() + line[1:], hint=known), command, as_json)
+        return _fail(UsageError(line[:1].lower() + line[1:], hint=known), command, form)
     traceback.print_exc()
-    if as_json:
+    if form != "text":
         internal = PdkitError(f"{type(exc).__name__}: {exc}", hint="report this as a bug of pdkit")
-        _print_envelope(command, _INTERNAL_ERROR, None, (internal,))
+        _print_envelope(command, _INTERNAL_ERROR, None, (internal,), form)
     return _INTERNAL_ERROR
 
 
-def _print_envelope(command: str, exit_code: int, data: Any, errors: Sequence[PdkitError]) -> None:
+def _print_envelope(
+    command: str,
+    exit_code: int,
+    data: Any,
+    errors: Sequence[PdkitError],
+    form: Form = "json",
+) -> None:
     from deploy.output.envelope import envelope
 
-    _print(envelope(command, exit_code=exit_code, data=data, errors=errors), sys.stdout)
+    indent = None if form == "lines" else 2
+    text = envelope(command, exit_code=exit_code, data=data, errors=errors, indent=indent)
+    _print(text, sys.stdout)
 
 
 def _print_error(error: PdkitError) -> None:

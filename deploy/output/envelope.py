@@ -11,9 +11,17 @@ from deploy.errors import PdkitError
 
 
 def envelope(
-    command: str, *, exit_code: int, data: Any = None, errors: Sequence[PdkitError] = ()
+    command: str,
+    *,
+    exit_code: int,
+    data: Any = None,
+    errors: Sequence[PdkitError] = (),
+    indent: int | None = 2,
 ) -> str:
-    """Return the envelope: version, command, status, exit code, data, errors."""
+    """Return the envelope: version, command, status, exit code, data, errors.
+
+    Without an indent it is one line, for a stream of them.
+    """
     document = {
         "version": __version__,
         "command": command,
@@ -22,4 +30,4 @@ def envelope(
         "data": data,
         "errors": [error.as_dict() for error in errors],
     }
-    return json.dumps(document, indent=2, ensure_ascii=False, default=str)
+    return json.dumps(document, indent=indent, ensure_ascii=False, default=str)

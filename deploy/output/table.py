@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows under a header, columns padded, numbers to the right."""
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()
+) -> str:
+    """Return rows under a header, columns padded; numbers and the columns `right` to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     numeric = [
-        bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
-        for index in range(len(header))
+        name in right or (bool(rows) and all(isinstance(row[index], (int, float)) for row in rows))
+        for index, name in enumerate(header)
     ]
 
     def line(row: Sequence[str]) -> str:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from deploy.metrics.engine import FINISHED, CacheCounters
+from deploy.metrics.page import MetricsPage
 from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import Sample, StorePath
 
-# vLLM 0.25 to 0.32 count in tokens: queries are the tokens not found in the engine's own cache.
-EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
-EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
-LOCAL_QUERIES = "vllm:prefix_cache_queries"
-LOCAL_HITS = "vllm:prefix_cache_hits"
-FINISHED = "vllm:request_success"
+__all__ = ["ApiError", "CacheCounters", "EngineApi"]
 
 
 class ApiError(Exception):
@@ -27,24 +23,6 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-@dataclass(frozen=True)
-class CacheCounters:
-    """An engine's own prefix cache counters, in tokens since its start."""
-
-    external_queries: int
-    external_hits: int
-    local_queries: int
-    local_hits: int
-
-    def since(self, earlier: CacheCounters) -> CacheCounters:
-        return CacheCounters(
-            self.external_queries - earlier.external_queries,
-            self.external_hits - earlier.external_hits,
-            self.local_queries - earlier.local_queries,
-            self.local_hits - earlier.local_hits,
-        )
 
 
 class EngineApi:
@@ -136,6 +114,24 @@ class EngineApi:
                 int(details.get("cached_tokens") or 0),
             )
 
+    def metrics(self) -> MetricsPage:
+        """Read the metrics page, once for all that it tells.
+
+        Raises:
+            ApiError: no answer.
+        """
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = self._request("GET", "/metrics").text
+        with _understanding("/metrics"):
+            return MetricsPage(
+                tuple(
+                    Sample(sample.name, sample.labels, sample.value)
+                    for family in text_string_to_metric_families(text)
+                    for sample in family.samples
+                )
+            )
+
     def cache_counters(self) -> CacheCounters:
         """Read the engine's prefix cache counters.
 
@@ -143,16 +139,11 @@ class EngineApi:
             ApiError: no answer, or a counter is missing: an engine that does not count external
                 hits runs without a connector.
         """
-        totals: dict[str, float] = {}
-        for sample in self._metrics():
-            if sample.name.endswith("_total"):
-                name = sample.name.removesuffix("_total")
-                totals[name] = totals.get(name, 0.0) + sample.value
-        names = (EXTERNAL_QUERIES, EXTERNAL_HITS, LOCAL_QUERIES, LOCAL_HITS)
-        missing = [name for name in names if name not in totals]
-        if missing:
-            raise ApiError(0, f"its metrics lack {', '.join(missing)}")
-        return CacheCounters(*(int(totals[name]) for name in names))
+        page = self.metrics()
+        try:
+            return CacheCounters.read(page)
+        except LookupError as exc:
+            raise ApiError(0, str(exc)) from exc
 
     def store_path(self) -> StorePath | None:
         """Read what the engine moved to and from Redis; None where LMCache's own client does that.
@@ -160,7 +151,7 @@ class EngineApi:
         Raises:
             ApiError: no answer.
         """
-        return StorePath.read(self._metrics())
+        return StorePath.read(self.metrics().samples)
 
     def finished_requests(self) -> int:
         """Return how many requests the engine has finished since its start.
@@ -168,18 +159,7 @@ class EngineApi:
         Raises:
             ApiError: no answer.
         """
-        return int(sum(s.value for s in self._metrics() if s.name == f"{FINISHED}_total"))
-
-    def _metrics(self) -> list[Sample]:
-        from prometheus_client.parser import text_string_to_metric_families
-
-        text = self._request("GET", "/metrics").text
-        with _understanding("/metrics"):
-            return [
-                Sample(sample.name, sample.labels, sample.value)
-                for family in text_string_to_metric_families(text)
-                for sample in family.samples
-            ]
+        return int(self.metrics().total(FINISHED) or 0)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._json(self._request("POST", path, body))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
 from deploy.errors import StackUnhealthy
+from deploy.runtime.logs import LogReader
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.store import Store
@@ -87,8 +88,8 @@ class Launcher(Protocol):
         """Return up to `count` last lines of a log, else all."""
         ...
 
-    def follow_logs(self, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        """Yield (service, line) as lines are written, until the caller stops asking."""
+    def log_reader(self, names: tuple[str, ...]) -> LogReader:
+        """Return what reads on in these services' logs, from now on."""
         ...
 
     def stop(self, records: Mapping[str, ServiceRecord], *, grace_s: float) -> None:

@@ -1,14 +1,35 @@
-"""Log files: their last lines, and what is appended to them."""
+"""Log files: their last lines, what is appended to them, and what of that is a complaint."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, Protocol
+
+from deploy.metrics.reading import Complaint
 
 _TAIL_BYTES = 256 * 1024
 _ERROR = re.compile(r"(?:\(.*\] )?\s*(?P<said>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
+# How those who write into a stack's logs begin a warning or an error: vLLM, LMCache, the connector,
+# the router, Redis (whose warnings have a #), uvicorn; and an exception that nobody logged.
+_COMPLAINTS = tuple(
+    re.compile(r"(?:\(\w+ pid=\d+\) )?" + form)
+    for form in (
+        r"(?P<level>WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ \[(?P<source>[^\]]+)\] ?(?P<said>.*)",
+        r"\[[\d ,:-]+\] LMCache (?P<level>WARNING|ERROR|CRITICAL):\s*(?P<said>.*?)"
+        r"(?:\s*\((?P<source>[\w.]+:\d+):[\w.]+\))?$",
+        r"[\d-]+ [\d:,]+ (?P<level>WARNING|ERROR) pdkit-connector (?:WARNING |ERROR )?(?P<said>.*)",
+        r"[\d-]+ [\d:]+\s+(?P<level>WARN|ERROR) [\w:]+: (?P<source>\S+): (?P<said>.*)",
+        r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ (?P<level>#) (?:WARNING:? )?(?P<said>.*)",
+        r"(?P<level>WARNING|ERROR): +(?P<said>.*)",
+        r"(?P<said>(?:\w+\.)*\w*(?:Error|Exception): .+)",
+    )
+)
+_TRACEBACK = re.compile(r"\s|Traceback |\^|$|(?:\w+\.)*\w*(?:Error|Exception): ")
+_RAISED = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception): ")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
@@ -42,25 +63,86 @@ def first_error(lines: Iterable[str]) -> str:
     return next((match["said"].strip() for match in found if match), "")
 
 
-def follow(paths: Mapping[str, Path], *, poll_s: float = 0.2) -> Iterator[tuple[str, str]]:
-    """Yield (name, line) for what is appended from now on, until the caller stops asking."""
-    offsets = {name: _size(path) for name, path in paths.items()}
+class LogReader(Protocol):
+    """What is appended to the logs of some services from its making on.
+
+    Attributes:
+        poll_s: how long who follows the logs should wait before asking again.
+    """
+
+    poll_s: float
+
+    def read(self) -> list[tuple[str, str]]:
+        """Return (service, line) for what was written since it was asked last."""
+        ...
+
+
+class FileReader:
+    """What is appended to files from now on, by the names of their services."""
+
+    poll_s = 0.2
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = paths
+        self._offsets = {name: _size(path) for name, path in paths.items()}
+
+    def read(self) -> list[tuple[str, str]]:
+        return [(name, line) for name in self._paths for line in self._appended(name)]
+
+    def _appended(self, name: str) -> list[str]:
+        path, size = self._paths[name], _size(self._paths[name])
+        if size < self._offsets[name]:
+            self._offsets[name] = 0  # begun anew
+        if size == self._offsets[name]:
+            return []
+        with path.open("rb") as file:
+            file.seek(self._offsets[name])
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]  # a line still being written waits for its end
+        self._offsets[name] += len(whole)
+        return [plain(line) for line in whole.decode("utf-8", "replace").splitlines()]
+
+
+def follow(reader: LogReader) -> Iterator[tuple[str, str]]:
+    """Yield (service, line) as lines are written, until the caller stops asking."""
     while True:
-        for name, path in paths.items():
-            if _size(path) < offsets[name]:
-                offsets[name] = 0  # begun anew
-            if _size(path) > offsets[name]:
-                yield from ((name, line) for line in _read_on(path, name, offsets))
-        time.sleep(poll_s)
+        yield from reader.read()
+        time.sleep(reader.poll_s)
 
 
-def _read_on(path: Path, name: str, offsets: dict[str, int]) -> list[str]:
-    with path.open("rb") as file:
-        file.seek(offsets[name])
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]  # a line still being written waits for its end
-    offsets[name] += len(whole)
-    return [plain(line) for line in whole.decode("utf-8", "replace").splitlines()]
+def complaints(lines: Iterable[tuple[str, str]]) -> tuple[Complaint, ...]:
+    """Return the warnings and errors of (service, line); those of one place become one.
+
+    Of the many lines of a traceback, the exception is what is told.
+    """
+    found: dict[tuple[str, str, str], Complaint] = {}
+    for service, line in lines:
+        one = _complaint(service, line)
+        if one is None:
+            continue
+        key = (service, one.level, one.source or one.text)
+        before = found.get(key)
+        found[key] = _together(before, one) if before else one
+    return tuple(replace(one, text=one.text.strip()) for one in found.values())
+
+
+def _complaint(service: str, line: str) -> Complaint | None:
+    for form in _COMPLAINTS:
+        match = form.match(line)
+        if match:
+            known = match.groupdict()
+            mild = (known.get("level") or "ERROR")[0] in "W#"
+            level: Literal["warning", "error"] = "warning" if mild else "error"
+            return Complaint(service, level, known["said"].rstrip(), known.get("source") or "")
+    return None
+
+
+def _together(before: Complaint, after: Complaint) -> Complaint:
+    if _TRACEBACK.match(after.text) or _TRACEBACK.match(before.text):
+        raised = _RAISED.match(after.text) and not _RAISED.match(before.text)
+        told = after if raised else before
+        return replace(told, count=before.count)
+    return replace(before, count=before.count + 1)
 
 
 def _size(path: Path) -> int:

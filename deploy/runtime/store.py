@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from deploy.metrics.store import StoreStats
 from deploy.runtime.secrets import Secret
 
 _TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
-
-
-@dataclass(frozen=True)
-class StoreStats:
-    """A reading of Redis; None is what it does not tell its user.
-
-    Attributes:
-        keys: of everybody in its database.
-        max_memory_bytes: 0 where there is no limit.
-        flushes: FLUSHALL and FLUSHDB commands since its start.
-        run_id: changes when Redis restarts.
-    """
-
-    keys: int | None
-    used_memory_bytes: int | None
-    max_memory_bytes: int | None
-    evicted_keys: int | None
-    flushes: int | None
-    run_id: str | None
 
 
 class Store(Protocol):
@@ -92,6 +73,7 @@ def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> 
         evicted_keys=int(info["evicted_keys"]),
         flushes=sum(calls.get(name, 0) for name in ("flushall", "flushdb")),
         run_id=str(info["run_id"]),
+        **_traffic(info),
     )
 
 
@@ -113,7 +95,17 @@ def server_stats(client: Any) -> StoreStats:
         evicted_keys=_number(info.get("evicted_keys")),
         flushes=sum(calls) if calls else None,
         run_id=str(info["run_id"]) if "run_id" in info else None,
+        **_traffic(info),
     )
+
+
+def _traffic(info: Mapping[str, Any]) -> dict[str, int | None]:
+    return {
+        "commands": _number(info.get("total_commands_processed")),
+        "received_bytes": _number(info.get("total_net_input_bytes")),
+        "sent_bytes": _number(info.get("total_net_output_bytes")),
+        "clients": _number(info.get("connected_clients")),
+    }
 
 
 def if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:

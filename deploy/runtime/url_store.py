@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.doctor.seen import RedisSeen
+from deploy.metrics.store import StoreStats
 from deploy.planning.redis_url import Node, RedisUrl
-from deploy.runtime.store import StoreStats, if_allowed, marked, remove_marked, server_stats
+from deploy.runtime.store import if_allowed, marked, remove_marked, server_stats
 
 _TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
@@ -266,6 +267,10 @@ def combined(readings: Sequence[StoreStats]) -> StoreStats:
         evicted_keys=_sum([one.evicted_keys for one in readings]),
         flushes=_sum([one.flushes for one in readings]),
         run_id=None if None in ids else " ".join(sorted(map(str, ids))),
+        commands=_sum([one.commands for one in readings]),
+        received_bytes=_sum([one.received_bytes for one in readings]),
+        sent_bytes=_sum([one.sent_bytes for one in readings]),
+        clients=_sum([one.clients for one in readings]),
     )
 
 

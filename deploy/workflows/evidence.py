@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.runtime.store import StoreStats
+from deploy.metrics.store import StoreStats
 from deploy.verify.diagnosis import Evidence
 from deploy.verify.findings import Findings
 from deploy.verify.report import EngineHealth, StoreUse

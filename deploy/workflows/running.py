@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.errors import StackUnhealthy, StateError
+from deploy.metrics.reading import ServiceCondition
 from deploy.planning.inventory import inventory_from
 from deploy.planning.redis_url import parse_redis_url
 from deploy.runtime.engine_api import EngineApi
@@ -48,6 +49,12 @@ class RunningStack:
 
     def is_ready(self, service: Service) -> bool:
         return service_is_ready(service, self.launcher, self.secrets.get(REDIS_PASSWORD))
+
+    def condition(self, service: Service) -> ServiceCondition:
+        state = self.service_state(service)
+        if state != "running":
+            return state
+        return "ready" if self.is_ready(service) else "not ready"
 
     def any_running(self) -> bool:
         return any(self.service_state(service) == "running" for service in self.stack.services)

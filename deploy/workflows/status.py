@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
+from deploy.metrics.engine import CacheCounters
+from deploy.metrics.frame import ENGINES
+from deploy.metrics.reading import ServiceCondition
+from deploy.metrics.store import StoreStats
+from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home
-from deploy.runtime.store import StoreStats
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
 from deploy.workflows.generations import Generation, engine_image, past_generations
 from deploy.workflows.patches import stack_patches
 from deploy.workflows.running import RunningStack, find_stack, store_of
-
-ServiceCondition = Literal["ready", "not ready", "exited", "not started"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _all_services(running: RunningStack) -> list[ServiceStatus]:
 def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
     launcher = running.launcher
     record = running.state.services.get(service.name)
-    condition = _condition(running, service)
+    condition = running.condition(service)
     cache, path = _counters(service) if condition == "ready" else (None, None)
     alive = record is not None and condition in ("ready", "not ready")
     return ServiceStatus(
@@ -163,18 +164,12 @@ def _url(service: Service) -> str:
     return service.url if service.role != "redis" else f"{service.host}:{service.port}"
 
 
-def _condition(running: RunningStack, service: Service) -> ServiceCondition:
-    state = running.service_state(service)
-    if state != "running":
-        return state
-    return "ready" if running.is_ready(service) else "not ready"
-
-
 def _counters(service: Service) -> tuple[CacheCounters | None, StorePath | None]:
-    if service.role not in ("producer", "consumer"):
+    if service.role not in ENGINES:
         return None, None
     try:
         with EngineApi(service.url) as api:
-            return api.cache_counters(), api.store_path()
-    except ApiError:
+            page = api.metrics()
+        return CacheCounters.read(page), StorePath.read(page.samples)
+    except (ApiError, LookupError):
         return None, None

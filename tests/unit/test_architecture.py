@@ -13,16 +13,20 @@ PACKAGE = Path(__file__).resolve().parents[2] / "deploy"
 # Each part of the package, with the parts it may import; top to bottom, and never up.
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "cli": {"__init__", "output", "workflows", "runtime", "stack", "verify", "config", "errors"},
-    "output": {"__init__", "workflows", "doctor", "verify", "planning", "errors"},
-    "workflows": {
-        "runtime", "doctor", "stack", "planning", "verify", "tiny_model", "config", "assets",
+    "cli": {
+        "__init__", "output", "workflows", "runtime", "stack", "metrics", "verify", "config",
         "errors",
     },
-    "runtime": {"doctor", "stack", "planning", "verify", "errors"},
+    "output": {"__init__", "workflows", "doctor", "metrics", "verify", "planning", "errors"},
+    "workflows": {
+        "runtime", "doctor", "stack", "planning", "metrics", "verify", "tiny_model", "config",
+        "assets", "errors",
+    },
+    "runtime": {"doctor", "stack", "planning", "metrics", "verify", "errors"},
     "doctor": {"stack", "planning", "config"},
     "stack": {"__init__", "planning", "config", "assets", "errors"},
     "planning": {"config", "errors"},
+    "metrics": {"verify"},
     "verify": set(),
     "tiny_model": {"errors"},
     "config": {"assets", "errors"},
@@ -31,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
 }  # fmt: skip
 
-PURE = ("planning", "stack", "verify", "doctor")
+PURE = ("planning", "stack", "metrics", "verify", "doctor")
 EFFECTS = {
     "os", "subprocess", "socket", "time", "random", "tempfile", "shutil", "signal", "threading",
     "httpx", "psutil", "redis", "filelock", "typer",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
 from deploy.cli.shared import check_errors, load_source, named_spec, progress, stack_name
-from deploy.errors import RedisUnreachable, StackUnhealthy, UsageError
+from deploy.errors import RedisUnreachable, UsageError
 
 if TYPE_CHECKING:
     from deploy.config.spec import StackSpec
@@ -141,34 +140,34 @@ def render(
 def status(
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")
     ] = False,
+    interval: Annotated[
+        float | None, typer.Option(help="With --watch: seconds from frame to frame; else 2.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="With --watch: end after as many frames.")
+    ] = None,
     name: Name = None,
     json: Json = False,
 ) -> Answer:
     """Show what runs, how full it is, and how often the store was hit."""
+    from deploy.cli.watching import unhealthy, watch_stack
     from deploy.output.views import status_view
     from deploy.runtime.home import Home
     from deploy.workflows.status import stack_status
 
     chosen = stack_name(name)
-    if watch and json:
-        raise UsageError("--watch goes on for ever and --json prints once", hint="leave one out")
-    with suppress(KeyboardInterrupt):  # the way in which it is meant to end
-        while watch:
-            typer.echo("\x1b[2J\x1b[H" if sys.stdout.isatty() else "")
-            typer.echo(status_view(stack_status(Home.from_environ(), chosen)))
-            time.sleep(_WATCH_S)
     if watch:
-        return Answer("status", None, "")
-    found = stack_status(Home.from_environ(), chosen)
-    errors = []
-    if found.up and not found.healthy:
-        errors.append(
-            StackUnhealthy(
-                f"not ready: {', '.join(found.sick)}", hint=f"deploy up --resume --name {chosen}"
-            )
+        return watch_stack(
+            chosen, interval_s=_WATCH_S if interval is None else interval, frames=count, json=json
         )
+    if interval is not None or count is not None:
+        raise UsageError(
+            "--interval and --count are of --watch", hint="deploy status --watch --count 10"
+        )
+    found = stack_status(Home.from_environ(), chosen)
+    errors = unhealthy(found.sick, chosen) if found.up else []
     return Answer("status", found.as_dict(), status_view(found), errors)
 
 
@@ -185,6 +184,7 @@ def logs(
 ) -> Answer:
     """Print the last lines of each service's log."""
     from deploy.runtime.home import Home
+    from deploy.runtime.logs import follow as following
     from deploy.workflows.logs import chosen_services, log_source, tail
 
     chosen = stack_name(name)
@@ -200,7 +200,7 @@ def logs(
         raise UsageError("-f goes on for ever and --json prints once", hint="leave one out")
     if follow:
         with suppress(KeyboardInterrupt):
-            for who, line in chain(found, source.follow_logs(services)):
+            for who, line in chain(found, following(source.log_reader(services))):
                 print(shown(who, line), flush=True)
         return Answer("logs", None, "")
     text = "\n".join(shown(who, line) for who, line in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from deploy.errors import (
     StackUnhealthy,
 )
 from deploy.runtime.compose.docker import docker_client, run_docker
+from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.store import open_container_store
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
@@ -35,7 +36,6 @@ from deploy.stack.service import Service, Stack
 
 COMPOSE_FILE = "compose.yaml"
 _CREATE_TIMEOUT_S = 300
-_FOLLOW_POLL_S = 0.5
 _NO_MEMORY = "Available memory on node"
 _KEEP_UP = {"Name": "unless-stopped"}
 _LET_DIE = {"Name": "no"}
@@ -219,19 +219,8 @@ class ComposeLauncher:
         text = container.logs(tail="all" if count is None else count).decode("utf-8", "replace")
         return tuple(plain(line) for line in text.splitlines())
 
-    def follow_logs(self, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        """Yield (service, line), asking again and again: containers come and go meanwhile."""
-        since = dict.fromkeys(names, time.time())
-        while True:
-            for name in names:
-                container = self._find(name)
-                now = time.time()
-                if container is None:
-                    continue
-                text = container.logs(since=since[name], until=now).decode("utf-8", "replace")
-                since[name] = now
-                yield from ((name, plain(line)) for line in text.splitlines())
-            time.sleep(_FOLLOW_POLL_S)
+    def log_reader(self, names: tuple[str, ...]) -> ContainerReader:
+        return ContainerReader(self._find, names)
 
     def stop(self, records: Mapping[str, ServiceRecord], *, grace_s: float) -> None:
         """Stop and remove the services' containers; the log of each is kept till `clear`."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deploy.runtime.store import StoreStats, stats_from
+from deploy.metrics.store import StoreStats
+from deploy.runtime.store import stats_from
 from deploy.stack.layout import SECRETS
 
 # The password goes from its file to redis-cli's input: arguments and environments could be seen.

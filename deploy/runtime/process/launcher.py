@@ -7,7 +7,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from deploy.errors import MachineError, MissingTool, StackUnhealthy
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
-from deploy.runtime.logs import first_error, follow, last_lines
+from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.process import sessions
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord, write_private
@@ -125,8 +125,8 @@ class ProcessLauncher:
     def log_lines(self, name: str, count: int | None = None) -> tuple[str, ...]:
         return last_lines(self.log_path(name), count)
 
-    def follow_logs(self, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        return follow({name: self.log_path(name) for name in names})
+    def log_reader(self, names: tuple[str, ...]) -> FileReader:
+        return FileReader({name: self.log_path(name) for name in names})
 
     def stop(self, records: Mapping[str, ServiceRecord], *, grace_s: float) -> None:
         """End the services together, their helpers too."""

@@ -14,7 +14,7 @@ from deploy.cli import main as main_module
 from deploy.cli.answer import Answer
 from deploy.cli.main import main
 from deploy.errors import CheckFailed, StackUnhealthy
-from deploy.runtime.process.launcher import ProcessLauncher
+from deploy.runtime import logs
 from tests.conftest import SETTLED
 
 Result = tuple[int, str, str]
@@ -122,10 +122,10 @@ class TestRealCommands:
         def interrupted(_seconds: float) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("deploy.cli.commands.stack.time.sleep", interrupted)
+        monkeypatch.setattr("deploy.cli.screen.time.sleep", interrupted)
         code, out, err = run("status", "--watch")
         assert (code, err) == (0, "")
-        assert out.count("the stack 'pdkit' is not up") == 1
+        assert out.count("it is not up; waiting for it") == 1
 
     def test_a_dry_run_looks_at_what_the_user_brings(self, run: Callable[..., Result]) -> None:
         code, _, err = run("up", "--dry-run", "--api-key-file", "none")
@@ -269,7 +269,7 @@ class TestLogs:
             yield "redis", "r3"
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(ProcessLauncher, "follow_logs", follow)
+        monkeypatch.setattr(logs, "follow", follow)
         assert run("logs", "redis", "-f") == (0, "r1\nr2\nr3\n", "")
 
     def test_following_as_json(self, run: Callable[..., Result]) -> None:

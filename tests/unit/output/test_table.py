@@ -20,6 +20,11 @@ class TestTable:
     def test_a_column_with_anything_else_is_text(self) -> None:
         assert table(("n",), [(10,), ("-",)]) == "n\n--\n10\n-"
 
+    def test_columns_that_are_asked_for_go_to_the_right(self) -> None:
+        assert table(("n", "m"), [("10", "a"), ("-", "bc")], right=("n",)) == (
+            " n  m\n--  --\n10  a\n -  bc"
+        )
+
     def test_the_header_may_be_widest(self) -> None:
         assert table(("number",), [(7,)]) == "number\n------\n     7"
 

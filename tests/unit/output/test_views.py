@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from deploy.metrics.engine import CacheCounters
+from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
 from deploy.output.views import (
     images_view,
@@ -19,8 +21,6 @@ from deploy.output.views import (
     swap_view,
 )
 from deploy.planning.inventory import Inventory
-from deploy.runtime.engine_api import CacheCounters
-from deploy.runtime.store import StoreStats
 from deploy.verify.report import (
     CheckReport,
     Diagnosis,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.runtime import logs
-from deploy.runtime.logs import first_error, follow, last_lines
+from deploy.runtime.logs import FileReader, complaints, first_error, follow, last_lines
 
 
 @pytest.fixture
@@ -84,6 +84,91 @@ class TestFirstError:
         assert first_error(("it said ValueError: x", "")) == ""
 
 
+class TestComplaints:
+    """Lines as the programs of a real stack write them."""
+
+    @pytest.mark.parametrize(
+        ("line", "level", "text"),
+        [
+            (
+                "(EngineCore pid=24185) WARNING 11-21 12:22:48 [cpu_worker.py:114] it is slow",
+                "warning",
+                "it is slow",
+            ),
+            (
+                "(APIServer pid=7) ERROR 11-21 12:22:48 [serving.py:9] it is full",
+                "error",
+                "it is full",
+            ),
+            (
+                "[2026-11-21 12:22:54,302] LMCache WARNING: the sender is not there "
+                "(local_cpu_backend.py:105:lmcache.v1.storage_backend.local_cpu_backend)",
+                "warning",
+                "the sender is not there",
+            ),
+            (
+                "2026-11-21 12:22:54,302 WARNING pdkit-connector WARNING Redis: a call was late",
+                "warning",
+                "Redis: a call was late",
+            ),
+            (
+                "(EngineCore pid=3) 2026-11-21 12:22:54,302 ERROR pdkit-connector ERROR it broke",
+                "error",
+                "it broke",
+            ),
+            (
+                "2026-11-21 12:23:50 ERROR vllm_router_rs::routers::http::vllm_pd_router: "
+                "src/routers/http/vllm_pd_router.rs:3075: Transparent proxy request failed",
+                "error",
+                "Transparent proxy request failed",
+            ),
+            (
+                "24061:M 21 Nov 2026 12:22:22.921 # WARNING Memory overcommit must be enabled!",
+                "warning",
+                "Memory overcommit must be enabled!",
+            ),
+            ("ERROR:    Exception in ASGI application", "error", "Exception in ASGI application"),
+            ("redis.exceptions.TimeoutError: too slow", "error",
+             "redis.exceptions.TimeoutError: too slow"),
+        ],
+    )  # fmt: skip
+    def test_of_each_program(self, line: str, level: str, text: str) -> None:
+        (found,) = complaints([("consumer-0", line)])
+        assert (found.service, found.level, found.text) == ("consumer-0", level, text)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "",
+            'INFO:     127.0.0.1:52968 - "GET /health HTTP/1.1" 200 OK',
+            "(APIServer pid=7) INFO 11-21 12:22:48 [launcher.py:9] the ERROR page is served",
+            "[2026-11-21 12:23:50,224] LMCache INFO: Reqid: x (a.py:1:b)",
+            "24061:M 21 Nov 2026 12:22:22.921 * Ready to accept connections",
+            "2026-11-21 12:22:54,302 INFO pdkit-connector fix=B17 state=applied",
+            "2026-11-21 12:22:56  INFO vllm_router_rs::server: src/server.rs:1141: Started",
+            "prompt: WARNING 11-21 12:22:48 [x.py:1] a client wrote this",
+        ],
+    )
+    def test_other_lines_are_none(self, line: str) -> None:
+        assert complaints([("consumer-0", line)]) == ()
+
+    def test_of_a_traceback_the_exception_is_told(self) -> None:
+        start = "(EngineCore pid=3) ERROR 07-27 03:00:00 [core.py:866] "
+        said = ("it met a fatal error.", "Traceback (most recent call last):", '  File "x.py"',
+                "    raise OSError", "OSError: no space", "RuntimeError: died of it")  # fmt: skip
+        (found,) = complaints([("consumer-0", start + words) for words in said])
+        assert (found.text, found.count) == ("OSError: no space", 1)
+
+    def test_one_place_is_told_once(self) -> None:
+        lines = [
+            ("consumer-0", f"(E pid=3) WARNING 07-27 03:00:0{n} [core.py:8] request {n} is late")
+            for n in range(4)
+        ]
+        first, other = complaints([*lines, ("producer-0", lines[0][1])])
+        assert (first.text, first.count) == ("request 0 is late", 4)
+        assert (other.service, other.count) == ("producer-0", 1)
+
+
 class TestFollow:
     """`follow` sleeps between looks; here each of its sleeps is one step of what happens."""
 
@@ -147,4 +232,4 @@ def append(file: Path, text: str | bytes) -> None:
 
 
 def take(count: int, files: dict[str, Path]) -> list[tuple[str, str]]:
-    return list(itertools.islice(follow(files), count))
+    return list(itertools.islice(follow(FileReader(files)), count))

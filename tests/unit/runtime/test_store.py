@@ -160,6 +160,17 @@ class TestStats:
         assert stats is not None
         assert stats.run_id == client.info("server")["run_id"]
 
+    def test_traffic_is_counted(self, store: Store, client: redis.Redis) -> None:
+        before = store.stats()
+        client.set("chunk", b"x" * 500_000)
+        client.get("chunk")
+        after = store.stats()
+        assert before is not None and after is not None
+        assert (after.grown("commands", before) or 0) >= 2
+        for name in ("received_bytes", "sent_bytes"):
+            assert 500_000 < (after.grown(name, before) or 0) < 600_000
+        assert after.clients == 2
+
     def test_none_with_a_wrong_password(self, port: int) -> None:
         with open_store(HOST, port, Secret("wrong")) as other:
             assert other.stats() is None

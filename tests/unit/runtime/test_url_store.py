@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from deploy.metrics.store import StoreStats
 from deploy.planning.redis_url import parse_redis_url
-from deploy.runtime.store import StoreStats
 from deploy.runtime.url_store import FoundKeys, UrlStore, combined
 from tests.unit.redis_server import HOST, free_port, redis_server
 
@@ -199,6 +199,11 @@ def test_sums_of_what_is_known() -> None:
     )
     unknown = StoreStats(None, None, None, None, None, None)
     assert combined([one, unknown]) == unknown
+    busy = [
+        StoreStats(1, 10, 100, 5, 2, run, n, 2 * n, 3 * n, 4) for n, run in ((1, "a"), (10, "b"))
+    ]
+    both = combined(busy)
+    assert (both.commands, both.received_bytes, both.sent_bytes, both.clients) == (11, 22, 33, 8)
     assert combined([one, StoreStats(2, 20, 0, 6, 3, "a")]).max_memory_bytes == 0, "no limit"
 
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from deploy.errors import StateError
+from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
-from deploy.runtime.store import StoreStats
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import check_stack
 from deploy.workflows.running import require_stack

@@ -560,9 +560,10 @@ class TestLogs:
             return f"line {len(asked)}\n".encode()
 
         monkeypatch.setattr(container, "logs", logs)
-        monkeypatch.setattr(launcher_module, "_FOLLOW_POLL_S", 0)
-        found = launcher.follow_logs(("redis", "gone"))
-        assert [next(found) for _ in range(3)] == [("redis", f"line {n}") for n in (1, 2, 3)]
+        reader = launcher.log_reader(("redis", "gone"))
+        assert [line for _ in range(3) for line in reader.read()] == [
+            ("redis", f"line {n}") for n in (1, 2, 3)
+        ]
         assert asked[1]["since"] == asked[0]["until"], "no gap, and nothing twice"
 
 

@@ -11,8 +11,8 @@ import pytest
 from docker.errors import APIError
 from requests import ConnectTimeout
 
+from deploy.metrics.store import StoreStats
 from deploy.runtime.compose.store import ContainerStore, open_container_store
-from deploy.runtime.store import StoreStats
 from tests.unit.runtime.compose.conftest import FakeContainer
 
 # As redis-cli prints them: the lines of INFO end with carriage returns.
@@ -70,6 +70,14 @@ def test_an_engine_that_fails_is_no_answer(store: Make, error: BaseException) ->
 
 def test_stats(store: Make) -> None:
     assert store(ANSWER).stats() == StoreStats(42, 1048576, 1073741824, 7, 2, "abc123")
+
+
+def test_traffic(store: Make) -> None:
+    told = "total_commands_processed:9\r\ntotal_net_input_bytes:20\r\nconnected_clients:3\r\n"
+    stats = store(ANSWER.replace("# Stats\r\n", f"# Stats\r\n{told}")).stats()
+    assert stats is not None
+    assert (stats.commands, stats.received_bytes, stats.clients) == (9, 20, 3)
+    assert stats.sent_bytes is None, "what is not told is not zero"
 
 
 @pytest.mark.parametrize(

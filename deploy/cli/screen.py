@@ -1,0 +1,72 @@
+"""A text that is shown again and again: in place on a terminal, else one after the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+# The terminal's other screen, without a cursor, and back: what was on it before stays as it was.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_POLL_S = 0.1
+
+View = Callable[[int | None], str]
+
+
+class Screen:
+    """Shows views, which are functions of the lines there is room for (None: any number).
+
+    On a terminal the last view stays when it ends, below what was there before the first one.
+    """
+
+    def __init__(self) -> None:
+        self._live = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._view: View | None = None
+        self._drawn: os.terminal_size | None = None
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if self._view is not None and not isinstance(error, OSError):
+            self._write(f"{_LEAVE}{self._view(None)}\n")
+
+    def show(self, view: View) -> None:
+        if not self._live:
+            self._write(f"{view(None)}\n\n")
+            return
+        if self._view is None:
+            self._write(_ENTER)
+        self._view = view
+        self._draw()
+
+    def wait(self, seconds: float) -> None:
+        """Wait; draw again meanwhile if the terminal gets another size."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_S))
+            if self._view is not None and self._size() != self._drawn:
+                self._draw()
+
+    def _size(self) -> os.terminal_size:
+        # Not by shutil's function: COLUMNS and LINES of the shell do not follow the terminal.
+        return os.get_terminal_size(sys.stdout.fileno())
+
+    def _draw(self) -> None:
+        if self._view is None:
+            return
+        self._drawn = columns, rows = self._size()
+        lines = [line[:columns] for line in self._view(rows).splitlines()[:rows]]
+        self._write(_HOME + "\n".join(line + _END_OF_LINE for line in lines) + _BELOW)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,80 @@
+"""`deploy status --watch`: frame after frame, for people or as one JSON object a line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+
+from deploy.cli.answer import Answer
+from deploy.cli.screen import Screen
+from deploy.errors import StackUnhealthy, UsageError
+from deploy.metrics.events import Event, remembered
+from deploy.metrics.frame import Frame
+from deploy.output.envelope import envelope
+from deploy.output.watch_view import EVENTS, watch_view
+from deploy.runtime.home import Home
+from deploy.workflows.watch import Watch
+
+_LEAST_S, _MOST_S = 0.2, 3600.0
+
+
+def unhealthy(sick: Sequence[str], name: str) -> list[StackUnhealthy]:
+    """Return what the status of a stack ends with: an error where something is not ready."""
+    if not sick:
+        return []
+    hint = f"deploy up --resume --name {name}"
+    return [StackUnhealthy(f"not ready: {', '.join(sick)}", hint=hint)]
+
+
+def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool) -> Answer:
+    """Show frames until Ctrl-C, or until there were as many as asked for.
+
+    Raises:
+        UsageError: an interval that cannot be meant.
+        PdkitError: the first look at the stack fails.
+    """
+    if not _LEAST_S <= interval_s <= _MOST_S:
+        raise UsageError(
+            f"--interval {interval_s:g}: a number of seconds from {_LEAST_S} to {_MOST_S:g} is "
+            "expected",
+            hint="deploy status --watch --interval 2",
+        )
+    watch = Watch(Home.from_environ(), name)
+    frame = None
+    with suppress(KeyboardInterrupt):  # the way in which it is meant to end
+        with Screen() as screen:
+            wait = time.sleep if json else screen.wait
+            recent: tuple[Event, ...] = ()
+            for frame in _frames(watch, interval_s, frames, wait):
+                recent = remembered(recent, frame.events, EVENTS)
+                if json:
+                    print(_line(frame), flush=True)
+                else:
+                    screen.show(partial(_view, frame, recent))
+        return Answer("status", None, "", unhealthy(frame.sick, name) if frame else ())
+    return Answer("status", None, "")
+
+
+def _frames(
+    watch: Watch, interval_s: float, most: int | None, wait: Callable[[float], None]
+) -> Iterator[Frame]:
+    """Yield a frame each interval; the next one at once where looking took longer than that."""
+    for number in count(1):
+        due = time.monotonic() + interval_s
+        yield watch.frame()
+        if number == most:
+            return
+        wait(max(0.0, due - time.monotonic()))
+
+
+def _view(frame: Frame, recent: Sequence[Event], height: int | None) -> str:
+    return watch_view(frame, recent, height=height)
+
+
+def _line(frame: Frame) -> str:
+    errors = unhealthy(frame.sick, frame.name)
+    code = errors[0].exit_code if errors else 0
+    return envelope("status", exit_code=code, data=frame.as_dict(), errors=errors, indent=None)

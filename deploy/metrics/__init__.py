@@ -1,0 +1,1 @@
+"""What services count about themselves, and what two readings of it tell. No I/O."""

@@ -1,0 +1,60 @@
+"""A metrics page: what a service counted by now, or between two readings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deploy.verify.store_path import Sample
+
+# What the names of numbers end with that only grow, until their service starts anew.
+_COUNTER_ENDS = ("_total", "_count", "_sum", "_bucket")
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class MetricsPage:
+    """The samples of one page, gauges among them; of a difference or a sum: the counters only."""
+
+    samples: tuple[Sample, ...] = ()
+
+    def named(self, name: str) -> list[Sample]:
+        return [sample for sample in self.samples if sample.name == name]
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Return the sum of the samples of a name that have these labels; None without any."""
+        found = [s.value for s in self.named(name) if labels.items() <= s.labels.items()]
+        return sum(found) if found else None
+
+    def since(self, earlier: MetricsPage) -> MetricsPage:
+        """Return what was counted after an earlier reading.
+
+        A counter that shrank began anew in between, so that it counts from its start.
+        """
+        before = earlier.counters()
+        return _page(
+            (key, value - before.get(key, 0.0) if value >= before.get(key, 0.0) else value)
+            for key, value in self.counters().items()
+        )
+
+    def __add__(self, other: MetricsPage) -> MetricsPage:
+        sums = defaultdict(float, self.counters())
+        for key, value in other.counters().items():
+            sums[key] += value
+        return _page(sums.items())
+
+    def counters(self) -> dict[_Key, float]:
+        """Return name and labels → value of all that only grows."""
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for sample in self.samples
+            if sample.name.endswith(_COUNTER_ENDS)
+        }
+
+
+def _page(counters: Iterable[tuple[_Key, float]]) -> MetricsPage:
+    return MetricsPage(
+        tuple(Sample(name, dict(labels), value) for (name, labels), value in counters)
+    )

@@ -1,0 +1,43 @@
+"""What Redis tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """A reading of Redis; None is what it does not tell its user.
+
+    Attributes:
+        keys: of everybody in its database.
+        max_memory_bytes: 0 where there is no limit.
+        flushes: FLUSHALL and FLUSHDB commands since its start.
+        run_id: changes when Redis restarts.
+        commands, received_bytes, sent_bytes: since its start, of everybody; whoever reads this is
+            counted, too.
+        clients: that are connected.
+    """
+
+    keys: int | None
+    used_memory_bytes: int | None
+    max_memory_bytes: int | None
+    evicted_keys: int | None
+    flushes: int | None
+    run_id: str | None
+    commands: int | None = None
+    received_bytes: int | None = None
+    sent_bytes: int | None = None
+    clients: int | None = None
+
+    def restarted_since(self, earlier: StoreStats) -> bool:
+        """Tell whether this is another life of the server, or another server."""
+        known = None not in (self.run_id, earlier.run_id)
+        return known and self.run_id != earlier.run_id
+
+    def grown(self, name: str, earlier: StoreStats) -> int | None:
+        """Return by how much one of the counts grew; None where that is not known."""
+        before, after = getattr(earlier, name), getattr(self, name)
+        if before is None or after is None or self.restarted_since(earlier) or after < before:
+            return None
+        return int(after - before)

@@ -1,0 +1,30 @@
+"""What containers write, read on from a moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deploy.runtime.logs import plain
+
+
+class ContainerReader:
+    """What containers write from now on; asked by name, since they come and go meanwhile."""
+
+    poll_s = 0.5
+
+    def __init__(self, find: Callable[[str], Any | None], names: tuple[str, ...]) -> None:
+        self._find = find
+        self._since = dict.fromkeys(names, time.time())
+
+    def read(self) -> list[tuple[str, str]]:
+        return [(name, line) for name in self._since for line in self._written(name)]
+
+    def _written(self, name: str) -> list[str]:
+        container, now = self._find(name), time.time()
+        if container is None:
+            return []
+        text = container.logs(since=self._since[name], until=now).decode("utf-8", "replace")
+        self._since[name] = now
+        return [plain(line) for line in text.splitlines()]

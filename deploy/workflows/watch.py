@@ -1,0 +1,115 @@
+"""`deploy status --watch`: one reading of a stack after the other, and what is new in each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+from deploy.errors import PdkitError
+from deploy.metrics.frame import ENGINES, Frame, Memory, next_frame
+from deploy.metrics.page import MetricsPage
+from deploy.metrics.reading import Complaint, ServiceReading, StackReading
+from deploy.metrics.store import StoreStats
+from deploy.planning.address import host_port
+from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.home import Home
+from deploy.runtime.logs import LogReader, complaints
+from deploy.stack.service import Service
+from deploy.workflows.running import RunningStack, find_stack, store_of
+
+_PAGE_TIMEOUT_S = 2.0  # an engine that hangs must not stop the watch of the others
+
+
+class Watch:
+    """Looks at a stack again and again, while its services, or all of it, come and go."""
+
+    def __init__(self, home: Home, name: str) -> None:
+        self._home, self._name = home, name
+        self._memory: Memory | None = None
+        self._logs: LogReader | None = None
+        self._logged: tuple[str, ...] = ()
+
+    def frame(self) -> Frame:
+        """Look at the stack, and return what is seen and what is new.
+
+        Raises:
+            PdkitError: the first look fails as `deploy status` would; a later one tells of it.
+        """
+        try:
+            reading = self._read()
+        except (PdkitError, OSError) as exc:
+            if self._memory is None:
+                raise
+            reading = self._nothing(trouble=str(exc) or type(exc).__name__)
+        self._memory, frame = next_frame(self._memory, reading)
+        return frame
+
+    def _read(self) -> StackReading:
+        at, began = _now(), time.monotonic()
+        running = find_stack(self._home, self._name)
+        if running is None:
+            self._logs = None
+            return self._nothing()
+        plan = running.prepared.plan
+        with ThreadPoolExecutor(max_workers=len(running.stack.services) + 1) as pool:
+            asked = pool.submit(_stats, running)
+            services = pool.map(lambda service: _reading(running, service), running.stack.services)
+            found = {service.name: service for service in services}
+        return StackReading(
+            self._name,
+            at,
+            began,
+            up=True,
+            what=f"{plan.topology}, {plan.model.served_name}, {running.stack.front.url}",
+            redis_brought=plan.redis_brought,
+            services=found,
+            store=asked.result(),
+            complaints=self._complaints(running, found),
+        )
+
+    def _nothing(self, *, trouble: str = "") -> StackReading:
+        return StackReading(self._name, _now(), time.monotonic(), trouble=trouble)
+
+    def _complaints(
+        self, running: RunningStack, found: Mapping[str, ServiceReading]
+    ) -> tuple[Complaint, ...]:
+        """Return what the services' logs complained of since they were read last."""
+        names = tuple(found)
+        if self._logs is None or self._logged != names:
+            self._logs, self._logged = running.launcher.log_reader(names), names
+        return complaints(self._logs.read())
+
+
+def _reading(running: RunningStack, service: Service) -> ServiceReading:
+    record, launcher = running.state.services.get(service.name), running.launcher
+    condition = running.condition(service)
+    alive = record is not None and condition in ("ready", "not ready")
+    pid = launcher.pid(record) if record and alive else 0
+    page = _page(running, service) if condition == "ready" else None
+    return ServiceReading(service.name, service.role, condition, pid, page, time.monotonic())
+
+
+def _page(running: RunningStack, service: Service) -> MetricsPage | None:
+    """Return a service's metrics page; None where it has none, or does not answer."""
+    if service.role in ENGINES:
+        url = service.url
+    elif service.role == "router":
+        url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"
+    else:
+        return None
+    try:
+        with EngineApi(url, timeout_s=_PAGE_TIMEOUT_S) as api:
+            return api.metrics()
+    except ApiError:
+        return None
+
+
+def _stats(running: RunningStack) -> StoreStats | None:
+    with store_of(running) as store:
+        return store.stats()
+
+
+def _now() -> datetime:
+    return datetime.now().astimezone()

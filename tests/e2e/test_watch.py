@@ -1,0 +1,156 @@
+"""`deploy status --watch` beside a real stack: requests in its numbers, deaths in its events."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+
+NAME = "watched"
+PORT = free_base(19000)
+REQUESTS = 4
+PROMPT = 700  # characters, each of them a token of the tiny model
+ANSWER = 16
+
+
+@pytest.fixture(scope="module")
+def kit(shared_home: Path) -> Deploy:
+    return Deploy(shared_home)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def up(kit: Deploy) -> Iterator[Any]:
+    with running_stack(kit, NAME, PORT, "--topology", "1p1d", "--no-check") as data:
+        yield data
+
+
+class Stream:
+    """The frames that a watch prints, read one by one."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def frame(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        envelope = json.loads(self.process.stdout.readline())
+        assert envelope["command"] == "status"
+        return envelope["data"]
+
+    def until(
+        self, condition: Callable[[dict[str, Any]], bool], *, within_s: float = 60.0
+    ) -> list[dict[str, Any]]:
+        """Return the frames up to the first that has what is waited for."""
+        seen, deadline = [], time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            seen.append(self.frame())
+            if condition(seen[-1]):
+                return seen
+        pytest.fail(f"not seen in {len(seen)} frames, the last: {seen[-1]}")
+
+
+@pytest.fixture
+def stream(kit: Deploy) -> Iterator[Stream]:
+    process = kit.start("status", "--watch", "--interval", "0.5", "--json", "--name", NAME)
+    yield Stream(process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+
+
+def ask(seed: int) -> int:
+    body = {
+        "model": "pdkit-tiny",
+        "prompt": f"{seed:04d} " + "x" * (PROMPT - 5),
+        "max_tokens": ANSWER,
+        "ignore_eos": True,
+    }
+    url = f"http://127.0.0.1:{PORT}/v1/completions"
+    return httpx.post(url, json=body, timeout=60, trust_env=False).status_code
+
+
+def engine(frame: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in frame["engines"] if one["name"] == name)
+
+
+def told(frames: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(event["kind"], event["about"]) for frame in frames for event in frame["events"]}
+
+
+def test_requests_are_in_the_numbers(stream: Stream) -> None:
+    first = stream.frame()
+    assert first["healthy"] is True
+    assert first["interval"]["answers"] == first["watch"]["answers"] == 0
+    assert [ask(seed) for seed in range(REQUESTS)] == [200] * REQUESTS
+    frames = stream.until(lambda frame: frame["watch"]["answers"] == REQUESTS)
+    frames += [stream.frame() for _ in range(2)]  # what is counted after the answer
+
+    last, prompt = frames[-1], REQUESTS * (PROMPT + 1)  # and the token that texts begin with
+    for name in ("producer-0", "consumer-0"):
+        watch = engine(last, name)["watch"]
+        assert watch["prompt_tokens"] == pytest.approx(prompt, abs=REQUESTS)
+        assert watch["first_token_mean_s"] > 0
+        assert watch["first_token_p95_within_s"] >= watch["first_token_mean_s"] / 10
+    assert engine(last, "consumer-0")["watch"]["generation_tokens"] == REQUESTS * ANSWER
+    # Two whole chunks of 256 tokens a prompt crossed, and are in every count.
+    chunks = 2 * REQUESTS
+    assert last["watch"]["external_hits"] == 256 * chunks
+    path = last["watch"]["store_path"]
+    assert (path["stored_chunks"], path["loaded_chunks"]) == (chunks, chunks)
+    assert path["waits"] >= REQUESTS
+    assert last["redis"]["keys"] - first["redis"]["keys"] == chunks
+    received = sum(one["redis"]["interval"]["received_bytes"] for one in frames)
+    assert path["stored_bytes"] < received < 1.2 * path["stored_bytes"] + 100_000
+    assert last["router"]["watch"] == {"requests": REQUESTS, "errors": 0}
+    assert last["router"]["engines"] == {"engines": 2, "healthy": 2}
+    # The intervals of the frames are those of the watch, none twice and none left out.
+    for name in ("prompt_tokens", "generation_tokens", "answers"):
+        parts = [engine(one, "consumer-0")["interval"][name] for one in frames]
+        assert sum(parts) == engine(last, "consumer-0")["watch"][name]
+    assert told([first, *frames]) == set()
+
+
+def test_quiet_is_told_as_quiet(stream: Stream) -> None:
+    """The same numbers stay zero where nothing is sent: they are not the engines' whole lives."""
+    frames = [stream.frame() for _ in range(4)]
+    assert frames[-1]["watch"]["answers"] == 0
+    assert frames[-1]["watch"]["external_hit_rate"] is None
+    assert engine(frames[-1], "consumer-0")["interval"]["prompt_tokens_s"] == 0
+
+
+def test_an_engine_that_is_killed_and_comes_back(kit: Deploy, stream: Stream) -> None:
+    stream.frame()
+    os.kill(kit.pid(NAME, "consumer-0"), signal.SIGKILL)
+    frames = stream.until(lambda frame: ("exited", "consumer-0") in told([frame]))
+    assert frames[-1]["healthy"] is False
+    assert frames[-1]["services"]["consumer-0"] == "exited"
+    assert engine(frames[-1], "consumer-0")["load"] is None
+
+    assert ask(1000) >= 500
+    frames = stream.until(lambda frame: frame["router"]["watch"]["errors"] > 0)
+
+    resumed = kit.start("up", "--resume", "--no-check", "--name", NAME)
+    frames = stream.until(lambda frame: ("restarted", "consumer-0") in told([frame]), within_s=300)
+    _, errors = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, errors
+    # The router has yet to notice that it is back.
+    assert eventually(lambda: ask(2000) == 200, within_s=30)
+    frames += stream.until(lambda frame: frame["watch"]["answers"] == 1)
+    assert ("ready", "consumer-0") in told(frames)
+    assert 0 < engine(frames[-1], "consumer-0")["watch"]["prompt_tokens"] < 2 * PROMPT
+
+
+def test_an_end_by_count_has_the_exit_code_of_status(kit: Deploy) -> None:
+    ran = kit.run("status", "--watch", "--count", "2", "--interval", "0.5", "--name", NAME)
+    assert ran.code == 0, ran
+    assert ran.stdout.count(f"stack '{NAME}': 1p1d") == 2
+    assert max(map(len, ran.stdout.splitlines())) <= 80

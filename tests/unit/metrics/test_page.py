@@ -1,0 +1,125 @@
+"""Pages, their differences and their sums."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from deploy.metrics.engine import CacheCounters, EngineCounts, EngineLoad, Latency
+from deploy.metrics.page import MetricsPage
+from deploy.metrics.router import RouterCounts, RouterView
+from deploy.verify.store_path import Sample
+from tests.unit.metrics.readings import page
+
+
+class TestPage:
+    PAGE = MetricsPage(
+        (
+            Sample("a_total", {"x": "1"}, 5.0),
+            Sample("a_total", {"x": "2", "y": "1"}, 3.0),
+            Sample("gauge", {}, 7.0),
+        )
+    )
+
+    def test_totals(self) -> None:
+        assert self.PAGE.total("a_total") == 8
+        assert self.PAGE.total("a_total", x="2") == 3
+        assert self.PAGE.total("a_total", x="3") is None
+        assert self.PAGE.total("b_total") is None, "what is not there is not zero"
+
+    def test_difference_holds_counters_only(self) -> None:
+        later = MetricsPage(
+            (
+                Sample("a_total", {"x": "1"}, 9.0),
+                Sample("new_total", {}, 2.0),
+                *self.PAGE.samples[1:],
+            )
+        )
+        since = later.since(self.PAGE)
+        assert since.total("a_total", x="1") == 4
+        assert since.total("a_total", x="2") == 0
+        assert since.total("new_total") == 2
+        assert since.total("gauge") is None
+
+    def test_a_counter_that_shrank_counts_from_its_start(self) -> None:
+        later = MetricsPage((Sample("a_total", {"x": "1"}, 2.0),))
+        assert later.since(self.PAGE).total("a_total") == 2
+
+    def test_labels_in_another_order_are_the_same(self) -> None:
+        one = MetricsPage((Sample("a_total", {"x": "1", "y": "2"}, 1.0),))
+        two = MetricsPage((Sample("a_total", {"y": "2", "x": "1"}, 3.0),))
+        assert two.since(one).total("a_total") == 2
+        assert (one + two).total("a_total", x="1") == 4
+
+    def test_sums_begin_with_nothing(self) -> None:
+        assert sum([self.PAGE, self.PAGE], MetricsPage()).total("a_total") == 16
+
+
+class TestEngine:
+    def test_counts(self) -> None:
+        counts = EngineCounts.read(
+            page(queries=100, hits=40, asked=60, found=45, prompt=100, out=8, answers=2)
+        )
+        assert counts.cache == CacheCounters(60, 45, 100, 40)
+        assert (counts.cache.external_rate, counts.cache.local_rate) == (0.75, 0.4)
+        assert (counts.prompt_tokens, counts.generation_tokens, counts.answers) == (100, 8, 2)
+        assert counts.path is None
+
+    def test_nothing_asked_is_no_rate(self) -> None:
+        assert CacheCounters().external_rate is None
+        assert EngineCounts.read(MetricsPage()).as_dict()["local_hit_rate"] is None
+
+    def test_a_counter_that_is_missing_is_told(self) -> None:
+        with pytest.raises(LookupError, match="external_prefix_cache_hits"):
+            CacheCounters.read(page(queries=1, hits=1, asked=1))
+
+    def test_load_of_several_cores(self) -> None:
+        cores = (
+            Sample(name, {"engine": str(core)}, value + core)
+            for core in (0, 1)
+            for name, value in (
+                ("vllm:num_requests_running", 2.0),
+                ("vllm:num_requests_waiting", 1.0),
+                ("vllm:kv_cache_usage_perc", 0.25),
+            )
+        )
+        assert EngineLoad.read(MetricsPage(tuple(cores))) == EngineLoad(5, 3, 1.25)
+
+
+class TestLatency:
+    @staticmethod
+    def of(*buckets: tuple[str, float], total_s: float = 1.0) -> Latency:
+        samples = [Sample("t_bucket", {"le": bound}, count) for bound, count in buckets]
+        count = buckets[-1][1]
+        both = (Sample("t_sum", {}, total_s), Sample("t_count", {}, count))
+        return Latency.read(MetricsPage((*samples, *both)), "t")
+
+    def test_mean_and_bound(self) -> None:
+        found = self.of(("0.1", 50), ("0.5", 95), ("1.0", 99), ("+Inf", 100), total_s=20)
+        assert found.mean_s == pytest.approx(0.2)
+        assert found.most_s == 0.5
+
+    def test_beyond_all_bounds(self) -> None:
+        found = self.of(("0.1", 1), ("+Inf", 100))
+        assert found.most_s is None
+        assert math.isinf(found.buckets[-1][0])
+
+    def test_none(self) -> None:
+        empty = Latency.read(MetricsPage(), "t")
+        assert (empty.mean_s, empty.most_s) == (None, None)
+
+
+class TestRouter:
+    def test_what_it_never_counted_is_zero(self) -> None:
+        assert RouterCounts.read(MetricsPage()) == RouterCounts(0, 0)
+
+    def test_errors_of_all_kinds(self) -> None:
+        samples = [
+            Sample(f"vllm_router_pd_{kind}_total", {}, 1.0)
+            for kind in ("errors", "prefill_errors", "decode_errors", "stream_errors", "requests")
+        ]
+        assert RouterCounts.read(MetricsPage(tuple(samples))) == RouterCounts(1, 4)
+
+    def test_engines_that_it_takes_for_healthy(self) -> None:
+        assert RouterView.read(page(health=1)) == RouterView(2, 1)
