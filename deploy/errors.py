@@ -10,8 +10,8 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
     │   └── StateError             a state file that cannot be read, or that belies the request
     ├── MachineError            3  something this machine lacks
     │   ├── MissingTool            redis-server, an engine's Python, a package
-    │   ├── PortTaken
-    │   ├── NotEnoughMemory
+    │   ├── PortTaken              a port of the stack that something else listens on
+    │   ├── NotEnoughMemory        less than the plan expects
     │   ├── MissingGpus            fewer GPUs than asked for, or no way to give them to containers
     │   ├── MissingImage           an image that is not here and cannot be had
     │   ├── MissingModel           a hub's model that is not here and cannot be had

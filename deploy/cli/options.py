@@ -75,6 +75,11 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     """Hold the signature that `takes_stack_options` gives to commands."""
 
 
+def stack_option_names() -> tuple[str, ...]:
+    """Return the names of the options that `takes_stack_options` gives."""
+    return tuple(inspect.signature(_stack_options).parameters)
+
+
 def takes_stack_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command all stack options; it gets them as `file` and a dict `flags`."""
     shared = inspect.signature(_stack_options, eval_str=True).parameters

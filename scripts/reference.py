@@ -1,0 +1,266 @@
+"""Write the generated pages of the reference: `docs/reference/cli.md`, and the tables of fields
+in `docs/reference/configuration.md`.
+
+The first is made of the commands themselves and of the errors, the second of the spec. Run from a
+checkout: `python scripts/reference.py`. `tests/unit/test_reference.py` fails where a page is not
+what this would write.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from typer.main import get_command
+
+from deploy import errors
+from deploy.cli import commands as _commands  # noqa: F401 - they join the application
+from deploy.cli import options
+from deploy.cli.app import app
+from deploy.config.sources import ENV_FIELDS
+from deploy.config.spec import StackSpec
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
+BEGIN, END = "<!-- generated from deploy/config/spec.py: begin -->", "<!-- generated: end -->"
+_HEAD = (
+    "<!-- Generated from the commands themselves: do not edit, run\n"
+    "     python scripts/reference.py -->\n\n# Command line"
+)
+_ERROR = re.compile(r"[│\s]*[├└]── (?P<name>\w+)\s+(?:\d+\s+)?(?P<meaning>\S.*)")
+_KIT_FAULT = "70"
+
+
+def main() -> None:
+    """Write both pages."""
+    for name, text in pages(get_command(app), StackSpec).items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"wrote {DOCS / name}\n")
+
+
+def pages(root: Any, spec: type[BaseModel]) -> dict[str, str]:
+    """Return file name → text of the generated pages, for a command and a spec."""
+    written = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    return {"cli.md": cli_page(root), "configuration.md": with_fields(written, spec)}
+
+
+def cli_page(root: Any) -> str:
+    """Return the page of a command with all commands below it."""
+    found = list(_commands_below(root, "deploy"))
+    shared, context = _stack_params(found), typer.Context(root)
+    parts = [
+        _HEAD,
+        *_paragraph(root.help),
+        "Every command takes `--help`. A variable is read where the option is not given, and then\n"
+        "`deploy.yaml` ([configuration](configuration.md)).",
+        _table(("command", "does"), ((_link(name), _first(one.help)) for name, one in found)),
+        _options_of(root, "deploy", ()),
+        "## Stack options",
+        f"Those of {_listed(f'`{name}`' for name, one in found if _takes(one, shared))}.",
+        _table(_OPTION_HEADER, (_option_row(one, context, of_stack=True) for one in shared)),
+        *(part for name, command in found for part in _command(name, command, shared)),
+    ]
+    parts += ["## Exit codes", _exit_codes()]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+_OPTION_HEADER = ("option", "variable", "meaning")
+
+
+def _commands_below(group: Any, before: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands_below(command, f"{before} {name}")
+        elif not command.hidden:
+            yield f"{before} {name}", command
+
+
+def _stack_params(found: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Return the options that all commands have which take those of the stack."""
+    names = list(options.stack_option_names())
+    for _, command in found:
+        params = {param.name: param for param in command.params}
+        if set(names) <= params.keys():
+            return [params[name] for name in names]
+    raise LookupError("no command takes the stack options")
+
+
+def _takes(command: Any, shared: Sequence[Any]) -> bool:
+    return {one.name for one in shared} <= {param.name for param in command.params}
+
+
+def _command(name: str, command: Any, shared: Sequence[Any]) -> list[str]:
+    all_of = _takes(command, shared)
+    left = {param.name for param in shared} if all_of else set()
+    stack = " [STACK OPTIONS]" if all_of else ""
+    arguments = "".join(
+        f" [{param.name.upper()}]" if not param.required else f" {param.name.upper()}"
+        for param in command.params
+        if param.param_type_name == "argument"
+    )
+    return [
+        f"## {name}",
+        f"`{name}{arguments}{stack} [OPTIONS]`",
+        *_paragraph(command.help),
+        _options_of(command, name, left),
+    ]
+
+
+def _options_of(command: Any, name: str, left: Iterable[str]) -> str:
+    context = typer.Context(command, info_name=name)
+    params = [
+        param
+        for param in command.get_params(context)
+        if param.name not in {*left, "help"} and not getattr(param, "hidden", False)
+    ]
+    rows = (_option_row(param, context, of_stack=False) for param in params)
+    return _table(_OPTION_HEADER, rows) if params else ""
+
+
+def _option_row(param: Any, context: typer.Context, *, of_stack: bool) -> tuple[str, ...]:
+    """Return how an option is written and what it means, as `--help` has both."""
+    shown, meaning = param.get_help_record(context)
+    # Of commands on a stack that is up, its name is all that a variable gives.
+    has_variable = param.name in ENV_FIELDS if of_stack else param.name == "name"
+    return (
+        f"`{shown}`",
+        f"`PDKIT_{param.name.upper()}`" if has_variable else "",
+        " ".join(meaning.split()),
+    )
+
+
+def _exit_codes() -> str:
+    meanings = _error_meanings(errors.__doc__ or "")
+    rows = [("0", "", 'done; also what was done before, as "already up"')]
+    for kind in sorted(_errors_below(errors.PdkitError), key=lambda kind: kind.exit_code):
+        if kind.__name__ not in meanings:
+            raise LookupError(f"the tree in deploy/errors.py does not say what {kind.__name__} is")
+        rows.append((str(kind.exit_code), f"`{kind.code}`", meanings[kind.__name__]))
+    rows.append((_KIT_FAULT, "`error`", "a fault of the kit itself"))
+    rows.sort(key=lambda row: int(row[0]))
+    return _table(("exit code", "`errors[].code`", "meaning"), rows)
+
+
+def _errors_below(kind: type[errors.PdkitError]) -> Iterator[type[errors.PdkitError]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _errors_below(one)
+
+
+def _error_meanings(tree: str) -> Mapping[str, str]:
+    """Return class → meaning from the tree that the docstring of the errors draws."""
+    found = (_ERROR.fullmatch(line) for line in tree.splitlines())
+    return {match["name"]: match["meaning"] for match in found if match}
+
+
+def with_fields(page: str, spec: type[BaseModel]) -> str:
+    """Return a page in which what lies between the marks is the tables of a spec's fields.
+
+    Raises:
+        ValueError: the page has no such marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError("the page lacks the marks between which the fields are written")
+    return f"{before}{BEGIN}\n\n{_fields(spec)}\n\n{END}{after}"
+
+
+def _fields(spec: type[BaseModel]) -> str:
+    schema = spec.model_json_schema()
+    nested = schema["$defs"]
+    own = {n: one for n, one in schema["properties"].items() if "$ref" not in one}
+    parts = [_table(("field", "value", "default", "also", "meaning"), _field_rows(own, top=True))]
+    for name, one in schema["properties"].items():
+        if "$ref" in one:
+            group = nested[one["$ref"].rpartition("/")[2]]
+            parts += [f"### {name}", *_paragraph(group.get("description"))]
+            header = ("field", "value", "default", "meaning")
+            parts.append(_table(header, _field_rows(group["properties"], top=False)))
+    return "\n\n".join(parts)
+
+
+def _field_rows(fields: Mapping[str, Any], *, top: bool) -> Iterator[tuple[str, ...]]:
+    flags = set(options.stack_option_names())
+    for name, field in fields.items():
+        also = [f"`--{name.replace('_', '-')}`"] if name in flags else []
+        also += [f"`PDKIT_{name.upper()}`"] if name in ENV_FIELDS else []
+        yield (
+            f"`{name}`",
+            _value(field),
+            f"`{_yaml(field.get('default'))}`" if "default" in field else "`{}`",
+            *([" ".join(also)] if top else []),
+            _described(name, field),
+        )
+
+
+def _described(name: str, field: Mapping[str, Any]) -> str:
+    if not field.get("description"):
+        raise LookupError(f"the field '{name}' of deploy/config/spec.py has no description")
+    return str(field["description"])
+
+
+def _value(field: Mapping[str, Any]) -> str:
+    """Return what may stand there, in words."""
+    for one in field.get("anyOf", ()):
+        if one.get("type") != "null":
+            return _value(one)
+    if "enum" in field:
+        return _listed((f"`{word}`" for word in field["enum"]), last="or")
+    if "const" in field:
+        return f"`{field['const']}`"
+    kind = field.get("type")
+    if kind in ("integer", "number"):
+        return ("whole number" if kind == "integer" else "number") + _range(field)
+    if kind == "array":
+        return f"list of {_value(field['items'])}s"
+    names = {"boolean": "true or false", "object": "texts by name", "string": "text"}
+    return "path" if field.get("format") == "path" else names[str(kind)]
+
+
+def _range(field: Mapping[str, Any]) -> str:
+    least, above, most = (field.get(k) for k in ("minimum", "exclusiveMinimum", "maximum"))
+    words = [f" from {least}"] if least is not None else []
+    words += [f" above {above:g}"] if above is not None else []
+    words += [f" to {most:g}" if least is not None else f", at most {most:g}"] if most else []
+    return "".join(words)
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; columns in which nothing stands are left out."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    kept = [at for at in range(len(header)) if any(row[at] for row in cells)]
+    lines = [[header[at] for at in kept], ["---"] * len(kept)]
+    lines += [[row[at] for at in kept] for row in cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`](#{name.replace(' ', '-')})"
+
+
+def _listed(words: Iterable[str], last: str = "and") -> str:
+    *most, final = words
+    return f"{', '.join(most)} {last} {final}" if most else final
+
+
+def _paragraph(text: str | None) -> list[str]:
+    return [" ".join(text.split())] if text else []
+
+
+def _first(text: str | None) -> str:
+    return (text or "").strip().partition("\n\n")[0].replace("\n", " ")
+
+
+if __name__ == "__main__":
+    main()
