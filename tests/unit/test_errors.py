@@ -18,6 +18,8 @@ CONTRACT = {
     "NotEnoughMemory": 3,
     "MissingGpus": 3,
     "MissingImage": 3,
+    "MissingModel": 3,
+    "MachineUnfit": 3,
     "RedisUnreachable": 3,
     "FixFailed": 3,
     "DockerUnavailable": 3,
