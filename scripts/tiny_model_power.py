@@ -1,14 +1,19 @@
 """Measure what the tiny model feels: wrong KV of many kinds, against bfloat16's own noise.
 
-Each trial does what a consumer does: take the KV of a prompt's whole chunks, compute the rest of
-the prompt over it, and decode greedily. The KV is then damaged in one way, and the answer compared
-with that of an engine which computed everything itself, as seen through the API: the tokens and
-the log-probabilities of the five likeliest ones, up to the first token that differs.
+Each trial does what a consumer does in the check: take the KV of a prompt's whole chunks, compute
+the rest of the prompt over it, and decode greedily; then the same for cuts, beginnings that end in
+the middle of a chunk. The KV is then damaged in one way, and the answers compared with those of an
+engine which computed everything itself, as seen through the API: the tokens and the
+log-probabilities of the five likeliest ones, up to the first token that differs. What the whole
+prompt shows is beside what it and the cuts show.
 
-Four rows are not damage but noise, to choose the tolerance by: `no_damage`; `float32`, the same
-model computed in that type; and `swap_chunks` and `shuffle_rows`, for a key carries its position,
-so that attention adds up the same numbers in another order. No answer to the same prompt can show
-that rows moved together; a prompt that shares only some of the chunks does (`stale_chunk`).
+Two rows are not damage but noise, to choose the tolerance by: `no_damage`, whose KV was computed
+in other batches than the reference; and `float32`, the same model computed in that type. A key
+carries its position, so that attention adds up the same numbers wherever they lie: that chunks or
+rows moved together (`swap_chunks`, `shuffle_rows`) shows only where a cut leaves some of them out.
+
+How a real stack does is measured by `python -m bench.check_power`; this needs none, and tells what
+a change of the model's recipe would do.
 
 Needs torch and transformers. Run from a checkout: `python scripts/tiny_model_power.py`.
 """
@@ -33,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from deploy.tiny_model import ensure_tiny_model
 
 CHUNK = 256  # tokens
+CUT_TAIL = 8  # tokens that follow a cut
 TOP = 5
 TOP_EXPONENT_BIT = 0x4000  # of bfloat16
 NEVER = -1e9
@@ -56,6 +62,14 @@ class Difference:
 
     logprob: float  # the largest difference before and at the first token that differs
     tokens_differ: bool
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the answer to the whole prompt shows, and what it and the cuts show together."""
+
+    in_full: Difference
+    with_cuts: Difference
 
 
 def no_damage(_kv: Kv, _other: Kv, _rng: random.Random) -> None:
@@ -148,6 +162,16 @@ def shift_rows(kv: Kv, _other: Kv, rng: random.Random) -> None:
     chunk.copy_(chunk.roll(1, dims=1))
 
 
+def swap_key_rows(kv: Kv, _other: Kv, rng: random.Random) -> None:
+    """Exchange two tokens of a chunk in K, not in V."""
+    _swap_rows(kv, 0, rng)
+
+
+def swap_value_rows(kv: Kv, _other: Kv, rng: random.Random) -> None:
+    """Exchange two tokens of a chunk in V, not in K."""
+    _swap_rows(kv, 1, rng)
+
+
 def zero_token(kv: Kv, _other: Kv, rng: random.Random) -> None:
     """Zero one token in every layer."""
     kv[:, :, rng.randrange(kv.shape[2])] = 0
@@ -180,6 +204,8 @@ DAMAGES: tuple[Damage, ...] = (
     shift_rows,
     flip_key_bit,
     flip_value_bit,
+    swap_key_rows,
+    swap_value_rows,
     zero_token,
     swap_chunks,
     shuffle_rows,
@@ -208,6 +234,12 @@ def _swap(kv: Kv, parts: slice, where: Sequence[slice]) -> None:
 def _shuffle(kv: Kv, parts: slice, rng: random.Random) -> None:
     chunk = kv[:, parts, _a_chunk(kv, rng)]
     chunk.copy_(chunk[:, :, torch.randperm(CHUNK, generator=_torch_rng(rng))])
+
+
+def _swap_rows(kv: Kv, part: int, rng: random.Random) -> None:
+    chunk = kv[:, part, _a_chunk(kv, rng)]
+    pair = rng.sample(range(CHUNK), 2)
+    chunk[:, pair] = chunk[:, pair[::-1]]
 
 
 def _flip(kv: Kv, part: int, rng: random.Random) -> None:
@@ -284,7 +316,7 @@ def a_prompt(rng: random.Random, length: int) -> list[int]:
     return list(" ".join(words).encode()[:length])
 
 
-def one_trial(model: Any, exact: Any, rng: random.Random, steps: int) -> dict[str, Difference]:
+def one_trial(model: Any, exact: Any, rng: random.Random, steps: int) -> dict[str, Shown]:
     """Try every damage on one prompt of 1,000 to 1,500 tokens."""
     length = rng.randint(1000, 1500)
     prompt, other = a_prompt(rng, length), a_prompt(rng, length)
@@ -299,24 +331,45 @@ def one_trial(model: Any, exact: Any, rng: random.Random, steps: int) -> dict[st
     for damage, damaged in zip(DAMAGES, kvs, strict=True):
         damage(damaged, other_kv, rng)
     answers = resume(model, kvs, prompt[whole:], steps)
-    found = {
-        damage.__name__: compare(reference, answer)
-        for damage, answer in zip(DAMAGES, answers, strict=True)
-    }
-    return {"float32": compare(in_float32, reference), **found}
+    in_full = [compare(reference, answer) for answer in answers]
+    with_cuts = in_full
+    for start in range(0, whole, CHUNK):
+        held, tail = start + CHUNK // 2, a_prompt(rng, CUT_TAIL)
+        sound, *cut = resume(model, [each[:, :, :held] for each in (kv, *kvs)], tail, steps)
+        with_cuts = [
+            larger(found, compare(sound, answer))
+            for found, answer in zip(with_cuts, cut, strict=True)
+        ]
+    exactly = compare(in_float32, reference)
+    names = [damage.__name__ for damage in DAMAGES]
+    shown = zip(names, map(Shown, in_full, with_cuts), strict=True)
+    return {"float32": Shown(exactly, exactly), **dict(shown)}
 
 
-def print_table(trials: Sequence[dict[str, Difference]], tolerance: float) -> None:
+def larger(one: Difference, two: Difference) -> Difference:
+    """Return what both together show."""
+    return Difference(max(one.logprob, two.logprob), one.tokens_differ or two.tokens_differ)
+
+
+def print_table(trials: Sequence[dict[str, Shown]], tolerance: float) -> None:
     """Print, for each damage, the spread of the differences and how often it is noticed."""
-    print(f"{'damage':20}{'min':>9}{'5%':>9}{'median':>9}{'max':>9}{'token':>8}{'noticed':>9}")
+    spread = f"{'min':>9}{'5%':>9}{'median':>9}{'max':>9}{'noticed':>9}"
+    print(f"{'':20}{'the whole prompt':>45}{'with its cuts':>45}")
+    print(f"{'damage':20}{spread}{spread}")
     for name in trials[0]:
-        found = sorted((trial[name] for trial in trials), key=lambda each: each.logprob)
-        logprobs = [each.logprob for each in found]
-        spots = (0, len(found) // 20, len(found) // 2, -1)
-        spread = "".join(f"{logprobs[spot]:9.4f}" for spot in spots)
-        tokens = sum(each.tokens_differ for each in found) / len(found)
-        noticed = sum(value > tolerance for value in logprobs) / len(found)
-        print(f"{name:20}{spread}{tokens:8.0%}{noticed:9.0%}")
+        found = [trial[name] for trial in trials]
+        print(
+            f"{name:20}"
+            + _spread([each.in_full.logprob for each in found], tolerance)
+            + _spread([each.with_cuts.logprob for each in found], tolerance)
+        )
+
+
+def _spread(logprobs: Sequence[float], tolerance: float) -> str:
+    ranked = sorted(logprobs)
+    spots = (0, len(ranked) // 20, len(ranked) // 2, -1)
+    noticed = sum(value > tolerance for value in ranked) / len(ranked)
+    return "".join(f"{ranked[spot]:9.4f}" for spot in spots) + f"{noticed:9.0%}"
 
 
 def load(folder: Path, dtype: Any) -> Any:

@@ -26,7 +26,7 @@ from deploy.tiny_model.weights import safetensors_bytes
 DIGESTS: Mapping[str, str] = {
     "config.json": "cb78396def21638d2c09e7134c258f7defad347879067dd00a20d35deac89017",
     "generation_config.json": "814238c5923aec69df03419fb2a8c6238533f6df76b0e0f46d76cfe49bdec3ae",
-    "model.safetensors": "04718fa7d070a4f999ac6b8e1b8b07d2a1c6e498626cf30c8bd12d66a24e9ba2",
+    "model.safetensors": "753f7f1be9007d011d362f9f554dc52f9c242475d379e9f68ef3cc154dc3fc48",
     "tokenizer.json": "bb11b23138aceeaf99e2b8917ed434b573105de884e6a2d6290594961e972e40",
     "tokenizer_config.json": "af5f3bfa378053f57e7a14ec0022564c41fe2f27a12d15d32775bed4b0e9580a",
 }

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Recomputing in another batch shape moved log-probabilities by at most 0.09 on the tiny model, and
-# misplaced KV by at least 0.43 (scripts/tiny_model_power.py).
+# Engines that computed one prompt in different batches, others' requests among them, differed by at
+# most 0.15 on the tiny model; what wrong KV of many kinds does is in docs/results/check-power.md.
 LOGPROB_TOLERANCE = 0.25
 
 
