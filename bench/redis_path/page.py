@@ -92,7 +92,7 @@ def clients_page(table: str, rounds: int, path: str) -> str:
     """Return the page of what stock and ours did in engines, as Markdown."""
     return _CLIENTS_PAGE.format(
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
-        machine=_machine("as installed"),
+        machine=machine("as installed"),
         rounds=rounds,
         table=table,
         path=path,
@@ -103,7 +103,7 @@ def stack_page(table: str, judged: Sequence[report.Target]) -> str:
     """Return the page of what a stack did, as Markdown."""
     return _STACK_PAGE.format(
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
-        machine=_machine("as installed"),
+        machine=machine("as installed"),
         targets=report.target_table(judged),
         table=table,
     )
@@ -113,14 +113,14 @@ def page(found: Sequence[report.Row], judged: Sequence[report.Target], redis_ver
     """Return the page as Markdown."""
     return _PAGE.format(
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
-        machine=_machine(redis_version),
+        machine=machine(redis_version),
         rounds=found[-1].rounds,
         targets=report.target_table(judged),
         tables=report.tables(found),
     )
 
 
-def _machine(redis_version: str) -> str:
+def machine(redis_version: str) -> str:
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("lmcache", "redis", "xxhash")

@@ -1,0 +1,152 @@
+"""What trials add up to, for people, programs and docs/results."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.check_power.damage import KINDS, NOTHING
+from bench.check_power.trials import HEALTHY, Outcome
+from bench.redis_path.page import machine
+from deploy.verify.equivalence import LOGPROB_TOLERANCE
+
+NEEDED = 0.99  # of the trials of a kind
+_CHUNK, _BLOCK = 256, 32  # tokens, as the stack of the trials has them
+
+_PAGE = """# How surely the check notices wrong KV
+
+`python -m bench.check_power --trials {trials} --healthy {healthy} --seed {seed} --results FILE`
+wrote this page on {date}.
+
+{machine}
+
+The stack is what `deploy up` makes of `vendor: cpu` and the tiny model, with
+`redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so that nothing but the
+answers can show damage. In each trial one pair is asked by the check's own code (two prompts, and
+the first one's cuts), and one thing is damaged in Redis after the first prompt's prefill and before
+its decode. What and where follows from the seed; the check draws its prompts itself. A trial is
+noticed if the check finds anything wrong. The difference is the largest of log-probabilities in the
+trial; the check tolerates {tolerance}. It is infinite where two answers have no likely token in
+common. `nothing` is a trial without damage, in turn with the others; `healthy` are whole checks.
+
+{table}
+
+Two tokens that are exchanged in K and V alike change no answer to a prompt that holds both: a key
+carries its position, and attention adds up the same numbers. Within one block ({block} tokens; one
+such pair of {blocks}) no request that vLLM can serve from its cache holds one without the other, so
+that nothing is damaged. In different blocks, only a cut between them shows it: the check cuts each
+chunk once, in its middle, which parts half of all pairs. So nothing is asked of that kind.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The trials of one kind.
+
+    Attributes:
+        noticed: of `trials`, those in which the check found something wrong.
+        differences: the largest differences of log-probabilities, in order.
+    """
+
+    kind: str
+    trials: int
+    noticed: int
+    differences: Sequence[float]
+    seconds: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was damaged, so that the check must find nothing."""
+        return self.kind in (HEALTHY, NOTHING)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is as it must be; nothing is asked of a kind that cannot be noticed."""
+        if self.sound:
+            return self.noticed == 0
+        return not KINDS[self.kind].expected or self.noticed >= NEEDED * self.trials
+
+    @property
+    def tells(self) -> str:
+        if self.kind == HEALTHY:
+            return "nothing is damaged; the whole check"
+        return KINDS[self.kind].tells
+
+    def as_dict(self) -> dict[str, Any]:
+        finite = [None if math.isinf(value) else round(value, 4) for value in self.differences]
+        return {**asdict(self), "differences": finite, "holds": self.holds}
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """Return a row for each kind that was tried, in the order of the kinds."""
+    found = []
+    for kind in (*KINDS, HEALTHY):
+        of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
+        if of_kind:
+            found.append(
+                Row(
+                    kind,
+                    len(of_kind),
+                    sum(outcome.noticed for outcome in of_kind),
+                    sorted(outcome.max_logprob_diff for outcome in of_kind),
+                    statistics.median(outcome.seconds for outcome in of_kind),
+                )
+            )
+    return found
+
+
+def table(found: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = [
+        "| kind | what | noticed | must | difference: lowest | median | highest | s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        low, middle, high = (
+            _number(value)
+            for value in (
+                row.differences[0],
+                row.differences[len(row.differences) // 2],
+                row.differences[-1],
+            )
+        )
+        lines.append(
+            f"| {row.kind} | {row.tells} | {row.noticed} of {row.trials} | {_must(row)} "
+            f"| {low} | {middle} | {high} | {row.seconds:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def page(found: Sequence[Row], seed: int) -> str:
+    """Return the page of results, as Markdown."""
+    by_kind = {row.kind: row for row in found}
+    healthy = by_kind.get(HEALTHY)
+    return _PAGE.format(
+        trials=max(row.trials for row in found if row.kind != HEALTHY),
+        healthy=healthy.trials if healthy else 0,
+        seed=seed,
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        machine=machine("as installed"),
+        tolerance=LOGPROB_TOLERANCE,
+        table=table(found),
+        block=_BLOCK,
+        blocks=_CHUNK // _BLOCK,
+    )
+
+
+def _must(row: Row) -> str:
+    if row.sound:
+        wanted = "0"
+    elif KINDS[row.kind].expected:
+        wanted = f"≥ {100 * NEEDED:.0f} %"
+    else:
+        return "-"
+    return wanted if row.holds else f"{wanted}: **missed**"
+
+
+def _number(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.3f}"

@@ -1,0 +1,136 @@
+"""A real stack whose Redis path has no checksum, and the check's own prompts on it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+import yaml
+
+from bench.check_power.damage import KINDS, Damage
+from bench.check_power.layout import Layout, Shape, learn
+from bench.check_power.vandal import Loot, payloads, vandal
+from bench.redis_path.running_stack import deploy_command, free_ports
+from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.home import Home
+from deploy.stack.build import REDIS_PASSWORD
+from deploy.tiny_model.recipe import HEAD_DIM, KV_HEADS, RECIPE
+from deploy.verify.findings import Findings, failures
+from deploy.workflows.check import CheckOptions, check_stack
+from deploy.workflows.check.keys import CheckKeys, mark
+from deploy.workflows.check.probes import check_pair, lengths
+from deploy.workflows.check.session import Session
+from deploy.workflows.running import RunningStack, require_stack
+
+NAME = "power"
+SPEC = {
+    "name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d",
+    "redis": {"client": "lmcache"},
+}  # fmt: skip
+_ATTEMPTS = 10  # at a trial whose damage came after the load
+_STORED_S, _POLL_S = 20.0, 0.005
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the check found in a trial: nothing is a sound stack; the largest difference."""
+
+    failures: Sequence[str]
+    max_logprob_diff: float
+
+
+class Bench:
+    """A running stack, the layout of its chunks, and a chunk of a prompt that went before."""
+
+    def __init__(self, home: Home, name: str, store: redis.Redis) -> None:
+        self.home, self.name, self.store = home, name, store
+        self.running: RunningStack = require_stack(home, name)
+        plan = self.running.prepared.plan
+        self.pair = plan.producers[0].name, plan.consumers[0].name
+        self._url = self.running.stack.service(self.pair[0]).url
+        self._model = plan.model.served_name
+        blocks = plan.chunk_size // plan.block_size
+        shape = Shape(len(RECIPE.layers), blocks, KV_HEADS, plan.block_size, HEAD_DIM)
+        self.layout: Layout = learn(self._chunk_of, shape)
+        self._foreign = self._chunk_of([ord("z")] * shape.tokens)
+
+    def trial(self, kind: str, seed: str) -> Seen:
+        """Damage the first prompt of a pair's check, and return what the check found.
+
+        Raises:
+            RuntimeError: the damage always came too late.
+        """
+        for attempt in range(_ATTEMPTS):
+            rng = random.Random(f"{seed}/{attempt}")  # noqa: S311  (a fixed seed is the point)
+            seen, loot = self._checked_pair(KINDS[kind].damage, rng)
+            if loot and loot[0].in_time:
+                self._foreign = loot[0].first_chunk
+                return seen
+        raise RuntimeError(f"{kind}: in {_ATTEMPTS} attempts no chunk was damaged in time")
+
+    def healthy(self) -> Seen:
+        """Return what a whole check finds while nobody meddles."""
+        report = check_stack(self.home, self.name, lambda _: None, CheckOptions())
+        return Seen(report.failures, report.equivalence.max_logprob_diff)
+
+    def _checked_pair(self, damage: Damage, rng: random.Random) -> tuple[Seen, list[Loot]]:
+        """Do what a check does for one pair, with a vandal at its first prompt."""
+        keys = CheckKeys()
+        first = f"{mark(keys.run)}-1@"
+        with Session(self.running, keys, lambda _: None) as session:
+            before = session.reading()
+            chunks = lengths(session)[0] // session.chunk
+            work = damage, self._foreign, self.layout, rng
+            with vandal(self.store, first, chunks, work) as loot:
+                check_pair(session, *self.pair)
+            session.found.counted = session.counted_since(before)
+            keys.remove(session.store)
+            return _seen(session.found), loot
+
+    def _chunk_of(self, prompt: Sequence[int]) -> bytes:
+        """Have the producer store a prompt of one chunk; return its bytes, and remove them."""
+        keys = CheckKeys()
+        tag = keys.new_tag()
+        with EngineApi(self._url) as api:
+            api.complete(self._model, prompt, max_tokens=1, tag=tag)
+        until = time.monotonic() + _STORED_S
+        while not (found := payloads(self.store, mark(tag))):
+            if time.monotonic() > until:
+                raise RuntimeError("the producer does not store its chunk")
+            time.sleep(_POLL_S)
+        value = self.store.get(found[0])
+        for key in self.store.scan_iter(match=f"*{mark(tag)}*"):
+            self.store.unlink(key)
+        return value
+
+
+def _seen(found: Findings) -> Seen:
+    said = [failure.sentence for failure in failures(found, [], store_answers=True)]
+    return Seen(said, found.max_logprob_diff)
+
+
+@contextlib.contextmanager
+def running_bench() -> Iterator[Bench]:
+    """Start a stack, and end it with the context."""
+    with tempfile.TemporaryDirectory(prefix="pdkit-power-") as name:
+        folder = Path(name)
+        port = free_ports()
+        file = folder / "stack.yaml"
+        file.write_text(yaml.safe_dump({**SPEC, "port": port}), encoding="utf-8")
+        try:
+            deploy_command(folder, "up", "-f", str(file), "--no-check")
+            yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME, port)
+        finally:
+            deploy_command(folder, "down", "--name", NAME)
+
+
+def bench_on(home: Home, name: str, port: int) -> Bench:
+    """Return the bench on a stack that runs; `port` is that of its router."""
+    secret = require_stack(home, name).secrets[REDIS_PASSWORD]
+    return Bench(home, name, redis.Redis(port=port + 1, password=secret.reveal()))

@@ -1,0 +1,82 @@
+"""Trials by kind of damage, each kept in a file the moment that it is done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.check_power.stack import Bench, Seen
+
+# Whole checks of the stack while nobody meddles.
+HEALTHY = "healthy"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One trial, or one check of a healthy stack.
+
+    Attributes:
+        number: its place among those of its kind and seed.
+        failures: what the check found wrong, a sentence each.
+        max_logprob_diff: infinite where answers have no token in common, or none came.
+    """
+
+    kind: str
+    seed: int
+    number: int
+    failures: Sequence[str]
+    max_logprob_diff: float
+    seconds: float
+
+    @property
+    def noticed(self) -> bool:
+        return bool(self.failures)
+
+
+class Record:
+    """Outcomes as lines of JSON in a file, so that a run that was stopped goes on where it was."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self.outcomes = [Outcome(**json.loads(line)) for line in lines]
+
+    def has(self, kind: str, seed: int, number: int) -> bool:
+        return any((o.kind, o.seed, o.number) == (kind, seed, number) for o in self.outcomes)
+
+    def add(self, outcome: Outcome) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+        self.outcomes.append(outcome)
+
+
+def planned(kinds: Sequence[str], trials: int, healthy: int) -> Iterator[tuple[str, int]]:
+    """Yield what to do: one of each kind in turn, so that no kind has the machine to itself."""
+    for number in range(max(trials, healthy)):
+        if number < trials:
+            yield from ((kind, number) for kind in kinds)
+        if number < healthy:
+            yield HEALTHY, number
+
+
+def run(
+    bench: Bench, record: Record, plan: Sequence[tuple[str, int]], *, seed: int, say: Say
+) -> None:
+    """Do what is planned and not yet recorded."""
+    left = [(kind, number) for kind, number in plan if not record.has(kind, seed, number)]
+    for done, (kind, number) in enumerate(left, start=1):
+        began = time.monotonic()
+        seen: Seen = (
+            bench.healthy() if kind == HEALTHY else bench.trial(kind, f"{seed}/{kind}/{number}")
+        )
+        outcome = Outcome(
+            kind, seed, number, seen.failures, seen.max_logprob_diff, time.monotonic() - began
+        )
+        record.add(outcome)
+        found = "; ".join(outcome.failures) or "nothing found"
+        say(f"{done} of {len(left)}: {kind} {number}: {found}")

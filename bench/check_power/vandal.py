@@ -1,0 +1,87 @@
+"""Damages a prompt's chunks in Redis between their store and their load."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import redis
+
+from bench.check_power.damage import Damage, Stored
+from bench.check_power.layout import Layout
+
+# LMCache's own client keeps a chunk as two keys, of which the other has its shape.
+_PAYLOAD = b"kv_bytes"
+_POLL_S = 0.001
+_READS = ("get", "mget", "getrange")
+
+
+@dataclass(frozen=True)
+class Loot:
+    """What a vandal left behind.
+
+    Attributes:
+        first_chunk: as it was; another prompt's chunk for the next.
+        in_time: nobody had read anything before the damage was done.
+    """
+
+    first_chunk: bytes
+    in_time: bool
+
+
+def payloads(store: redis.Redis, part: str) -> list[bytes]:
+    """Return the keys of chunks whose keys contain a part."""
+    found = set(store.scan_iter(match=f"*{part}*", count=1000))
+    return sorted(key for key in found if key.endswith(_PAYLOAD))
+
+
+@contextlib.contextmanager
+def vandal(
+    store: redis.Redis, part: str, chunks: int, work: tuple[Damage, bytes, Layout, random.Random]
+) -> Iterator[list[Loot]]:
+    """Damage a prompt's chunks, once, when all are stored; watch for them during the context.
+
+    Args:
+        part: what the keys of the prompt contain, and no other's.
+        work: the damage, another prompt's chunk, the layout of chunks, and the source of chance.
+    """
+    ended, loot = threading.Event(), list[Loot]()
+    reads = _reads(store)
+
+    def watch() -> None:
+        while not ended.is_set() and not loot:
+            if len(keys := payloads(store, part)) == chunks:
+                loot.append(_spoil(store, keys, reads, work))
+            else:
+                time.sleep(_POLL_S)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield loot
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _spoil(
+    store: redis.Redis,
+    keys: list[bytes],
+    reads: int,
+    work: tuple[Damage, bytes, Layout, random.Random],
+) -> Loot:
+    damage, foreign, layout, rng = work
+    values = [store.get(key) for key in keys]
+    for number, value in damage(Stored(values, foreign, layout), rng).items():
+        store.set(keys[number], value)
+    return Loot(values[0], in_time=_reads(store) - reads == len(keys))
+
+
+def _reads(store: redis.Redis) -> int:
+    """Return how many values anybody has read so far."""
+    counted = store.info("commandstats")
+    return sum(int(counted.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in _READS)

@@ -1,0 +1,68 @@
+"""Wrong KV on a Redis path without checksums: nothing but the check's answers can show it.
+
+A few trials of what `python -m bench.check_power` does by the hundred; its numbers are in
+docs/results/check-power.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from bench.check_power.damage import KINDS, NOTHING
+from bench.check_power.stack import SPEC, Bench, bench_on
+from bench.check_power.vandal import vandal
+from deploy.runtime.home import Home
+from tests.e2e.conftest import Deploy, free_base, running_stack
+
+NAME = "power"
+PORT = free_base(21000)
+TRIALS = 2
+# The first prompt that any check sends to a pair; its whole chunks are four.
+FIRST_PROMPT, FIRST_CHUNKS = "@pdkit%check-*-1@", 4
+# One row of 1,024 is felt by few tokens: a trial of a hundred goes unnoticed.
+FAINT = ("two-rows-k", "two-rows-v")
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Deploy:
+    return Deploy(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def bench(kit: Deploy) -> Iterator[Bench]:
+    file = kit.home / "stack.yaml"
+    file.write_text(yaml.safe_dump({**SPEC, "name": NAME}))
+    with running_stack(kit, NAME, PORT, "-f", str(file), "--no-check"):
+        yield bench_on(Home(kit.home, kit.home / "cache"), NAME, PORT)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, what in KINDS.items() if what.expected])
+def test_damage_is_noticed(bench: Bench, kind: str) -> None:
+    seen = [bench.trial(kind, f"e2e/{kind}/{number}") for number in range(TRIALS)]
+    noticed = sum(bool(trial.failures) for trial in seen)
+    assert noticed >= (1 if kind in FAINT else TRIALS), seen
+
+
+def test_where_nothing_is_damaged_nothing_is_noticed(bench: Bench) -> None:
+    """The same trial, its vandal included, after all that damage."""
+    for number in range(TRIALS):
+        assert bench.trial(NOTHING, f"e2e/nothing/{number}").failures == []
+
+
+def test_the_command_fails_and_says_why(bench: Bench, kit: Deploy) -> None:
+    work = KINDS["chunks"].damage, b"", bench.layout, random.Random(1)
+    with vandal(bench.store, FIRST_PROMPT, FIRST_CHUNKS, work) as loot:
+        ran = kit.run("check", "--quick", "--name", NAME, "--json")
+    assert loot and loot[0].in_time
+    assert ran.code == 1, ran
+    assert ran.data["equivalence"]["mismatched"] > 0
+    assert [cause["code"] for cause in ran.data["diagnosis"]] == ["kv_differs"]
+    assert ran.data["hit_rate"]["eligible_rate"] == 1.0, "all of it arrived, and was wrong"
+
+
+def test_the_command_passes_when_nobody_meddles(bench: Bench, kit: Deploy) -> None:
+    assert kit.ok("check", "--name", NAME)["passed"]

@@ -1,0 +1,280 @@
+"""The measure of the check's power: its damage is what it says, and comes in time."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+
+np = pytest.importorskip("numpy")
+
+from bench.check_power import report  # noqa: E402
+from bench.check_power.damage import (  # noqa: E402
+    KINDS,
+    NOTHING,
+    Stored,
+    from_bfloat16,
+    to_bfloat16,
+)
+from bench.check_power.layout import Kv, Layout, Shape, learn  # noqa: E402
+from bench.check_power.trials import HEALTHY, Outcome, Record, planned  # noqa: E402
+from bench.check_power.vandal import Loot, vandal  # noqa: E402
+from tests.unit.redis_server import HOST, redis_server  # noqa: E402
+
+SHAPE = Shape(layers=3, blocks=4, heads=2, block_size=8, head_size=16)
+CHUNKS = 3
+
+
+class MadeUpEngine:
+    """Stores a value for each token and place, the words of a block in an order of its own."""
+
+    def __init__(self, *, mixes_tokens: bool = False) -> None:
+        rng = np.random.default_rng(1)
+        words = SHAPE.stored[-1]
+        self.order = np.stack([rng.permutation(words), rng.permutation(words)])
+        self.mixes_tokens = mixes_tokens
+
+    def kv(self, prompt: Sequence[int]) -> Kv:
+        """Return `[K and V, layers, tokens, heads, head_size]`."""
+        sizes = (2, SHAPE.layers, 1, SHAPE.heads, SHAPE.head_size)
+        tokens = [np.random.default_rng(i + 300 * at) for at, i in enumerate(prompt)]
+        parts = [one.integers(1, 0x3F80, sizes, np.uint16) for one in tokens]
+        return np.concatenate(parts, axis=2)
+
+    def chunk_of(self, prompt: Sequence[int]) -> bytes:
+        apart = self.kv(prompt).reshape(
+            2, SHAPE.layers, SHAPE.blocks, SHAPE.block_size, SHAPE.heads, SHAPE.head_size
+        )
+        planes = apart.transpose(1, 2, 4, 0, 3, 5).reshape(SHAPE.stored)
+        if self.mixes_tokens:
+            planes = np.cumsum(planes, axis=-1, dtype=np.uint16)
+        stored = np.stack([planes[:, :, :, part][..., self.order[part]] for part in (0, 1)], axis=3)
+        return stored.tobytes()
+
+
+def a_prompt(seed: int) -> list[int]:
+    return random.Random(seed).choices(range(97, 123), k=SHAPE.tokens)
+
+
+@pytest.fixture(scope="module")
+def engine() -> MadeUpEngine:
+    return MadeUpEngine()
+
+
+@pytest.fixture(scope="module")
+def layout(engine: MadeUpEngine) -> Layout:
+    return learn(engine.chunk_of, SHAPE)
+
+
+def test_a_layout_that_nobody_told_is_learned(engine: MadeUpEngine, layout: Layout) -> None:
+    prompt = a_prompt(1)
+    kv, value = layout.opened(engine.chunk_of(prompt)), engine.chunk_of(prompt)
+    assert layout.closed(kv) == value
+    # In which order a token's own words lie is nobody's concern.
+    assert (np.sort(kv, axis=-1) == np.sort(engine.kv(prompt), axis=-1)).all()
+
+
+def test_a_layout_in_which_tokens_share_words_is_refused() -> None:
+    with pytest.raises(ValueError, match="only that token's words"):
+        learn(MadeUpEngine(mixes_tokens=True).chunk_of, SHAPE)
+
+
+def damaged(
+    kind: str, engine: MadeUpEngine, layout: Layout, seed: int
+) -> tuple[Stored, dict[int, bytes]]:
+    chunks = [engine.chunk_of(a_prompt(number)) for number in range(CHUNKS)]
+    stored = Stored(chunks, engine.chunk_of([0] * SHAPE.tokens), layout)
+    return stored, dict(KINDS[kind].damage(stored, random.Random(seed)))
+
+
+# Kind → which of K and V change, how many tokens, and how many layers, of the one chunk.
+ALL = SHAPE.tokens, SHAPE.layers
+CHANGES = {
+    "noise": ("KV", *ALL),
+    "k-bit": ("K", 1, 1),
+    "v-bit": ("V", 1, 1),
+    "zero-layer": ("KV", SHAPE.tokens, 1),
+    "two-rows-k": ("K", 2, SHAPE.layers),
+    "two-rows-v": ("V", 2, SHAPE.layers),
+    "two-rows-kv": ("KV", 2, SHAPE.layers),
+    "stale-chunk": ("KV", *ALL),
+    "planes": ("KV", *ALL),
+    "heads": ("KV", *ALL),
+    "token-major": ("KV", *ALL),
+    "float16": ("KV", *ALL),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_kind_changes_what_it_says(
+    kind: str, seed: int, engine: MadeUpEngine, layout: Layout
+) -> None:
+    stored, changed = damaged(kind, engine, layout, seed)
+    ((number, value),) = changed.items()
+    differs = layout.opened(value) != layout.opened(stored.chunks[number])
+    parts = "".join(name for name, part in zip("KV", differs, strict=True) if part.any())
+    tokens = int(differs.any(axis=(0, 1, 3, 4)).sum())
+    layers = int(differs.any(axis=(0, 2, 3, 4)).sum())
+    assert (parts, tokens, layers) == CHANGES[kind]
+
+
+@pytest.mark.parametrize("kind", ["rows-k", "rows-v", "rows-kv"])
+def test_shuffled_rows_are_the_same_rows(kind: str, engine: MadeUpEngine, layout: Layout) -> None:
+    stored, changed = damaged(kind, engine, layout, 1)
+    ((number, value),) = changed.items()
+    before, after = layout.opened(stored.chunks[number]), layout.opened(value)
+    for name, one, two in zip("kv", before, after, strict=True):
+        moved = (one != two).any(axis=(0, 2, 3)).sum()
+        assert (moved > SHAPE.tokens / 2) == (name in kind.removeprefix("rows-"))
+        assert (np.sort(one, axis=1) == np.sort(two, axis=1)).all()
+
+
+def test_a_flip_makes_one_small_number_huge(engine: MadeUpEngine, layout: Layout) -> None:
+    stored, changed = damaged("k-bit", engine, layout, 3)
+    ((number, value),) = changed.items()
+    before, after = (from_bfloat16(layout.opened(v)) for v in (stored.chunks[number], value))
+    (was,), (now,) = before[before != after], after[before != after]
+    assert abs(was) < 2 <= abs(now)
+
+
+def test_exchanged_chunks_are_two(engine: MadeUpEngine, layout: Layout) -> None:
+    stored, changed = damaged("chunks", engine, layout, 1)
+    one, two = changed
+    assert changed == {one: stored.chunks[two], two: stored.chunks[one]}
+
+
+def test_every_kind_but_one_changes_something(engine: MadeUpEngine, layout: Layout) -> None:
+    for kind in KINDS:
+        stored, changed = damaged(kind, engine, layout, 1)
+        assert bool(changed) == (kind != NOTHING), kind
+        assert all(value != stored.chunks[number] for number, value in changed.items()), kind
+        assert all(len(value) == len(stored.chunks[0]) for value in changed.values()), kind
+        assert damaged(kind, engine, layout, 1)[1] == changed, "the seed says what is damaged"
+
+
+def test_bfloat16_is_rounded_to_nearest() -> None:
+    exact = np.array([1.0, -0.5, 3e38, 0.0, 2**-126], np.float32)
+    assert (
+        from_bfloat16(to_bfloat16(exact * 1.0009765625)) == from_bfloat16(to_bfloat16(exact))
+    ).all()
+    assert (np.abs(from_bfloat16(to_bfloat16(exact)) - exact) <= np.abs(exact) / 256).all()
+
+
+# The vandal
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[redis.Redis]:
+    with redis_server(tmp_path) as port:
+        yield redis.Redis(HOST, port)
+
+
+def put(store: redis.Redis, engine: MadeUpEngine, part: str) -> list[bytes]:
+    keys = [f"model@{number}@{part}kv_bytes".encode() for number in range(CHUNKS)]
+    for number, key in enumerate(keys):
+        store.set(key, engine.chunk_of(a_prompt(number)))
+    return keys
+
+
+def await_loot(loot: list[Loot]) -> None:
+    until = time.monotonic() + 20
+    while not loot:
+        assert time.monotonic() < until, "nothing was damaged"
+        time.sleep(0.01)
+
+
+def test_one_chunk_is_damaged_once_all_are_there(
+    store: redis.Redis, engine: MadeUpEngine, layout: Layout
+) -> None:
+    others = put(store, engine, "other@")
+    before = store.mget(others)
+    foreign = engine.chunk_of(a_prompt(99))
+    work = KINDS["stale-chunk"].damage, foreign, layout, random.Random(1)
+    with vandal(store, "mine@", CHUNKS, work) as loot:
+        keys = put(store, engine, "mine@")
+        await_loot(loot)
+    assert loot[0].in_time
+    assert loot[0].first_chunk == before[0]
+    assert sum(value == foreign for value in store.mget(keys)) == 1
+    assert store.mget(others) == before
+
+
+def test_damage_after_a_read_is_told(
+    store: redis.Redis, engine: MadeUpEngine, layout: Layout
+) -> None:
+    work = KINDS[NOTHING].damage, b"", layout, random.Random(1)
+    with vandal(store, "mine@", CHUNKS, work) as loot:
+        store.set("read before all of it is there", b"")
+        store.get("read before all of it is there")
+        put(store, engine, "mine@")
+        await_loot(loot)
+    assert not loot[0].in_time
+
+
+def test_a_prompt_that_is_not_all_there_is_left_alone(
+    store: redis.Redis, engine: MadeUpEngine, layout: Layout
+) -> None:
+    work = KINDS["noise"].damage, b"", layout, random.Random(1)
+    with vandal(store, "mine@", CHUNKS + 1, work) as loot:
+        keys = put(store, engine, "mine@")
+    assert loot == []
+    assert store.mget(keys) == [engine.chunk_of(a_prompt(number)) for number in range(CHUNKS)]
+
+
+# What trials add up to
+
+
+def outcomes(kind: str, noticed: int, missed: int) -> list[Outcome]:
+    return [
+        Outcome(kind, 1, number, ["differs"] if number < noticed else [], 0.1 * number, 1.0)
+        for number in range(noticed + missed)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "noticed", "missed", "holds"),
+    [
+        ("noise", 100, 0, True),
+        ("noise", 99, 1, True),
+        ("noise", 98, 2, False),
+        (HEALTHY, 0, 50, True),
+        (HEALTHY, 1, 49, False),
+        (NOTHING, 1, 99, False),
+        ("two-rows-kv", 0, 100, True),
+    ],
+)
+def test_what_holds(kind: str, noticed: int, missed: int, holds: bool) -> None:
+    (row,) = report.rows(outcomes(kind, noticed, missed))
+    assert row.holds is holds
+    assert ("missed**" in report.table([row])) is not holds
+
+
+def test_the_page_says_what_was_found() -> None:
+    found = [*outcomes("noise", 3, 0), Outcome("noise", 1, 3, ["x"], math.inf, 1.0)]
+    page = report.page(report.rows([*found, *outcomes(HEALTHY, 0, 2)]), seed=7)
+    assert "--trials 4 --healthy 2 --seed 7" in page
+    assert "| 4 of 4 |" in page and "| ∞ |" in page
+    assert report.rows(found)[0].as_dict()["differences"] == [0.0, 0.1, 0.2, None]
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record")
+    first, endless = outcomes("noise", 1, 0)[0], Outcome("heads", 1, 0, ["x"], math.inf, 1.0)
+    record.add(first)
+    record.add(endless)
+    again = Record(tmp_path / "record")
+    assert again.outcomes == [first, endless]
+    assert again.has("noise", 1, 0)
+    assert not again.has("noise", 2, 0) and not again.has("noise", 1, 1)
+
+
+def test_kinds_take_turns() -> None:
+    assert list(planned(["a", "b"], 2, 1)) == [
+        ("a", 0), ("b", 0), (HEALTHY, 0), ("a", 1), ("b", 1),
+    ]  # fmt: skip
