@@ -1,0 +1,249 @@
+"""The documentation: links lead somewhere, every page is in the index, and commands can be typed.
+
+What is written in fenced blocks is held against the commands themselves, so that an option that
+goes away is not promised any more.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+
+from deploy.cli import commands as _commands  # noqa: F401 - they join the application
+from deploy.cli.app import app
+
+REPO = Path(__file__).resolve().parents[2]
+INDEX = REPO / "docs" / "README.md"
+PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
+
+_FENCE = re.compile(r"^(?P<fence>```+)[^\n]*\n(?P<body>.*?)^(?P=fence)\s*$", re.M | re.S)
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.M)
+_NAMED_ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
+_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
+# What stands before a command: in CI files, as a variable of the shell, or as a word of its syntax.
+_OF_YAML = re.compile(r"^\s*(?:- +)?(?:run: +)?")
+_BEFORE_COMMANDS = re.compile(r"[A-Za-z_]\w*=.*|sudo|time|if|then|do|else|!")
+_SUBSTITUTED = re.compile(r"\$\(([^()]*)\)")
+_FOR_ALL_COMMANDS = ("--help", "--version")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(REPO))
+
+
+# Links.
+
+
+def anchors(text: str) -> set[str]:
+    """Return what may stand behind the `#` of a link to this page, as GitHub makes it."""
+    prose = _FENCE.sub("", text)
+    slugs: Counter[str] = Counter()
+    found = set(_NAMED_ANCHOR.findall(prose))
+    for heading in _HEADING.findall(prose):
+        shown = re.sub(r"<[^>]+>", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading))
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).strip().replace(" ", "-")
+        found.add(f"{slug}-{slugs[slug]}" if slugs[slug] else slug)
+        slugs[slug] += 1
+    return found
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of a page's links to files and anchors, outside of code."""
+    prose = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text))
+    return [target for target in _LINK.findall(prose) if not _ELSEWHERE.match(target)]
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the links of a page that lead to no file, or to no heading of it."""
+    broken = []
+    for link in links(page.read_text(encoding="utf-8")):
+        target, _, anchor = link.partition("#")
+        file = page.parent / target if target else page
+        if not file.exists() or (
+            anchor
+            and (file.suffix != ".md" or anchor not in anchors(file.read_text(encoding="utf-8")))
+        ):
+            broken.append(link)
+    return broken
+
+
+def not_in(index: Path, pages: Sequence[Path]) -> list[Path]:
+    """Return the pages that the index does not link to; itself need not be in it."""
+    targets = (link.partition("#")[0] for link in links(index.read_text(encoding="utf-8")))
+    linked = {(index.parent / target).resolve() for target in targets if target}
+    return [page for page in pages if page.resolve() not in {*linked, index.resolve()}]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    assert not_in(INDEX, [page for page in PAGES if INDEX.parent in page.parents]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a](there.md) [b](there.md#a-heading) [c](#own) [d](https://x.example/y#z)\n# Own", []),
+        ("[a](gone.md)", ["gone.md"]),
+        ("[a](there.md#gone)", ["there.md#gone"]),
+        ("[a](#gone)\n# Own", ["#gone"]),
+        ("[a](#inside)\n```\n# Inside\n```", ["#inside"]),
+        ("[`code`](gone.md)", ["gone.md"]),
+        ("`[a](gone.md)`\n```\n[b](gone.md)\n```", []),
+        ("[a](picture.png#gone)", ["picture.png#gone"]),
+    ],
+)
+def test_a_broken_link_is_told(text: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A `heading`")
+    (tmp_path / "picture.png").touch()
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert broken_links(page) == expected
+
+
+def test_anchors_are_those_of_github() -> None:
+    text = "# What a hit is, and why 85 % can\n## Twice\n## Twice\n## <a id='b1'></a>B1: it's\n"
+    found = {"what-a-hit-is-and-why-85--can", "twice", "twice-1", "b1-its"}
+    assert anchors(text) == found
+    assert anchors('## <a id="b1"></a>B1') == {"b1"}
+
+
+def test_a_page_that_is_missing_in_the_index_is_told(tmp_path: Path) -> None:
+    index, one, two = (tmp_path / name for name in ("README.md", "one.md", "two.md"))
+    index.write_text("[one](one.md#part)")
+    assert not_in(index, [index, one, two]) == [two]
+
+
+# Commands.
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command in the fenced blocks of a page."""
+    for block in _FENCE.finditer(text):
+        for line in block["body"].replace("\\\n", " ").splitlines():
+            yield from _simple_commands(_OF_YAML.sub("", line))
+
+
+def _simple_commands(line: str) -> Iterator[list[str]]:
+    for inner in _SUBSTITUTED.findall(line):
+        yield from _simple_commands(inner)
+    found: list[str] = []
+    for word in (*_words(line), ";"):
+        if set(word) <= set("();<>|&"):
+            if found:
+                yield found
+            found = []
+        elif found or not _BEFORE_COMMANDS.fullmatch(word):
+            found.append(word)
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:  # an apostrophe: prose, or a quotation that goes on
+        return line.split()
+
+
+def deploy_arguments(text: str) -> list[list[str]]:
+    """Return the arguments of each `deploy` that a page tells people to type."""
+    return [words[1:] for words in commands_in(text) if Path(words[0]).name == "deploy"]
+
+
+def refusal(arguments: Sequence[str], root: Any = None) -> str:
+    """Return why the `deploy` command would not take these arguments; "" where it would."""
+    command, name, rest = root or get_command(app), "deploy", list(arguments)
+    try:
+        while hasattr(command, "commands"):
+            if rest and rest[0] in _FOR_ALL_COMMANDS:
+                return ""
+            name, command, rest = command.resolve_command(typer.Context(command), rest)
+        if "--help" not in rest:
+            command.make_context(name, list(rest))
+    except Exception as exc:
+        if not hasattr(exc, "format_message"):
+            raise
+        return str(exc.format_message())
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_can_be_typed(page: Path) -> None:
+    said = deploy_arguments(page.read_text(encoding="utf-8"))
+    assert {" ".join(words): why for words in said if (why := refusal(words))} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_are_there(page: Path) -> None:
+    first = [words[0] for words in commands_in(page.read_text(encoding="utf-8"))]
+    assert [word for word in first if word.startswith("./") and not (REPO / word).exists()] == []
+
+
+def test_commands_are_found_at_all() -> None:
+    """Where the search went blind, nothing above could fail."""
+    found = [words for page in PAGES for words in deploy_arguments(page.read_text("utf-8"))]
+    assert len(found) > 60
+    used = {" ".join(words[:2]) if words[:1] == ["images"] else words[0] for words in found}
+    assert {"up", "plan", "check", "down", "status", "doctor", "swap", "images build"} <= used
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("deploy up --gpus 4      # builds; deploy what is missing", [["up", "--gpus", "4"]]),
+        ("      - run: .venv/bin/deploy check --json > out.json", [["check", "--json"]]),
+        ("    - deploy status --json || true", [["status", "--json"]]),
+        ("A=1 B='2 3' deploy up && sudo deploy down; deploy logs", [["up"], ["down"], ["logs"]]),
+        ("deploy plan \\\n  --gpus 2", [["plan", "--gpus", "2"]]),
+        ("""kill "$(deploy status | awk '$1 == "x"')" """, [["status"]]),
+        ("deploy images list | grep cpu", [["images", "list"]]),
+        ("stop it      deploy down", []),
+        ("it's a sentence on deploy up", []),
+    ],
+)
+def test_commands_of_a_line(line: str, expected: list[list[str]]) -> None:
+    assert deploy_arguments(f"```\n{line}\n```\n") == expected
+
+
+def test_commands_outside_of_blocks_are_not_for_typing() -> None:
+    assert deploy_arguments("deploy lift\n\n    deploy lift\n") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("up --gpus 4 --model /models/x", ""),
+        ("images build cpu router --build-arg A=B", ""),
+        ("--version", ""),
+        ("check --help", ""),
+        ("lift", "lift"),
+        ("images lift", "lift"),
+        ("up --gpu-count 4", "--gpu-count"),
+        ("up --gpus many", "--gpus"),
+        ("plan --no-check", "--no-check"),
+        ("images build", "names"),
+        ("down now", "now"),
+        ("up --model", "--model"),
+    ],
+)
+def test_what_cannot_be_typed_is_told(arguments: str, said: str) -> None:
+    why = refusal(arguments.split())
+    assert said in why if said else not why
+
+
+def test_a_script_that_is_gone_is_seen() -> None:
+    text = "```\nsudo ./scripts/gone --all\n```\n"
+    assert [words[0] for words in commands_in(text)] == ["./scripts/gone"]
