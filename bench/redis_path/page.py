@@ -36,7 +36,7 @@ and for CPU below 1 that it takes less. CPU s/GB is user and system time of the 
 Redis s/GB that of redis-server. A store ends when Redis has all of a prompt.
 
 Redis starts every turn empty, so that a store also pays for memory that Redis takes anew. Ours
-reads values in ranges of a MiB, which is why it can be faster than GET of values of many MiB.
+reads values in ranges of half a MiB, which is why it can be faster than GET of values of many MiB.
 
 ## Must hold
 

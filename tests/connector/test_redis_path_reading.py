@@ -19,6 +19,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def one(server, monkeypatch):
+    monkeypatch.setattr(reading, "_FIRST_BYTES", RANGE)
     monkeypatch.setattr(reading, "_RANGE_BYTES", RANGE)
     server.admin.flushall()
     made = client(server.url)

@@ -114,7 +114,8 @@ def test_no_wrong_byte_in_a_thousand_trials(server, monkeypatch):
     prefixes = set()
     for trial in range(TRIALS):
         # A chunk of 4 KiB in one range, and in several.
-        monkeypatch.setattr(reading, "_RANGE_BYTES", rng.choice((1 << 20, 1000)))
+        for name in ("_FIRST_BYTES", "_RANGE_BYTES"):
+            monkeypatch.setattr(reading, name, rng.choice((1 << 20, 1000)))
         chunks = prompt(f"prompt {trial}", CHUNKS)
         keys = list(chunks)
         assert stored(one, chunks) == keys

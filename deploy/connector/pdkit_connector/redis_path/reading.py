@@ -1,8 +1,8 @@
 """One value on its way from Redis, in ranges that are asked for a few ahead.
 
 Redis copies what it answers. Of a value of many MB it makes one copy in memory that is fresh each
-time, and sends it when it has left the processor's cache; ranges of a MiB are copied, sent and
-received while they are in it. `bench/redis_path` has what either takes.
+time, and sends it when it has left the processor's cache; ranges of half a MiB are copied, sent
+and received while they are in it. `bench/redis_path` has what either takes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pdkit_connector.redis_path.link import Deadline, Link, ReplyError, command
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Check
 
-_RANGE_BYTES = 1 << 20
+# The first range; a value that fits is read like any small one.
+_FIRST_BYTES = 1 << 20
+_RANGE_BYTES = 512 << 10
 # Ranges that were asked for and not read yet.
-_AHEAD = 3
+_AHEAD = 4
 
 
 class Reading:
@@ -30,7 +32,7 @@ class Reading:
         self._ends: deque[int] = deque()
         self._asked_bytes = 0
         self._left = 0  # bytes of the answer that is being read
-        self._ask(HEADER_BYTES + _RANGE_BYTES)
+        self._ask(HEADER_BYTES + _FIRST_BYTES)
 
     @property
     def unread(self) -> bool:
