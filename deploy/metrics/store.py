@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class StoreStats:
         commands, received_bytes, sent_bytes: since its start, of everybody; whoever reads this is
             counted, too.
         clients: that are connected.
+        errors: error code → answers with it since its start, to everybody.
+        policy: what it does when it is full.
+        replica: it follows another server.
     """
 
     keys: int | None
@@ -29,6 +33,9 @@ class StoreStats:
     received_bytes: int | None = None
     sent_bytes: int | None = None
     clients: int | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+    policy: str | None = None
+    replica: bool = False
 
     def restarted_since(self, earlier: StoreStats) -> bool:
         """Tell whether this is another life of the server, or another server."""

@@ -88,6 +88,13 @@ def _asides(report: CheckReport) -> Iterator[str]:
             f"vLLM {report.vllm} may count otherwise: what must be hit was compared with "
             f"{pinned_range()}"
         )
+    for prompt in report.prompts:
+        yield (
+            f"Your prompt, {prompt.name}: {prompt.tokens} tokens, {prompt.chunks} whole chunks of "
+            f"{prompt.chunk_size}, {prompt.eligible} tokens eligible; {prompt.loaded} from the "
+            f"store, {prompt.local} from the consumer's own cache; the producer had "
+            f"{prompt.producer_local + prompt.producer_loaded} of it before"
+        )
     if report.others:
         yield (
             f"Others: {report.others} requests were served meanwhile; the pairs' hits are the "

@@ -53,9 +53,9 @@ class EngineApi:
         except httpx.HTTPError:
             return False
 
-    def tokenize(self, model: str, text: str) -> list[int]:
-        """Return the token ids of a text, without special tokens added."""
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
+    def tokenize(self, model: str, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; with special tokens added as a completion has them."""
+        body = {"model": model, "prompt": text, "add_special_tokens": special}
         answer = self._post("/tokenize", body)
         with _understanding("/tokenize"):
             return [int(token) for token in answer["tokens"]]

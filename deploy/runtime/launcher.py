@@ -72,6 +72,10 @@ class Launcher(Protocol):
         """Return the environment the service really runs with; empty if it does not run."""
         ...
 
+    def arguments(self, record: ServiceRecord) -> tuple[str, ...]:
+        """Return the command line the service really runs with; empty if it does not run."""
+        ...
+
     def open_store(
         self, redis: Service, password: Secret | None
     ) -> AbstractContextManager[Store]: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from deploy.metrics.store import StoreStats
 from deploy.runtime.secrets import Secret
@@ -13,11 +13,22 @@ _TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
 
 
+class Refusal(NamedTuple):
+    """What Redis says instead of serving; `denied`: to those whom it does not know."""
+
+    said: str
+    denied: bool
+
+
 class Store(Protocol):
     """A stack's Redis, however it is reached."""
 
     def ping(self) -> bool:
         """Tell whether Redis answers and accepts the password."""
+        ...
+
+    def refusal(self) -> Refusal | None:
+        """Return what Redis says instead of serving; None where it serves, or says nothing."""
         ...
 
     def stats(self) -> StoreStats | None:
@@ -74,6 +85,7 @@ def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> 
         flushes=sum(calls.get(name, 0) for name in ("flushall", "flushdb")),
         run_id=str(info["run_id"]),
         **_traffic(info),
+        **_manner(info),
     )
 
 
@@ -96,16 +108,51 @@ def server_stats(client: Any) -> StoreStats:
         flushes=sum(calls) if calls else None,
         run_id=str(info["run_id"]) if "run_id" in info else None,
         **_traffic(info),
+        **_manner(info),
     )
 
 
-def _traffic(info: Mapping[str, Any]) -> dict[str, int | None]:
+def _traffic(info: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "commands": _number(info.get("total_commands_processed")),
         "received_bytes": _number(info.get("total_net_input_bytes")),
         "sent_bytes": _number(info.get("total_net_output_bytes")),
         "clients": _number(info.get("connected_clients")),
     }
+
+
+def _manner(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a server behaves: its errors so far, its policy, whether it follows another."""
+    errors = {
+        name.removeprefix("errorstat_"): int(dict(value).get("count", 0))
+        if isinstance(value, Mapping)
+        else int(str(value).partition("count=")[2] or 0)
+        for name, value in info.items()
+        if name.startswith("errorstat_")
+    }
+    policy = info.get("maxmemory_policy")
+    replica = str(info.get("role", "")) == "slave"
+    return {"errors": errors, "policy": str(policy) if policy else None, "replica": replica}
+
+
+def refusal_of(client: Any) -> Refusal | None:
+    """Return what a server says instead of serving; None where it serves, or says nothing."""
+    from redis.exceptions import (
+        AuthenticationError,
+        NoPermissionError,
+        RedisError,
+        ResponseError,
+    )
+
+    try:
+        client.ping()
+    except NoPermissionError:
+        return None  # who may store and load need not be allowed to ping
+    except (AuthenticationError, ResponseError) as exc:
+        return Refusal(str(exc), isinstance(exc, AuthenticationError))
+    except (RedisError, OSError):
+        pass
+    return None
 
 
 def if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
@@ -149,6 +196,10 @@ class SocketStore:
             return bool(self._client.ping())
         except self._errors:
             return False
+
+    def refusal(self) -> Refusal | None:
+        """Return what Redis says instead of serving; None where it serves, or says nothing."""
+        return refusal_of(self._client)
 
     def stats(self) -> StoreStats | None:
         """Return a reading, or None if Redis does not answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -11,7 +12,14 @@ from typing import Any
 from deploy.doctor.seen import RedisSeen
 from deploy.metrics.store import StoreStats
 from deploy.planning.redis_url import Node, RedisUrl
-from deploy.runtime.store import if_allowed, marked, remove_marked, server_stats
+from deploy.runtime.store import (
+    Refusal,
+    if_allowed,
+    marked,
+    refusal_of,
+    remove_marked,
+    server_stats,
+)
 
 _TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
@@ -45,6 +53,7 @@ class UrlStore:
         self._url = url
         self._errors = (redis.RedisError, OSError)
         self._denied = redis.exceptions.NoPermissionError
+        self._refused = redis.exceptions.AuthenticationError
         bounds = {
             "socket_timeout": _TIMEOUT_S,
             "socket_connect_timeout": _TIMEOUT_S,
@@ -76,6 +85,14 @@ class UrlStore:
         except self._errors as exc:
             return self.said(exc)
         return ""
+
+    def refusal(self) -> Refusal | None:
+        """Return what a server says instead of serving; None where all serve, or say nothing."""
+        try:
+            found = [refusal_of(client) for client in self._servers()]
+        except self._errors as exc:
+            found = [Refusal(self.said(exc), True)] if isinstance(exc, self._refused) else []
+        return next(filter(None, found), None)
 
     def server_names(self) -> tuple[str, ...]:
         """Return the hosts that engines will connect to; none for a Unix socket.
@@ -271,6 +288,8 @@ def combined(readings: Sequence[StoreStats]) -> StoreStats:
         received_bytes=_sum([one.received_bytes for one in readings]),
         sent_bytes=_sum([one.sent_bytes for one in readings]),
         clients=_sum([one.clients for one in readings]),
+        errors=dict(sum((Counter(one.errors) for one in readings), Counter())),
+        replica=any(one.replica for one in readings),
     )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deploy.verify.equivalence import Answer, compare
+from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import (
     BURST,
     DECODE_REUSE,
     ENGINES,
     EQUIVALENCE,
+    OWN_PROMPT,
     PROMPTS,
     ROUTER,
     STORE,
@@ -42,6 +44,9 @@ class Findings:
         failed: service → what it answered instead of a completion.
         too_short: why no prompt can have a whole chunk; "" where it can.
         restarted: engines that were started anew during the check.
+        ended: engines that did not live through it, and were not.
+        vanished: keys that had arrived and were gone when their chunks were not found.
+        prompts: the user's own prompt, by pair.
     """
 
     pairs: list[PairResult] = field(default_factory=list)
@@ -62,6 +67,9 @@ class Findings:
     failed: dict[str, str] = field(default_factory=dict)
     too_short: str = ""
     restarted: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    vanished: int = 0
+    prompts: list[OwnPrompt] = field(default_factory=list)
 
     def add_stored(self, keys: int | None) -> None:
         """Count keys that were stored; None where nobody tells."""
@@ -83,8 +91,10 @@ class Findings:
     def missed(self) -> bool:
         """Whether something else was loaded than what was eligible."""
         phases = [phase for phase in (self.race, self.turns, self.decode_reuse) if phase]
-        return any(not pair.complete for pair in self.pairs) or any(
-            phase.hits.hits < phase.hits.eligible for phase in phases if not phase.blurred
+        return (
+            any(not pair.complete for pair in self.pairs)
+            or any(phase.hits.hits < phase.hits.eligible for phase in phases if not phase.blurred)
+            or any(prompt.missed for prompt in self.prompts)
         )
 
     @property
@@ -120,6 +130,9 @@ def failures(
         yield Failure(
             BURST, f"{found.burst.failed} of {found.burst.requests} requests at once failed"
         )
+    for prompt in found.prompts:
+        if not prompt.hit:
+            yield Failure(OWN_PROMPT, prompt.sentence)
     yield from _not_equivalent(found)
     if found.bypassed:
         yield Failure(ROUTER, f"{found.bypassed} prompts through the router reached no producer")
@@ -160,8 +173,10 @@ def _sick(found: Findings, engines: Sequence[EngineHealth]) -> Iterator[Failure]
         yield Failure(ENGINES, f"{name} did not answer: {answer}")
     for name in found.restarted:
         yield Failure(ENGINES, f"{name} was started anew during the check")
+    for name in found.ended:
+        yield Failure(ENGINES, f"{name} ended during the check")
     for engine in engines:
-        if not engine.healthy:
+        if not engine.healthy and engine.name not in found.ended:
             yield Failure(ENGINES, f"{engine.name} is not healthy")
 
 

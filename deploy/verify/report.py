@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from deploy.verify.eligible import is_pinned
+from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.store_path import StorePath
 
 # What is checked beside the pairs, as people and JUnit files name it.
@@ -15,6 +16,7 @@ ROUTER = "router, no gap"
 TURNS = "several turns"
 DECODE_REUSE = "decode reuse"
 BURST = "burst"
+OWN_PROMPT = "your prompt"
 EQUIVALENCE = "equivalence"
 STORE = "redis"
 ENGINES = "engines"
@@ -182,6 +184,7 @@ class CheckReport:
             own client moves it.
         others: requests of others that engines finished during the check.
         vllm: the engines' release of it; "" where they do not tell.
+        prompts: the user's own prompt, by pair; empty where none was given.
         failed: empty if the check passed.
     """
 
@@ -200,6 +203,7 @@ class CheckReport:
     counted: Counted = Counted()
     others: int = 0
     vllm: str = ""
+    prompts: Sequence[OwnPrompt] = ()
 
     @property
     def passed(self) -> bool:
@@ -222,6 +226,7 @@ class CheckReport:
             *(pair.name for pair in self.pairs),
             ROUTER,
             *(name for name, phase in phases.items() if phase and not phase.skipped),
+            *([OWN_PROMPT] if self.prompts else []),
             EQUIVALENCE,
             STORE,
             ENGINES,
@@ -271,6 +276,7 @@ class CheckReport:
             "engines": [asdict(engine) for engine in self.engines],
             "others_requests": self.others,
             "vllm": {"version": self.vllm, "formula_pinned": is_pinned(self.vllm)},
+            "prompts": [prompt.as_dict() for prompt in self.prompts],
             "failures": self.failures,
             "diagnosis": [asdict(cause) for cause in self.diagnosis],
             "seconds": round(self.seconds, 2),

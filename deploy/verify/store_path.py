@@ -122,6 +122,25 @@ class StorePath:
         }
 
 
+def failed_calls(samples: Iterable[Sample]) -> dict[str, float] | None:
+    """Return kind → calls that Redis failed, of a page or a difference of two; None as `read`."""
+    mine = [sample for sample in samples if sample.name.startswith(PREFIX)]
+    if not any(sample.name == f"{PREFIX}chunks_total" for sample in mine):
+        return None
+    found: dict[str, float] = {}
+    for sample in mine:
+        if sample.name == f"{PREFIX}failures_total" and sample.value:
+            kind = sample.labels.get("kind", "error")
+            found[kind] = found.get(kind, 0) + sample.value
+    return found
+
+
+def late_answers(samples: Iterable[Sample]) -> float:
+    """Return the answers that left before their KV was stored, whoever's client stores it."""
+    waits = [sample for sample in samples if sample.name == f"{PREFIX}barrier_waits_total"]
+    return sum(sample.value for sample in waits if sample.labels.get("result") != "stored")
+
+
 def total(paths: Iterable[StorePath | None]) -> StorePath | None:
     """Return the counts of all engines together; None where none has such a path."""
     found = [path for path in paths if path is not None]

@@ -1,13 +1,52 @@
-"""What a check looks up beside its prompts: the engines' environment and fixes, the store's use."""
+"""What a check looks up beside its prompts: how engines really run, what they and Redis count."""
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.config.compat import judge
+from deploy.metrics.page import MetricsPage
 from deploy.metrics.store import StoreStats
-from deploy.verify.diagnosis import Evidence
+from deploy.runtime.store import Store
+from deploy.verify.diagnosis import EngineFacts, Evidence, StoreFacts
+from deploy.verify.diagnosis.evidence import CONNECTOR
 from deploy.verify.findings import Findings
 from deploy.verify.report import EngineHealth, StoreUse
-from deploy.workflows.patches import engine_fixes
+from deploy.verify.store_path import StorePath, failed_calls, late_answers
+from deploy.workflows.patches import EngineFixes, engine_fixes
 from deploy.workflows.running import RunningStack
+
+_KV_TRANSFER = "--kv-transfer-config"
+# What an engine's log has of a failure that its counters call so; others' codes stand in it.
+_WORDS = {"unreachable": "connect", "auth": "auth", "timeout": "time"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Readings before and after a check; None is a Redis that did not answer."""
+
+    store_before: StoreStats | None
+    store_after: StoreStats | None
+    pages_before: Mapping[str, MetricsPage]
+    pages_after: Mapping[str, MetricsPage]
+
+    @property
+    def store_answered(self) -> bool:
+        return None not in (self.store_before, self.store_after)
+
+    def grown(self, name: str) -> int | None:
+        """Return by how much one of Redis' counts grew; None where nobody tells."""
+        if self.store_before is None or self.store_after is None:
+            return None
+        return self.store_after.grown(name, self.store_before)
+
+    def page(self, engine: str) -> MetricsPage:
+        """Return what an engine counted in between."""
+        return self.pages_after[engine].since(self.pages_before[engine])
 
 
 def engine_health(running: RunningStack) -> list[EngineHealth]:
@@ -32,8 +71,14 @@ def service_starts(running: RunningStack) -> dict[str, str]:
     }
 
 
-def store_use(before: StoreStats | None, after: StoreStats | None, removed: int | None) -> StoreUse:
+def is_running(running: RunningStack, name: str) -> bool:
+    """Tell whether a service that was started runs still."""
+    return running.launcher.state(running.state.services[name]) == "running"
+
+
+def store_use(seen: Seen, removed: int | None) -> StoreUse:
     """Return how the check filled Redis; zeros where it did not answer."""
+    before, after = seen.store_before, seen.store_after
     if before is None or after is None:
         return StoreUse()
     return StoreUse(
@@ -41,48 +86,140 @@ def store_use(before: StoreStats | None, after: StoreStats | None, removed: int 
         after.keys,
         after.used_memory_bytes,
         after.max_memory_bytes,
-        _grown(before.evicted_keys, after.evicted_keys),
+        seen.grown("evicted_keys"),
         removed,
     )
 
 
-def gather_evidence(
-    running: RunningStack,
-    found: Findings,
-    before: StoreStats | None,
-    after: StoreStats | None,
-) -> Evidence:
+def gather_evidence(running: RunningStack, found: Findings, seen: Seen, store: Store) -> Evidence:
     """Return what the rules of the diagnosis look at."""
-    engines = [engine.name for engine in running.prepared.plan.engines]
+    engines = [_engine_facts(running, found, seen, name) for name in _names(running)]
     return Evidence(
         stack=running.stack.name,
-        hash_seeds={name: _hash_seed(running, name) for name in engines},
-        fixes={name: engine_fixes(running, name).states for name in engines},
-        store_reachable=before is not None and after is not None,
+        engines=engines,
+        store=_store_facts(running, seen, store),
+        chunk_size=running.prepared.plan.chunk_size,
         # Where nobody tells, nothing speaks for stores that failed.
         stored_chunks=found.expected_chunks
         if found.stored_keys is None
         else min(found.stored_keys, found.expected_chunks),
         expected_chunks=found.expected_chunks,
-        flushes=(before and after and _grown(before.flushes, after.flushes)) or 0,
-        evicted=(before and after and _grown(before.evicted_keys, after.evicted_keys)) or 0,
-        store_restarted=bool(before and after and before.run_id != after.run_id),
+        vanished=found.vanished,
         failed_requests=found.failed,
         missed=found.missed,
         mismatched=bool(found.mismatched),
         bypassed=bool(found.bypassed),
         too_short=found.too_short,
-        restarted=found.restarted,
-        path=found.path,
-        redis_brought=running.prepared.plan.redis_brought,
+        refused=found.path.refused if found.path else 0,
+        not_loaded=found.path.not_loaded if found.path else 0,
         disabled_by_spec="PDKIT_DISABLE_FIXES" in running.prepared.spec.engine.env,
+        bad_pair=_bad_pair(running, engines),
+        prompts=found.prompts,
     )
 
 
-def _grown(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else after - before
+def _names(running: RunningStack) -> list[str]:
+    return [engine.name for engine in running.prepared.plan.engines]
 
 
-def _hash_seed(running: RunningStack, engine: str) -> str:
-    record = running.state.services[engine]
-    return running.launcher.environment(record).get("PYTHONHASHSEED", "")
+def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str) -> EngineFacts:
+    record, launcher = running.state.services[name], running.launcher
+    named, use_native = connector_of(launcher.arguments(record))
+    ours = named in (None, CONNECTOR) and not use_native
+    # Without our connector, what the log has of it is of an earlier start.
+    told = engine_fixes(running, name) if ours else EngineFixes()
+    page = seen.page(name)
+    path = StorePath.read(page.samples)
+    failures = failed_calls(page.samples)
+    return EngineFacts(
+        name=name,
+        role=running.stack.service(name).role,
+        hash_seed=launcher.environment(record).get("PYTHONHASHSEED", ""),
+        connector=named,
+        use_native=use_native,
+        fixes=told.states,
+        kv=told.kv,
+        failures=failures,
+        left_out=path.left_out if path else 0,
+        late=late_answers(page.samples),
+        said=words_of(told.redis_said, failures or {}),
+        ended=name in found.ended,
+        restarted=name in found.restarted,
+    )
+
+
+def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
+    """Return the connector that an engine's arguments name, and whether it is vLLM's own copy.
+
+    "" where they name none; None where there are no arguments to read.
+    """
+    if not arguments:
+        return None, False
+    given = [value for name, value in itertools.pairwise(arguments) if name == _KV_TRANSFER]
+    given += [text.partition("=")[2] for text in arguments if text.startswith(f"{_KV_TRANSFER}=")]
+    if not given:
+        return "", False
+    try:
+        config = dict(json.loads(given[-1]))
+        extra = dict(config.get("kv_connector_extra_config") or {})
+    except (TypeError, ValueError):  # vLLM would not have started on it
+        return None, False
+    return str(config.get("kv_connector") or ""), bool(extra.get("use_native"))
+
+
+def words_of(told: Sequence[str], kinds: Iterable[str]) -> str:
+    """Return what an engine's log says last of one of these kinds of failure; it tells few."""
+    words = {_WORDS.get(kind, kind) for kind in kinds}
+    fitting = (said for said in reversed(told) if any(word in said.lower() for word in words))
+    return next(fitting, "")
+
+
+def _store_facts(running: RunningStack, seen: Seen, store: Store) -> StoreFacts:
+    before, after = seen.store_before, seen.store_after
+    known, refusal = after or before, store.refusal()
+    return StoreFacts(
+        reachable=seen.store_answered,
+        refusal=refusal.said if refusal else "",
+        denied=bool(refusal and refusal.denied),
+        restarted=bool(before and after and after.restarted_since(before)),
+        flushes=seen.grown("flushes") or 0,
+        evicted=seen.grown("evicted_keys") or 0,
+        errors=_more(before.errors, after.errors) if before and after else {},
+        policy=known.policy if known else None,
+        max_memory_bytes=known.max_memory_bytes if known else None,
+        replica=bool(known and known.replica),
+        brought=running.prepared.plan.redis_brought,
+    )
+
+
+def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    more = {code: count - before.get(code, 0) for code, count in after.items()}
+    return {code: count for code, count in more.items() if count > 0}
+
+
+def _bad_pair(running: RunningStack, engines: Sequence[EngineFacts]) -> str:
+    plan = running.prepared.plan
+    options = {"layerwise": plan.layerwise, "save_decode_cache": plan.save_decode_cache}
+    said = (known_against(plan.vendor.name, engine.kv, **options) for engine in engines)
+    return next(filter(None, said), "")
+
+
+def known_against(
+    vendor: str, kv: Mapping[str, Any], *, layerwise: bool, save_decode_cache: bool
+) -> str:
+    """Return what is known against the versions that an engine says it runs; "" for nothing."""
+    verdict = judge(
+        vendor,
+        _known(kv, "vllm"),
+        _known(kv, "lmcache"),
+        layerwise=layerwise,
+        save_decode_cache=save_decode_cache,
+    )
+    if verdict.verdict != "known_bad":
+        return ""
+    return f"{verdict.pair}: {verdict.reason} ({verdict.link})"
+
+
+def _known(kv: Mapping[str, Any], name: str) -> str | None:
+    value = kv.get(name)
+    return str(value) if value and value != "unknown" else None

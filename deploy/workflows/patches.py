@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from deploy.assets import connector_path
 from deploy.config.catalog import load_catalog
@@ -19,6 +20,8 @@ from deploy.workflows.running import RunningStack, find_stack
 _FIX = re.compile(
     r'pdkit-connector fix=(?P<fix>\S+) state=(?P<state>\S+)(?: evidence=(?P<why>".*"))?'
 )
+_KV = re.compile(r"pdkit-connector kv=(?P<facts>\{.*\})")
+_REDIS_FAILED = re.compile(r"pdkit-connector WARNING Redis: (?P<said>\w+ failed: .+)")
 _RELEASE = re.compile(r'pdkit-connector lmcache=(?P<release>\S+) proved="(?P<proved>[^"]*)"')
 
 # States in which a bug that is there is not answered.
@@ -83,21 +86,32 @@ class Patches:
 
 @dataclass
 class EngineFixes:
-    """What one engine's connector wrote into its log at its last start."""
+    """What one engine's connector wrote into its log since its last start.
+
+    Attributes:
+        kv: what KV means in this engine (`kv_report`).
+        redis_said: the last failures of Redis that it told, the newest last.
+    """
 
     release: str = ""
     proved: bool = True
     states: dict[str, str] = field(default_factory=dict)
     evidence: dict[str, str] = field(default_factory=dict)
+    kv: dict[str, Any] = field(default_factory=dict)
+    redis_said: list[str] = field(default_factory=list)
 
 
 def engine_fixes(running: RunningStack, engine: str) -> EngineFixes:
-    """Read an engine's own report of its fixes; empty where its log holds none."""
+    """Read an engine's own report; empty where its log holds none."""
     found = EngineFixes()
     for line in running.launcher.log_lines(engine):
         if match := _FIX.search(line):
             found.states[match["fix"]] = match["state"].replace("-", " ")
             found.evidence[match["fix"]] = _unquoted(match["why"])
+        elif match := _KV.search(line):
+            found.kv = _facts(match["facts"])
+        elif match := _REDIS_FAILED.search(line):
+            found.redis_said.append(match["said"])
         elif match := _RELEASE.search(line):
             found = EngineFixes(match["release"], match["proved"] == "yes")
     return found
@@ -168,6 +182,13 @@ def _image_patches(asked: str) -> Patches:
         else:
             return _tried(f"image {engine.image}", reports)
     raise ConfigError(f"--image: {refusal}", hint="deploy images list")
+
+
+def _facts(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except ValueError:  # the line was cut
+        return {}
 
 
 def _unquoted(evidence: str | None) -> str:

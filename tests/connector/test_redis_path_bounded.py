@@ -434,11 +434,14 @@ def test_pauses_are_short_and_end_with_the_first_success():
     with Warnings() as told:
         for _ in range(10):
             health._until = 0.0  # as if the pause were over
-            health.failed("why")
+            health.failed("kind", "why")
             assert health.pausing()
             assert health._until - time.monotonic() <= 1.0
         health.worked()
         assert not health.pausing()
-        health.failed("why, again")
+        health.failed("kind", "why, again")
         assert health._until - time.monotonic() <= 0.11
-    assert len(told) == 1
+        assert len(told) == 1
+        # What is new is told, whatever was told a moment ago.
+        health.failed("another kind", "why else")
+        assert len(told) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import redis
+import yaml
 
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home
@@ -35,6 +36,41 @@ LMCACHE_API = {
 }
 # vLLM's /reset_prefix_cache.
 VLLM_DEV_API = {"VLLM_SERVER_DEV_MODE": "1"}
+
+
+Change = Callable[[Service], Service]
+
+
+def in_environ(environ: Mapping[str, str]) -> Change:
+    """Return what puts variables into a service's environment."""
+    return lambda service: replace(service, env={**service.env, **environ})
+
+
+def with_arguments(*more: str) -> Change:
+    """Return what appends arguments, of which vLLM takes the last of a name."""
+    return lambda service: replace(service, argv=(*service.argv, *more))
+
+
+def without_argument(name: str) -> Change:
+    """Return what takes an argument and its value away."""
+
+    def change(service: Service) -> Service:
+        at = service.argv.index(name)
+        return replace(service, argv=(*service.argv[:at], *service.argv[at + 2 :]))
+
+    return change
+
+
+def with_settings(**settings: str) -> Change:
+    """Return what changes the connector's own settings in LMCache's file."""
+
+    def change(service: Service) -> Service:
+        (file,) = service.files
+        config = yaml.safe_load(file.text)
+        config["extra_config"].update({f"pdkit.{name}": v for name, v in settings.items()})
+        return replace(service, files=(replace(file, text=yaml.safe_dump(config)),))
+
+    return change
 
 
 @dataclass(frozen=True)
@@ -138,16 +174,19 @@ class Engines:
 
     def restart(self, environs: Mapping[str, Mapping[str, str]]) -> None:
         """End services and start them together, each with more in its environment."""
+        self.start_otherwise({whom: in_environ(environ) for whom, environ in environs.items()})
+
+    def start_otherwise(self, changes: Mapping[str, Change]) -> None:
+        """End services and start them together, each as a change of what the kit would start."""
         running = require_stack(Home(self.kit.home, self.kit.home / "cache"), self.name)
         launcher, state = running.launcher, running.state
-        launcher.stop({whom: state.services[whom] for whom in environs}, grace_s=10)
+        launcher.stop({whom: state.services[whom] for whom in changes}, grace_s=10)
         started: dict[str, tuple[Service, Launched]] = {}
-        for whom, environ in environs.items():
-            service = running.stack.service(whom)
-            changed = replace(service, env={**service.env, **environ})
+        for whom, change in changes.items():
+            changed = change(running.stack.service(whom))
             starts = state.services[whom].starts + 1
             launched = launcher.start(changed, running.secrets, starts=starts)
             started[whom] = (changed, launched)
             state = state.with_service(launched.record)
         write_state(Home(self.kit.home, self.kit.home).stack(self.name).state_file, state)
-        wait_ready(started, running.is_ready, lambda _: None, launcher, only=set(environs))
+        wait_ready(started, running.is_ready, lambda _: None, launcher, only=set(changes))

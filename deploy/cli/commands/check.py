@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +14,11 @@ from deploy.cli.app import app
 from deploy.cli.options import Json, Name
 from deploy.cli.shared import check_errors, progress, stack_name
 from deploy.errors import UsageError
+
+if TYPE_CHECKING:
+    from deploy.runtime.home import Home
+    from deploy.verify.report import CheckReport
+    from deploy.workflows.check import CheckOptions
 
 
 @app.command()
@@ -32,6 +39,10 @@ def check(  # noqa: PLR0913 - one parameter an option
         ),
     ] = 1.0,
     repeat: Annotated[int, typer.Option(min=1, help="How many times, one after the other.")] = 1,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(help="A text of yours: tells whence its KV came, and why not the store."),
+    ] = None,
     junit: Annotated[
         Path | None, typer.Option(help="Write the findings into this file, too, as JUnit XML.")
     ] = None,
@@ -43,7 +54,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     from deploy.output.junit import write_junit
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
-    from deploy.workflows.check import CheckOptions, check_stack
+    from deploy.workflows.check import CheckOptions
 
     if junit and not junit.absolute().parent.is_dir():
         raise UsageError(
@@ -51,14 +62,14 @@ def check(  # noqa: PLR0913 - one parameter an option
             hint=f"mkdir -p {junit.absolute().parent}",
         )
     home, chosen = Home.from_environ(), stack_name(name)
-    options = CheckOptions(tuple(pairs or ("*:*",)), quick=quick, least=min_hit_rate)
-    reports = []
+    options = CheckOptions(
+        tuple(pairs or ("*:*",)),
+        quick=quick,
+        least=min_hit_rate,
+        prompt=_text(prompt_file) if prompt_file else None,
+    )
     with stack_lock(home.lock_file(chosen), chosen):
-        for run in range(repeat):
-            report = progress()
-            if repeat > 1:
-                report(f"run {run + 1} of {repeat}")
-            reports.append(check_stack(home, chosen, report, options))
+        reports = list(_runs(home, chosen, options, repeat))
     if junit:
         write_junit(junit, reports, chosen)
     # What is shown is the first run that failed, else the last.
@@ -69,3 +80,31 @@ def check(  # noqa: PLR0913 - one parameter an option
         data = {**data, "runs": repeat, "runs_passed": passed, "passed": passed == repeat}
         text = f"{text}\n\n{runs_view(reports)}"
     return Answer("check", data, text, check_errors(shown, chosen))
+
+
+def _runs(home: Home, name: str, options: CheckOptions, count: int) -> Iterator[CheckReport]:
+    """Yield the report of each run."""
+    from deploy.workflows.check import check_stack
+
+    for run in range(count):
+        report = progress()
+        if count > 1:
+            report(f"run {run + 1} of {count}")
+        yield check_stack(home, name, report, options)
+        # Once it was asked, engines hold the user's own prompt themselves.
+        options = replace(options, prompt=None)
+
+
+def _text(file: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        UsageError: it cannot be read, or is none.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is no text in UTF-8"
+        raise UsageError(
+            f"--prompt-file {file}: {why}", hint=f"printf 'your prompt' > {file}"
+        ) from exc

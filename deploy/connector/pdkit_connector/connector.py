@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
+from pdkit_connector.kv_report import kv_line
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Registry, State, disabled_ids, discover
 from pdkit_connector.releases import release_line
@@ -36,7 +37,9 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         self._registry.apply(
             Setting.from_vllm(vllm_config, kv_cache_config), disabled_ids(self._registry.fixes)
         )
-        if role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0:
+        # One process of an engine tells; all do the same.
+        self._tells = role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0
+        if self._tells:
             announce(self._registry)
         self._registry.require_no_failure()
         super().__init__(vllm_config, role, kv_cache_config)
@@ -48,6 +51,8 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         super().register_kv_caches(kv_caches)
         self._require_lmcache("take vLLM's KV tensors")
         require_plugins(self._lmcache_engine)
+        if self._tells:
+            get_logger().info("%s", kv_line(self._lmcache_engine))
 
     def _require_lmcache(self, what: str) -> None:
         """Raise where LMCache gave up and would only recompute from here on.
@@ -102,7 +107,7 @@ def require_plugins(adapter: Any) -> None:
 
 
 def announce(registry: Registry) -> None:
-    """Log the release and one line a fix; one process of an engine should, all apply them."""
+    """Log the release and one line a fix."""
     get_logger().info("%s", release_line())
     levels = {State.FAILED: logging.ERROR, State.DISABLED: logging.WARNING}
     for outcome in registry.outcomes:

@@ -151,8 +151,7 @@ class ComposeLauncher:
         )
 
     def state(self, record: ServiceRecord | None) -> ServiceState:
-        container = self._find(record.name) if record else None
-        if container is None:
+        if (container := self._find(record.name) if record else None) is None:
             return "not started"
         return "running" if container.attrs["State"]["Running"] else "exited"
 
@@ -161,8 +160,7 @@ class ComposeLauncher:
         return int(container.attrs["State"]["Pid"]) if container else 0
 
     def uptime_s(self, record: ServiceRecord) -> float:
-        container = self._find(record.name)
-        if container is None or not container.attrs["State"]["Running"]:
+        if (container := self._running(record.name)) is None:
             return 0.0
         # Docker writes up to nine digits after the point, which Python's older readers refuse.
         text = container.attrs["State"]["StartedAt"].partition(".")[0].rstrip("Z")
@@ -175,8 +173,7 @@ class ComposeLauncher:
 
     def resident_mib(self, record: ServiceRecord) -> int:
         """Return what the container's processes hold, files that could be dropped left out."""
-        container = self._find(record.name)
-        if container is None:
+        if (container := self._find(record.name)) is None:
             return 0
         memory = container.stats(stream=False, one_shot=True).get("memory_stats", {})
         details = memory.get("stats", {})
@@ -184,20 +181,22 @@ class ComposeLauncher:
         return int(memory.get("usage", 0) - droppable) // 2**20
 
     def environment(self, record: ServiceRecord) -> Mapping[str, str]:
-        container = self._find(record.name)
-        if container is None or not container.attrs["State"]["Running"]:
+        if (container := self._running(record.name)) is None:
             return {}
         pairs = (text.partition("=") for text in container.attrs["Config"]["Env"])
         return {name: value for name, _, value in pairs}
+
+    def arguments(self, record: ServiceRecord) -> tuple[str, ...]:
+        if (container := self._running(record.name)) is None:
+            return ()
+        return (container.attrs["Path"], *container.attrs["Args"])
 
     def open_store(
         self,
         redis: Service,
         password: Secret | None,  # noqa: ARG002 - read from its file inside the container
     ) -> AbstractContextManager[Store]:
-        container = self._find(redis.name)
-        running = container is not None and container.attrs["State"]["Running"]
-        return open_container_store(container if running else None)
+        return open_container_store(self._running(redis.name))
 
     def log_path(self, name: str) -> Path:
         """Return where the log of a container that was removed is kept."""
@@ -296,6 +295,10 @@ class ComposeLauncher:
         found = self._containers(f"com.docker.compose.service={name}")
         return found[0] if found else None
 
+    def _running(self, name: str) -> Any | None:
+        container = self._find(name)
+        return container if container and container.attrs["State"]["Running"] else None
+
     def _containers(self, *labels: str) -> list[Any]:
         """Return the stack's containers that have all of the labels."""
         return self._listed(self._project, f"{LABEL}.root={self._root}", *labels)
@@ -305,8 +308,7 @@ class ComposeLauncher:
         return list(containers.list(all=True, filters={"label": list(labels)}, ignore_removed=True))
 
     def _keep_log(self, name: str) -> None:
-        container = self._find(name)
-        if container is not None:
+        if (container := self._find(name)) is not None:
             write_private(self.log_path(name), container.logs().decode("utf-8", "replace"))
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from deploy.metrics.store import StoreStats
-from deploy.runtime.store import stats_from
+from deploy.runtime.store import Refusal, stats_from
 from deploy.stack.layout import SECRETS
 
 # The password goes from its file to redis-cli's input: arguments and environments could be seen.
@@ -44,6 +44,14 @@ class ContainerStore:
 
     def ping(self) -> bool:
         return self._ask("PING").split() == ["OK", "PONG"]
+
+    def refusal(self) -> Refusal | None:
+        """Return what Redis says instead of serving; None where it serves, or says nothing."""
+        lines = [line.strip() for line in self._ask("PING").splitlines() if line.strip()]
+        if not lines or lines == ["OK", "PONG"]:
+            return None
+        denied = lines[0] != "OK"  # what answers AUTH
+        return Refusal(lines[0] if denied else lines[-1], denied)
 
     def stats(self) -> StoreStats | None:
         """Return a reading, or None if Redis does not answer."""

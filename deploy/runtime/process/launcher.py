@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from deploy.errors import MachineError, MissingTool, StackUnhealthy
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
@@ -108,10 +110,17 @@ class ProcessLauncher:
 
     def environment(self, record: ServiceRecord) -> Mapping[str, str]:
         """Return the environment the service really runs with; empty if it does not run."""
-        for process in sessions.session_members(record.pid, record.start_time):
-            if process.pid == record.pid:
-                return process.environ()
-        return {}
+        process = self._leader(record)
+        return process.environ() if process else {}
+
+    def arguments(self, record: ServiceRecord) -> tuple[str, ...]:
+        """Return the command line the service really runs with; empty if it does not run."""
+        process = self._leader(record)
+        return tuple(process.cmdline()) if process else ()
+
+    def _leader(self, record: ServiceRecord) -> psutil.Process | None:
+        members = sessions.session_members(record.pid, record.start_time)
+        return next((process for process in members if process.pid == record.pid), None)
 
     def open_store(self, redis: Service, password: Secret | None) -> AbstractContextManager[Store]:
         return open_store(redis.host, redis.port, password)

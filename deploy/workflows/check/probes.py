@@ -10,10 +10,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
+from deploy.metrics.engine import CacheCounters
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
+from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import Hits, PairResult, Phase
 from deploy.workflows.check.session import ANSWER_TOKENS, Session
 
@@ -43,12 +46,14 @@ def check_pair(session: Session, producer: str, consumer: str) -> None:
         missed = _hits(session, length, 0)
         try:
             reference = session.computed(producer, prompt, tag)
-            session.await_chunks(tag, length // session.chunk)
+            stored = session.await_chunks(tag, length // session.chunk)
             answer = session.ask(consumer, prompt, tag=tag)
         except ApiError:
             hits += missed
             continue
         hits += _hits(session, length, answer.cached_tokens)
+        if answer.cached_tokens < eligible_tokens(length, session.chunk):
+            session.count_vanished(tag, stored)
         session.found.add_comparison(reference, answer)
         if not number:
             _compare_cuts(session, producer, consumer, prompt, tag)
@@ -69,6 +74,42 @@ def _compare_cuts(
         with suppress(ApiError):
             reference = session.ask(producer, cut, tag=tag)
             session.found.add_comparison(reference, session.ask(consumer, cut, tag=tag))
+
+
+def check_own_prompt(session: Session, producer: str, consumer: str, prompt: list[int]) -> None:
+    """Send a user's prompt as clients do, unmarked, and see whence each engine has it."""
+    try:
+        prefilled = _counting(session, producer, prompt)
+        decoded = _counting(session, consumer, prompt)
+    except ApiError:
+        return  # it stands among the failures already
+    found = OwnPrompt(
+        producer,
+        consumer,
+        len(prompt),
+        session.chunk,
+        prefilled.local_hits,
+        prefilled.external_hits,
+        decoded.local_hits,
+        decoded.external_hits,
+    )
+    session.found.prompts.append(found)
+    session.report(found.sentence or f"your prompt, {found.name}: all came from the store")
+
+
+def _counting(session: Session, engine: str, prompt: list[int]) -> CacheCounters:
+    """Ask an engine, and return what its own counters say of the answer.
+
+    Where others' requests move them, too, the answer tells how much was had from both caches, and
+    the rest is taken for the store's.
+    """
+    before = session.cache_counters(engine)
+    answer = session.ask(engine, prompt)
+    found = session.counted_for(engine, before)
+    if found.local_hits + found.external_hits <= answer.cached_tokens:
+        return found
+    local = min(found.local_hits, answer.cached_tokens)
+    return replace(found, local_hits=local, external_hits=answer.cached_tokens - local)
 
 
 def check_router(session: Session) -> None:

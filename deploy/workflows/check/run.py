@@ -5,32 +5,42 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy, UsageError
+from deploy.metrics.page import MetricsPage
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
 from deploy.verify.diagnosis import diagnose
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
-from deploy.verify.store_path import moved
+from deploy.verify.store_path import StorePath, moved
 from deploy.workflows.check.keys import CheckKeys, guarded
 from deploy.workflows.check.probes import (
     check_burst,
     check_decode_reuse,
+    check_own_prompt,
     check_pair,
     check_router,
     check_turns,
     lengths,
 )
-from deploy.workflows.check.session import Session, require_answers
-from deploy.workflows.evidence import engine_health, gather_evidence, service_starts, store_use
+from deploy.workflows.check.session import ANSWER_TOKENS, Session, require_answers
+from deploy.workflows.evidence import (
+    Seen,
+    engine_health,
+    gather_evidence,
+    is_running,
+    service_starts,
+    store_use,
+)
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_running, require_stack
 
 _RENEWALS = 5
+_DYING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,11 +51,13 @@ class CheckOptions:
         pairs: patterns such as 'producer-0:*'; those that no pattern names are left out.
         quick: only the pairs and the router.
         least: the eligible hit rate that must be reached, 0 to 1; 1 means exactly what is eligible.
+        prompt: a text of the user's own to be sent, too; None where there is none.
     """
 
     pairs: Sequence[str] = ("*:*",)
     quick: bool = False
     least: float = 1.0
+    prompt: str | None = None
 
 
 def check_stack(
@@ -57,7 +69,7 @@ def check_stack(
 
     Raises:
         StateError: there is no such stack.
-        UsageError: the options name no pair of it.
+        UsageError: the options name no pair of it, or its model has no room for their prompt.
         StackUnhealthy: a service of it does not run or does not answer, so nothing can be checked.
     """
     options = options or CheckOptions()
@@ -123,31 +135,28 @@ def _checked(
 ) -> CheckReport:
     began = time.monotonic()
     running, found = session.running, session.found
-    before, path, starts = session.store.stats(), session.store_paths(), service_starts(running)
+    own = _own_prompt(session, options)
+    before, pages, starts = session.store.stats(), session.pages(), service_starts(running)
     began_at = session.reading()
-    if lengths(session):
-        _probe(session, pairs, options)
-    else:
-        found.too_short = (
-            f"the model's context of {session.limit} tokens has no room for a chunk of "
-            f"{session.chunk} tokens and an answer, so no KV is ever shared"
-        )
-    after = session.store.stats()
-    found.path = moved(path, session.store_paths())
-    found.others = session.counted_since(began_at).others
-    now = service_starts(running)
-    found.restarted = [name for name, since in starts.items() if now.get(name) != since]
+    try:
+        _send(session, pairs, options, own)
+        found.others = session.counted_since(began_at).others
+    except ApiError:
+        # An engine that did not live to answer is a finding, and no reason to find no more.
+        if not _await_deaths(running, starts):
+            raise
+    seen = Seen(before, session.store.stats(), pages, session.pages())
+    found.path = moved(_paths(seen.pages_before), _paths(seen.pages_after))
+    found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
-    failed = list(
-        failures(found, engines, store_answers=None not in (before, after), least=options.least)
-    )
+    failed = list(failures(found, engines, store_answers=seen.store_answered, least=options.least))
     # Only a failure is worth reading the engines' whole logs for.
-    causes = diagnose(gather_evidence(running, found, before, after)) if failed else []
+    causes = diagnose(gather_evidence(running, found, seen, session.store)) if failed else []
     return CheckReport(
         pairs=found.pairs,
         race=found.race,
         equivalence=found.equivalence,
-        store=store_use(before, after, session.keys.remove(session.store)),
+        store=store_use(seen, session.keys.remove(session.store)),
         path=found.path,
         engines=engines,
         failed=failed,
@@ -159,11 +168,76 @@ def _checked(
         counted=found.counted,
         vllm=session.version,
         others=found.others,
+        prompts=found.prompts,
     )
 
 
+def _own_prompt(session: Session, options: CheckOptions) -> list[int] | None:
+    """Return the tokens of the user's own prompt."""
+    if options.prompt is None:
+        return None
+    tokens = session.tokenized(options.prompt)
+    if not tokens or len(tokens) + ANSWER_TOKENS > session.limit:
+        raise UsageError(
+            f"--prompt-file: {len(tokens)} tokens and an answer of {ANSWER_TOKENS} do not fit the "
+            f"model's context of {session.limit}"
+            if tokens
+            else "--prompt-file: it is empty",
+            hint="cut the file down" if tokens else "put a prompt's text into the file",
+        )
+    return tokens
+
+
+def _own(session: Session, pairs: Sequence[tuple[str, str]], prompt: list[int] | None) -> None:
+    """Send the user's own prompt to each consumer once: from then on it holds it itself."""
+    if prompt is None:
+        return
+    for consumer in dict.fromkeys(consumer for _, consumer in pairs):
+        producer = next(producer for producer, of in pairs if of == consumer)
+        check_own_prompt(session, producer, consumer, prompt)
+
+
+def _deaths(running: RunningStack, starts: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return the engines that ended, and those that were started anew, since these starts."""
+    now = service_starts(running)
+    other = [name for name, since in starts.items() if now.get(name) != since]
+    ended = [name for name in starts if not is_running(running, name)]
+    return ended, [name for name in other if name not in ended]
+
+
+def _await_deaths(running: RunningStack, starts: Mapping[str, str]) -> bool:
+    """Tell whether a service ends in these moments: its processes do so one after the other."""
+    deadline = time.monotonic() + _DYING_S
+    while not any(_deaths(running, starts)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _paths(pages: Mapping[str, MetricsPage]) -> dict[str, StorePath | None]:
+    return {name: StorePath.read(page.samples) for name, page in pages.items()}
+
+
+def _send(
+    session: Session,
+    pairs: Sequence[tuple[str, str]],
+    options: CheckOptions,
+    own: list[int] | None,
+) -> None:
+    """Send all prompts, if there can be one with a chunk."""
+    if not lengths(session):
+        session.found.too_short = (
+            f"the model's context of {session.limit} tokens has no room for a chunk of "
+            f"{session.chunk} tokens and an answer, so no KV is ever shared"
+        )
+        return
+    _own(session, pairs, own)
+    _probe(session, pairs, options)
+
+
 def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOptions) -> None:
-    """Send the prompts; what vLLM counts is looked at while nothing but pairs is asked."""
+    """Send the check's own; what vLLM counts is looked at while nothing but pairs is asked."""
     before = session.reading()
     for producer, consumer in pairs:
         check_pair(session, producer, consumer)

@@ -6,16 +6,18 @@ import random
 import string
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy
+from deploy.metrics.engine import CacheCounters
+from deploy.metrics.page import MetricsPage
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.stack.build import API_KEY
+from deploy.stack.service import Service
 from deploy.verify.equivalence import Answer
 from deploy.verify.findings import Findings
 from deploy.verify.report import Counted
-from deploy.verify.store_path import StorePath
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, store_of
@@ -39,7 +41,7 @@ def require_answers(running: RunningStack) -> None:
     """
     deadline = time.monotonic() + _ANSWER_DEADLINE_S
     silent = list(running.stack.services)
-    while silent := [service for service in silent if not running.is_ready(service)]:
+    while silent := [service for service in silent if not _answers(running, service)]:
         if time.monotonic() > deadline:
             names = [service.name for service in silent]
             raise StackUnhealthy(
@@ -47,6 +49,16 @@ def require_answers(running: RunningStack) -> None:
                 hint=f"deploy logs {names[0]} --name {running.stack.name}, or down and up again",
             )
         time.sleep(5 * _POLL_S)
+
+
+def _answers(running: RunningStack, service: Service) -> bool:
+    """Tell whether a service answers; what a Redis says instead of serving, the check tells."""
+    if running.is_ready(service):
+        return True
+    if service.role != "redis":
+        return False
+    with store_of(running) as store:
+        return store.refusal() is not None
 
 
 @dataclass(frozen=True)
@@ -147,10 +159,11 @@ class Session:
             self.found.not_recomputed.add(producer)
         return answer
 
-    def await_chunks(self, tag: str, chunks: int) -> None:
+    def await_chunks(self, tag: str, chunks: int) -> int | None:
         """Wait until there is at least a key a chunk, and count those for the diagnosis.
 
         Every chunk takes as many keys as its format has parts, so the count is a lower bound.
+        Returns it; None where nobody tells.
         """
         self.found.expected_chunks += chunks
         deadline = time.monotonic() + self._store_deadline_s
@@ -160,9 +173,37 @@ class Session:
                 break
             time.sleep(5 * _POLL_S)
         self.found.add_stored(stored)
+        return stored
 
-    def store_paths(self) -> dict[str, StorePath | None]:
-        return {name: self._apis[name].store_path() for name in self.engines}
+    def pages(self) -> dict[str, MetricsPage]:
+        """Return every engine's metrics page; an empty one where it does not answer."""
+        found = dict.fromkeys(self.engines, MetricsPage())
+        for name in found:
+            with suppress(ApiError):
+                found[name] = self._apis[name].metrics()
+        return found
+
+    def count_vanished(self, tag: str, stored: int | None) -> None:
+        """Note how many keys of a tag are gone since they were seen."""
+        now = self.keys.count(self.store, tag)
+        if None not in (now, stored):
+            self.found.vanished += max(0, (stored or 0) - (now or 0))
+
+    def tokenized(self, text: str) -> list[int]:
+        """Return a text's token ids as a completion of it has them, special ones included."""
+        return self._apis[self.producers[0]].tokenize(self._model, text, special=True)
+
+    def cache_counters(self, name: str) -> CacheCounters:
+        return self._apis[name].cache_counters()
+
+    def counted_for(self, name: str, earlier: CacheCounters) -> CacheCounters:
+        """Return what an engine counted since then, when it has counted anything."""
+        deadline = time.monotonic() + _COUNTER_DEADLINE_S
+        while True:
+            found = self.cache_counters(name).since(earlier)
+            if found.local_queries or time.monotonic() > deadline:
+                return found
+            time.sleep(_POLL_S)
 
     def finished(self, names: Iterable[str]) -> int:
         """Return how many requests engines have finished since their start."""

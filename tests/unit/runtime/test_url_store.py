@@ -224,3 +224,55 @@ def test_marked_keys_that_its_user_may_not_look_for(
     mine = store(f"redis://kv:secret@{HOST}:{start('--user', 'kv', *rights)}")
     assert mine.count_marked("@pdkit%check-1") is None
     assert mine.remove_marked("@pdkit%check-1") is None
+
+
+class TestRefusals:
+    """What a server says instead of serving, and what it counts of that."""
+
+    def test_none_of_one_that_serves_or_is_not_there(
+        self, start: Start, store: Callable[[str], UrlStore]
+    ) -> None:
+        port = start()
+        assert store(f"redis://{HOST}:{port}").refusal() is None
+        assert store(f"redis://{HOST}:{free_port()}").refusal() is None
+
+    def test_a_wrong_password(self, start: Start, store: Callable[[str], UrlStore]) -> None:
+        port = start("--requirepass", "open sesame")
+        for url in (f"redis://:wrong@{HOST}:{port}", f"redis://{HOST}:{port}"):
+            refusal = store(url).refusal()
+            assert refusal is not None and refusal.denied
+            assert "wrong" not in refusal.said
+
+    def test_one_that_cannot_save(
+        self, start: Start, store: Callable[[str], UrlStore], tmp_path: Path
+    ) -> None:
+        port = start("--save", "3600 1", "--dbfilename", "taken")
+        (tmp_path / f"redis-{port}" / "taken").mkdir()
+        with redis.Redis(HOST, port) as client:
+            client.bgsave()
+            deadline = time.monotonic() + 10
+            while client.info("persistence")["rdb_last_bgsave_status"] != "err":
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            mine = store(f"redis://{HOST}:{port}")
+            refusal = mine.refusal()
+            assert refusal is not None and not refusal.denied
+            assert refusal.said.startswith("MISCONF")
+            stats = mine.stats()
+        assert stats is not None and stats.errors["MISCONF"] >= 1
+
+    def test_of_a_full_one_by_its_policy_and_its_own_count(
+        self, start: Start, store: Callable[[str], UrlStore]
+    ) -> None:
+        port = start("--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
+        with redis.Redis(HOST, port) as client, pytest.raises(redis.OutOfMemoryError):
+            client.set("x", b"x" * (2 << 20))
+            client.set("y", b"y")
+        stats = store(f"redis://{HOST}:{port}").stats()
+        assert stats is not None
+        assert (stats.policy, stats.errors.get("OOM"), stats.replica) == ("noeviction", 1, False)
+
+    def test_a_replica(self, start: Start, store: Callable[[str], UrlStore]) -> None:
+        port = start("--replicaof", HOST, str(start()))
+        stats = store(f"redis://{HOST}:{port}").stats()
+        assert stats is not None and stats.replica

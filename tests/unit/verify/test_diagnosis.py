@@ -2,171 +2,380 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deploy.verify.diagnosis import Evidence, diagnose
-from deploy.verify.store_path import StorePath
+from deploy.verify.diagnosis import CODES, EngineFacts, Evidence, StoreFacts, diagnose
+from deploy.verify.diagnosis.causes import CAUSES, LAST_RESORTS
+from deploy.verify.own_prompt import OwnPrompt
+from tests.conftest import REPO
 
+KV = {
+    "model": "/models/tiny",
+    "world_size": 1,
+    "chunk_size": 256,
+    "layerwise": False,
+    "hash_algorithm": "sha256_cbor",
+    "hash_root": "4c2d",
+    "dtype": "bfloat16",
+    "layers": 4,
+    "planes": 2,
+    "heads": 2,
+    "head_size": 64,
+    "client": "pdkit",
+    "redis": "127.0.0.1:8001/0",
+    "namespace": "pdkit:demo:1",
+    "layout": "6129",
+}
+PRODUCER = EngineFacts(
+    "producer-0", "producer", "0", fixes={"B17": "applied", "B2b": "not needed"}, kv=KV, failures={}
+)
+CONSUMER = EngineFacts("consumer-0", "consumer", "0", fixes={"B17": "applied"}, kv=KV, failures={})
 HEALTHY = Evidence(
     stack="demo",
-    hash_seeds={"producer-0": "0", "consumer-0": "0"},
-    fixes={"producer-0": {"B17": "applied", "B2b": "not needed"}, "consumer-0": {"B17": "applied"}},
-    store_reachable=True,
+    engines=(PRODUCER, CONSUMER),
+    store=StoreFacts(policy="allkeys-lru", max_memory_bytes=1 << 30),
+    chunk_size=256,
     stored_chunks=6,
     expected_chunks=6,
-    flushes=0,
-    evicted=0,
-    store_restarted=False,
-    failed_requests={},
-    missed=False,
-    mismatched=False,
 )
+PROMPT = OwnPrompt("producer-0", "consumer-0", 811, 256, local=0, loaded=768)
 
 
-@pytest.mark.parametrize(("by_spec", "words"), [(True, "engine.env"), (False, "unset PDKIT")])
-def test_a_fix_that_is_switched_off_is_switched_on_where_it_was(by_spec: bool, words: str) -> None:
-    fixes = {"producer-0": {"B17": "disabled"}, "consumer-0": {"B17": "disabled"}}
-    (cause,) = diagnose(replace(HEALTHY, missed=True, fixes=fixes, disabled_by_spec=by_spec))
-    assert words in cause.hint
+def consumer(**changes: Any) -> dict[str, Any]:
+    """Return the evidence of a stack whose consumer is another."""
+    return {"engines": (PRODUCER, replace(CONSUMER, **changes))}
+
+
+def producer(**changes: Any) -> dict[str, Any]:
+    return {"engines": (replace(PRODUCER, **changes), CONSUMER)}
+
+
+def kv(**changes: Any) -> dict[str, Any]:
+    """Return the evidence of a stack whose consumer reports other KV."""
+    return consumer(kv={**KV, **changes})
+
+
+def store(**changes: Any) -> dict[str, Any]:
+    return {"store": replace(HEALTHY.store, **changes)}
+
+
+def found(**changes: Any) -> list[Any]:
+    return diagnose(replace(HEALTHY, **changes))
 
 
 def codes(**changes: Any) -> list[str]:
-    return [cause.code for cause in diagnose(replace(HEALTHY, **changes))]
+    return [cause.code for cause in found(**changes)]
 
 
-# evidence → the cause it must lead to, where tokens were missed.
-CAUSES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "redis gone": ({"store_reachable": False}, "store_unreachable", "Redis"),
+# evidence → the cause it must lead to, where tokens were missed, and words of its message.
+CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no room for a chunk": ({"too_short": "no room"}, "prompt_under_chunk", "no room"),
+    "the user's prompt is short": (
+        {"prompts": (replace(PROMPT, tokens=3, loaded=0),)}, "prompt_under_chunk", "3 tokens",
+    ),
+    "redis gone": (store(reachable=False), "store_unreachable", "Redis"),
+    "an engine gone": (
+        consumer(ended=True, hash_seed="", connector=None), "engine_died", "consumer-0 ended",
+    ),
+    "an engine anew": (consumer(restarted=True), "engine_restarted", "consumer-0 was started anew"),
+    "no connector": (consumer(connector="", fixes={}), "connector_not_loaded", "no KV connector"),
+    "another connector": (
+        consumer(connector="LMCacheConnectorV1", fixes={}),
+        "connector_not_loaded",
+        "consumer-0 runs vLLM's LMCacheConnectorV1",
+    ),
+    "vLLM's own copy": (consumer(use_native=True), "connector_not_loaded", "use_native"),
+    "fix disabled": (
+        producer(fixes={"B17": "disabled"}), "fix_not_applied", "fix B17 is disabled in producer-0",
+    ),
+    "fix failed": (
+        consumer(fixes={"B17": "failed"}), "fix_not_applied", "fix B17 is failed in consumer-0",
+    ),
+    "no report": (producer(fixes={}), "fix_not_applied", "no report of the patched connector"),
+    "another redis": (
+        kv(redis="10.0.0.9:6379/0"), "store_differs",
+        "producer-0 127.0.0.1:8001/0; consumer-0 10.0.0.9:6379/0",
+    ),
+    "another name space": (
+        kv(namespace="pdkit:other:1"), "namespace_differs", "consumer-0 pdkit:other:1",
+    ),
+    "another model": (kv(model="/models/link"), "model_differs", "consumer-0 /models/link"),
+    "another tp": (kv(world_size=2, heads=1, layout="77"), "tp_differs", "consumer-0 2"),
+    "another chunk size": (
+        kv(chunk_size=128, layout="78"), "chunk_size_differs", "consumer-0 128; planned are 256",
+    ),
+    "another chunk size in all": (
+        {"chunk_size": 64}, "chunk_size_differs", "producer-0, consumer-0 256; planned are 64",
+    ),
     "seeds differ": (
-        {"hash_seeds": {"producer-0": "0", "consumer-0": "1"}},
+        consumer(hash_seed="1", kv={**KV, "hash_root": "9"}),
         "hash_seed_differs",
         "consumer-0 has 1",
     ),
     "no seed at all": (
-        {"hash_seeds": {"producer-0": "", "consumer-0": ""}}, "hash_seed_differs", "has none",
-    ),
-    "one without a seed": (
-        {"hash_seeds": {"producer-0": "0", "consumer-0": ""}},
+        {"engines": (replace(PRODUCER, hash_seed=""), replace(CONSUMER, hash_seed=""))},
         "hash_seed_differs",
-        "consumer-0 has none",
+        "producer-0, consumer-0 has none",
     ),
-    "fix disabled": (
-        {"fixes": {"producer-0": {"B17": "disabled"}, "consumer-0": {"B17": "applied"}}},
-        "fix_not_applied",
-        "fix B17 is disabled in producer-0",
+    "one without a seed": (consumer(hash_seed=""), "hash_seed_differs", "consumer-0 has none"),
+    "another hash": (
+        kv(hash_algorithm="builtin"), "hash_algorithm_differs", "consumer-0 builtin",
     ),
-    "fix failed": (
-        {"fixes": {"producer-0": {"B17": "applied"}, "consumer-0": {"B17": "failed"}}},
-        "fix_not_applied",
-        "fix B17 is failed in consumer-0",
+    "another root": (kv(hash_root="0"), "hash_algorithm_differs", "different numbers"),
+    "another type": (
+        kv(dtype="float32", layout="79"), "layout_differs", "element type: producer-0 bfloat16",
     ),
-    "no connector": (
-        {"fixes": {"producer-0": {}, "consumer-0": {"B17": "applied"}}},
-        "fix_not_applied",
-        "producer-0",
+    "layerwise in one": (kv(layerwise=True), "layout_differs", "layerwise: producer-0 False"),
+    "layout of another kind": (kv(layout="80"), "layout_differs", "layout digest"),
+    "no client": (kv(client="none"), "layout_differs", "consumer-0 none"),
+    "denied a command": (
+        producer(failures={"noperm": 4}, left_out=6, said="storing failed: ReplyError: NOPERM x"),
+        "store_denied",
+        "producer-0 4 x noperm, in its words 'storing failed: ReplyError: NOPERM x'",
     ),
-    "corrupt values": ({"path": StorePath(refused=2)}, "values_refused", "2 values"),
+    "denied the log-in": (
+        store(reachable=False, refusal="invalid username-password pair", denied=True),
+        "store_denied",
+        "invalid username",
+    ),
+    "read-only": (
+        producer(failures={"readonly": 3}, left_out=6), "store_read_only", "3 x readonly",
+    ),
+    "full": (
+        {
+            **producer(failures={"oom": 2}, left_out=6),
+            **store(policy="noeviction", max_memory_bytes=5 << 20, evicted=3),
+        },
+        "store_full",
+        "Redis' memory of 5 MiB is full, its maxmemory-policy is noeviction",
+    ),
+    "full, by redis' own word": (
+        {
+            "engines": (replace(PRODUCER, failures=None), replace(CONSUMER, failures=None)),
+            **store(errors={"OOM": 7}),
+        },
+        "store_full",
+        "redis 7 x oom",
+    ),
+    "flushed": (store(flushes=2), "keys_lost", "flushed"),
+    "restarted": (store(restarted=True), "keys_lost", "restarted"),
+    "deleted": ({"vanished": 3}, "keys_lost", "deleted 3 keys"),
+    "evicted while it was awaited": (
+        {**store(evicted=9), "vanished": 2}, "store_evicts", "evicted 9 keys",
+    ),
+    "evicted, and too small all the same": (
+        {**producer(failures={"oom": 1}, left_out=1), **store(evicted=9), "stored_chunks": 1},
+        "store_evicts", "evicted 9 keys",
+    ),
+    "evicted at once": ({**store(evicted=9), "stored_chunks": 1}, "store_evicts", "1024 MiB"),
+    "evicted, and nothing else": (store(evicted=5), "store_evicts", "evicted 5"),
+    "corrupt values": ({"refused": 2}, "values_refused", "2 values"),
     "redis fails": (
-        {"path": StorePath(failures=3, left_out=4)}, "store_fails", "4 chunks were not stored",
+        {**producer(failures={"timeout": 3}, left_out=4, said="storing failed: TimeoutError: x"),
+         "not_loaded": 2},
+        "store_fails",
+        "producer-0: 3 x timeout, 4 chunks not stored, which says 'storing failed: TimeoutError: "
+        "x'; 2 chunks not loaded",
     ),
-    "flushed": ({"flushes": 2}, "keys_lost", "flushed"),
-    "evicted": ({"evicted": 5}, "keys_lost", "evicted 5"),
-    "restarted": ({"store_restarted": True}, "keys_lost", "restarted"),
+    "redis says so": (store(refusal="MISCONF x"), "store_fails", "it says 'MISCONF x'"),
+    "no room in the queue": (producer(left_out=4), "store_fails", "no call failed, 4 chunks"),
+    "late": (producer(late=2, failures={}), "stores_late", "2 of producer-0"),
     "request failed": (
         {"failed_requests": {"consumer-0": "HTTP 500"}},
         "request_failed",
         "consumer-0 did not answer: HTTP 500",
     ),
+    "router": ({"bypassed": True}, "router_bypasses_producers", "without a prefill"),
+    "bad pair": ({"bad_pair": "vLLM 0.32.0 with x"}, "known_bad_pair", "vLLM 0.32.0 with x"),
     "not stored": ({"stored_chunks": 2}, "not_stored", "of 6 chunks 2"),
     "nothing stored": ({"stored_chunks": 0}, "not_stored", "of 6 chunks 0"),
-    "found by nobody": ({}, "not_found", "did not find it"),
+    "own cache": (
+        {"prompts": (replace(PROMPT, local=800, loaded=0),)},
+        "prefix_cache_hides",
+        "800 of 811 tokens in consumer-0",
+    ),
+    "found by nobody": ({}, "not_found", "agree in all that is compared"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CAUSES)
+@pytest.mark.parametrize("case", CAUSE)
 def test_a_cause_from_its_evidence(case: str) -> None:
-    changes, code, words = CAUSES[case]
-    first, *others = diagnose(replace(HEALTHY, missed=True, **changes))
+    changes, code, words = CAUSE[case]
+    first, *others = found(missed=True, **changes)
     assert first.code == code
     assert words in first.message
     assert first.hint
     assert others == [], "one thing was wrong, and one cause is named"
 
 
-@pytest.mark.parametrize("case", CAUSES)
+def test_every_cause_has_a_case() -> None:
+    assert {code for _, code, _ in CAUSE.values()} | {"kv_differs"} == set(CODES)
+
+
+def test_codes_are_unique_and_what_is_explained_exists() -> None:
+    codes = [cause.code for cause in CAUSES]
+    assert len(codes) == len(set(codes))
+    for cause in (*CAUSES, *LAST_RESORTS):
+        assert set(cause.explains) <= set(CODES) - {cause.code}
+
+
+# What is a failure by itself, though every token was found.
+ALONE = (
+    "no room for a chunk", "the user's prompt is short", "redis gone", "an engine gone",
+    "an engine anew", "denied a command", "denied the log-in", "redis says so", "read-only", "full",
+    "corrupt values", "redis fails", "no room in the queue", "request failed", "router",
+    "own cache", "evicted, and too small all the same",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CAUSE)
 def test_no_cause_where_nothing_failed(case: str) -> None:
-    changes, _, _ = CAUSES[case]
-    if not {"failed_requests", "path"} & changes.keys():  # failures by themselves
-        assert codes(**changes) == [], "others may flush or evict; no hit was lost by it"
+    """Others may flush or evict, answers may leave early: no hit was lost by it."""
+    changes, code, _ = CAUSE[case]
+    assert codes(**changes) == ([code] if case in ALONE else [])
 
 
 def test_a_healthy_stack_has_none() -> None:
     assert diagnose(HEALTHY) == []
+    assert codes(prompts=(PROMPT,)) == []
 
 
 def test_wrong_kv_is_not_called_a_miss() -> None:
     assert codes(mismatched=True) == ["kv_differs"]
 
 
+def test_wrong_kv_of_a_pair_that_is_known_for_it() -> None:
+    assert codes(mismatched=True, bad_pair="B6") == ["known_bad_pair"]
+
+
 def test_wrong_kv_with_a_fix_switched_off_is_that_fix() -> None:
-    assert codes(mismatched=True, fixes={"producer-0": {"B17": "disabled"}}) == ["fix_not_applied"]
+    assert codes(mismatched=True, **producer(fixes={"B17": "disabled"})) == ["fix_not_applied"]
 
 
 def test_the_likeliest_comes_first() -> None:
-    found = codes(
-        missed=True,
-        store_reachable=False,
-        fixes={"producer-0": {"B17": "failed"}},
-        hash_seeds={"producer-0": "0", "consumer-0": "1"},
-        stored_chunks=0,
+    engines = (
+        replace(PRODUCER, fixes={"B17": "failed"}),
+        replace(CONSUMER, hash_seed="1"),
     )
-    assert found[:3] == ["store_unreachable", "fix_not_applied", "hash_seed_differs"]
+    seen = codes(missed=True, **store(reachable=False), engines=engines, stored_chunks=0)
+    assert seen == ["store_unreachable", "fix_not_applied", "hash_seed_differs"]
 
 
-def test_a_flush_explains_that_nothing_is_stored() -> None:
-    assert codes(missed=True, flushes=1, stored_chunks=0) == ["keys_lost"]
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        (store(flushes=1), "keys_lost"),
+        (consumer(hash_seed="1"), "hash_seed_differs"),
+        (producer(failures={"oom": 1}, late=3, left_out=2), "store_full"),
+        (producer(failures={"timeout": 1}, late=3, left_out=2), "store_fails"),
+        (producer(ended=True, late=3), "engine_died"),
+        (producer(connector="", fixes={}, late=3), "connector_not_loaded"),
+    ],
+)
+def test_a_cause_hides_what_it_explains(changes: dict[str, Any], code: str) -> None:
+    """A store that fails, answers that leave early and KV that is not there follow from it."""
+    assert codes(missed=True, stored_chunks=0, **changes) == [code]
+
+
+def test_a_full_redis_that_evicts_does_not_outrank_what_is_wrong() -> None:
+    """It always evicts: what nobody asks for any more makes room."""
+    for changes, code in ((consumer(hash_seed="1"), "hash_seed_differs"),
+                          ({"bypassed": True}, "router_bypasses_producers"),
+                          (producer(late=2), "stores_late")):  # fmt: skip
+        assert codes(missed=True, **store(evicted=500), **changes) == [code]
+    assert codes(**store(evicted=500)) == [], "every token was found"
+
+
+def test_an_engine_without_the_connector_is_not_asked_for_its_fixes() -> None:
+    """What its log says of them is of an earlier start."""
+    seen = codes(missed=True, **consumer(connector="LMCacheConnectorV1", fixes={"B17": "disabled"}))
+    assert seen == ["connector_not_loaded"]
+
+
+def test_what_nobody_reports_is_no_difference() -> None:
+    """Another release of LMCache tells less."""
+    assert codes(missed=True, **consumer(kv={"chunk_size": 256, "model": None})) == ["not_found"]
 
 
 def test_one_cause_names_all_engines_it_is_seen_in() -> None:
-    (cause,) = diagnose(
-        replace(HEALTHY, missed=True, fixes={"a": {"B17": "failed"}, "b": {"B17": "failed"}})
-    )
+    engines = [EngineFacts(name, hash_seed="0", fixes={"B17": "failed"}) for name in ("a", "b")]
+    (cause,) = found(missed=True, engines=engines)
     assert "a, b" in cause.message
 
 
-@pytest.mark.parametrize("state", ["applied", "not needed", "not applicable"])
+@pytest.mark.parametrize("state", ["applied", "not needed", "not applicable", "guarded"])
 def test_states_that_are_no_cause(state: str) -> None:
-    assert codes(missed=True, fixes={"producer-0": {"B17": state}}) == ["not_found"]
+    assert codes(missed=True, **producer(fixes={"B17": state})) == ["not_found"]
 
 
-def test_hints_name_the_stack() -> None:
-    for changes, _, _ in CAUSES.values():
-        for cause in diagnose(replace(HEALTHY, missed=True, stack="mine", **changes)):
-            if "deploy" in cause.hint:
-                assert "mine" in cause.hint
+@pytest.mark.parametrize(("by_spec", "words"), [(True, "engine.env"), (False, "unset PDKIT")])
+def test_a_fix_that_is_switched_off_is_switched_on_where_it_was(by_spec: bool, words: str) -> None:
+    (cause,) = found(missed=True, disabled_by_spec=by_spec, **producer(fixes={"B17": "disabled"}))
+    assert words in cause.hint
 
 
-def test_hints_that_start_it_again_start_the_same_stack() -> None:
+def test_redis_word_is_not_taken_where_engines_count_themselves() -> None:
+    """It counts what it answers to everybody."""
+    assert codes(missed=True, **store(errors={"OOM": 7, "NOPERM": 2})) == ["not_found"]
+
+
+def test_hints_name_the_stack_and_start_the_same_again() -> None:
     """`deploy up` alone would start the default stack beside it."""
-    for changes, _, _ in CAUSES.values():
-        for cause in diagnose(replace(HEALTHY, missed=True, stack="mine", **changes)):
-            assert not cause.hint.endswith("deploy up")
+    for changes, _, _ in CAUSE.values():
+        for cause in found(missed=True, stack="mine", **changes):
+            for command in re.findall(r"deploy (?:up|down|logs|check|status|swap)\b[^;,)]*",
+                                      cause.hint):  # fmt: skip
+                assert "--name mine" in command, cause.hint
 
 
 @pytest.mark.parametrize(
     ("changes", "ours", "theirs"),
     [
-        ({"store_reachable": False}, "deploy logs redis --name demo", "redis.url_file"),
-        ({"evicted": 5}, "raise redis.memory_gib", "raise maxmemory of that Redis"),
+        (store(reachable=False), "deploy logs redis --name demo", "redis.url_file"),
+        (store(evicted=5), "raise redis.memory_gib", "raise maxmemory of that Redis"),
+        (store(refusal="no", denied=True), "ACL LIST", "correct redis.url_file"),
+        (producer(failures={"oom": 1}), "raise redis.memory_gib", "CONFIG SET maxmemory-policy"),
+        (producer(failures={"readonly": 1}), "made the kit's own", "redis.url_file"),
+        (producer(failures={"timeout": 1}), "deploy logs redis", "redis.url_file"),
     ],
 )
 def test_hints_on_a_redis_of_the_users_own(changes: dict[str, Any], ours: str, theirs: str) -> None:
     """It has no log here, and no size that the kit sets."""
+    hint = ""
     for brought, words in ((False, ours), (True, theirs)):
-        found = diagnose(replace(HEALTHY, missed=True, redis_brought=brought, **changes))
-        assert words in found[0].hint
-    assert "logs redis" not in found[0].hint
-    assert "memory_gib" not in found[0].hint
+        seen = replace(HEALTHY, missed=True, **changes)
+        hint = diagnose(replace(seen, store=replace(seen.store, brought=brought)))[0].hint
+        assert words in hint
+    assert "logs redis" not in hint
+    assert "memory_gib" not in hint
+
+
+class TestTheReference:
+    """docs/reference/diagnosis.md says of every cause what it is, how it is seen, what mends it."""
+
+    PAGE = (REPO / "docs" / "reference" / "diagnosis.md").read_text(encoding="utf-8")
+
+    def sections(self) -> dict[str, str]:
+        parts = re.split(r"^## `(\w+)`$", self.PAGE, flags=re.MULTILINE)
+        return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+    def test_it_has_every_cause_in_the_order_of_the_rules(self) -> None:
+        assert tuple(self.sections()) == CODES
+
+    @pytest.mark.parametrize("word", ["**Means**", "**Seen by**", "**Mend**"])
+    def test_it_says_all_of_each(self, word: str) -> None:
+        assert [code for code, text in self.sections().items() if text.count(word) != 1] == []
+
+    def test_it_says_what_hides_behind_what(self) -> None:
+        """The sentence is made from the table of causes, and checked against it."""
+        explains: dict[str, tuple[str, ...]] = {}
+        for cause in CAUSES:
+            explains[cause.code] = cause.explains
+        for code, text in self.sections().items():
+            wanted = ", ".join(f"`{one}`" for one in explains.get(code, ()))
+            told = re.search(r"\*\*Hides\*\* (?P<codes>[^.]*)\.", " ".join(text.split()))
+            assert (told["codes"] if told else "") == wanted, code

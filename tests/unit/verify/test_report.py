@@ -58,6 +58,7 @@ CONTRACT: dict[str, Any] = {
 }
 EXTRAS = {
     "failures", "seconds", "turns", "decode_reuse", "burst", "counted", "others_requests", "vllm",
+    "prompts",
 }  # fmt: skip
 
 

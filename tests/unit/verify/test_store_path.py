@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deploy.verify.diagnosis import diagnose
 from deploy.verify.findings import Findings, failures
-from deploy.verify.store_path import Sample, StorePath, moved, total
-from tests.unit.verify.test_diagnosis import HEALTHY
+from deploy.verify.store_path import (
+    PREFIX,
+    Sample,
+    StorePath,
+    failed_calls,
+    late_answers,
+    moved,
+    total,
+)
 
 PAGE = [
     Sample("pdkit_store_bytes_total", {"operation": "load"}, 2e9),
@@ -90,7 +95,25 @@ def test_what_is_refused_or_not_stored_fails_a_check(path: Any, failed: bool) ->
     assert bool(list(failures(found, (), store_answers=True))) is failed
 
 
-def test_a_healthy_path_is_no_cause() -> None:
-    assert diagnose(replace(HEALTHY, path=StorePath(loaded_chunks=3))) == []
-    causes = diagnose(replace(HEALTHY, path=StorePath(refused=1)))
-    assert [cause.code for cause in causes] == ["values_refused"]
+def page(*failures: tuple[str, float]) -> list[Sample]:
+    """Return the samples of an engine whose Redis failed calls of these kinds."""
+    return [
+        Sample(f"{PREFIX}chunks_total", {"operation": "store", "result": "stored"}, 0.0),
+        *(Sample(f"{PREFIX}failures_total", {"kind": kind}, count) for kind, count in failures),
+    ]
+
+
+def test_failed_calls_by_kind() -> None:
+    assert failed_calls(page(("oom", 2.0), ("timeout", 1.0))) == {"oom": 2.0, "timeout": 1.0}
+    assert failed_calls(page(("oom", 0.0))) == {}, "a difference of two equal readings"
+
+
+def test_who_counts_nothing_has_no_failed_calls_but_may_be_late() -> None:
+    """LMCache's own client."""
+    waits = [
+        Sample(f"{PREFIX}barrier_waits_total", {"result": result}, count)
+        for result, count in (("stored", 5.0), ("late", 2.0), ("absent", 1.0))
+    ]
+    assert failed_calls(waits) is None
+    assert late_answers(waits) == 3.0
+    assert late_answers([]) == 0

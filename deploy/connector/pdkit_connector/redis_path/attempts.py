@@ -65,7 +65,7 @@ class Attempts:
                 return
         else:
             links.changed()  # a server that is gone may have a successor
-        self._health.failed(f"{type(error).__name__}: {error}")
+        self._health.failed(_kind(error), f"{type(error).__name__}: {error}")
 
     def tell_once(self, about: str, what: str) -> None:
         """Log a warning unless there was one about the same."""

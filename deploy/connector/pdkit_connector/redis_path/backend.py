@@ -25,6 +25,7 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from pdkit_connector import store_barrier
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
+from pdkit_connector.kv_report import public_address
 from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.client import Client, Limits
 from pdkit_connector.redis_path.failures import failures
@@ -69,10 +70,10 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
 
     def _start(self, config: Any, metadata: Any) -> None:
         settings = _settings(config)
-        layout = layout_of(config, metadata)
-        self._codec = Codec(layout)
-        self._prefix = f"{_required(settings, 'namespace')}:{self._codec.layout.hex()[:8]}:"
-        self._client = Client(_required(settings, "url"), self._codec, COUNTERS, _limits(settings))
+        self._codec = Codec(layout_of(config, metadata))
+        self._namespace, self._url = _required(settings, "namespace"), _required(settings, "url")
+        self._prefix = f"{self._namespace}:{self._codec.layout.hex()[:8]}:"
+        self._client = Client(self._url, self._codec, COUNTERS, _limits(settings))
         # All values have one length, known from the first that comes by.
         self._value_bytes: int | None = None
         self._one_length = not config.save_unfull_chunk
@@ -82,12 +83,15 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         COUNTERS.add("chunks", 0, operation="store", result="stored")
         self._greet()
         open_socket(metadata.worker_id)
-        get_logger().info(
-            "pdkit-connector Redis path: keys %s*, checksum %s, layout %s",
-            self._prefix,
-            self._codec.algorithm,
-            layout,
-        )
+
+    def pdkit_facts(self) -> dict[str, str]:
+        """Return what `kv_report` says of this way to Redis."""
+        return {
+            "redis": public_address(self._url),
+            "namespace": self._namespace,
+            "layout": self._codec.layout.hex()[:8],
+            "checksum": self._codec.algorithm,
+        }
 
     def _greet(self) -> None:
         """Say now what a wrong password would make of every call; a Redis may come later."""

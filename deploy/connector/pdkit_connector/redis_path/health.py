@@ -23,23 +23,23 @@ class Health:
         self._lock = threading.Lock()
         self._pause_s = 0.0
         self._until = 0.0
-        self._told_at = -_TELL_AGAIN_S
+        self._told_at: dict[str, float] = {}
         self._told = False
 
     def pausing(self) -> bool:
         """Tell whether Redis should be left alone for now."""
         return time.monotonic() < self._until
 
-    def failed(self, why: str) -> None:
-        """Begin a pause; say why, once a minute at most."""
+    def failed(self, kind: str, why: str) -> None:
+        """Begin a pause; say why, once a minute at most of each kind."""
         now = time.monotonic()
         with self._lock:
             if now >= self._until:  # what fails during a pause began before it
                 self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
                 self._until = now + self._pause_s
-            tell = now - self._told_at >= _TELL_AGAIN_S
+            tell = now - self._told_at.get(kind, -_TELL_AGAIN_S) >= _TELL_AGAIN_S
             if tell:
-                self._told_at = now
+                self._told_at[kind] = now
                 self._told = True
         if tell:
             get_logger().warning("pdkit-connector WARNING Redis: %s failed: %s", self._what, why)

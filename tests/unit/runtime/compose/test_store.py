@@ -13,6 +13,7 @@ from requests import ConnectTimeout
 
 from deploy.metrics.store import StoreStats
 from deploy.runtime.compose.store import ContainerStore, open_container_store
+from deploy.runtime.store import Refusal
 from tests.unit.runtime.compose.conftest import FakeContainer
 
 # As redis-cli prints them: the lines of INFO end with carriage returns.
@@ -129,3 +130,27 @@ def test_what_is_asked_and_that_no_argument_holds_the_password(tmp_path: Path) -
     assert done.stdout.splitlines() == [
         "arguments: ", "variables: ", "AUTH hunter2", "INFO", "INFO commandstats", "DBSIZE",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "denied"),
+    [
+        ("NOAUTH Authentication required.\n", "NOAUTH Authentication required.", True),
+        ("WRONGPASS invalid\n\nNOAUTH Authentication required.\n", "WRONGPASS invalid", True),
+        ("OK\nMISCONF it cannot save\n", "MISCONF it cannot save", False),
+    ],
+)
+def test_what_it_says_instead_of_serving(store: Make, answer: str, said: str, denied: bool) -> None:
+    assert store(answer).refusal() == Refusal(said, denied)
+
+
+@pytest.mark.parametrize("answer", ["OK\nPONG\n", ""])
+def test_a_redis_that_serves_or_is_silent_refuses_nothing(store: Make, answer: str) -> None:
+    assert store(answer).refusal() is None
+
+
+def test_errors_policy_and_role_are_read(store: Make) -> None:
+    more = "errorstat_OOM:count=3\r\nmaxmemory_policy:noeviction\r\nrole:slave\r\n"
+    stats = store(ANSWER.replace("# Stats", f"# Stats\r\n{more}")).stats()
+    assert stats is not None
+    assert (stats.errors, stats.policy, stats.replica) == ({"OOM": 3}, "noeviction", True)

@@ -1,0 +1,103 @@
+"""The causes in order, the likeliest first, and which of them explain which others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from deploy.verify.diagnosis import engines, requests, store
+from deploy.verify.diagnosis.evidence import Evidence
+from deploy.verify.report import Diagnosis
+
+# What is seen wherever KV does not arrive.
+_NOT_THERE = ("not_stored",)
+# What is seen wherever Redis does not do what it is asked.
+_OF_A_SICK_STORE = ("store_evicts", "store_fails", "stores_late", "not_stored")
+_OF_KEYS = ("layout_differs", *_NOT_THERE)
+
+
+class Cause(NamedTuple):
+    """A rule, the code of what it finds, and codes of what that explains."""
+
+    code: str
+    rule: Callable[[Evidence], Diagnosis | None]
+    explains: tuple[str, ...] = ()
+
+
+CAUSES = (
+    Cause("prompt_under_chunk", requests.short_prompts, ("prefix_cache_hides",)),
+    Cause(
+        "store_unreachable", store.unreachable,
+        ("keys_lost", "request_failed", *_OF_A_SICK_STORE),
+    ),
+    Cause(
+        "engine_died", engines.ended,
+        ("request_failed", "router_bypasses_producers", "stores_late", *_NOT_THERE),
+    ),
+    Cause(
+        "engine_restarted", engines.ended,
+        ("request_failed", "router_bypasses_producers", "stores_late", *_NOT_THERE),
+    ),
+    Cause(
+        "connector_not_loaded", engines.connector,
+        ("hash_algorithm_differs", "known_bad_pair", "stores_late", *_OF_KEYS),
+    ),
+    Cause("fix_not_applied", engines.fixes, ("known_bad_pair", "layout_differs", *_NOT_THERE)),
+    Cause("store_differs", engines.redis_address, _NOT_THERE),
+    Cause("namespace_differs", engines.namespace, _NOT_THERE),
+    Cause("model_differs", engines.model, _OF_KEYS),
+    Cause("tp_differs", engines.tensor_parallel, _OF_KEYS),
+    Cause("chunk_size_differs", engines.chunk_size, _OF_KEYS),
+    Cause("hash_seed_differs", engines.hash_seeds, ("hash_algorithm_differs", *_NOT_THERE)),
+    Cause("hash_algorithm_differs", engines.hash_algorithm, _NOT_THERE),
+    Cause("layout_differs", engines.layout, _NOT_THERE),
+    Cause("store_denied", store.denied, _OF_A_SICK_STORE),
+    Cause("store_read_only", store.read_only, ("keys_lost", *_OF_A_SICK_STORE)),
+    Cause("store_full", store.full, _OF_A_SICK_STORE),
+    Cause("keys_lost", store.lost_keys, ("request_failed", *_OF_A_SICK_STORE)),
+    Cause("store_evicts", store.evicts, _NOT_THERE),
+    Cause("values_refused", store.refused_values),
+    Cause("store_fails", store.fails, ("stores_late", *_NOT_THERE)),
+    Cause("stores_late", store.late, _NOT_THERE),
+    Cause("request_failed", requests.failed, ("router_bypasses_producers", *_NOT_THERE)),
+    Cause("router_bypasses_producers", requests.router),
+    Cause("known_bad_pair", engines.bad_pair, _NOT_THERE),
+    Cause("not_stored", store.not_stored),
+    Cause("prefix_cache_hides", requests.prefix_cache_hides),
+)  # fmt: skip
+# For want of anything better, the first that fits.
+LAST_RESORTS = (
+    Cause("kv_differs", requests.wrong_kv),
+    Cause("store_evicts", store.perhaps_evicts),
+    Cause("not_found", requests.not_found),
+)
+CODES = tuple(dict.fromkeys(cause.code for cause in (*CAUSES, *LAST_RESORTS)))
+
+
+def diagnose(evidence: Evidence) -> list[Diagnosis]:
+    """Return the causes that the evidence supports, likeliest first; none for a healthy stack."""
+    if not _is_wrong(evidence):
+        return []
+    found = [(cause, said) for cause in CAUSES if (said := cause.rule(evidence))]
+    found = [(cause, said) for cause, said in found if said.code == cause.code]
+    explained = {code for cause, _ in found for code in cause.explains}
+    causes = [said for cause, said in found if cause.code not in explained]
+    if causes:
+        return causes
+    return [next(said for cause in LAST_RESORTS if (said := cause.rule(evidence)))]
+
+
+def _is_wrong(evidence: Evidence) -> bool:
+    """Tell whether there is anything to explain: others may flush, and Redis may be full."""
+    return bool(
+        evidence.missed
+        or evidence.mismatched
+        or evidence.failed_requests
+        or evidence.bypassed
+        or evidence.too_short
+        or evidence.refused
+        or evidence.store.refusal
+        or not evidence.store.reachable
+        or any(engine.ended or engine.restarted or engine.left_out for engine in evidence.engines)
+        or any(not prompt.hit for prompt in evidence.prompts)
+    )

@@ -1,0 +1,79 @@
+"""Causes that lie in what was asked, and by which way."""
+
+from __future__ import annotations
+
+from deploy.verify.diagnosis.evidence import Evidence, join
+from deploy.verify.report import Diagnosis
+
+
+def short_prompts(evidence: Evidence) -> Diagnosis | None:
+    """Prompts without a whole chunk, the user's own or any that the model has room for."""
+    why = evidence.too_short or next((p.sentence for p in evidence.prompts if p.under_chunk), "")
+    if not why:
+        return None
+    return Diagnosis(
+        "prompt_under_chunk",
+        f"{why}; only whole chunks are stored",
+        "ask longer prompts, or set a smaller lmcache.chunk_size in deploy.yaml; "
+        + evidence.restart_hint(),
+    )
+
+
+def prefix_cache_hides(evidence: Evidence) -> Diagnosis | None:
+    """A consumer that needed no store, since it had answered the prompt's beginning before."""
+    hidden = [prompt for prompt in evidence.prompts if prompt.hidden]
+    if not hidden:
+        return None
+    said = join([f"{one.local} of {one.tokens} tokens in {one.consumer}" for one in hidden])
+    return Diagnosis(
+        "prefix_cache_hides",
+        "the engine's own prefix cache served what would else have come from the store, since your "
+        f"prompt was asked there before: {said}",
+        "nothing needs mending; to see the store serve it, change the prompt's first words, or "
+        f"forget it: {evidence.restart_hint()}",
+    )
+
+
+def failed(evidence: Evidence) -> Diagnosis | None:
+    """A service that answered something else than a completion."""
+    if not evidence.failed_requests:
+        return None
+    engine, answer = next(iter(evidence.failed_requests.items()))
+    return Diagnosis(
+        "request_failed",
+        f"{engine} did not answer: {answer}",
+        f"deploy logs {engine} --name {evidence.stack}",
+    )
+
+
+def router(evidence: Evidence) -> Diagnosis | None:
+    """A router that forgets the prefill."""
+    if not evidence.bypassed:
+        return None
+    return Diagnosis(
+        "router_bypasses_producers",
+        "the router answers without a prefill on a producer, so nothing is shared",
+        f"deploy logs router --name {evidence.stack}; if somebody started it with other arguments: "
+        + evidence.restart_hint(),
+    )
+
+
+def wrong_kv(evidence: Evidence) -> Diagnosis | None:
+    """KV that was loaded and is wrong, for no reason that was found."""
+    if not evidence.mismatched or evidence.missed:
+        return None
+    return Diagnosis(
+        "kv_differs",
+        "KV was found and loaded, yet the answers differ from recomputed ones: it is wrong",
+        f"deploy down --name {evidence.stack}, and do not serve from it",
+    )
+
+
+def not_found(evidence: Evidence) -> Diagnosis:
+    """Nothing explains it."""
+    return Diagnosis(
+        "not_found",
+        "KV reached Redis and was not all found, though the engines agree in all that is compared",
+        f"deploy logs {join(evidence.names[-1:])} --name {evidence.stack}, and look for LMCache's "
+        "warnings",
+    )

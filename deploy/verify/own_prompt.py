@@ -1,0 +1,80 @@
+"""What became of a prompt of the user's own, and why it did not come from the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deploy.verify.eligible import eligible_tokens
+
+
+@dataclass(frozen=True)
+class OwnPrompt:
+    """One prompt, sent to a producer and then to a consumer; all in tokens, but `chunks`.
+
+    Attributes:
+        chunk_size: tokens of a chunk.
+        producer_local, producer_loaded: what the producer had of it itself, and in the store: all
+            of it that was sent before.
+        local, loaded: what the consumer had itself, and what it loaded from the store.
+    """
+
+    producer: str
+    consumer: str
+    tokens: int
+    chunk_size: int
+    producer_local: int = 0
+    producer_loaded: int = 0
+    local: int = 0
+    loaded: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.producer} → {self.consumer}"
+
+    @property
+    def chunks(self) -> int:
+        """Whole chunks of the prompt."""
+        return self.tokens // self.chunk_size
+
+    @property
+    def eligible(self) -> int:
+        """Tokens that the store can serve to an engine that holds none of them."""
+        return eligible_tokens(self.tokens, self.chunk_size)
+
+    @property
+    def under_chunk(self) -> bool:
+        return not self.eligible
+
+    @property
+    def hidden(self) -> bool:
+        """The consumer's own prefix cache served what the store would have."""
+        return not self.under_chunk and self.local > 0 and self.loaded < self.eligible
+
+    @property
+    def hit(self) -> bool:
+        """All that can come from the store came from it."""
+        return not self.under_chunk and self.loaded >= self.eligible
+
+    @property
+    def missed(self) -> bool:
+        """Some of it came neither from the store nor from the engine itself."""
+        return not self.under_chunk and self.local + self.loaded < self.eligible
+
+    @property
+    def sentence(self) -> str:
+        """Return why it did not all come from the store; "" where it did."""
+        if self.hit:
+            return ""
+        if self.under_chunk:
+            return (
+                f"your prompt has {self.tokens} tokens and no whole chunk of {self.chunk_size}"
+                " that an engine could load"
+            )
+        return (
+            f"your prompt, {self.name}: {self.loaded} of {self.eligible} eligible tokens came from "
+            f"the store, {self.local} from the consumer's own prefix cache"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "chunks": self.chunks, "eligible": self.eligible}

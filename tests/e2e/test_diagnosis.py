@@ -1,0 +1,366 @@
+"""Each way to break a real stack makes the check fail and name its cause; mended, it passes.
+
+Whatever is broken is broken from outside: engines and router are started otherwise, by hand as an
+operator might, and Redis is told or made to behave otherwise. Nothing touches the check.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from deploy.stack.service import Service
+from deploy.workflows.check.session import ANSWER_TOKENS
+from tests.connector.redis_servers import eventually as soon
+from tests.e2e.conftest import Deploy, Ran, free_base, is_free, running_stack
+from tests.e2e.engines import (
+    CHUNK,
+    OFFSETS,
+    Change,
+    Engines,
+    in_environ,
+    with_arguments,
+    with_settings,
+    without_argument,
+)
+from tests.e2e.store_vandals import meanwhile, spoiling
+from tests.unit.redis_server import redis_server
+
+NAME = "broken"
+PORT = free_base(19000)
+CONSUMER = "consumer-0"
+PRODUCER = "producer-0"
+ROUTER = "router"
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Deploy:
+    return Deploy(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def healthy_stack(kit: Deploy) -> Iterator[None]:
+    with running_stack(kit, NAME, PORT) as data:
+        assert data["check"]["passed"]
+        yield
+
+
+@pytest.fixture
+def engines(kit: Deploy) -> Engines:
+    return Engines(kit, NAME, PORT)
+
+
+@pytest.fixture
+def store(kit: Deploy) -> redis.Redis:
+    return kit.redis(NAME, PORT)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[int]:
+    """Another Redis; yields its port."""
+    with redis_server(tmp_path) as port:
+        yield port
+
+
+def checked(kit: Deploy, *options: str) -> Any:
+    """Run the check, expect it to fail with exit code 1, and return its data."""
+    ran: Ran = kit.run("check", "--name", NAME, "--json", *options)
+    assert ran.code == 1, ran
+    envelope = ran.envelope
+    assert envelope["status"] == "error" and envelope["errors"][0]["code"] == "check_failed"
+    assert envelope["data"]["passed"] is False and envelope["data"]["failures"]
+    # What the command ends with is the mend of the first cause.
+    assert envelope["errors"][0]["hint"] == envelope["data"]["diagnosis"][0]["hint"]
+    return envelope["data"]
+
+
+def named(kit: Deploy, code: str, *words: str, options: tuple[str, ...] = ("--quick",)) -> Any:
+    """Expect the check to name one cause alone, with these words in what it says of it."""
+    data = checked(kit, *options)
+    causes = data["diagnosis"]
+    assert [cause["code"] for cause in causes] == [code], data
+    for word in words:
+        assert word in causes[0]["message"], causes
+    return data
+
+
+def assert_healthy(kit: Deploy) -> None:
+    data = kit.ok("check", "--name", NAME, "--quick")
+    assert data["passed"] and data["diagnosis"] == []
+
+
+class TestRedis:
+    """Broken while the engines run, and mended after."""
+
+    def test_flushed_between_prefill_and_decode(self, kit: Deploy, store: redis.Redis) -> None:
+        with meanwhile(lambda: store.flushall() if store.dbsize() else None):
+            data = named(kit, "keys_lost", "flushed")
+        assert data["hit_rate"]["hits"] < data["hit_rate"]["eligible"]
+
+    def test_wrong_kv(self, kit: Deploy, store: redis.Redis) -> None:
+        """Values are replaced by noise as they arrive: none is used, and the check says so."""
+        store.flushall()
+        with meanwhile(spoiling(store)) as spoiled:
+            data = named(kit, "values_refused")
+        assert spoiled
+        assert data["equivalence"]["mismatched"] == 0
+        assert data["store_path"]["refused"] > 0
+
+    def test_full_and_not_allowed_to_make_room(self, kit: Deploy, store: redis.Redis) -> None:
+        with configured(store, {"maxmemory-policy": "noeviction", "maxmemory": "1mb"}):
+            named(kit, "store_full", "noeviction", f"{PRODUCER} ", "oom", "OOM command not allowed")
+        assert_healthy(kit)
+
+    def test_evicts_what_is_about_to_be_read(self, kit: Deploy, store: redis.Redis) -> None:
+        """Others store more than it has room for, in no time."""
+        junk, numbers = os.urandom(500_000), itertools.count()
+        room = store.info("memory")["used_memory"] + 10_000_000
+        others = meanwhile(lambda: store.set(f"junk:{next(numbers)}", junk) and None)
+        with configured(store, {"maxmemory": str(room)}), others:
+            data = named(kit, "store_evicts")
+        store.flushall()
+        assert data["redis"]["evicted_keys"] > 0
+        assert_healthy(kit)
+
+    def test_full_of_what_nobody_asks_for(self, kit: Deploy, store: redis.Redis) -> None:
+        """It evicts all the time, as it should: no alarm where everything was found."""
+        for number in range(600):
+            store.set(f"junk:{number}", os.urandom(100_000))
+        room = store.info("memory")["used_memory"]
+        with configured(store, {"maxmemory": str(room), "maxmemory-samples": "10"}):
+            data = kit.ok("check", "--name", NAME)
+        assert data["redis"]["evicted_keys"] > 50
+        assert data["passed"] and data["diagnosis"] == []
+        store.flushall()
+
+    def test_denies_a_command(self, kit: Deploy, store: redis.Redis) -> None:
+        store.execute_command("ACL", "SETUSER", "default", "-set")
+        try:
+            named(kit, "store_denied", f"{PRODUCER} ", "noperm", "NOPERM")
+        finally:
+            store.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert_healthy(kit)
+
+    def test_has_another_password(self, kit: Deploy, store: redis.Redis) -> None:
+        """Engines that are connected stay so; whoever connects anew is refused."""
+        store.execute_command("ACL", "SETUSER", "default", "resetpass", ">other")
+        store.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        try:
+            named(kit, "store_denied", "invalid username-password pair")
+        finally:
+            password = f">{kit.password(NAME)}"
+            store.execute_command("ACL", "SETUSER", "default", "resetpass", password)
+        soon(lambda: kit.run("check", "--name", NAME, "--quick").code == 0, 30)
+        assert_healthy(kit)
+
+    def test_is_a_read_only_replica(self, kit: Deploy, store: redis.Redis, elsewhere: int) -> None:
+        store.execute_command("REPLICAOF", "127.0.0.1", elsewhere)
+        try:
+            soon(lambda: store.info("replication")["master_link_status"] == "up", 20)
+            named(kit, "store_read_only", f"{PRODUCER} ", "readonly")
+        finally:
+            store.execute_command("REPLICAOF", "NO", "ONE")
+        assert_healthy(kit)
+
+    def test_cannot_save_to_disk_and_takes_nothing(self, kit: Deploy, store: redis.Redis) -> None:
+        """As Redis does on a full disk."""
+        in_the_way = Path(store.config_get("dir")["dir"]) / "dump.rdb"
+        in_the_way.mkdir()
+        try:
+            with configured(store, {"save": "3600 1"}):
+                store.bgsave()
+                soon(lambda: store.info("persistence")["rdb_last_bgsave_status"] == "err", 20)
+                named(kit, "store_fails", f"{PRODUCER}: ", "misconf", "MISCONF")
+        finally:
+            in_the_way.rmdir()
+        assert_healthy(kit)
+
+    def test_gone(self, kit: Deploy, store: redis.Redis) -> None:
+        with pytest.raises(redis.ConnectionError):
+            store.execute_command("SHUTDOWN", "NOSAVE")
+        try:
+            ran = kit.run("check", "--name", NAME)
+            assert ran.code == 4, ran
+            assert "redis" in ran.stderr and f"deploy up --resume --name {NAME}" in ran.stderr
+            status = kit.run("status", "--name", NAME, "--json")
+            assert status.code == 4
+            states = {s["name"]: s["condition"] for s in status.data["services"]}
+            assert states["redis"] == "exited" and states[PRODUCER] == "ready"
+        finally:
+            repaired = kit.run("up", "--name", NAME, "--port", str(PORT), "--json")
+        assert repaired.code == 0, repaired
+        assert list(repaired.data["started"]) == ["redis"]
+        assert repaired.data["check"]["passed"]
+
+
+class TestPrompts:
+    """The user's own, from a file."""
+
+    def send(self, kit: Deploy, text: str) -> tuple[str, ...]:
+        file = kit.home / "prompt.txt"
+        file.write_text(text)
+        return ("--quick", "--prompt-file", str(file))
+
+    def test_is_loaded_once_and_then_held_by_the_consumer(self, kit: Deploy) -> None:
+        options = self.send(kit, f"{time.time_ns()} " * 40)
+        first = kit.ok("check", "--name", NAME, *options)
+        (prompt,) = first["prompts"]
+        assert prompt["loaded"] == prompt["eligible"] > 0 and prompt["local"] == 0
+        data = named(kit, "prefix_cache_hides", CONSUMER, options=options)
+        (prompt,) = data["prompts"]
+        assert prompt["loaded"] == 0 and prompt["local"] >= prompt["eligible"]
+        # The mend: another beginning.
+        options = self.send(kit, f"now {time.time_ns()} " * 40)
+        assert kit.ok("check", "--name", NAME, *options)["diagnosis"] == []
+
+    def test_is_shorter_than_a_chunk(self, kit: Deploy) -> None:
+        options = self.send(kit, "x" * (CHUNK - 10))
+        data = named(kit, "prompt_under_chunk", f"no whole chunk of {CHUNK}", options=options)
+        assert data["prompts"][0]["chunks"] == 0
+        # The mend: a longer one.
+        options = self.send(kit, f"{time.time_ns()}" + "y" * 2 * CHUNK)
+        assert kit.ok("check", "--name", NAME, *options)["diagnosis"] == []
+
+    def test_does_not_fit(self, kit: Deploy) -> None:
+        for text, words in (("", "empty"), ("x" * 40_000, f"an answer of {ANSWER_TOKENS}")):
+            ran = kit.run("check", "--name", NAME, *self.send(kit, text))
+            assert ran.code == 2, ran
+            assert "--prompt-file" in ran.stderr and words in ran.stderr
+
+
+class TestEngines:
+    """A consumer that does not fit its producer, one after the other; the last test mends it."""
+
+    @pytest.mark.parametrize(
+        ("change", "code", "words"),
+        [
+            (in_environ({"PYTHONHASHSEED": "7"}), "hash_seed_differs", f"{CONSUMER} has 7"),
+            (in_environ({"PDKIT_DISABLE_FIXES": "B17"}), "fix_not_applied",
+             f"fix B17 is disabled in {CONSUMER}"),
+            (in_environ({"LMCACHE_CHUNK_SIZE": "128"}), "chunk_size_differs", f"{CONSUMER} 128"),
+            (in_environ({"LMCACHE_PRE_CACHING_HASH_ALGORITHM": "sha256"}),
+             "hash_algorithm_differs", f"{CONSUMER} sha256"),
+            (with_settings(namespace="pdkit:other:1"), "namespace_differs",
+             f"{CONSUMER} pdkit:other:1"),
+            (with_arguments("--dtype", "float32"), "layout_differs",
+             f"element type: {PRODUCER} bfloat16; {CONSUMER} float32"),
+            (with_arguments("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"),
+             "tp_differs", f"{PRODUCER} 1; {CONSUMER} 2"),
+            (without_argument("--kv-transfer-config"), "connector_not_loaded",
+             f"{CONSUMER} runs no KV connector"),
+        ],
+        ids=lambda value: value if isinstance(value, str) and "_" in value else "",
+    )  # fmt: skip
+    def test_a_consumer_of_its_own_kind(
+        self, kit: Deploy, engines: Engines, change: Change, code: str, words: str
+    ) -> None:
+        engines.start_otherwise({CONSUMER: change})
+        data = named(kit, code, words)
+        assert data["hit_rate"]["hits"] == 0
+
+    def test_another_path_to_the_same_model(
+        self, kit: Deploy, engines: Engines, tmp_path: Path
+    ) -> None:
+        def renamed(service: Service) -> Service:
+            link = tmp_path / "the-same"
+            link.symlink_to(service.argv[service.argv.index("--model") + 1])
+            return with_arguments("--model", str(link))(service)
+
+        engines.start_otherwise({CONSUMER: renamed})
+        named(kit, "model_differs", "the-same")
+
+    def test_another_redis(self, kit: Deploy, engines: Engines, elsewhere: int) -> None:
+        url = f"redis://:no-password-to-be-seen@127.0.0.1:{elsewhere}"
+        admin = redis.Redis(port=elsewhere)
+        admin.execute_command("ACL", "SETUSER", "default", "on", ">no-password-to-be-seen")
+        engines.start_otherwise({CONSUMER: with_settings(url=url)})
+        data = named(kit, "store_differs", f"{CONSUMER} 127.0.0.1:{elsewhere}/0")
+        assert "no-password-to-be-seen" not in json.dumps(data) + kit.log(NAME, CONSUMER)
+
+    def test_mended(self, kit: Deploy, engines: Engines) -> None:
+        engines.start_otherwise({CONSUMER: in_environ({})})
+        assert_healthy(kit)
+
+
+def test_answers_that_do_not_wait_for_their_kv(
+    kit: Deploy, engines: Engines, store: redis.Redis
+) -> None:
+    """A producer that waits for less than a slow Redis takes to store."""
+    engines.restart({PRODUCER: {"PDKIT_STORE_BARRIER_S": "0.02"}})
+    assert_healthy(kit)  # while Redis is quick, that is long enough
+
+    def slow() -> None:
+        store.execute_command("CLIENT", "PAUSE", 600, "WRITE")
+        time.sleep(0.65)
+
+    with meanwhile(slow):
+        named(kit, "stores_late", PRODUCER)
+    assert_healthy(kit)
+
+
+def test_a_router_without_prefill(kit: Deploy, engines: Engines) -> None:
+    """Started by hand as an ordinary router of the consumer, and the producer mended meanwhile."""
+
+    def ordinary(service: Service) -> Service:
+        at = service.argv.index("--vllm-pd-disaggregation")
+        front = service.argv[service.argv.index("--host") :]
+        consumer = f"http://127.0.0.1:{PORT + OFFSETS[CONSUMER]}"
+        return replace(service, argv=(*service.argv[:at], "--worker-urls", consumer, *front))
+
+    engines.start_otherwise({ROUTER: ordinary, PRODUCER: in_environ({})})
+    named(kit, "router_bypasses_producers")
+    engines.start_otherwise({ROUTER: in_environ({})})
+    assert_healthy(kit)
+
+
+def test_a_consumer_that_dies_during_the_check(kit: Deploy, engines: Engines) -> None:
+    process = kit.start("check", "--name", NAME, "--json")
+    answered = engines.metric(CONSUMER, "vllm:request_success_total")
+    soon(lambda: engines.metric(CONSUMER, "vllm:request_success_total") > answered, 30)
+    os.kill(kit.pid(NAME, CONSUMER), signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    data = json.loads(stdout)["data"]
+    assert [cause["code"] for cause in data["diagnosis"]] == ["engine_died"], data["diagnosis"]
+    assert f"{CONSUMER} ended during the check" in data["failures"]
+    assert f"deploy up --resume --name {NAME}" in data["diagnosis"][0]["hint"]
+    # Now it is known before anything is asked.
+    ran = kit.run("check", "--name", NAME, "--json")
+    assert ran.code == 4, ran
+    assert CONSUMER in json.dumps(ran.envelope["errors"])
+    mended = kit.ok("up", "--resume", "--name", NAME)
+    assert mended["check"]["passed"]
+
+
+def test_state_that_was_deleted(kit: Deploy) -> None:
+    """The router writes a title over its environment, and is found all the same."""
+    shutil.rmtree(kit.home / "stacks" / NAME)
+    assert kit.run("status", "--name", NAME).stdout.startswith(f"the stack '{NAME}' is not up")
+    assert not is_free(PORT)
+    assert kit.run("down", "--name", NAME).code == 0
+    kit.assert_nothing_left(NAME, PORT)
+
+
+@contextmanager
+def configured(store: redis.Redis, settings: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a running Redis, and change them back."""
+    before = {name: store.config_get(name)[name] for name in settings}
+    for name, value in settings.items():
+        store.config_set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            store.config_set(name, value)

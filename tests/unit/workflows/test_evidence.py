@@ -1,0 +1,123 @@
+"""What is read off engines' arguments, logs and reports."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deploy.metrics.page import MetricsPage
+from deploy.metrics.store import StoreStats
+from deploy.verify.diagnosis.evidence import CONNECTOR
+from deploy.verify.store_path import PREFIX, Sample, failed_calls
+from deploy.workflows.evidence import Seen, connector_of, known_against, words_of
+from deploy.workflows.patches import patches_of
+from deploy.workflows.running import require_stack
+from tests.unit.workflows.conftest import Lab
+
+
+def transfer(**fields: Any) -> tuple[str, str]:
+    return "--kv-transfer-config", json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((), (None, False)),
+        (("-m", "vllm"), ("", False)),
+        (transfer(kv_connector=CONNECTOR), (CONNECTOR, False)),
+        (
+            transfer(kv_connector="X", kv_connector_extra_config={"use_native": True}),
+            ("X", True),
+        ),
+        # vLLM takes the last, such as one of engine.args.
+        ((*transfer(kv_connector=CONNECTOR), *transfer(kv_connector="X")), ("X", False)),
+        (("=".join(transfer(kv_connector="X")),), ("X", False)),
+        (("--kv-transfer-config", "no json"), (None, False)),
+        (("--kv-transfer-config",), ("", False)),
+    ],
+)
+def test_the_connector_that_arguments_name(
+    arguments: tuple[str, ...], found: tuple[str | None, bool]
+) -> None:
+    assert connector_of(arguments) == found
+
+
+def test_running_engines_tell_their_arguments_themselves(lab: Lab) -> None:
+    lab.up(lab.spec())
+    running = require_stack(lab.home, "pdkit")
+    records, launcher = running.state.services, running.launcher
+    assert connector_of(launcher.arguments(records["consumer-0"])) == (CONNECTOR, False)
+    launcher.stop({"consumer-0": records["consumer-0"]}, grace_s=1)
+    assert launcher.arguments(records["consumer-0"]) == ()
+
+
+def test_what_redis_said_last_of_a_kind() -> None:
+    told = [
+        "storing failed: ReplyError: OOM command not allowed",
+        "storing failed: ReplyError: NOPERM no permissions",
+        "reading failed: ConnectionError: Error 111 connecting",
+    ]
+    assert words_of(told, ["oom"]) == told[0]
+    assert words_of(told, ["noperm"]) == told[1]
+    assert words_of(told, ["unreachable"]) == told[2]
+    assert words_of(told, ["readonly"]) == "", "no other kind's words"
+    assert words_of([], ["oom"]) == words_of(told, []) == ""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "vllm", "lmcache", "link"),
+    [
+        ("cuda", "0.32.0", "0.5.6", "LMCache/issues/4463"),
+        ("rocm", "0.32.0", "0.5.6", "LMCache/issues/4463"),
+        ("cuda", "0.25.1", "0.5.6", "vllm/issues/53424"),
+        ("cuda", "0.25.1", "0.5.3", ""),
+        ("cpu", "0.32.0", "0.5.6", ""),
+        ("cuda", "9.9", None, ""),
+        ("cuda", "0.32.0", "unknown", ""),
+    ],
+)
+def test_pairs_that_are_known_to_be_bad(
+    vendor: str, vllm: str, lmcache: str | None, link: str
+) -> None:
+    """By the table that is shipped, and the versions that engines report."""
+    kv = {"vllm": vllm, "lmcache": lmcache}
+    said = known_against(vendor, kv, layerwise=False, save_decode_cache=False)
+    assert (link in said and vllm in said) if link else said == ""
+
+
+class TestReadings:
+    PAGE = MetricsPage((Sample(f"{PREFIX}chunks_total", {"operation": "load"}, 5.0),))
+
+    def stats(self, run_id: str, evicted: int | None) -> StoreStats:
+        return StoreStats(1, 1, 1, evicted, 0, run_id)
+
+    def test_counts_grow_between_two_readings(self) -> None:
+        seen = Seen(self.stats("a", 3), self.stats("a", 9), {}, {})
+        assert seen.grown("evicted_keys") == 6 and seen.store_answered
+
+    def test_nothing_is_known_of_another_server_or_of_none(self) -> None:
+        assert Seen(self.stats("a", 3), self.stats("b", 9), {}, {}).grown("evicted_keys") is None
+        assert Seen(self.stats("a", 3), self.stats("a", None), {}, {}).grown("evicted_keys") is None
+        silent = Seen(self.stats("a", 3), None, {}, {})
+        assert silent.grown("evicted_keys") is None and not silent.store_answered
+
+    def test_an_engine_that_is_gone_counted_nothing(self) -> None:
+        seen = Seen(None, None, {"x": self.PAGE}, {"x": MetricsPage()})
+        assert seen.page("x").samples == ()
+        assert failed_calls(seen.page("x").samples) is None
+
+
+def test_reports_in_a_log_are_of_the_last_start(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deploy.workflows.patches import engine_fixes
+
+    lines = ('lmcache=0.5.6 proved="yes"', 'kv={"chunk_size": 1}', "WARNING Redis: x failed: old",
+             'lmcache=0.5.6 proved="yes"', 'kv={"chunk_size": 64}', "WARNING Redis: x failed: new",
+             "kv={cut")  # fmt: skip
+    monkeypatch.setenv("STAND_IN_FIXES", ";".join(lines))
+    lab.up(lab.spec())
+    told = engine_fixes(require_stack(lab.home, "pdkit"), "consumer-0")
+    assert told.kv == {"chunk_size": 64}
+    assert told.redis_said == ["x failed: new"]
+    assert patches_of(lab.home, "pdkit", None).lmcache == "0.5.6"
