@@ -12,6 +12,7 @@ from typing import Any
 from bench.check_power.damage import KINDS, NOTHING
 from bench.check_power.trials import HEALTHY, Outcome
 from bench.redis_path.page import machine
+from deploy.tiny_model.recipe import VERSION
 from deploy.verify.equivalence import LOGPROB_TOLERANCE
 
 NEEDED = 0.99  # of the trials of a kind
@@ -24,14 +25,16 @@ wrote this page on {date}.
 
 {machine}
 
-The stack is what `deploy up` makes of `vendor: cpu` and the tiny model, with
-`redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so that nothing but the
-answers can show damage. In each trial one pair is asked by the check's own code (two prompts, and
-the first one's cuts), and one thing is damaged in Redis after the first prompt's prefill and before
-its decode. What and where follows from the seed; the check draws its prompts itself. A trial is
-noticed if the check finds anything wrong. The difference is the largest of log-probabilities in the
-trial; the check tolerates {tolerance}. It is infinite where two answers have no likely token in
-common. `nothing` is a trial without damage, in turn with the others; `healthy` are whole checks.
+The stack is what `deploy up` makes of `vendor: cpu` and the tiny model (recipe version {version}),
+with `redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so that nothing but
+the answers can show damage. In each trial one pair is asked by the check's own code (two prompts,
+and the first one's cuts), and one thing is damaged in Redis after the first prompt's prefill and
+before its decode. What and where follows from the seed; the check draws its prompts itself. A trial
+is noticed if the check finds anything wrong. The difference is the largest of log-probabilities in
+the trial; the check tolerates {tolerance}. It is infinite where two answers have no likely token in
+common. Logits that are no numbers leave none: vLLM answers that request with HTTP 400, which the
+check counts as a failure. `nothing` is a trial without damage, in turn with the others; `healthy`
+are whole checks.
 
 {table}
 
@@ -129,6 +132,7 @@ def page(found: Sequence[Row], seed: int) -> str:
         trials=max(row.trials for row in found if row.kind != HEALTHY),
         healthy=healthy.trials if healthy else 0,
         seed=seed,
+        version=VERSION,
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
         machine=machine("as installed"),
         tolerance=LOGPROB_TOLERANCE,
