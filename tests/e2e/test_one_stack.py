@@ -62,7 +62,8 @@ class TestUp:
 
     def test_adds_little_to_the_engines_own_start(self, up: Any) -> None:
         assert up["slowest_engine_s"] > 1
-        assert up["total_s"] - up["slowest_engine_s"] < 10
+        # Planning, Redis, the router's notice of the engines, and the check.
+        assert up["total_s"] - up["slowest_engine_s"] < 15
 
     def test_again_changes_nothing(self, kit: Deploy) -> None:
         before = kit.state(NAME)
