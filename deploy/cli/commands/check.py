@@ -77,7 +77,9 @@ def check(  # noqa: PLR0913 - one parameter an option
     data, text = shown.as_dict(), check_view(shown)
     if repeat > 1:
         passed = sum(one.passed for one in reports)
-        data = {**data, "runs": repeat, "runs_passed": passed, "passed": passed == repeat}
+        slowest = round(max(one.seconds for one in reports), 2)
+        data |= {"runs": repeat, "runs_passed": passed, "slowest_s": slowest}
+        data["passed"] = passed == repeat
         text = f"{text}\n\n{runs_view(reports)}"
     return Answer("check", data, text, check_errors(shown, chosen))
 
