@@ -199,7 +199,7 @@ def check_decode_reuse(session: Session) -> None:
     try:
         session.ask(session.producers[0], prompt, tag=tag, tokens=1)
         decoded = session.ask(session.consumers[0], prompt, tag=tag, tokens=chunk)
-        session.await_chunks(tag, 2)
+        session.await_chunks(tag, 2, settled=True)
         prompt = [*prompt, *_ids(decoded), *session.fresh(_CUT_TAIL)]
         reference = session.ask(session.consumers[0], prompt, tag=tag)
         answer = session.ask(session.producers[0], prompt, tag=tag)

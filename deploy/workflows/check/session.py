@@ -97,6 +97,8 @@ class Session:
         self.sent = 0
         self._model = plan.model.served_name
         self._store_deadline_s = _STORE_DEADLINE_S
+        shape = plan.model.shape
+        self._parts = shape.layers if plan.layerwise and shape else 1
         self._random = random.Random()  # noqa: S311 - prompts, not secrets: fresh at each run
         self._exit = ExitStack()
         self._apis: dict[str, EngineApi] = {}
@@ -159,19 +161,27 @@ class Session:
             self.found.not_recomputed.add(producer)
         return answer
 
-    def await_chunks(self, tag: str, chunks: int) -> int | None:
-        """Wait until there is at least a key a chunk, and count those for the diagnosis.
+    def await_chunks(self, tag: str, chunks: int, *, settled: bool = False) -> int | None:
+        """Wait until there is at least a key a chunk, or a layer; count for the diagnosis.
 
         Every chunk takes as many keys as its format has parts, so the count is a lower bound.
-        Returns it; None where nobody tells.
+        Returns the chunks; None where nobody tells.
+
+        Args:
+            settled: wait until there are no more of them, too. A producer's answer leaves after its
+                stores, a consumer's does not.
         """
         self.found.expected_chunks += chunks
-        deadline = time.monotonic() + self._store_deadline_s
-        while (stored := self.keys.count(self.store, tag)) is not None and stored < chunks:
+        deadline, before = time.monotonic() + self._store_deadline_s, -1
+        while (keys := self.keys.count(self.store, tag)) is not None:
+            if keys >= chunks * self._parts and (keys == before or not settled):
+                break
             if time.monotonic() > deadline:
                 self._store_deadline_s = _NEXT_STORE_DEADLINE_S
                 break
+            before = keys
             time.sleep(5 * _POLL_S)
+        stored = None if keys is None else keys // self._parts
         self.found.add_stored(stored)
         return stored
 
