@@ -24,25 +24,34 @@ _PATIENCE_S = 20.0
 
 
 class CheckKeys:
-    """What marks the keys of one run of a check."""
+    """What marks the keys of one run of a check.
 
-    def __init__(self) -> None:
+    LMCache's layerwise mode looks tags up and does not store them, so that nothing tagged is ever
+    found. There prompts have no tag, and what they leave goes when Redis needs the room.
+    """
+
+    def __init__(self, *, layerwise: bool) -> None:
         self.run = f"check-{secrets.token_hex(4)}"
-        self._tags = 0
+        self._layerwise = layerwise
+        self._names = 0
 
     def new_tag(self) -> str:
-        """Return a tag of this run that no prompt had before."""
-        self._tags += 1
-        return f"{self.run}-{self._tags}"
+        """Return a tag of this run that no prompt had before; "" where there can be none."""
+        return "" if self._layerwise else self.new_salt()
+
+    def new_salt(self) -> str:
+        """Return a word of this run that no prompt had before."""
+        self._names += 1
+        return f"{self.run}-{self._names}"
 
     def count(self, store: Store, tag: str) -> int | None:
-        """Return how many keys have a tag; None where the store does not tell."""
+        """Return how many keys have a tag; None where nobody can tell."""
         # Between two of a key's parts, so that no tag is the beginning of another.
-        return store.count_marked(f"{mark(tag)}@")
+        return store.count_marked(f"{mark(tag)}@") if tag else None
 
     def remove(self, store: Store) -> int | None:
         """Remove the keys of this run, and their twins; return how many, or None."""
-        return store.remove_marked(mark(self.run))
+        return None if self._layerwise else store.remove_marked(mark(self.run))
 
 
 def mark(tag: str) -> str:

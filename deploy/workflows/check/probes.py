@@ -178,7 +178,7 @@ def check_turns(session: Session) -> None:
 
 def _conversation(session: Session, last: int) -> Iterator[tuple[list[int], Answer]]:
     """Yield every turn's prompt, and what a producer answers that shares its KV with nobody."""
-    chunk, salt = session.chunk, session.keys.new_tag()
+    chunk, salt = session.chunk, session.keys.new_salt()
     prompt = session.fresh(chunk + chunk // 3)
     for turn in range(_TURNS):
         answer = session.ask(session.producers[0], prompt, salt=salt)

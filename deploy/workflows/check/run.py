@@ -107,7 +107,7 @@ def renew_store_connections(home: Home, running: RunningStack) -> None:
 
 @contextmanager
 def _session(home: Home, running: RunningStack, report: Report) -> Iterator[Session]:
-    keys = CheckKeys()
+    keys = CheckKeys(layerwise=running.prepared.plan.layerwise)
     with guarded(home, running.stack.name, keys.run), Session(running, keys, report) as session:
         yield session
 

@@ -28,6 +28,7 @@ ANSWER_TOKENS = 16
 _ANSWER_DEADLINE_S = 10.0
 _STORE_DEADLINE_S = 5.0
 _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
+_UNSEEN_STORE_S = 1.0  # for a store that nobody can see
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
 _SAMPLE_LETTERS = 2000
@@ -97,8 +98,6 @@ class Session:
         self.sent = 0
         self._model = plan.model.served_name
         self._store_deadline_s = _STORE_DEADLINE_S
-        shape = plan.model.shape
-        self._parts = shape.layers if plan.layerwise and shape else 1
         self._random = random.Random()  # noqa: S311 - prompts, not secrets: fresh at each run
         self._exit = ExitStack()
         self._apis: dict[str, EngineApi] = {}
@@ -162,10 +161,10 @@ class Session:
         return answer
 
     def await_chunks(self, tag: str, chunks: int, *, settled: bool = False) -> int | None:
-        """Wait until there is at least a key a chunk, or a layer; count for the diagnosis.
+        """Wait until there is at least a key a chunk, and count those for the diagnosis.
 
         Every chunk takes as many keys as its format has parts, so the count is a lower bound.
-        Returns the chunks; None where nobody tells.
+        Returns it; None where nobody tells.
 
         Args:
             settled: wait until there are no more of them, too. A producer's answer leaves after its
@@ -174,16 +173,17 @@ class Session:
         self.found.expected_chunks += chunks
         deadline, before = time.monotonic() + self._store_deadline_s, -1
         while (keys := self.keys.count(self.store, tag)) is not None:
-            if keys >= chunks * self._parts and (keys == before or not settled):
+            if keys >= chunks and (keys == before or not settled):
                 break
             if time.monotonic() > deadline:
                 self._store_deadline_s = _NEXT_STORE_DEADLINE_S
                 break
             before = keys
             time.sleep(5 * _POLL_S)
-        stored = None if keys is None else keys // self._parts
-        self.found.add_stored(stored)
-        return stored
+        if keys is None and settled:
+            time.sleep(_UNSEEN_STORE_S)
+        self.found.add_stored(keys)
+        return keys
 
     def pages(self) -> dict[str, MetricsPage]:
         """Return every engine's metrics page; an empty one where it does not answer."""
