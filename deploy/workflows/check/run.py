@@ -241,7 +241,8 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
     before = session.reading()
     for producer, consumer in pairs:
         check_pair(session, producer, consumer)
-    session.found.counted = session.counted_since(before)
+    told = sum(pair.hits.hits for pair in session.found.pairs)
+    session.found.counted = session.settled_since(before, told)
     check_router(session)
     if options.quick:
         return

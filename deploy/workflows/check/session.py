@@ -7,10 +7,10 @@ import string
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.errors import StackUnhealthy
-from deploy.metrics.engine import CacheCounters
+from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.page import MetricsPage
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.stack.build import API_KEY
@@ -245,6 +245,27 @@ class Session:
             now.local_hits - earlier.local_hits,
             max(0, others),
         )
+
+    def settled_since(self, earlier: Reading, told: int) -> Counted:
+        """Return what consumers counted since then, and whether others' requests are among it.
+
+        Those that are still being answered have moved the counters, too. So where the hits are not
+        what answers `told`, they are waited for, and who is not done by the deadline counts.
+        """
+        deadline = time.monotonic() + _COUNTER_DEADLINE_S
+        while True:
+            busy = self._busy()
+            counted = self.counted_since(earlier)
+            if counted.hits == told or counted.others:
+                return counted
+            if time.monotonic() > deadline:
+                return replace(counted, others=busy)
+            time.sleep(5 * _POLL_S)
+
+    def _busy(self) -> int:
+        """Return how many requests consumers have and did not finish."""
+        loads = [EngineLoad.read(self._apis[name].metrics()) for name in self.consumers]
+        return sum(load.running + load.waiting for load in loads)
 
     @contextmanager
     def _blamed(self, whom: str) -> Iterator[None]:
