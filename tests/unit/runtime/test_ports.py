@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 
 from deploy.errors import MachineError, PortTaken
 from deploy.runtime.ports import require_free
+from tests.unit.ports import free_row
 
 HOST = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - for a moment, with nobody behind it
@@ -33,14 +33,8 @@ def stack_ports(base: int) -> dict[int, str]:
 
 @pytest.fixture
 def base() -> int:
-    """A port with room for a stack above it, all free; another in each run of these tests."""
-    for port in range(23000 + os.getpid() % 90 * 100, 60000, 100):
-        try:
-            require_free(stack_ports(port), base=base, host=HOST, stack="demo")
-        except PortTaken:
-            continue
-        return port
-    raise AssertionError("no free ports on this machine")
+    """A port with room for a stack above it, all free."""
+    return free_row()
 
 
 def test_free_ports_pass(base: int) -> None:

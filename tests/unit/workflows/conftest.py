@@ -20,16 +20,15 @@ import psutil
 import pytest
 
 from deploy.config.spec import StackSpec
-from deploy.errors import PortTaken
 from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
-from deploy.runtime.ports import require_free
 from deploy.runtime.process.launcher import MARKER
 from deploy.workflows import facts, fixes, prepare
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import require_stack
 from deploy.workflows.up import UpResult, bring_up
+from tests.unit.ports import free_row
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 SMALL = {
@@ -89,17 +88,6 @@ class Lab:
     def files(self) -> list[str]:
         root = self.home.state
         return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
-
-
-def free_row() -> int:
-    """Return a port with twenty free ones above it."""
-    start = 20000 + os.getpid() % 1000 * 20
-    for port in range(start, start + 20000, 20):
-        with contextlib.suppress(PortTaken):
-            wanted = {port + i: "x" for i in range(20)}
-            require_free(wanted, base=port, host="127.0.0.1", stack="x")
-            return port
-    raise AssertionError("no free ports on this machine")
 
 
 @contextlib.contextmanager
