@@ -1,8 +1,8 @@
 """Measure what the tiny model feels: wrong KV of many kinds, against bfloat16's own noise.
 
 Each trial does what a consumer does in the check: take the KV of a prompt's whole chunks, compute
-the rest of the prompt over it, and decode greedily; then the same for cuts, beginnings that end in
-the middle of a chunk. The KV is then damaged in one way, and the answers compared with those of an
+the rest of the prompt over it, and decode greedily; then the same for cuts, beginnings that end at
+a quarter of a chunk. The KV is then damaged in one way, and the answers compared with those of an
 engine which computed everything itself, as seen through the API: the tokens and the
 log-probabilities of the five likeliest ones, up to the first token that differs. What the whole
 prompt shows is beside what it and the cuts show.
@@ -39,6 +39,7 @@ from deploy.tiny_model import ensure_tiny_model
 
 CHUNK = 256  # tokens
 CUT_TAIL = 8  # tokens that follow a cut
+CUT_STEPS = 8  # tokens decoded after them
 TOP = 5
 TOP_EXPONENT_BIT = 0x4000  # of bfloat16
 NEVER = -1e9
@@ -333,9 +334,9 @@ def one_trial(model: Any, exact: Any, rng: random.Random, steps: int) -> dict[st
     answers = resume(model, kvs, prompt[whole:], steps)
     in_full = [compare(reference, answer) for answer in answers]
     with_cuts = in_full
-    for start in range(0, whole, CHUNK):
-        held, tail = start + CHUNK // 2, a_prompt(rng, CUT_TAIL)
-        sound, *cut = resume(model, [each[:, :, :held] for each in (kv, *kvs)], tail, steps)
+    for held in range(CHUNK // 4, whole + 1, CHUNK // 4):
+        tail = a_prompt(rng, CUT_TAIL)
+        sound, *cut = resume(model, [each[:, :, :held] for each in (kv, *kvs)], tail, CUT_STEPS)
         with_cuts = [
             larger(found, compare(sound, answer))
             for found, answer in zip(with_cuts, cut, strict=True)
@@ -381,7 +382,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=16, help="tokens decoded in each trial")
+    parser.add_argument(
+        "--steps", type=int, default=16, help="tokens decoded after the whole prompt"
+    )
     parser.add_argument("--tolerance", type=float, default=0.25)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

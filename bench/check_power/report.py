@@ -42,7 +42,7 @@ Two tokens that are exchanged in K and V alike change no answer to a prompt that
 carries its position, and attention adds up the same numbers. Within one block ({block} tokens; one
 such pair of {blocks}) no request that vLLM can serve from its cache holds one without the other, so
 that nothing is damaged. In different blocks, only a cut between them shows it: the check cuts each
-chunk once, in its middle, which parts half of all pairs. So nothing is asked of that kind.
+chunk at its quarters, which parts three of four pairs. So nothing is asked of that kind.
 """
 
 

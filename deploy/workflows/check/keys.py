@@ -30,7 +30,7 @@ class CheckKeys:
     found. There prompts have no tag, and what they leave goes when Redis needs the room.
     """
 
-    def __init__(self, *, layerwise: bool) -> None:
+    def __init__(self, *, layerwise: bool = False) -> None:
         self.run = f"check-{secrets.token_hex(4)}"
         self._layerwise = layerwise
         self._names = 0

@@ -20,7 +20,10 @@ from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import Hits, PairResult, Phase
 from deploy.workflows.check.session import ANSWER_TOKENS, Session
 
+# Where prompts are cut, in quarters of each chunk.
+_CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
 _CUT_TAIL = 8  # fresh tokens after a cut
+_CUT_ANSWER_TOKENS = 8
 _ROUTER_PROMPTS = 2
 _ATTEMPTS = 3  # where others' requests moved the counters as well
 _TURNS = 3
@@ -38,8 +41,12 @@ def lengths(session: Session) -> tuple[int, ...]:
     return tuple(dict.fromkeys((min(4 * chunk + chunk // 3, room), min(2 * chunk, room))))
 
 
-def check_pair(session: Session, producer: str, consumer: str) -> None:
-    """Prefill on the producer, decode on the consumer; compare with what the producer computed."""
+def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = False) -> None:
+    """Prefill on the producer, decode on the consumer; compare with what the producer computed.
+
+    Args:
+        quick: cut the prompt once a chunk only.
+    """
     hits = Hits()
     for number, length in enumerate(lengths(session)):
         prompt, tag = session.fresh(length), session.keys.new_tag()
@@ -56,24 +63,33 @@ def check_pair(session: Session, producer: str, consumer: str) -> None:
             session.count_vanished(tag, stored)
         session.found.add_comparison(reference, answer)
         if not number:
-            _compare_cuts(session, producer, consumer, prompt, tag)
+            for cut in _cuts(session, prompt, _QUICK_CUTS if quick else _CUTS):
+                _compare_cut(session, producer, consumer, cut, tag)
     session.found.pairs.append(PairResult(producer, consumer, hits))
     session.report(f"{producer} → {consumer}: {_said(hits)}")
 
 
-def _compare_cuts(
-    session: Session, producer: str, consumer: str, prompt: Sequence[int], tag: str
-) -> None:
-    """Compare answers to the prompt's beginnings, each of which ends in another chunk's middle.
+def _cuts(session: Session, prompt: Sequence[int], quarters: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the prompt's beginnings that end at these quarters of each whole chunk, and a tail.
 
     The whole prompt's attention adds up the same numbers wherever they lie: two chunks exchanged,
-    or the rows of one, show only where some of them are cut off. Both engines hold the blocks.
+    or the rows of one, show only where some of them are cut off. Each tail asks anew, so that what
+    one answer hardly feels is felt by another.
     """
     for start in range(0, len(prompt) - session.chunk + 1, session.chunk):
-        cut = [*prompt[: start + session.chunk // 2], *session.fresh(_CUT_TAIL)]
-        with suppress(ApiError):
-            reference = session.ask(producer, cut, tag=tag)
-            session.found.add_comparison(reference, session.ask(consumer, cut, tag=tag))
+        for quarter in quarters:
+            end = start + session.chunk * quarter // 4
+            yield [*prompt[:end], *session.fresh(_CUT_TAIL)]
+
+
+def _compare_cut(
+    session: Session, producer: str, consumer: str, cut: Sequence[int], tag: str
+) -> None:
+    """Compare answers to a beginning of a prompt, whose blocks both engines hold."""
+    with suppress(ApiError):
+        reference = session.ask(producer, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS)
+        answer = session.ask(consumer, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS)
+        session.found.add_comparison(reference, answer)
 
 
 def check_own_prompt(session: Session, producer: str, consumer: str, prompt: list[int]) -> None:

@@ -49,7 +49,7 @@ class CheckOptions:
 
     Attributes:
         pairs: patterns such as 'producer-0:*'; those that no pattern names are left out.
-        quick: only the pairs and the router.
+        quick: only the pairs, with fewer questions, and the router.
         least: the eligible hit rate that must be reached, 0 to 1; 1 means exactly what is eligible.
         prompt: a text of the user's own to be sent, too; None where there is none.
     """
@@ -240,7 +240,7 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
     """Send the check's own; what vLLM counts is looked at while nothing but pairs is asked."""
     before = session.reading()
     for producer, consumer in pairs:
-        check_pair(session, producer, consumer)
+        check_pair(session, producer, consumer, quick=options.quick)
     told = sum(pair.hits.hits for pair in session.found.pairs)
     session.found.counted = session.settled_since(before, told)
     check_router(session)
