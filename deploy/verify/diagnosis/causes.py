@@ -42,7 +42,10 @@ CAUSES = (
         "connector_not_loaded", engines.connector,
         ("hash_algorithm_differs", "known_bad_pair", "stores_late", *_OF_KEYS),
     ),
-    Cause("fix_not_applied", engines.fixes, ("known_bad_pair", "layout_differs", *_NOT_THERE)),
+    Cause(
+        "fix_not_applied", engines.fixes,
+        ("kv_differs", "known_bad_pair", "layout_differs", *_NOT_THERE),
+    ),
     Cause("store_differs", engines.redis_address, _NOT_THERE),
     Cause("namespace_differs", engines.namespace, _NOT_THERE),
     Cause("model_differs", engines.model, _OF_KEYS),
@@ -59,9 +62,10 @@ CAUSES = (
     Cause("values_refused", store.refused_values),
     Cause("store_fails", store.fails, ("stores_late", *_NOT_THERE)),
     Cause("stores_late", store.late, _NOT_THERE),
+    Cause("kv_differs", requests.no_numbers, ("request_failed",)),
     Cause("request_failed", requests.failed, ("router_bypasses_producers", *_NOT_THERE)),
     Cause("router_bypasses_producers", requests.router),
-    Cause("known_bad_pair", engines.bad_pair, _NOT_THERE),
+    Cause("known_bad_pair", engines.bad_pair, ("kv_differs", *_NOT_THERE)),
     Cause("not_stored", store.not_stored),
     Cause("prefix_cache_hides", requests.prefix_cache_hides),
 )  # fmt: skip

@@ -5,6 +5,10 @@ from __future__ import annotations
 from deploy.verify.diagnosis.evidence import Evidence, join
 from deploy.verify.report import Diagnosis
 
+# What vLLM answers where a log-probability is no number, which JSON cannot hold.
+_NO_NUMBERS = "Out of range float values"
+_STOP_SERVING = "deploy down --name {stack}, and do not serve from it"
+
 
 def short_prompts(evidence: Evidence) -> Diagnosis | None:
     """Prompts without a whole chunk, the user's own or any that the model has room for."""
@@ -58,6 +62,20 @@ def router(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def no_numbers(evidence: Evidence) -> Diagnosis | None:
+    """KV that was loaded and holds such values that nothing can be computed over it."""
+    said = [name for name, answer in evidence.failed_requests.items() if _NO_NUMBERS in answer]
+    computing = {engine.name for engine in evidence.engines if engine.role == "producer"}
+    if not said or computing.intersection(said):
+        return None
+    return Diagnosis(
+        "kv_differs",
+        f"over the KV that was loaded {join(said)} computed what is no number, over its own no "
+        "producer did: it is wrong",
+        _STOP_SERVING.format(stack=evidence.stack),
+    )
+
+
 def wrong_kv(evidence: Evidence) -> Diagnosis | None:
     """KV that was loaded and is wrong, for no reason that was found."""
     if not evidence.mismatched or evidence.missed:
@@ -65,7 +83,7 @@ def wrong_kv(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "kv_differs",
         "KV was found and loaded, yet the answers differ from recomputed ones: it is wrong",
-        f"deploy down --name {evidence.stack}, and do not serve from it",
+        _STOP_SERVING.format(stack=evidence.stack),
     )
 
 

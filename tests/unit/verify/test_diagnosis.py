@@ -42,6 +42,7 @@ HEALTHY = Evidence(
     stored_chunks=6,
     expected_chunks=6,
 )
+NO_NUMBERS = 'HTTP 400: {"message": "Out of range float values are not JSON compliant: nan"}'
 PROMPT = OwnPrompt("producer-0", "consumer-0", 811, 256, local=0, loaded=768)
 
 
@@ -189,6 +190,16 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
         "request_failed",
         "consumer-0 did not answer: HTTP 500",
     ),
+    "no numbers": (
+        {"failed_requests": {"consumer-0": NO_NUMBERS, "router": NO_NUMBERS}},
+        "kv_differs",
+        "consumer-0, router computed what is no number",
+    ),
+    "a producer's own are none": (
+        {"failed_requests": {"consumer-0": NO_NUMBERS, "producer-0": NO_NUMBERS}},
+        "request_failed",
+        "consumer-0 did not answer",
+    ),
     "router": ({"bypassed": True}, "router_bypasses_producers", "without a prefill"),
     "bad pair": ({"bad_pair": "vLLM 0.32.0 with x"}, "known_bad_pair", "vLLM 0.32.0 with x"),
     "not stored": ({"stored_chunks": 2}, "not_stored", "of 6 chunks 2"),
@@ -213,7 +224,7 @@ def test_a_cause_from_its_evidence(case: str) -> None:
 
 
 def test_every_cause_has_a_case() -> None:
-    assert {code for _, code, _ in CAUSE.values()} | {"kv_differs"} == set(CODES)
+    assert {code for _, code, _ in CAUSE.values()} == set(CODES)
 
 
 def test_codes_are_unique_and_what_is_explained_exists() -> None:
@@ -228,7 +239,7 @@ ALONE = (
     "no room for a chunk", "the user's prompt is short", "redis gone", "an engine gone",
     "an engine anew", "denied a command", "denied the log-in", "redis says so", "read-only", "full",
     "corrupt values", "redis fails", "no room in the queue", "request failed", "router",
-    "own cache", "evicted, and too small all the same",
+    "no numbers", "a producer's own are none", "own cache", "evicted, and too small all the same",
 )  # fmt: skip
 
 
@@ -248,8 +259,11 @@ def test_wrong_kv_is_not_called_a_miss() -> None:
     assert codes(mismatched=True) == ["kv_differs"]
 
 
-def test_wrong_kv_of_a_pair_that_is_known_for_it() -> None:
-    assert codes(mismatched=True, bad_pair="B6") == ["known_bad_pair"]
+@pytest.mark.parametrize(
+    "seen", [{"mismatched": True}, {"failed_requests": {"consumer-0": NO_NUMBERS}}]
+)
+def test_wrong_kv_of_a_pair_that_is_known_for_it(seen: dict[str, Any]) -> None:
+    assert codes(**seen, bad_pair="B6") == ["known_bad_pair"]
 
 
 def test_wrong_kv_with_a_fix_switched_off_is_that_fix() -> None:
