@@ -37,6 +37,9 @@ class EngineApi:
             base_url=base_url,
             headers={"Authorization": f"Bearer {api_key.reveal()}"} if api_key else {},
             timeout=httpx.Timeout(timeout_s, connect=2.0),
+            # vLLM and the router close what was idle for five seconds. Whoever waits as long may
+            # send into a connection that is being closed.
+            limits=httpx.Limits(keepalive_expiry=2.0),
             trust_env=False,
             verify=False,  # noqa: S501
         )

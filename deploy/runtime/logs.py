@@ -12,7 +12,9 @@ from typing import Literal, Protocol
 from deploy.metrics.reading import Complaint
 
 _TAIL_BYTES = 256 * 1024
-_ERROR = re.compile(r"(?:\(.*\] )?\s*(?P<said>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
+# An exception as the end of a traceback names it; the connector's own say what they mean instead.
+_EXCEPTION = r"(?:pdkit_connector\.errors\.\w+|(?:\w+\.)*\w*(?:Error|Exception)): "
+_ERROR = re.compile(rf"(?:\(.*\] )?\s*(?P<said>{_EXCEPTION}.+)$")
 # How those who write into a stack's logs begin a warning or an error: vLLM, LMCache, the connector,
 # the router, Redis (whose warnings have a #), uvicorn; and an exception that nobody logged.
 _COMPLAINTS = tuple(
@@ -25,11 +27,11 @@ _COMPLAINTS = tuple(
         r"[\d-]+ [\d:]+\s+(?P<level>WARN|ERROR) [\w:]+: (?P<source>\S+): (?P<said>.*)",
         r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ (?P<level>#) (?:WARNING:? )?(?P<said>.*)",
         r"(?P<level>WARNING|ERROR): +(?P<said>.*)",
-        r"(?P<said>(?:\w+\.)*\w*(?:Error|Exception): .+)",
+        rf"(?P<said>{_EXCEPTION}.+)",
     )
 )
-_TRACEBACK = re.compile(r"\s|Traceback |\^|$|(?:\w+\.)*\w*(?:Error|Exception): ")
-_RAISED = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception): ")
+_TRACEBACK = re.compile(rf"\s|Traceback |\^|$|{_EXCEPTION}")
+_RAISED = re.compile(_EXCEPTION)
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 

@@ -46,6 +46,13 @@ def in_environ(environ: Mapping[str, str]) -> Change:
     return lambda service: replace(service, env={**service.env, **environ})
 
 
+def without_environ(name: str) -> Change:
+    """Return what takes a variable out of a service's environment."""
+    return lambda service: replace(
+        service, env={key: value for key, value in service.env.items() if key != name}
+    )
+
+
 def with_arguments(*more: str) -> Change:
     """Return what appends arguments, of which vLLM takes the last of a name."""
     return lambda service: replace(service, argv=(*service.argv, *more))

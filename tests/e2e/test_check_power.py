@@ -7,7 +7,11 @@ docs/results/check-power.md.
 from __future__ import annotations
 
 import random
+import shutil
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,6 +21,7 @@ from bench.check_power.layout import Kv
 from bench.check_power.stack import SPEC, Bench, bench_on
 from bench.check_power.vandal import vandal
 from deploy.runtime.home import Home
+from tests.conftest import REPO
 from tests.e2e.conftest import Deploy, free_base, running_stack
 
 NAME = "power"
@@ -25,6 +30,10 @@ TRIALS = 2
 # The first prompt that any check sends to a pair; its whole chunks are four.
 FIRST_PROMPT, FIRST_CHUNKS = "@pdkit%check-*-1@", 4
 BFLOAT16_NAN = 0x7FC0
+KNOWN_BAD = {
+    "id": "a test", "verdict": "known_bad", "vendors": ["cpu"], "link": "https://example.org",
+    "why": "what it loads is noise",
+}  # fmt: skip
 # One row of 1,024 is felt by few tokens: a trial of a hundred goes unnoticed.
 FAINT = ("two-rows-k", "two-rows-v")
 
@@ -67,6 +76,27 @@ def test_the_command_fails_and_says_why(bench: Bench, kit: Deploy, what: str) ->
     if what == "chunks":
         assert ran.data["equivalence"]["mismatched"] > 0
         assert ran.data["hit_rate"]["eligible_rate"] == 1.0, "all of it arrived, and was wrong"
+
+
+def test_a_pair_of_which_it_became_known_since(bench: Bench, kit: Deploy, tmp_path: Path) -> None:
+    """The next release of the kit knows something against the pair that runs."""
+    for folder in ("deploy", "compose", "images", "lmcache_configs", "scripts"):
+        shutil.copytree(REPO / folder, tmp_path / folder)
+    compat = tmp_path / "images" / "compat.yaml"
+    known = yaml.safe_load(compat.read_text())
+    known["pairs"].insert(0, {**KNOWN_BAD, "vllm": ">0", "lmcache": ">0"})
+    compat.write_text(yaml.safe_dump(known))
+    newer = replace(
+        kit, env={"PYTHONPATH": str(tmp_path)}, command=(sys.executable, "-m", "deploy")
+    )
+    assert newer.ok("check", "--quick", "--name", NAME)["diagnosis"] == [], "nothing is wrong yet"
+    work = KINDS["noise"].damage, b"", bench.layout, random.Random(1)
+    with vandal(bench.store, FIRST_PROMPT, FIRST_CHUNKS, work):
+        ran = newer.run("check", "--quick", "--name", NAME, "--json")
+    assert ran.code == 1, ran
+    (cause,) = ran.data["diagnosis"]
+    assert cause["code"] == "known_bad_pair" and KNOWN_BAD["why"] in cause["message"]
+    assert "deploy swap --image" in cause["hint"]
 
 
 def no_numbers(kv: Kv, _rng: random.Random) -> Kv:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import redis
 
+from deploy.errors import StackUnhealthy
 from deploy.stack.service import Service
 from deploy.workflows.check.session import ANSWER_TOKENS
 from tests.connector.redis_servers import eventually as soon
@@ -34,6 +35,7 @@ from tests.e2e.engines import (
     with_arguments,
     with_settings,
     without_argument,
+    without_environ,
 )
 from tests.e2e.store_vandals import meanwhile, spoiling
 from tests.unit.redis_server import redis_server
@@ -188,6 +190,19 @@ class TestRedis:
             in_the_way.rmdir()
         assert_healthy(kit)
 
+    def test_goes_during_the_check(self, kit: Deploy, store: redis.Redis) -> None:
+        def end() -> None:
+            with suppress(redis.ConnectionError):
+                if store.dbsize():
+                    store.execute_command("SHUTDOWN", "NOSAVE")
+
+        store.flushall()
+        with meanwhile(end):
+            named(kit, "store_unreachable")
+        repaired = kit.ok("up", "--name", NAME, "--port", str(PORT))
+        assert list(repaired["started"]) == ["redis"]
+        assert repaired["check"]["passed"]
+
     def test_gone(self, kit: Deploy, store: redis.Redis) -> None:
         with pytest.raises(redis.ConnectionError):
             store.execute_command("SHUTDOWN", "NOSAVE")
@@ -262,6 +277,16 @@ def another_path_to_the_model(service: Service) -> Service:
     return with_arguments("--model", str(link))(service)
 
 
+def in_kv_transfer_config(**settings: Any) -> Change:
+    """Return what changes the settings by which vLLM loads the connector."""
+
+    def change(service: Service) -> Service:
+        config = json.loads(service.argv[service.argv.index("--kv-transfer-config") + 1])
+        return with_arguments("--kv-transfer-config", json.dumps({**config, **settings}))(service)
+
+    return change
+
+
 def both(one: Change, other: Change) -> Change:
     return lambda service: other(one(service))
 
@@ -270,6 +295,9 @@ def both(one: Change, other: Change) -> Change:
 DIFFERENT = {
     "hash seed": Differs(
         in_environ({"PYTHONHASHSEED": "7"}), {"hash_seed_differs": f"{CONSUMER} has 7"}
+    ),
+    "no hash seed": Differs(
+        without_environ("PYTHONHASHSEED"), {"hash_seed_differs": f"{CONSUMER} has none"}
     ),
     "model and chunk size": Differs(
         both(another_path_to_the_model, in_environ({"LMCACHE_CHUNK_SIZE": "128"})),
@@ -301,6 +329,10 @@ DIFFERENT = {
         without_argument("--kv-transfer-config"),
         {"connector_not_loaded": f"{CONSUMER} runs no KV connector"},
     ),
+    "room for prompts": Differs(
+        with_arguments("--max-model-len", str(CHUNK)),
+        {"request_failed": f"{CONSUMER} did not answer: HTTP 400"},
+    ),
 }
 
 
@@ -329,6 +361,23 @@ class TestEngines:
         engines.start_otherwise({CONSUMER: with_settings(url=url)})
         data = named(kit, "store_differs", f"{CONSUMER} 127.0.0.1:{elsewhere}/0")
         assert password not in json.dumps(data) + kit.log(NAME, CONSUMER)
+
+
+def test_vllms_own_adapter_is_refused_at_the_start(kit: Deploy, engines: Engines) -> None:
+    """It moves KV past all fixes: no engine serves with it, and what ends it is named."""
+    native = in_kv_transfer_config(kv_connector_extra_config={"use_native": True})
+    with pytest.raises(StackUnhealthy, match=r"consumer-0 died while starting.*use_native: true"):
+        engines.start_otherwise({CONSUMER: native})
+    ran = kit.run("check", "--name", NAME)
+    assert ran.code == 4 and CONSUMER in ran.stderr, ran
+
+
+def test_a_producer_that_stores_nothing(kit: Deploy, engines: Engines) -> None:
+    """Started by hand in the consumers' part; the consumer is mended meanwhile."""
+
+    role = in_kv_transfer_config(kv_role="kv_consumer")
+    engines.start_otherwise({PRODUCER: role, CONSUMER: in_environ({})})
+    named(kit, "not_stored", "0")
 
 
 def test_answers_that_do_not_wait_for_their_kv(

@@ -77,6 +77,15 @@ class TestFirstError:
             "torch.OutOfMemoryError: none left"
         )
 
+    def test_the_connectors_own(self) -> None:
+        """They are no ...Error by name; what vLLM says after them names no cause."""
+        lines = (
+            "(EngineCore pid=7) ERROR 11-21 12:22:48 [core.py:9] "
+            "pdkit_connector.errors.UnsupportedSetting: use_native: true",
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+        )
+        assert first_error(lines).endswith("UnsupportedSetting: use_native: true")
+
     def test_none(self) -> None:
         assert first_error([]) == ""
 
