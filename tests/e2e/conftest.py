@@ -32,6 +32,13 @@ TRIED_FIXES = tempfile.TemporaryDirectory(prefix="pdkit-fixes-")
 UP_TIMEOUT_S = 600
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep together what shares a stack: each module its own, those of containers one."""
+    for item in items:
+        in_docker = item.path.parent.name == "docker"
+        item.add_marker(pytest.mark.xdist_group("docker" if in_docker else item.path.stem))
+
+
 @dataclass(frozen=True)
 class Ran:
     """A command that ended."""
@@ -150,14 +157,6 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def free_base(start: int) -> int:
-    """Return a router port with room for a whole stack after it."""
-    for base in range(start, 32000, 100):
-        if all(is_free(base + offset) for offset in range(20)):
-            return base
-    raise AssertionError("no free ports")
 
 
 @contextmanager

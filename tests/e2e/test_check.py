@@ -16,11 +16,12 @@ import psutil
 import pytest
 import redis
 
-from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.traffic import MODEL, text
+from tests.ports import free_row
 
 NAME = "checked"
-PORT = free_base(19500)
+PORT = free_row()
 
 
 @pytest.fixture(scope="module")

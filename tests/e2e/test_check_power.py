@@ -22,10 +22,11 @@ from bench.check_power.stack import SPEC, Bench, bench_on
 from bench.check_power.vandal import vandal
 from deploy.runtime.home import Home
 from tests.conftest import REPO
-from tests.e2e.conftest import Deploy, free_base, running_stack
+from tests.e2e.conftest import Deploy, running_stack
+from tests.ports import free_row
 
 NAME = "power"
-PORT = free_base(21000)
+PORT = free_row()
 TRIALS = 2
 # The first prompt that any check sends to a pair; its whole chunks are four.
 FIRST_PROMPT, FIRST_CHUNKS = "@pdkit%check-*-1@", 4

@@ -25,7 +25,7 @@ from deploy.errors import StackUnhealthy
 from deploy.stack.service import Service
 from deploy.workflows.check.session import ANSWER_TOKENS
 from tests.connector.redis_servers import eventually as soon
-from tests.e2e.conftest import Deploy, Ran, free_base, is_free, running_stack
+from tests.e2e.conftest import Deploy, Ran, is_free, running_stack
 from tests.e2e.engines import (
     CHUNK,
     OFFSETS,
@@ -38,10 +38,11 @@ from tests.e2e.engines import (
     without_environ,
 )
 from tests.e2e.store_vandals import meanwhile, spoiling
+from tests.ports import free_row
 from tests.unit.redis_server import redis_server
 
 NAME = "broken"
-PORT = free_base(19000)
+PORT = free_row()
 CONSUMER = "consumer-0"
 PRODUCER = "producer-0"
 ROUTER = "router"

@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Deploy, Ran, free_base
+from tests.e2e.conftest import Deploy, Ran
+from tests.ports import free_row
 
 
 def statuses(ran: Ran) -> dict[str, str]:
@@ -19,7 +20,7 @@ def finding(ran: Ran, name: str) -> dict[str, Any]:
 
 
 def test_nothing_fails_for_the_default_stack(deploy: Deploy) -> None:
-    port = str(free_base(20000))
+    port = str(free_row())
     first = deploy.run("doctor", "--port", port, "--json")
     assert first.code == 0, first
     found = statuses(first)
@@ -34,7 +35,7 @@ def test_nothing_fails_for_the_default_stack(deploy: Deploy) -> None:
 
 
 def test_what_stops_up_is_found_and_up_says_the_same(deploy: Deploy, tmp_path: Path) -> None:
-    port = free_base(20000)
+    port = free_row()
     options = ("--port", str(port), "--json")
     with socket.socket() as other:
         other.bind(("127.0.0.1", port + 11))
@@ -50,7 +51,7 @@ def test_what_stops_up_is_found_and_up_says_the_same(deploy: Deploy, tmp_path: P
 
 
 def test_people_read_why_and_what_to_type(deploy: Deploy) -> None:
-    port = free_base(20000)
+    port = free_row()
     (deploy.home / "deploy.yaml").write_text("engine: {python: /usr/bin/false}\n")
     ran = deploy.run("doctor", "--port", str(port))
     assert ran.code == 3, ran

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from deploy.runtime.home import Home
-from tests.e2e.conftest import Deploy, eventually, free_base
+from tests.e2e.conftest import Deploy, eventually
+from tests.ports import free_row
 
 
 def broken_model(deploy: Deploy, folder: Path) -> Path:
@@ -40,7 +41,7 @@ def first_engine_death(deploy: Deploy, name: str, up: subprocess.Popen[str]) -> 
 
 
 def test_engine_that_dies_at_its_start(deploy: Deploy, tmp_path: Path) -> None:
-    port = free_base(20000)
+    port = free_row()
     model = broken_model(deploy, tmp_path / "model")
     process = deploy.start("up", "--name", "dies", "--port", str(port), "--model", str(model))
     died_at = first_engine_death(deploy, "dies", process)
@@ -73,20 +74,20 @@ def interrupted_start(deploy: Deploy, name: str, port: int, number: signal.Signa
 
 
 def test_ctrl_c_stops_what_was_started(deploy: Deploy) -> None:
-    port = free_base(20200)
+    port = free_row()
     stderr = interrupted_start(deploy, "stopped", port, signal.SIGINT)
     assert "interrupted" in stderr
     deploy.assert_nothing_left("stopped", port)
 
 
 def test_sigterm_does_too(deploy: Deploy) -> None:
-    port = free_base(20400)
+    port = free_row()
     interrupted_start(deploy, "stopped", port, signal.SIGTERM)
     deploy.assert_nothing_left("stopped", port)
 
 
 def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
-    port = free_base(20600)
+    port = free_row()
     process = deploy.start("up", "--name", "killed", "--port", str(port))
     assert eventually(lambda: len(deploy.processes("killed")) >= 3, within_s=60), "engines started"
     process.kill()
@@ -97,7 +98,7 @@ def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
 
 
 def test_broken_state_file_still_allows_down(deploy: Deploy) -> None:
-    port = free_base(20800)
+    port = free_row()
     process = deploy.start("up", "--name", "torn", "--port", str(port))
     assert eventually(lambda: len(deploy.processes("torn")) >= 3, within_s=60), "engines started"
     process.kill()
@@ -114,7 +115,7 @@ def test_broken_state_file_still_allows_down(deploy: Deploy) -> None:
 
 
 def test_taken_port_starts_nothing(deploy: Deploy) -> None:
-    port = free_base(21000)
+    port = free_row()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port + 10))
         other.listen()
@@ -126,7 +127,7 @@ def test_taken_port_starts_nothing(deploy: Deploy) -> None:
 
 
 def test_second_up_while_the_first_runs_is_refused(deploy: Deploy) -> None:
-    port = free_base(21200)
+    port = free_row()
     first = deploy.start("up", "--name", "busy", "--port", str(port))
     try:
         assert eventually(lambda: bool(deploy.processes("busy")), within_s=60)

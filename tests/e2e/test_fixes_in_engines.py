@@ -23,10 +23,11 @@ import yaml
 import deploy as package
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.equivalence import Answer, compare
-from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines
 from tests.e2e.store_vandals import meanwhile, spoiling
 from tests.e2e.traffic import Users, chat, text
+from tests.ports import free_row
 
 BATCH = 512  # tokens a step: longer prompts are prefilled in pieces
 LAYERS = 4
@@ -72,7 +73,7 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     yield from brought_up(
         tmp_path_factory.mktemp("layered"),
         "layered",
-        free_base(28400),
+        free_row(),
         {"engine": {"args": ["--max-num-batched-tokens", str(BATCH)], "env": env}},
         "--layerwise",
         "--save-decode-cache",
@@ -195,7 +196,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     yield from brought_up(
         tmp_path_factory.mktemp("small"),
         "small",
-        free_base(28300),
+        free_row(),
         {
             "save_decode_cache": True,
             "lmcache": {"staging_gib": 3 / 1024},  # six chunks
@@ -396,7 +397,7 @@ def never_takes(tmp_path: Path) -> Deploy:
 
 def test_a_fix_that_does_not_take_refuses_the_stack(never_takes: Deploy) -> None:
     """Before anything starts, saying which bug, where it is told, and the way out."""
-    port = free_base(28600)
+    port = free_row()
     idle = os.getloadavg()[0] < (os.cpu_count() or 1)
     ran = never_takes.run("up", "--name", "refused", "--port", str(port))
     assert ran.code == 3, ran

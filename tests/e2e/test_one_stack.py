@@ -13,11 +13,12 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.conftest import Deploy, eventually, running_stack
+from tests.ports import free_row
 
 NAME = "one"
 MODEL = "pdkit-tiny"
-PORT = free_base(18000)
+PORT = free_row()
 PRODUCER, CONSUMER = PORT + 10, PORT + 11
 
 

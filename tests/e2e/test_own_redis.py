@@ -25,8 +25,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.connector.redis_servers import Server, Servers, eventually, free_port
-from tests.e2e.conftest import Deploy, free_base, running_stack
+from tests.e2e.conftest import Deploy, running_stack
 from tests.e2e.traffic import MODEL, text
+from tests.ports import free_row
 
 NAME = "own"
 PREFIX = f"pdkit:{NAME}:*"
@@ -128,7 +129,7 @@ def own(home: Deploy, tls: Server, certificate: Path) -> Own:
     ca = certificate / "cert.pem"
     file.write_text(f"rediss://:{WRITTEN}@127.0.0.1:{tls.port}?ssl_ca_certs={ca}\n")
     spec.write_text(yaml.safe_dump({"redis": {"url_file": str(file)}}))
-    return Own(home, file, spec, free_base(29500))
+    return Own(home, file, spec, free_row())
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,10 @@ from deploy.runtime.engine_api import EngineApi
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer, compare
 from deploy.verify.store_path import StorePath
-from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines
 from tests.e2e.traffic import Users, chat, text
+from tests.ports import free_row
 
 HEADER = 128
 LAYERS = 4
@@ -48,7 +49,7 @@ def assert_same(reference: Answer, answer: Answer) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    yield from up(tmp_path_factory.mktemp("path"), "path", free_base(28500))
+    yield from up(tmp_path_factory.mktemp("path"), "path", free_row())
 
 
 # What somebody does to the value of one chunk, given the keys of two.
@@ -246,7 +247,7 @@ def test_without_the_barrier_there_is_a_gap(plain: Engines) -> None:
 def layered(tmp_path_factory: pytest.TempPathFactory, plain: Engines) -> Iterator[Engines]:
     plain.kit.ok("down", "--name", plain.name)
     folder = tmp_path_factory.mktemp("layers")
-    yield from up(folder, "layers", free_base(28600), "--layerwise", "--save-decode-cache")
+    yield from up(folder, "layers", free_row(), "--layerwise", "--save-decode-cache")
 
 
 def test_layer_by_layer(layered: Engines) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.conftest import Deploy, free_base, running_stack
+from tests.e2e.conftest import Deploy, running_stack
+from tests.ports import free_row
 
 KEYS = "a1" * 32, "b2" * 32
 
@@ -21,7 +22,7 @@ def pairs(data: object) -> dict[str, float]:
 
 
 def test_2p2d_all_four_pairs(deploy: Deploy) -> None:
-    port = free_base(22000)
+    port = free_row()
     with running_stack(
         deploy, "four", port, "--vendor", "cpu", "--runtime", "process", "--topology", "2p2d"
     ) as data:
@@ -49,7 +50,7 @@ def path_without_redis(folder: Path) -> str:
 
 def test_two_stacks_side_by_side(deploy: Deploy, tmp_path: Path) -> None:
     """The second asks for a key, gets the wheel's Redis, and a proxy that leads nowhere."""
-    ports = free_base(23000), free_base(23200)
+    ports = free_row(), free_row()
     odd = Deploy(
         deploy.home,
         {
@@ -99,7 +100,7 @@ def test_installed_wheel_in_an_empty_folder(deploy: Deploy, site: Path) -> None:
 
     Taken down, it comes up again in the same home on the same port.
     """
-    port = free_base(27000)
+    port = free_row()
     installed = Deploy(deploy.home, {"PYTHONPATH": str(site)}, (sys.executable, "-m", "deploy"))
     with running_stack(installed, "wheel", port) as data:
         assert pairs(data) == {"producer-0 consumer-0": 1.0}

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Deploy, eventually, free_base, running_stack
+from tests.e2e.conftest import Deploy, eventually, running_stack
+from tests.ports import free_row
 
 NAME = "watched"
-PORT = free_base(19000)
+PORT = free_row()
 REQUESTS = 4
 PROMPT = 700  # characters, each of them a token of the tiny model
 ANSWER = 16

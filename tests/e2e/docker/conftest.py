@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from deploy.runtime.home import Home, StackHome
-from tests.e2e.conftest import Deploy, Ran, free_base, is_free
+from tests.e2e.conftest import Deploy, Ran, is_free
+from tests.ports import free_row
 
 REPO = Path(__file__).resolve().parents[3]
 MODEL = "pdkit-tiny"
@@ -223,9 +224,7 @@ def images(catalogue: dict[str, Any]) -> Iterator[None]:
 @pytest.fixture(scope="package")
 def project(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """Return the stack that most modules share; `stack` starts it."""
-    with taken_down(
-        make_project(tmp_path_factory.mktemp("home"), "shared", free_base(28000))
-    ) as made:
+    with taken_down(make_project(tmp_path_factory.mktemp("home"), "shared", free_row())) as made:
         yield made
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Deploy, free_base
+from tests.e2e.conftest import Deploy
 from tests.e2e.docker.conftest import Project, make_project, write_settings
 from tests.e2e.test_doctor import finding, statuses
+from tests.ports import free_row
 
 
 @pytest.fixture
 def own(images: None, tmp_path: Path) -> Project:
-    return make_project(tmp_path, "doctor", free_base(29500))
+    return make_project(tmp_path, "doctor", free_row())
 
 
 def with_env(project: Project, **env: str) -> Project:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Deploy, eventually, free_base
+from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.docker.conftest import (
     BASE,
     BROKEN,
@@ -24,6 +24,7 @@ from tests.e2e.docker.conftest import (
     taken_down,
     write_settings,
 )
+from tests.ports import free_row
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent.sock"}
 
@@ -31,7 +32,7 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent.sock"}
 @pytest.fixture
 def own(images: None, tmp_path: Path) -> Iterator[Project]:
     """Return a project of the test's own, which is not up."""
-    with taken_down(make_project(tmp_path, "refused", free_base(29000))) as made:
+    with taken_down(make_project(tmp_path, "refused", free_row())) as made:
         yield made
 
 
@@ -167,7 +168,7 @@ class TestInterrupted:
 
 
 def test_a_stack_of_that_name_from_another_home(stack: Project, tmp_path: Path) -> None:
-    other = make_project(tmp_path, stack.name, free_base(29500))
+    other = make_project(tmp_path, stack.name, free_row())
     before = stack.ids()
     error = failed(other.run("up", "--json"), code=3, name="machine")
     assert str(stack.files.root) in error["message"] and "--name" in error["hint"]

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from deploy.runtime.engine_api import EngineApi
-from tests.e2e.conftest import free_base
 from tests.e2e.docker.conftest import Project, complete, docker, make_project
+from tests.ports import free_row
 
 KEY = "5f" * 32
 LONG = "Of all that was written by hand and carried by foot, most is lost. " * 40
@@ -22,7 +22,7 @@ def written(
     images: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Project, Path]]:
     """Yield a project, rendered into a folder and started by Compose alone."""
-    project = make_project(tmp_path_factory.mktemp("home"), "written", free_base(30000))
+    project = make_project(tmp_path_factory.mktemp("home"), "written", free_row())
     folder = tmp_path_factory.mktemp("written")
     key = tmp_path_factory.mktemp("key") / "api.key"
     key.write_text(KEY + "\n")
@@ -72,7 +72,7 @@ def bearer(key: str) -> dict[str, str]:
 def test_is_not_taken_for_a_stack_that_was_started(written: tuple[Project, Path]) -> None:
     project, _ = written
     assert "is not up" in project.run("status").stdout
-    ran = project.run("up", "--port", str(free_base(30200)))
+    ran = project.run("up", "--port", str(free_row()))
     assert ran.code == 3 and "belongs to the stack in" in ran.stderr, ran
     assert complete(router(project), "still there?")
 

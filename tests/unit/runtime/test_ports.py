@@ -11,7 +11,7 @@ import pytest
 
 from deploy.errors import MachineError, PortTaken
 from deploy.runtime.ports import require_free
-from tests.unit.ports import free_row
+from tests.ports import free_row
 
 HOST = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - for a moment, with nobody behind it

@@ -28,7 +28,7 @@ from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import require_stack
 from deploy.workflows.up import UpResult, bring_up
-from tests.unit.ports import free_row
+from tests.ports import free_row
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 SMALL = {

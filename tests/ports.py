@@ -1,4 +1,4 @@
-"""Ports for the stacks of unit tests, which run two at a time."""
+"""Ports for the stacks of tests, which run two at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.errors import PortTaken
 from deploy.runtime.ports import require_free
 
 FIRST, LAST = 12000, 32000  # below what Linux gives to outgoing connections
-SHARE = 2500  # of one worker
+SHARE = 5000  # of one worker
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 _START = FIRST + WORKER * SHARE % (LAST - FIRST)
