@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Any
@@ -101,6 +102,23 @@ class TestOtherCommands:
             resident = sum(process.memory_info().rss for process in processes)
             # Pages of files count in one and not in the other.
             assert 0.3 < row["resident_mib"] * 2**20 / resident < 1.3, row["name"]
+
+    def test_watch(self, stack: Project) -> None:
+        watch = ("status", "--watch", "--interval", "1", "--count", "5", "--json")
+        with stack.kit.start(*watch) as process:
+            assert process.stdout is not None
+            frames = [json.loads(process.stdout.readline())["data"]]
+            complete(stack.url("router"), f"{time.time_ns()} ".ljust(700, "x"))
+            frames += [json.loads(line)["data"] for line in process.stdout]
+        assert process.returncode == 0 and len(frames) == 5
+        first, last = frames[0], frames[-1]
+        assert last["watch"]["answers"] == 1
+        assert last["watch"]["external_hits"] == 2 * 256
+        assert last["watch"]["store_path"]["stored_chunks"] == 2
+        assert last["redis"]["keys"] - first["redis"]["keys"] == 2
+        assert last["router"]["engines"] == {"engines": 2, "healthy": 2}
+        assert set(last["services"].values()) == {"ready"}
+        assert not any(frame["events"] for frame in frames)
 
     def test_logs(self, stack: Project) -> None:
         ran = stack.run("logs", "router", "-n", "3")

@@ -124,11 +124,12 @@ class TestEnginesThatDie:
         assert "engine.memory_gib" in error["hint"]
 
     def test_that_see_themselves_that_memory_is_short(self, own: Project) -> None:
-        write_settings(own.kit.home, own.name, own.port, redis={"image": "redis-local"},
-                       engine={"memory_gib": 3, "kv_cache_gib": 3})  # fmt: skip
+        write_settings(own.kit.home, own.name, own.port,
+                       redis={"image": "redis-local", "memory_gib": 1},
+                       engine={"memory_gib": 2, "kv_cache_gib": 2})  # fmt: skip
         error = refused(own, code=4, name="out_of_memory", logs=True)
         assert "engine.memory_gib" in error["hint"]
-        assert "Available memory" in error["message"] and "3.0 GiB" in error["message"]
+        assert "Available memory" in error["message"] and "2.0 GiB" in error["message"]
 
     def test_at_their_start(self, own: Project) -> None:
         error = refused(own, "--image", BROKEN, code=4, name="stack_unhealthy", logs=True)
