@@ -32,6 +32,7 @@ TRIED_FIXES = tempfile.TemporaryDirectory(prefix="pdkit-fixes-")
 UP_TIMEOUT_S = 600
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what shares a stack: each module its own, those of containers one."""
     for item in items:
