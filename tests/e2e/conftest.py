@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 import pytest
 import redis
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
@@ -32,12 +34,17 @@ TRIED_FIXES = tempfile.TemporaryDirectory(prefix="pdkit-fixes-")
 UP_TIMEOUT_S = 600
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together what shares a stack: each module its own, those of containers one."""
-    for item in items:
-        in_docker = item.path.parent.name == "docker"
-        item.add_marker(pytest.mark.xdist_group("docker" if in_docker else item.path.stem))
+class ByStack(LoadScopeScheduling):
+    """Deals out tests so that a stack's stay together: each module has one, all of docker one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "docker" if "/docker/" in file else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByStack:
+    return ByStack(config, log)
 
 
 @dataclass(frozen=True)
