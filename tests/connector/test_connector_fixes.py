@@ -38,19 +38,20 @@ def patched(restored):
 
     restored(LMCacheEngine, "store_layer", "retrieve_layer")
     restored(LMCacheConnectorV1Impl, "get_block_ids_with_load_errors")
+    restored(LMCacheConnectorV1Impl, "start_load_kv", "save_kv_layer")
     restored(gpu_connector, "CreateGPUConnector")
     restored(cache_engine, "assert_layerwise_gpu_connector")
     restored(TokenDatabase, "_make_key_by_hash")
     return lambda fix_id, setting=NO_ENGINE: apply_fix(FIXES[fix_id], setting)
 
 
-@pytest.mark.parametrize("fix_id", [*LAYERWISE, "B17", "B18"])
+@pytest.mark.parametrize("fix_id", [*LAYERWISE, "B16c", "B17", "B18"])
 def test_needed_once_then_not_needed(patched, fix_id):
     assert patched(fix_id).state is State.APPLIED
     assert patched(fix_id).state is State.NOT_NEEDED
 
 
-@pytest.mark.parametrize("fix_id", [*LAYERWISE, "B18"])
+@pytest.mark.parametrize("fix_id", [*LAYERWISE, "B16c", "B18"])
 def test_layerwise_bugs_do_not_apply_to_plain_mode(patched, monkeypatch, fix_id):
     monkeypatch.setattr(Setting, "lmcache_value", lambda *_: False)
     assert patched(fix_id).state is State.NOT_APPLICABLE

@@ -17,8 +17,9 @@ from pdkit_connector.fixes import b02d_retrieve_miss as b02d
 from pdkit_connector.fixes import b02e_unhealthy_retrieve as b02e
 from pdkit_connector.fixes import b02f_unpin as b02f
 from pdkit_connector.fixes import b02g_storer_errors as b02g
+from pdkit_connector.fixes import b16c_layerwise_tags as b16c
 from pdkit_connector.fixes import b18_layerwise_shortfall as b18
-from pdkit_connector.layer_steps import idle_adapter, idle_engine
+from pdkit_connector.layer_steps import idle_adapter, idle_engine, replace_method
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import State, Verdict, apply_fix
 from pdkit_connector.setting import Setting
@@ -28,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from layerwise_engine import Worker, filled, make_engine, request
 from layerwise_sequences import SEQUENCES, Model
 
-ALL = (b02a, b02b, b02c, b02d, b02e, b02f, b18, b02g)
+ALL = (b02a, b02b, b02c, b02d, b02e, b02f, b16c, b18, b02g)
 NO_ENGINE = Setting()
 
 
@@ -36,6 +37,7 @@ NO_ENGINE = Setting()
 def untouched(restored):
     """Put back after the test whatever a layerwise fix replaces."""
     restored(LMCacheEngine, "store_layer", "retrieve_layer")
+    restored(LMCacheConnectorV1Impl, "start_load_kv", "save_kv_layer")
     restored(LMCacheConnectorV1Impl, "wait_for_save", "get_finished")
     restored(LMCacheConnectorV1Impl, "get_block_ids_with_load_errors")
 
@@ -199,3 +201,74 @@ def test_probes_leave_the_loggers_on(untouched, module):
     module.FIX.probe(NO_ENGINE)
     names = "lmcache.v1.cache_engine", "lmcache.integration.vllm.vllm_v1_adapter", "pdkit_connector"
     assert not any(logging.getLogger(name).disabled for name in names)
+
+
+TAGS = {"lmcache.tag.tenant": "7"}
+
+
+def test_what_is_stored_and_loaded_in_parts_keeps_its_tags(fixed, engine):
+    """A prompt that is computed in two steps, and loaded behind a chunk that vLLM has."""
+    worker = Worker(engine)
+    stored = filled(engine, 0, 16)
+    worker.step(request("a", 8, configs=TAGS))
+    worker.step(request("a", 16, saved=8, configs=TAGS))
+    tokens = list(range(16))
+    assert engine.lookup(tokens=tokens, lookup_id="look", request_configs=TAGS) == 16
+    assert engine.lookup(tokens=tokens, lookup_id="look") == 0
+    load = request("b", 16, first_slot=64, saved=None, load=(8, 16), configs=TAGS)
+    assert worker.step(load) == set()
+    kv = engine.gpu_connector.kv[:, 64:80]
+    assert kv[:, 8:].equal(stored[:, 8:]) and not kv[:, :8].any()
+
+
+def test_a_load_whose_tags_nobody_stored_is_reported(fixed, engine):
+    worker = Worker(engine)
+    filled(engine, 0, 16)
+    worker.step(request("a", 16))
+    load = request("b", 16, first_slot=64, saved=None, load=(0, 16), configs=TAGS)
+    assert worker.step(load) == {16, 17, 18, 19}
+
+
+@pytest.mark.parametrize(
+    ("mode", "configs", "labelled"),
+    [
+        ({}, TAGS, True),
+        ({}, None, False),
+        ({}, {}, False),
+        ({"use_layerwise": False}, TAGS, False),
+        # The blender loads without tags, so what it loads must be stored without.
+        ({"enable_blending": True}, TAGS, False),
+    ],
+)
+def test_only_tokens_with_tags_are_labelled_where_it_counts(untouched, mode, configs, labelled):
+    b16c.FIX.apply(NO_ENGINE)
+    worker = Worker(idle_engine())
+    worker.adapter.__dict__.update(mode)
+    one = request("a", 16, configs=configs)
+    worker.begin(one)
+    worker.begin(one)  # a step that is begun twice labels once
+    assert one.token_ids == list(range(16))
+    assert (type(one.token_ids) is not list) == labelled
+    if labelled:
+        assert one.token_ids.configs == one.token_ids[:8].configs == TAGS
+        assert type(one.token_ids[3]) is int
+
+
+@pytest.mark.parametrize(
+    ("mended", "left"), [("store_layer", "loaded"), ("retrieve_layer", "stored")]
+)
+def test_half_a_mend_is_not_taken_for_one(untouched, mended, left):
+    for call in ("start_load_kv", "save_kv_layer"):
+        replace_method(LMCacheConnectorV1Impl, call, b16c._labelling)
+    replace_method(LMCacheEngine, mended, b16c._with_configs)
+    finding = b16c.FIX.probe(NO_ENGINE)
+    assert finding.verdict is Verdict.NEEDED
+    assert finding.evidence == f"a layer is {left} without its tags"
+
+
+def test_labelling_the_first_call_alone_is_no_mend(untouched):
+    """Newer vLLM calls it behind the model where there is nothing to load."""
+    replace_method(LMCacheConnectorV1Impl, "start_load_kv", b16c._labelling)
+    for moved in ("store_layer", "retrieve_layer"):
+        replace_method(LMCacheEngine, moved, b16c._with_configs)
+    assert b16c.FIX.probe(NO_ENGINE).evidence == "a layer is stored without its tags"

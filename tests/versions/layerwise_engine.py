@@ -124,11 +124,12 @@ def request(
     saved: int | None = 0,
     load: tuple[int, int] | None = None,
     seed: int = 0,
+    configs: dict[str, Any] | None = None,
 ) -> Any:
     """Return a ReqMeta of `tokens` tokens in slots from `first_slot`.
 
     `saved` tokens are saved before, None where nothing may be saved; `load` is the tokens that vLLM
-    and LMCache have.
+    and LMCache have; `configs` is what its sender wants of LMCache, such as tags.
     """
     from lmcache.integration.vllm import vllm_v1_adapter as module
 
@@ -148,7 +149,7 @@ def request(
         "save_spec": save_spec,
         "load_spec": load_spec,
         "disagg_spec": None,
-        "request_configs": None,
+        "request_configs": configs,
     }
     return module.ReqMeta(**{k: v for k, v in facts.items() if k in module.ReqMeta.__annotations__})
 

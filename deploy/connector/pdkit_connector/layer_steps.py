@@ -126,8 +126,11 @@ def bind(adapter: Any, *requests: Any) -> None:
     )
 
 
-def probe_request(*, load: bool = False) -> Any:
-    """Return a request of two blocks, 1 and 2: all its tokens to be loaded, or else saved."""
+def probe_request(*, load: bool = False, configs: dict[str, Any] | None = None) -> Any:
+    """Return a request of two blocks, 1 and 2: all its tokens to be loaded, or else saved.
+
+    `configs` is what its sender wants of LMCache, such as tags.
+    """
     import torch
 
     class Slots(torch.Tensor):  # type: ignore[misc]
@@ -143,6 +146,7 @@ def probe_request(*, load: bool = False) -> Any:
         slot_mapping=torch.arange(PROBE_BLOCK, PROBE_BLOCK + tokens).as_subclass(Slots),
         load_spec=load_spec if load else None,
         save_spec=None if load else SimpleNamespace(can_save=True, skip_leading_tokens=0),
+        request_configs=configs,
     )
 
 
