@@ -129,6 +129,11 @@ class Plan:
         return len(held) > len(set(held))
 
     @property
+    def keys_per_chunk(self) -> int:
+        """Keys that a rank stores for a chunk: in layerwise mode one a layer, if known."""
+        return self.model.shape.layers if self.layerwise and self.model.shape else 1
+
+    @property
     def store_tokens(self) -> int | None:
         """Tokens whose KV the store holds before it drops the least recently used, if known."""
         if self.redis_brought or not self.kv_bytes_per_token:

@@ -20,6 +20,9 @@ from deploy.verify.store_path import StorePath, failed_calls, late_answers
 from deploy.workflows.patches import EngineFixes, engine_fixes
 from deploy.workflows.running import RunningStack
 
+# The fix without which LMCache's layerwise mode looks up what has tags, and stores it without.
+LAYERWISE_TAGS = "B16c"
+_ANSWERED = ("applied", "not needed")
 _KV_TRANSFER = "--kv-transfer-config"
 # What an engine's log has of a failure that its counters call so; others' codes stand in it.
 _WORDS = {"unreachable": "connect", "auth": "auth", "timeout": "time"}
@@ -76,6 +79,15 @@ def is_running(running: RunningStack, name: str) -> bool:
     return running.launcher.state(running.state.services[name]) == "running"
 
 
+def tags_are_kept(running: RunningStack) -> bool:
+    """Tell whether every engine stores a request's KV under its tags, by which it looks it up."""
+    if not running.prepared.plan.layerwise:
+        return True
+    return all(
+        _told(running, name).states.get(LAYERWISE_TAGS) in _ANSWERED for name in _names(running)
+    )
+
+
 def store_use(seen: Seen, removed: int | None) -> StoreUse:
     """Return how the check filled Redis; zeros where it did not answer."""
     before, after = seen.store_before, seen.store_after
@@ -94,15 +106,16 @@ def store_use(seen: Seen, removed: int | None) -> StoreUse:
 def gather_evidence(running: RunningStack, found: Findings, seen: Seen, store: Store) -> Evidence:
     """Return what the rules of the diagnosis look at."""
     engines = [_engine_facts(running, found, seen, name) for name in _names(running)]
+    plan = running.prepared.plan
     return Evidence(
         stack=running.stack.name,
         engines=engines,
         store=_store_facts(running, seen, store),
-        chunk_size=running.prepared.plan.chunk_size,
+        chunk_size=plan.chunk_size,
         # Where nobody tells, nothing speaks for stores that failed.
         stored_chunks=found.expected_chunks
         if found.stored_keys is None
-        else min(found.stored_keys, found.expected_chunks),
+        else min(found.stored_keys // plan.keys_per_chunk, found.expected_chunks),
         expected_chunks=found.expected_chunks,
         vanished=found.vanished,
         failed_requests=found.failed,
@@ -125,9 +138,7 @@ def _names(running: RunningStack) -> list[str]:
 def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str) -> EngineFacts:
     record, launcher = running.state.services[name], running.launcher
     named, use_native = connector_of(launcher.arguments(record))
-    ours = named in (None, CONNECTOR) and not use_native
-    # Without our connector, what the log has of it is of an earlier start.
-    told = engine_fixes(running, name) if ours else EngineFixes()
+    told = _told(running, name)
     page = seen.page(name)
     path = StorePath.read(page.samples)
     failures = failed_calls(page.samples)
@@ -146,6 +157,15 @@ def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str)
         ended=name in found.ended,
         restarted=name in found.restarted,
     )
+
+
+def _told(running: RunningStack, name: str) -> EngineFixes:
+    """Return what the connector of an engine said at its start; nothing where it is not ours."""
+    record, launcher = running.state.services[name], running.launcher
+    named, use_native = connector_of(launcher.arguments(record))
+    # Without our connector, what the log has of it is of an earlier start.
+    ours = named in (None, CONNECTOR) and not use_native
+    return engine_fixes(running, name) if ours else EngineFixes()
 
 
 def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:

@@ -145,6 +145,14 @@ class Deploy:
                 continue
         return found
 
+    def guards(self) -> int:
+        """Return how many processes remove the keys of a check of this home, or wait to."""
+        found = 0
+        for process in psutil.process_iter(["cmdline"]):
+            line = " ".join(process.info["cmdline"] or ())
+            found += "check.guard" in line and str(self.home) in line
+        return found
+
     def assert_nothing_left(self, name: str, port: int) -> None:
         """Check that no process, port, lock, socket or state of the stack is left."""
         assert self.processes(name) == []

@@ -12,7 +12,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import httpx
-import psutil
 import pytest
 import redis
 
@@ -147,18 +146,10 @@ def test_killed_half_way(
     if after_s == 3.5:
         assert during or process.returncode == 0, "it was killed before it stored anything"
     # Engines finish what they were asked for, and the guard waits for that.
-    assert eventually(lambda: guards(kit) == 0, within_s=30)
+    assert eventually(lambda: kit.guards() == 0, within_s=30)
     assert set(store.keys()) == before
     assert files(kit) == kept
     assert kit.state(NAME) == state
-
-
-def guards(kit: Deploy) -> int:
-    found = 0
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        found += "check.guard" in line and str(kit.home) in line
-    return found
 
 
 def test_it_serves_on(kit: Deploy) -> None:

@@ -21,7 +21,7 @@ from deploy.verify.equivalence import Answer, compare
 from deploy.verify.store_path import StorePath
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines
-from tests.e2e.traffic import Users, chat, text
+from tests.e2e.traffic import MODEL, Users, chat, text
 from tests.ports import free_row
 
 HEADER = 128
@@ -276,3 +276,48 @@ def test_what_a_consumer_decoded_is_stored(layered: Engines) -> None:
     layered.forget()
     layered.ask("consumer-0", text(300, "decoded"), 300)
     assert eventually(lambda: layered.store().dbsize() == 2 * LAYERS, within_s=20)
+
+
+def marked(layered: Engines) -> list[bytes]:
+    """Return the keys that a check has in the store now and knows by their tag."""
+    return [key for key in layered.store().scan_iter(count=1000) if b"@pdkit%check-" in key]
+
+
+def test_a_check_leaves_no_layer(layered: Engines) -> None:
+    """All of it hits, and what it stored is told from others' keys, and removed."""
+    before = set(layered.store().keys())
+    data = layered.kit.ok("check", "--name", layered.name)
+    assert data["hit_rate"]["eligible_rate"] == 1.0
+    for phase in ("store_race", "turns", "decode_reuse", "burst"):
+        assert data[phase]["hits"] == data[phase]["eligible"] > 0, phase
+    assert data["redis"]["keys_removed"] > 30 * LAYERS
+    assert set(layered.store().keys()) == before
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0, 2.5])
+def test_a_killed_check_leaves_no_layer(layered: Engines, after_s: float) -> None:
+    before = set(layered.store().keys())
+    process = layered.kit.start("check", "--name", layered.name)
+    assert eventually(lambda: bool(marked(layered)), within_s=60), "it stored nothing"
+    time.sleep(after_s)
+    process.kill()
+    process.communicate(timeout=60)
+    assert eventually(lambda: layered.kit.guards() == 0, within_s=60)
+    assert set(layered.store().keys()) == before
+
+
+def test_without_the_fix_layers_have_no_tags(layered: Engines) -> None:
+    """It is the fix by which they are told. Its stack's last test."""
+    layered.restart({whom: {"PDKIT_DISABLE_FIXES": "B16c"} for whom in layered.pids()})
+    before = set(layered.store().keys())
+    prompt = list(text(2 * CHUNK + 10, "tags").encode())
+    with EngineApi(layered.url("producer-0")) as producer:
+        producer.complete(MODEL, prompt, max_tokens=1, tag="check-none")
+    assert len(set(layered.store().keys()) - before) == 2 * LAYERS
+    assert not marked(layered)
+    with EngineApi(layered.url("consumer-0")) as consumer:
+        assert not consumer.complete(MODEL, prompt, max_tokens=1, tag="check-none").cached_tokens
+    ran = layered.kit.run("check", "--name", layered.name, "--json")
+    assert ran.code == 0, ran
+    assert "warning: not every engine has fix B16c applied" in ran.stderr
+    assert ran.data["redis"]["keys_removed"] is None

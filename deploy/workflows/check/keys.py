@@ -26,18 +26,18 @@ _PATIENCE_S = 20.0
 class CheckKeys:
     """What marks the keys of one run of a check.
 
-    LMCache's layerwise mode looks tags up and does not store them, so that nothing tagged is ever
-    found. There prompts have no tag, and what they leave goes when Redis needs the room.
+    Where engines do not store what has a tag under it, prompts have none: what they leave goes when
+    Redis needs the room.
     """
 
-    def __init__(self, *, layerwise: bool = False) -> None:
+    def __init__(self, *, tagged: bool = True) -> None:
         self.run = f"check-{secrets.token_hex(4)}"
-        self._layerwise = layerwise
+        self._tagged = tagged
         self._names = 0
 
     def new_tag(self) -> str:
         """Return a tag of this run that no prompt had before; "" where there can be none."""
-        return "" if self._layerwise else self.new_salt()
+        return self.new_salt() if self._tagged else ""
 
     def new_salt(self) -> str:
         """Return a word of this run that no prompt had before."""
@@ -51,7 +51,7 @@ class CheckKeys:
 
     def remove(self, store: Store) -> int | None:
         """Remove the keys of this run, and their twins; return how many, or None."""
-        return None if self._layerwise else store.remove_marked(mark(self.run))
+        return store.remove_marked(mark(self.run)) if self._tagged else None
 
 
 def mark(tag: str) -> str:

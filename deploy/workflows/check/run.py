@@ -29,18 +29,24 @@ from deploy.workflows.check.probes import (
 )
 from deploy.workflows.check.session import ANSWER_TOKENS, Session, require_answers
 from deploy.workflows.evidence import (
+    LAYERWISE_TAGS,
     Seen,
     engine_health,
     gather_evidence,
     is_running,
     service_starts,
     store_use,
+    tags_are_kept,
 )
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_running, require_stack
 
 _RENEWALS = 5
 _DYING_S = 5.0
+_UNTAGGED = (
+    f"warning: not every engine has fix {LAYERWISE_TAGS} applied, without which layerwise KV has "
+    "no tags: the check's keys cannot be told from others', and stay until Redis needs their room"
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,10 @@ def renew_store_connections(home: Home, running: RunningStack) -> None:
 
 @contextmanager
 def _session(home: Home, running: RunningStack, report: Report) -> Iterator[Session]:
-    keys = CheckKeys(layerwise=running.prepared.plan.layerwise)
+    tagged = tags_are_kept(running)
+    if not tagged:
+        report(_UNTAGGED)
+    keys = CheckKeys(tagged=tagged)
     with guarded(home, running.stack.name, keys.run), Session(running, keys, report) as session:
         yield session
 

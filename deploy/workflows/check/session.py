@@ -98,6 +98,7 @@ class Session:
         self.sent = 0
         self._model = plan.model.served_name
         self._store_deadline_s = _STORE_DEADLINE_S
+        self._keys_per_chunk = plan.keys_per_chunk
         self._random = random.Random()  # noqa: S311 - prompts, not secrets: fresh at each run
         self._exit = ExitStack()
         self._apis: dict[str, EngineApi] = {}
@@ -161,10 +162,10 @@ class Session:
         return answer
 
     def await_chunks(self, tag: str, chunks: int, *, settled: bool = False) -> int | None:
-        """Wait until there is at least a key a chunk, and count those for the diagnosis.
+        """Wait until there are the keys of as many chunks, and count them for the diagnosis.
 
-        Every chunk takes as many keys as its format has parts, so the count is a lower bound.
-        Returns it; None where nobody tells.
+        Every rank of an engine stores keys of its own, so that there may be more. Returns their
+        count; None where nobody tells.
 
         Args:
             settled: wait until there are no more of them, too. A producer's answer leaves after its
@@ -173,7 +174,7 @@ class Session:
         self.found.expected_chunks += chunks
         deadline, before = time.monotonic() + self._store_deadline_s, -1
         while (keys := self.keys.count(self.store, tag)) is not None:
-            if keys >= chunks and (keys == before or not settled):
+            if keys >= chunks * self._keys_per_chunk and (keys == before or not settled):
                 break
             if time.monotonic() > deadline:
                 self._store_deadline_s = _NEXT_STORE_DEADLINE_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -13,6 +13,7 @@ from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import check_stack
+from deploy.workflows.down import stop_stack
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab
@@ -118,3 +119,53 @@ def find_stack_url(lab: Lab, service: str) -> str:
 def test_of_no_stack(lab: Lab) -> None:
     with pytest.raises(StateError, match="no stack 'pdkit'"):
         check(lab)
+
+
+class TestLayerByLayer:
+    """A chunk is a key a layer there, which has tags only where fix B16c mends LMCache."""
+
+    MENDED = "fix=B16c state=applied"
+
+    @pytest.fixture
+    def up(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Lab]]:
+        def start(told: str) -> Lab:
+            monkeypatch.setenv("STAND_IN_FIXES", f'lmcache=0.5.6 proved="yes";{told}')
+            lab.up(lab.spec(layerwise=True))
+            return lab
+
+        yield start
+        stop_stack(lab.home, "pdkit", lab.lines.append)
+
+    def test_what_it_stored_is_removed(self, up: Callable[[str], Lab]) -> None:
+        lab = up(self.MENDED)
+        lab.ask()
+        report = check(lab)
+        assert report.passed, report.failures
+        assert report.store.keys_before == 3 * 4, "a client's chunks, a key a layer"
+        assert report.store.keys_removed == (report.store.keys_after or 0) - 3 * 4 > 0
+        assert stack_status(lab.home, "pdkit").store.keys == 3 * 4
+        assert not any(line.startswith("warning") for line in lab.lines)
+
+    @pytest.mark.parametrize("state", ["disabled", "not-applicable", "failed"])
+    def test_without_the_fix_it_has_no_tags_and_says_so(
+        self, up: Callable[[str], Lab], state: str
+    ) -> None:
+        lab = up(f"fix=B16c state={state}")
+        report = check(lab)
+        assert report.passed, report.failures
+        assert report.store.keys_removed is None
+        assert any("warning: not every engine has fix B16c applied" in line for line in lab.lines)
+
+    def test_a_fix_that_only_says_that_it_took_is_noticed(self, up: Callable[[str], Lab]) -> None:
+        lab = up("fix=B16c state=not-needed")
+        report = check(lab)
+        assert not report.passed
+        assert causes(report) == ["not_stored"]
+
+    def test_layers_that_are_missing_are_noticed(self, up: Callable[[str], Lab]) -> None:
+        lab = up(self.MENDED)
+        lab.faults.write_text("producer:stores-one-layer")
+        report = check(lab)
+        assert not report.passed
+        assert causes(report) == ["not_stored"]
+        assert "of 6 chunks 1 reached Redis" in report.diagnosis[0].message

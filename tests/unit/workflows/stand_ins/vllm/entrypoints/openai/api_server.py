@@ -1,4 +1,7 @@
-"""Stands in for vLLM with LMCache: one real key a chunk in the real Redis, answers by the prompt.
+"""Stands in for vLLM with LMCache: real keys in the real Redis, answers by the prompt.
+
+A chunk is one key, or in layerwise mode one a layer; there, without fix B16c, tags are looked up,
+not stored.
 
 What is wrong with it is read at each request from the file that STAND_IN_FAULTS names: words such
 as `consumer:wrong-kv`. A fault at start-up is read from STAND_IN_DIES.
@@ -19,6 +22,8 @@ import yaml
 from stand_in_http import Answer, serve
 
 BLOCK = 16
+LAYERS = 4  # of the tiny model
+FIXES = os.environ.get("STAND_IN_FIXES", "fix=B17 state=applied").split(";")
 
 
 class Engine:
@@ -27,6 +32,8 @@ class Engine:
         self.options = options
         self.role = json.loads(options.kv_transfer_config)["kv_role"].removeprefix("kv_")
         self.chunk = int(settings["chunk_size"])
+        self.layerwise = bool(settings["use_layerwise"])
+        self.stores_tags = not self.layerwise or "fix=B16c state=applied" in FIXES
         self.redis = redis.Redis.from_url(settings["extra_config"]["pdkit.url"])
         self.namespace = settings["extra_config"]["pdkit.namespace"]
         self.counters = dict.fromkeys(("queries", "hits"), 0)
@@ -54,7 +61,7 @@ class Engine:
         prompt = body["prompt"]
         tag = (body.get("kv_transfer_params") or {}).get("lmcache.tag.pdkit", "")
         ends = range(self.chunk, len(prompt) + 1, self.chunk)
-        keys = [self.key(prompt[:end], tag) for end in ends]
+        chunks = [self.keys(prompt[:end], tag) for end in ends]
         mine = max((common(prompt, other) for other in self.own), default=0)
         loaded = 0
         if body.get("cache_salt"):
@@ -62,10 +69,10 @@ class Engine:
         elif self.role == "producer":
             loaded = self.chunk if self.has_fault("loads") else 0
             if not self.has_fault("stores-nothing"):
-                for key in keys:
-                    self.redis.set(key, b"kv")
+                for end in ends:
+                    self.store(self.keys(prompt[:end], tag if self.stores_tags else ""))
         else:
-            loaded = max(0, self.load(keys, len(prompt)) - mine)
+            loaded = max(0, self.load(chunks, len(prompt)) - mine)
         self.counters["queries"] += len(prompt) - mine
         self.counters["hits"] += loaded
         self.local_hits += mine
@@ -75,18 +82,25 @@ class Engine:
         damage = 3.0 if loaded and self.has_fault("wrong-kv") else 0.0
         return 200, completion(prompt, body["max_tokens"], damage, min(mine, len(prompt)) + loaded)
 
-    def load(self, keys: list[str], prompt_tokens: int) -> int:
+    def store(self, keys: list[str]) -> None:
+        for key in keys[:1] if self.has_fault("stores-one-layer") else keys:
+            self.redis.set(key, b"kv")
+
+    def load(self, chunks: list[list[str]], prompt_tokens: int) -> int:
         if self.has_fault("flushes"):
             self.redis.flushall()
         found = 0
-        while found < len(keys) and self.redis.exists(keys[found]):
+        while found < len(chunks) and self.redis.exists(*chunks[found]) == len(chunks[found]):
             found += 1
         return min(found * self.chunk, prompt_tokens - 1)
 
-    def key(self, prefix: list[int], tag: str) -> str:
+    def keys(self, prefix: list[int], tag: str) -> list[str]:
+        """Return the keys of the chunk that ends a prefix."""
         seed = os.environ["PYTHONHASHSEED"]
         digest = hashlib.sha256(f"{seed} {prefix}".encode()).hexdigest()
-        return f"{self.namespace}:model@{digest}@" + (f"pdkit%{tag}@" if tag else "") + "float32"
+        chunk, rest = f"{self.namespace}:model@{digest}@", f"pdkit%{tag}@" if tag else ""
+        layers = [f"{layer}@" for layer in range(LAYERS)] if self.layerwise else [""]
+        return [f"{chunk}{layer}{rest}float32" for layer in layers]
 
     def has_fault(self, name: str) -> bool:
         file = Path(os.environ["STAND_IN_FAULTS"])
@@ -139,7 +153,7 @@ def main() -> None:
     if os.environ.get("STAND_IN_DIES") == engine.role:
         print("Loading weights", flush=True)
         sys.exit("RuntimeError: the weights are corrupt")
-    for line in os.environ.get("STAND_IN_FIXES", "fix=B17 state=applied").split(";"):
+    for line in FIXES:
         print(f"pdkit-connector {line}", flush=True)
     serve(int(options.port), engine.answer)
 
