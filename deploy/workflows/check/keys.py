@@ -40,14 +40,13 @@ class CheckKeys:
         return self.new_salt() if self._tagged else ""
 
     def new_salt(self) -> str:
-        """Return a word of this run that no prompt had before."""
+        """Return a word of this run that no prompt had before, and none begins with."""
         self._names += 1
-        return f"{self.run}-{self._names}"
+        return f"{self.run}-{self._names}-"
 
     def count(self, store: Store, tag: str) -> int | None:
         """Return how many keys have a tag; None where nobody can tell."""
-        # Between two of a key's parts, so that no tag is the beginning of another.
-        return store.count_marked(f"{mark(tag)}@") if tag else None
+        return store.count_marked(mark(tag)) if tag else None
 
     def remove(self, store: Store) -> int | None:
         """Remove the keys of this run, and their twins; return how many, or None."""

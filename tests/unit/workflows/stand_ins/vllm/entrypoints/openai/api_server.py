@@ -95,12 +95,12 @@ class Engine:
         return min(found * self.chunk, prompt_tokens - 1)
 
     def keys(self, prefix: list[int], tag: str) -> list[str]:
-        """Return the keys of the chunk that ends a prefix."""
+        """Return the keys of the chunk that ends a prefix; a tag comes last, as on GPUs."""
         seed = os.environ["PYTHONHASHSEED"]
         digest = hashlib.sha256(f"{seed} {prefix}".encode()).hexdigest()
-        chunk, rest = f"{self.namespace}:model@{digest}@", f"pdkit%{tag}@" if tag else ""
-        layers = [f"{layer}@" for layer in range(LAYERS)] if self.layerwise else [""]
-        return [f"{chunk}{layer}{rest}float32" for layer in layers]
+        chunk, tags = f"{self.namespace}:model@{digest}@float32", f"@pdkit%{tag}" if tag else ""
+        layers = [f"@{layer}" for layer in range(LAYERS)] if self.layerwise else [""]
+        return [f"{chunk}{layer}{tags}" for layer in layers]
 
     def has_fault(self, name: str) -> bool:
         file = Path(os.environ["STAND_IN_FAULTS"])
