@@ -42,8 +42,8 @@ class Store(Protocol):
     def remove_marked(self, mark: str) -> int | None:
         """Remove the keys that contain a mark, and those that are the same but for it.
 
-        A key is made of parts that begin with '@'; the mark is the beginning of one. Returns how
-        many were removed; None where Redis does not let its user do that.
+        The mark is the beginning of a tag that goes on in digits and dashes. Returns how many were
+        removed; None where Redis does not let its user do that.
         """
         ...
 
@@ -51,9 +51,9 @@ class Store(Protocol):
 
 
 def plain_twin(key: bytes, mark: bytes) -> bytes:
-    """Return a key without the part that a mark begins."""
+    """Return a key without the tag that a mark begins; LMCache's own client appends to it."""
     before, _, after = key.partition(mark)
-    return before + b"".join(after.partition(b"@")[1:])
+    return before + after.lstrip(b"-0123456789")
 
 
 def marked(client: Any, mark: str) -> Iterator[list[bytes]]:

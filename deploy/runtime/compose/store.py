@@ -28,7 +28,7 @@ _REMOVE = (
     "local removed = 0 "
     "for _, key in ipairs(found) do "
     "local first, last = string.find(key, ARGV[1], 1, true) "
-    "local rest = string.find(key, '@', last + 1, true) "
+    "local rest = string.find(key, '[^%d%-]', last + 1) "
     "local twin = string.sub(key, 1, first - 1) .. (rest and string.sub(key, rest) or '') "
     "removed = removed + redis.call('UNLINK', key) + redis.call('UNLINK', twin) "
     "end "
