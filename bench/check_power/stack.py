@@ -81,8 +81,8 @@ class Bench:
 
     def _checked_pair(self, damage: Damage, rng: random.Random) -> tuple[Seen, list[Loot]]:
         """Do what a check does for one pair, with a vandal at its first prompt."""
-        keys = CheckKeys()
-        first = f"{mark(keys.run)}-1@"
+        keys = CheckKeys(tagged=True)
+        first = f"{mark(keys.run)}-1-"
         with Session(self.running, keys, lambda _: None) as session:
             before = session.reading()
             chunks = lengths(session)[0] // session.chunk
@@ -95,7 +95,7 @@ class Bench:
 
     def _chunk_of(self, prompt: Sequence[int]) -> bytes:
         """Have the producer store a prompt of one chunk; return its bytes, and remove them."""
-        keys = CheckKeys()
+        keys = CheckKeys(tagged=True)
         tag = keys.new_tag()
         with EngineApi(self._url) as api:
             api.complete(self._model, prompt, max_tokens=1, tag=tag)

@@ -29,7 +29,7 @@ NAME = "power"
 PORT = free_row()
 TRIALS = 2
 # The first prompt that any check sends to a pair; its whole chunks are four.
-FIRST_PROMPT, FIRST_CHUNKS = "@pdkit%check-*-1@", 4
+FIRST_PROMPT, FIRST_CHUNKS = "@pdkit%check-*-1-", 4
 BFLOAT16_NAN = 0x7FC0
 KNOWN_BAD = {
     "id": "a test", "verdict": "known_bad", "vendors": ["cpu"], "link": "https://example.org",
