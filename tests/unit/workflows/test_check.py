@@ -95,8 +95,9 @@ def test_requests_of_others_are_noticed(served: Lab) -> None:
     stop = threading.Event()
 
     def disturb() -> None:
-        while not stop.is_set():
-            httpx.post(f"{url}/v1/completions", json=body, trust_env=False)
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            while not stop.is_set():
+                client.post("/v1/completions", json=body)
 
     thread = threading.Thread(target=disturb)
     thread.start()
