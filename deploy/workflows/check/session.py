@@ -31,7 +31,13 @@ _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
 _UNSEEN_STORE_S = 1.0  # for a store that nobody can see
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
-_SAMPLE_LETTERS = 2000
+# What prompts are made of, before it is tokens. Many letters make many tokens, even where each byte
+# is one: KV of two tokens that are equal is nearly the same, so that mixing them up hardly shows.
+_LETTERS = (
+    *string.ascii_letters, *string.digits, *string.punctuation, " ",
+    *map(chr, range(0xC0, 0x250)), *map(chr, range(0x391, 0x3CA)), *map(chr, range(0x410, 0x450)),
+)  # fmt: skip
+_SAMPLE_LETTERS = 4000
 
 
 def require_answers(running: RunningStack) -> None:
@@ -113,7 +119,7 @@ class Session:
         first = self._apis[self.producers[0]]
         self.limit = first.max_model_len()
         self.version = first.version()
-        letters = self._random.choices((*string.ascii_lowercase, " "), k=_SAMPLE_LETTERS)
+        letters = self._random.choices(_LETTERS, k=_SAMPLE_LETTERS)
         # Any order of these ids is a prompt.
         self._tokens = sorted(set(first.tokenize(self._model, "".join(letters))))
         return self
