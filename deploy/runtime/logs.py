@@ -35,12 +35,16 @@ _RAISED = re.compile(_EXCEPTION)
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
-def last_lines(path: Path, count: int | None = None) -> tuple[str, ...]:
-    """Return up to `count` last lines, else all, without colour codes; none if there is no file."""
+def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple[str, ...]:
+    """Return up to `count` last lines, else all, without colour codes; none if there is no file.
+
+    Args:
+        since: where to begin, in bytes, if all are wanted.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(0 if count is None else max(0, size - _TAIL_BYTES))
+            file.seek(since if count is None else max(0, size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ()

@@ -53,6 +53,7 @@ class ProcessLauncher:
 
     def __init__(self, home: StackHome) -> None:
         self._home = home
+        self._log_begins: dict[str, int] = {}  # of what was started, its log's size before
 
     def log_path(self, name: str) -> Path:
         return self._home.logs_dir / f"{name}.log"
@@ -79,6 +80,7 @@ class ProcessLauncher:
         log = self.log_path(service.name)
         if starts == 1:
             log.unlink(missing_ok=True)
+        self._log_begins[service.name] = log.stat().st_size if log.exists() else 0
         try:
             process = sessions.spawn(service.argv, self._environment(service), log=log, cwd=folder)
         except OSError as exc:
@@ -164,7 +166,8 @@ class ProcessLauncher:
     def died(self, started: Started) -> StackUnhealthy:
         """Return the error for a service that ended during the start."""
         record = started.record
-        lines = self.log_lines(record.name)
+        since = self._log_begins.get(record.name, 0)
+        lines = last_lines(self.log_path(record.name), since=since)
         cause = first_error(lines)
         return StackUnhealthy(
             f"{record.name} died while starting ({started.ended})"

@@ -153,7 +153,8 @@ def make_project(home: Path, name: str, port: int, **more: Any) -> Project:
 
 
 def write_settings(home: Path, name: str, port: int, **more: Any) -> None:
-    settings = {"name": name, "topology": "1p1d", "port": port, "redis": {"image": "redis-local"}}
+    redis = {"image": "redis-local", "memory_gib": 1}
+    settings = {"name": name, "topology": "1p1d", "port": port, "redis": redis}
     (home / "deploy.yaml").write_text(yaml.safe_dump({**settings, **more}))
 
 

@@ -117,16 +117,14 @@ class TestDocker:
 
 class TestEnginesThatDie:
     def test_killed_by_the_kernel_for_memory(self, own: Project) -> None:
-        write_settings(own.kit.home, own.name, own.port, redis={"image": "redis-local"},
-                       engine={"memory_gib": 0.25})  # fmt: skip
+        write_settings(own.kit.home, own.name, own.port, engine={"memory_gib": 0.25})
         error = refused(own, code=4, name="out_of_memory", logs=True)
         assert "its memory ran out" in error["message"]
         assert "engine.memory_gib" in error["hint"]
 
     def test_that_see_themselves_that_memory_is_short(self, own: Project) -> None:
-        write_settings(own.kit.home, own.name, own.port,
-                       redis={"image": "redis-local", "memory_gib": 1},
-                       engine={"memory_gib": 2, "kv_cache_gib": 2})  # fmt: skip
+        engine = {"memory_gib": 2, "kv_cache_gib": 2}
+        write_settings(own.kit.home, own.name, own.port, engine=engine)
         error = refused(own, code=4, name="out_of_memory", logs=True)
         assert "engine.memory_gib" in error["hint"]
         assert "Available memory" in error["message"] and "2.0 GiB" in error["message"]

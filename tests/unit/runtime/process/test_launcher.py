@@ -282,6 +282,15 @@ class TestWaiting:
         assert error.details[-1] == "RuntimeError: weights are corrupt"
         assert error.details[0] == f"line {40 - LOG_TAIL + 1}"
 
+    def test_what_an_earlier_start_said_is_not_the_cause(
+        self, start: Start, wait: Callable[..., dict[str, float]]
+    ) -> None:
+        start("print('OSError: of the first')")[1].process.wait(10)
+        second = start("raise SystemExit('ValueError: of the second')", starts=2)
+        with pytest.raises(StackUnhealthy, match=r"code 1\), ValueError: of the second") as caught:
+            wait(second)
+        assert caught.value.details == ("ValueError: of the second",)
+
     def test_one_that_served_and_then_died(
         self, start: Start, wait: Callable[..., dict[str, float]], tmp_path: Path
     ) -> None:
