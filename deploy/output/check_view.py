@@ -33,7 +33,7 @@ def check_view(report: CheckReport) -> str:
     lines = [
         table(header, rows),
         "",
-        f"External prefix cache hit rate: {percent(total.rate)} (vLLM's own: hits / queries)",
+        f"External prefix cache hit rate: {percent(total.rate)} (hits / queries of the pairs)",
         f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
         f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
         f"largest log-probability difference {same.max_logprob_diff:.4f}",
@@ -48,7 +48,8 @@ def check_view(report: CheckReport) -> str:
         *(f"  failed: {failure}" for failure in report.failures),
     ]
     for cause in report.diagnosis:
-        lines += [f"  cause: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
+        word = "note" if report.passed else "cause"
+        lines += [f"  {word}: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
     return "\n".join(lines)
 
 
@@ -87,6 +88,11 @@ def _asides(report: CheckReport) -> Iterator[str]:
         yield (
             f"vLLM {report.vllm} may count otherwise: what must be hit was compared with "
             f"{pinned_range()}"
+        )
+    if report.store.keys_removed is None:
+        yield (
+            "The check's keys stay in Redis until it needs their room: they could not be listed; "
+            "allow its user SCAN and UNLINK"
         )
     for prompt in report.prompts:
         yield (

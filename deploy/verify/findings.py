@@ -131,7 +131,7 @@ def failures(
             BURST, f"{found.burst.failed} of {found.burst.requests} requests at once failed"
         )
     for prompt in found.prompts:
-        if not prompt.hit:
+        if prompt.under_chunk or prompt.missed:
             yield Failure(OWN_PROMPT, prompt.sentence)
     yield from _not_equivalent(found)
     if found.bypassed:

@@ -48,13 +48,13 @@ class OwnPrompt:
 
     @property
     def hidden(self) -> bool:
-        """The consumer's own prefix cache served what the store would have."""
-        return not self.under_chunk and self.local > 0 and self.loaded < self.eligible
+        """The consumer's own prefix cache served all that the store would have."""
+        return not (self.under_chunk or self.missed or self.loaded)
 
     @property
     def hit(self) -> bool:
-        """All that can come from the store came from it."""
-        return not self.under_chunk and self.loaded >= self.eligible
+        """All that the consumer did not have itself came from the store."""
+        return not (self.under_chunk or self.missed or self.hidden)
 
     @property
     def missed(self) -> bool:

@@ -89,21 +89,22 @@ def tags_are_kept(running: RunningStack) -> bool:
 
 
 def store_use(seen: Seen, removed: int | None) -> StoreUse:
-    """Return how the check filled Redis; zeros where it did not answer."""
+    """Return how the check filled Redis, as far as it answered."""
     before, after = seen.store_before, seen.store_after
-    if before is None or after is None:
-        return StoreUse()
+    last = after or before
     return StoreUse(
-        before.keys,
-        after.keys,
-        after.used_memory_bytes,
-        after.max_memory_bytes,
+        before.keys if before else None,
+        after.keys if after else None,
+        last.used_memory_bytes if last else None,
+        last.max_memory_bytes if last else None,
         seen.grown("evicted_keys"),
         removed,
     )
 
 
-def gather_evidence(running: RunningStack, found: Findings, seen: Seen, store: Store) -> Evidence:
+def gather_evidence(
+    running: RunningStack, found: Findings, seen: Seen, store: Store, failures: Sequence[str]
+) -> Evidence:
     """Return what the rules of the diagnosis look at."""
     engines = [_engine_facts(running, found, seen, name) for name in _names(running)]
     plan = running.prepared.plan
@@ -128,6 +129,7 @@ def gather_evidence(running: RunningStack, found: Findings, seen: Seen, store: S
         disabled_by_spec="PDKIT_DISABLE_FIXES" in running.prepared.spec.engine.env,
         bad_pair=_bad_pair(running, engines),
         prompts=found.prompts,
+        failures=failures,
     )
 
 
@@ -207,7 +209,6 @@ def _store_facts(running: RunningStack, seen: Seen, store: Store) -> StoreFacts:
         errors=_more(before.errors, after.errors) if before and after else {},
         policy=known.policy if known else None,
         max_memory_bytes=known.max_memory_bytes if known else None,
-        replica=bool(known and known.replica),
         brought=running.prepared.plan.redis_brought,
     )
 

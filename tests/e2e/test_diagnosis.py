@@ -235,7 +235,9 @@ class TestPrompts:
         first = kit.ok("check", "--name", NAME, *options)
         (prompt,) = first["prompts"]
         assert prompt["loaded"] == prompt["eligible"] > 0 and prompt["local"] == 0
-        data = named(kit, "prefix_cache_hides", CONSUMER, options=options)
+        data = kit.ok("check", "--name", NAME, *options)
+        (cause,) = data["diagnosis"]
+        assert cause["code"] == "prefix_cache_hides" and CONSUMER in cause["message"]
         (prompt,) = data["prompts"]
         assert prompt["loaded"] == 0 and prompt["local"] >= prompt["eligible"]
         # The mend: another beginning.

@@ -24,6 +24,8 @@ class Cause(NamedTuple):
     explains: tuple[str, ...] = ()
 
 
+# What there is to say of a prompt even if nothing is wrong.
+HIDES = Cause("prefix_cache_hides", requests.prefix_cache_hides)
 CAUSES = (
     Cause("prompt_under_chunk", requests.short_prompts, ("prefix_cache_hides",)),
     Cause(
@@ -46,6 +48,7 @@ CAUSES = (
         "fix_not_applied", engines.fixes,
         ("kv_differs", "known_bad_pair", "layout_differs", *_NOT_THERE),
     ),
+    Cause("kv_differs", requests.wrong_kv),
     Cause("store_differs", engines.redis_address, _NOT_THERE),
     Cause("namespace_differs", engines.namespace, _NOT_THERE),
     Cause("model_differs", engines.model, _OF_KEYS),
@@ -62,33 +65,31 @@ CAUSES = (
     Cause("values_refused", store.refused_values),
     Cause("store_fails", store.fails, ("stores_late", *_NOT_THERE)),
     Cause("stores_late", store.late, _NOT_THERE),
-    Cause("kv_differs", requests.no_numbers, ("request_failed",)),
     Cause("request_failed", requests.failed, ("router_bypasses_producers", *_NOT_THERE)),
     Cause("router_bypasses_producers", requests.router),
     Cause("known_bad_pair", engines.bad_pair, ("kv_differs", *_NOT_THERE)),
     Cause("not_stored", store.not_stored),
-    Cause("prefix_cache_hides", requests.prefix_cache_hides),
+    HIDES,
 )  # fmt: skip
 # For want of anything better, the first that fits.
 LAST_RESORTS = (
-    Cause("kv_differs", requests.wrong_kv),
     Cause("store_evicts", store.perhaps_evicts),
     Cause("not_found", requests.not_found),
+    Cause("unexplained", requests.unexplained),
 )
 CODES = tuple(dict.fromkeys(cause.code for cause in (*CAUSES, *LAST_RESORTS)))
 
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
     """Return the causes that the evidence supports, likeliest first; none for a healthy stack."""
-    if not _is_wrong(evidence):
-        return []
-    found = [(cause, said) for cause in CAUSES if (said := cause.rule(evidence))]
+    rules = CAUSES if _is_wrong(evidence) else (HIDES,)
+    found = [(cause, said) for cause in rules if (said := cause.rule(evidence))]
     found = [(cause, said) for cause, said in found if said.code == cause.code]
     explained = {code for cause, _ in found for code in cause.explains}
     causes = [said for cause, said in found if cause.code not in explained]
     if causes:
         return causes
-    return [next(said for cause in LAST_RESORTS if (said := cause.rule(evidence)))]
+    return list(filter(None, (cause.rule(evidence) for cause in LAST_RESORTS)))[:1]
 
 
 def _is_wrong(evidence: Evidence) -> bool:
@@ -103,5 +104,5 @@ def _is_wrong(evidence: Evidence) -> bool:
         or evidence.store.refusal
         or not evidence.store.reachable
         or any(engine.ended or engine.restarted or engine.left_out for engine in evidence.engines)
-        or any(not prompt.hit for prompt in evidence.prompts)
+        or any(prompt.under_chunk or prompt.missed for prompt in evidence.prompts)
     )

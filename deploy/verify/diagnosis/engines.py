@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from deploy.verify.diagnosis.evidence import CONNECTOR, EngineFacts, Evidence, join
 from deploy.verify.report import Diagnosis
@@ -45,7 +45,7 @@ def fixes(evidence: Evidence) -> Diagnosis | None:
     """Fixes that a bug needs, and that did not take."""
     off: dict[str, list[str]] = {}
     for engine in evidence.engines:
-        if not engine.fixes and engine.patched:
+        if not engine.fixes and engine.unknown:
             off.setdefault("no report of the patched connector", []).append(engine.name)
         for fix, state in engine.fixes.items():
             if state in ("disabled", "failed") and engine.patched:
@@ -228,6 +228,3 @@ def _settings_hint(evidence: Evidence, setting: str) -> str:
         f"take LMCACHE_{setting.upper()} out of engine.env in deploy.yaml, if it is there; "
         + evidence.restart_hint()
     )
-
-
-Rule = Callable[[Evidence], Diagnosis | None]

@@ -51,6 +51,11 @@ class EngineFacts:
         """Whether the kit's connector moves its KV, as far as anybody tells."""
         return self.connector in (None, CONNECTOR) and not self.use_native
 
+    @property
+    def unknown(self) -> bool:
+        """Nothing but its log, which may have lost its beginning, could tell of its connector."""
+        return self.connector is None and self.failures is None
+
 
 @dataclass(frozen=True)
 class StoreFacts:
@@ -65,7 +70,6 @@ class StoreFacts:
         errors: error code → how often it answered with it during the check, to anybody.
         policy: what it does when it is full.
         max_memory_bytes: 0 where there is no limit.
-        replica: it follows another server.
         brought: it is the user's own, and has no log here.
     """
 
@@ -78,7 +82,6 @@ class StoreFacts:
     errors: Mapping[str, int] = field(default_factory=dict)
     policy: str | None = None
     max_memory_bytes: int | None = None
-    replica: bool = False
     brought: bool = False
 
 
@@ -101,6 +104,7 @@ class Evidence:
         disabled_by_spec: fixes are switched off by the stack's own settings, and no shell's.
         bad_pair: what is known against the engines' versions; "" where nothing is.
         prompts: the user's own prompt, by pair; empty where none was given.
+        failures: what the check found wrong, a sentence each.
     """
 
     stack: str
@@ -120,6 +124,7 @@ class Evidence:
     disabled_by_spec: bool = False
     bad_pair: str = ""
     prompts: Sequence[OwnPrompt] = ()
+    failures: Sequence[str] = ()
 
     @property
     def names(self) -> list[str]:

@@ -7,7 +7,6 @@ from deploy.verify.report import Diagnosis
 
 # What vLLM answers where a log-probability is no number, which JSON cannot hold.
 _NO_NUMBERS = "Out of range float values"
-_STOP_SERVING = "deploy down --name {stack}, and do not serve from it"
 
 
 def short_prompts(evidence: Evidence) -> Diagnosis | None:
@@ -40,9 +39,11 @@ def prefix_cache_hides(evidence: Evidence) -> Diagnosis | None:
 
 def failed(evidence: Evidence) -> Diagnosis | None:
     """A service that answered something else than a completion."""
-    if not evidence.failed_requests:
+    broken = _without_numbers(evidence)  # by its KV, see `wrong_kv`
+    failed = [one for one in evidence.failed_requests.items() if one[0] not in broken]
+    if not failed:
         return None
-    engine, answer = next(iter(evidence.failed_requests.items()))
+    engine, answer = failed[0]
     return Diagnosis(
         "request_failed",
         f"{engine} did not answer: {answer}",
@@ -62,36 +63,46 @@ def router(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def no_numbers(evidence: Evidence) -> Diagnosis | None:
-    """KV that was loaded and holds such values that nothing can be computed over it."""
+def wrong_kv(evidence: Evidence) -> Diagnosis | None:
+    """Answers that differ, or are none at all, where KV was loaded: a miss would not do that."""
+    if evidence.mismatched:
+        said = "answers over KV that was loaded differ from recomputed ones"
+    elif without := _without_numbers(evidence):
+        said = f"over KV that was loaded {join(without)} computed what is no number"
+    else:
+        return None
+    return Diagnosis(
+        "kv_differs",
+        f"{said}: that KV is wrong",
+        f"deploy down --name {evidence.stack}, and do not serve from it",
+    )
+
+
+def _without_numbers(evidence: Evidence) -> list[str]:
+    """Return who said that its answer holds no numbers, where no producer said so of its own."""
     said = [name for name, answer in evidence.failed_requests.items() if _NO_NUMBERS in answer]
     computing = {engine.name for engine in evidence.engines if engine.role == "producer"}
-    if not said or computing.intersection(said):
+    return [] if computing.intersection(said) else said
+
+
+def not_found(evidence: Evidence) -> Diagnosis | None:
+    """Nothing explains that something was missing."""
+    if not evidence.missed:
         return None
-    return Diagnosis(
-        "kv_differs",
-        f"over the KV that was loaded {join(said)} computed what is no number, over its own no "
-        "producer did: it is wrong",
-        _STOP_SERVING.format(stack=evidence.stack),
-    )
-
-
-def wrong_kv(evidence: Evidence) -> Diagnosis | None:
-    """KV that was loaded and is wrong, for no reason that was found."""
-    if not evidence.mismatched or evidence.missed:
-        return None
-    return Diagnosis(
-        "kv_differs",
-        "KV was found and loaded, yet the answers differ from recomputed ones: it is wrong",
-        _STOP_SERVING.format(stack=evidence.stack),
-    )
-
-
-def not_found(evidence: Evidence) -> Diagnosis:
-    """Nothing explains it."""
     return Diagnosis(
         "not_found",
         "KV reached Redis and was not all found, though the engines agree in all that is compared",
         f"deploy logs {join(evidence.names[-1:])} --name {evidence.stack}, and look for LMCache's "
         "warnings",
+    )
+
+
+def unexplained(evidence: Evidence) -> Diagnosis | None:
+    """What failed is all that is known."""
+    if not evidence.failures:
+        return None
+    return Diagnosis(
+        "unexplained",
+        f"no rule explains this: {evidence.failures[0]}",
+        f"deploy status --name {evidence.stack}; deploy logs --name {evidence.stack}",
     )

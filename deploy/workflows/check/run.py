@@ -159,8 +159,11 @@ def _checked(
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
     failed = list(failures(found, engines, store_answers=seen.store_answered, least=options.least))
-    # Only a failure is worth reading the engines' whole logs for.
-    causes = diagnose(gather_evidence(running, found, seen, session.store)) if failed else []
+    causes = []
+    # Nothing else is worth reading the engines' whole logs for.
+    if failed or any(prompt.hidden for prompt in found.prompts):
+        said = [failure.sentence for failure in failed]
+        causes = diagnose(gather_evidence(running, found, seen, session.store, said))
     return CheckReport(
         pairs=found.pairs,
         race=found.race,

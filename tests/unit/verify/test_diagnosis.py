@@ -96,7 +96,10 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "fix failed": (
         consumer(fixes={"B17": "failed"}), "fix_not_applied", "fix B17 is failed in consumer-0",
     ),
-    "no report": (producer(fixes={}), "fix_not_applied", "no report of the patched connector"),
+    "no report": (
+        producer(fixes={}, connector=None, failures=None), "fix_not_applied",
+        "no report of the patched connector",
+    ),
     "another redis": (
         kv(redis="10.0.0.9:6379/0"), "store_differs",
         "producer-0 127.0.0.1:8001/0; consumer-0 10.0.0.9:6379/0",
@@ -209,6 +212,7 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
         "prefix_cache_hides",
         "800 of 811 tokens in consumer-0",
     ),
+    "wrong KV": ({"mismatched": True}, "kv_differs", "differ from recomputed ones"),
     "found by nobody": ({}, "not_found", "agree in all that is compared"),
 }  # fmt: skip
 
@@ -224,7 +228,7 @@ def test_a_cause_from_its_evidence(case: str) -> None:
 
 
 def test_every_cause_has_a_case() -> None:
-    assert {code for _, code, _ in CAUSE.values()} == set(CODES)
+    assert {code for _, code, _ in CAUSE.values()} | {"unexplained"} == set(CODES)
 
 
 def test_codes_are_unique_and_what_is_explained_exists() -> None:
@@ -239,7 +243,8 @@ ALONE = (
     "no room for a chunk", "the user's prompt is short", "redis gone", "an engine gone",
     "an engine anew", "denied a command", "denied the log-in", "redis says so", "read-only", "full",
     "corrupt values", "redis fails", "no room in the queue", "request failed", "router",
-    "no numbers", "a producer's own are none", "own cache", "evicted, and too small all the same",
+    "no numbers", "a producer's own are none", "own cache", "wrong KV",
+    "evicted, and too small all the same",
 )  # fmt: skip
 
 
@@ -255,8 +260,35 @@ def test_a_healthy_stack_has_none() -> None:
     assert codes(prompts=(PROMPT,)) == []
 
 
-def test_wrong_kv_is_not_called_a_miss() -> None:
+def test_wrong_kv_is_named_whatever_else_is_wrong() -> None:
+    """A miss is computed again and changes no answer, so it explains no difference."""
     assert codes(mismatched=True) == ["kv_differs"]
+    assert codes(mismatched=True, missed=True) == ["kv_differs"]
+    evicted = store(evicted=3)
+    assert codes(mismatched=True, missed=True, stored_chunks=5, **evicted) == [
+        "kv_differs", "store_evicts",
+    ]  # fmt: skip
+    assert codes(mismatched=True, failed_requests={"router": "HTTP 500"}) == [
+        "kv_differs", "request_failed",
+    ]  # fmt: skip
+
+
+def test_a_log_without_its_beginning_is_no_missing_report() -> None:
+    assert codes(missed=True, **producer(fixes={})) == ["not_found"]
+    counted = producer(fixes={}, connector=None)
+    assert codes(missed=True, **counted) == ["not_found"]
+
+
+def test_what_no_rule_explains_is_quoted() -> None:
+    (cause,) = found(failures=["router was started anew during the check", "and more"])
+    assert cause.code == "unexplained"
+    assert "router was started anew" in cause.message and "deploy status" in cause.hint
+
+
+def test_a_prompt_that_the_consumer_has_itself_is_a_note_and_hides_nothing() -> None:
+    own = (replace(PROMPT, local=800, loaded=0),)
+    flushed = store(flushes=1)
+    assert codes(prompts=own, **flushed) == ["prefix_cache_hides"]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_the_consumers_own_cache_served_it() -> None:
 
 def test_a_part_of_each_is_no_miss() -> None:
     part = replace(PROMPT, local=256, loaded=512)
-    assert part.hidden and not part.missed
+    assert part.hit and not part.missed and not part.hidden
 
 
 def test_from_nowhere() -> None:
@@ -46,6 +46,8 @@ def test_from_nowhere() -> None:
 
 
 def test_a_check_fails_where_it_did_not_hit() -> None:
-    for prompt, wrong in ((PROMPT, []), (replace(PROMPT, loaded=0), ["your prompt"])):
+    held = replace(PROMPT, local=800, loaded=0)
+    lost = replace(PROMPT, loaded=0)
+    for prompt, wrong in ((PROMPT, []), (held, []), (lost, ["your prompt"])):
         found = Findings(stored_keys=1, prompts=[prompt])
         assert [one.item for one in failures(found, (), store_answers=True)] == wrong
