@@ -81,7 +81,7 @@ def test_all_of_it(kit: Deploy, store: redis.Redis) -> None:
     assert data["burst"]["requests"] >= 16 and data["burst"]["failed"] == 0
     # Each pair's prompts and cuts, the router's, the turns', the follow-up of what was decoded,
     # and every user's.
-    assert data["equivalence"]["compared"] == (2 + 4) + 2 + 3 + 1 + 8
+    assert data["equivalence"]["compared"] == (2 + 16) + 2 + 3 + 1 + 8
     assert data["counted"] == {
         "queries": data["hit_rate"]["queries"] + data["counted"]["queries"] - 1621,
         "hits": data["hit_rate"]["hits"],

@@ -64,7 +64,7 @@ def test_engine_that_dies_at_its_start(deploy: Deploy, tmp_path: Path) -> None:
 
 def interrupted_start(deploy: Deploy, name: str, port: int, number: signal.Signals) -> str:
     process = deploy.start("up", "--name", name, "--port", str(port))
-    assert eventually(lambda: len(deploy.processes(name)) >= 3, within_s=60), "engines started"
+    assert eventually(lambda: len(deploy.processes(name)) >= 3, within_s=150), "engines started"
     time.sleep(3)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=30)

@@ -91,7 +91,12 @@ def not_found(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "not_found",
-        "KV reached Redis and was not all found, though the engines agree in all that is compared",
+        "KV reached Redis and was not all found, though the engines agree in all that is compared"
+        + (
+            f"; {evidence.not_loaded:.0f} chunks were found and not loaded"
+            if evidence.not_loaded
+            else ""
+        ),
         f"deploy logs {join(evidence.names[-1:])} --name {evidence.stack}, and look for LMCache's "
         "warnings",
     )

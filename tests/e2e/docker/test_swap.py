@@ -35,7 +35,7 @@ IDLE = (
 def idle_s(stack: Project) -> dict[str, int]:
     """Return key of Redis → seconds since its last use."""
     rows = (line.rpartition(" ") for line in stack.redis("EVAL", IDLE, "0"))
-    return {key: int(seconds) for key, _, seconds in rows}
+    return {key: int(seconds) for key, _, seconds in rows if key}
 
 
 def seeds(stack: Project) -> set[str]:
