@@ -330,10 +330,22 @@ class TestHub:
     def test_it_is_not_to_be_asked(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         spec = lab.spec(model="owner/70b")
-        assert "HF_HUB_OFFLINE" in failing(look(lab, spec))["hub.model"]
-        with pytest.raises(MachineUnfit, match="HF_HUB_OFFLINE"):
-            lab.up(spec)
+        with open_hub() as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.address)
+            assert "HF_HUB_OFFLINE" in failing(look(lab, spec))["hub.model"]
+            with pytest.raises(MachineUnfit, match="HF_HUB_OFFLINE"):
+                lab.up(spec)
+            assert hub.asked == []
         assert lab.pids() == []
+
+    def test_the_engines_own_settings_forbid_it(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with open_hub() as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.address)
+            found = look(lab, model="owner/70b", engine={"env": {"HF_HUB_OFFLINE": "1"}})
+            assert "HF_HUB_OFFLINE" in failing(found)["hub.model"]
+            assert hub.asked == []
 
     def test_it_does_not_answer(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
