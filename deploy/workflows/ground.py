@@ -105,12 +105,15 @@ def _see_docker(spec: StackSpec) -> tuple[DockerSeen | None, Mapping[str, Any] |
     if spec.runtime == "process":
         return None, None
     asked = spec.runtime == "compose"
+    chosen = asked
     try:
-        version, info = require_compose(), docker_info()
+        version = require_compose()
+        chosen = True  # by `up`, whatever else the engine says
+        info = docker_info()
     except MachineError as exc:
         there = shutil.which("docker") is not None
         return DockerSeen(
-            chosen=asked, asked=asked, trouble=exc.message, mend=exc.hint, installed=there
+            chosen=chosen, asked=asked, trouble=exc.message, mend=exc.hint, installed=there
         ), None
     return DockerSeen(
         chosen=True,
