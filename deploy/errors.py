@@ -28,10 +28,13 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 # What to change in a command line: option → its new value, or None to leave it out.
 Changes = Mapping[str, str | None]
+# What XML forbids, and what a terminal would obey.
+_CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class PdkitError(Exception):
@@ -73,6 +76,11 @@ class PdkitError(Exception):
             "hint": self.hint,
             "details": list(self.details),
         }
+
+
+def printable(text: str) -> str:
+    """Return another program's words as a terminal and an XML document can hold them."""
+    return _CONTROLS.sub("", text)
 
 
 def options_text(changes: Changes) -> str:

@@ -17,7 +17,7 @@ def engine(seen: Seen) -> Verdict | None:
         return None
     if not docker.trouble:
         return _answering(docker.version, docker.compose, chosen=docker.chosen)
-    if docker.asked:
+    if docker.chosen:
         return Verdict("fail", docker.trouble, "the stack is to run in containers", docker.mend)
     if not docker.installed:
         return ok("there is no Docker here, so `up` takes processes (--runtime auto)")

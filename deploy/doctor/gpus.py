@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
 from deploy.doctor.seen import Seen
 from deploy.planning.inventory import Gpu
+from deploy.planning.plan import Plan
 from deploy.stack.containers import uses_cdi
 
 _TOOLKIT = (
@@ -163,21 +165,22 @@ def memory(seen: Seen) -> Verdict | None:
     plan = seen.plan
     if plan is None or seen.gpus is None or plan.gpu_share is None:
         return None
-    if seen.stack and seen.stack.running:
-        return ok("the stack's own engines hold it")
+    missing, running = _engines_on(seen, plan)
     uses = {(use.vendor, use.index): use for use in seen.gpus.uses}
     busy: list[str] = []
     least: tuple[int, str] | None = None
     for gpu in planned(seen):
+        sharers = missing[gpu.index]
+        if not sharers:
+            continue  # the stack's own engines hold it
         use = uses.get((gpu.vendor, gpu.index))
         if use is None or use.used_mib is None:
             return unknown(f"what GPU {gpu.index} holds is not told ({seen.gpus.trouble or '-'})")
-        sharers = sum(gpu.index in engine.devices for engine in plan.engines)
         wanted, free = int(gpu.memory_mib * plan.gpu_share * sharers), gpu.memory_mib - use.used_mib
         who = f" ({'; '.join(use.holders)})" if use.holders else ""
         if wanted > free:
             return _no_room(gpu, wanted, free, who)
-        if use.holders:
+        if use.holders and not running[gpu.index]:
             busy.append(f"GPU {gpu.index}: {use.used_mib} MiB are taken{who}")
         if least is None or free < least[0]:
             least = (free, f"GPU {gpu.index}, with {free} MiB")
@@ -188,7 +191,18 @@ def memory(seen: Seen) -> Verdict | None:
             "whoever computes there slows the engines, and may take what they count on",
             "end them, or hide that GPU: CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
         )
-    return ok(f"free for the engines; the least is {least[1]}") if least else None
+    if least is None:
+        return ok("the stack's own engines hold it") if running else None
+    return ok(f"free for the engines; the least is {least[1]}")
+
+
+def _engines_on(seen: Seen, plan: Plan) -> tuple[Counter[int], Counter[int]]:
+    """Return by GPU how many of the plan's engines on it are still to start, and how many run."""
+    up = seen.stack.running if seen.stack else ()
+    missing, running = Counter[int](), Counter[int]()
+    for engine in plan.engines:
+        (running if engine.name in up else missing).update(engine.devices)
+    return missing, running
 
 
 def _no_room(gpu: Gpu, wanted_mib: int, free_mib: int, who: str) -> Verdict:

@@ -6,19 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from deploy.errors import ConfigError
+from deploy.errors import ConfigError, PdkitError, printable
 from deploy.verify.report import CheckReport
 
+# The test case of a run that did not come to a report.
+RUN = "run"
 
-def write_junit(path: Path, reports: Sequence[CheckReport], stack: str) -> None:
+
+def write_junit(
+    path: Path, reports: Sequence[CheckReport], stack: str, ended: PdkitError | None = None
+) -> None:
     """Write one test suite a run, and in it one test case an item.
+
+    Args:
+        ended: what ended the run after these, which has no report; None where nothing did.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     root = ElementTree.Element("testsuites", name="deploy check")
-    for number, report in enumerate(reports, 1):
-        _add_suite(root, report, f"{stack}, run {number}" if len(reports) > 1 else stack)
+    runs = len(reports) + (ended is not None)
+    names = [f"{stack}, run {number}" for number in range(1, runs + 1)] if runs > 1 else [stack]
+    for report, name in zip(reports, names, strict=False):
+        _add_suite(root, report, name)
+    if ended is not None:
+        _add_ended(root, ended, names[-1])
     tree = ElementTree.ElementTree(root)
     ElementTree.indent(tree)
     try:
@@ -41,5 +53,15 @@ def _add_suite(root: ElementTree.Element, report: CheckReport, name: str) -> Non
     for item, sentences in items.items():
         case = ElementTree.SubElement(suite, "testcase", classname="deploy.check", name=item)
         if sentences:
-            failure = ElementTree.SubElement(case, "failure", message="; ".join(sentences))
-            failure.text = causes
+            message = printable("; ".join(sentences))
+            failure = ElementTree.SubElement(case, "failure", message=message)
+            failure.text = printable(causes)
+
+
+def _add_ended(root: ElementTree.Element, ended: PdkitError, name: str) -> None:
+    suite = ElementTree.SubElement(
+        root, "testsuite", name=name, tests="1", errors="1", failures="0", time="0.00"
+    )
+    case = ElementTree.SubElement(suite, "testcase", classname="deploy.check", name=RUN)
+    error = ElementTree.SubElement(case, "error", message=printable(ended.message), type=ended.code)
+    error.text = printable("\n".join((*ended.details, f"try: {ended.hint}")))

@@ -24,6 +24,8 @@ _STORE_FLOOR_MIB = 1024
 _STORE_HOST_PART = 4  # at most a quarter of the machine's memory
 _UNKNOWN_CONTEXTS = 16  # longest prompts the store is to hold where KV spaces are not known
 _UNKNOWN_CONTEXT = 8192
+# Tokens that each answer of `deploy check` has: beside a chunk, the least that a context must hold.
+ANSWER_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,29 @@ def max_model_len(spec: StackSpec, shape: ModelShape | None, space: KvSpace) -> 
     """Return the asked length, else the longest that the model and the KV space both allow.
 
     Raises:
-        ConfigError: more than the model or the KV space allows, or less than a chunk.
+        ConfigError: more than the model or the KV space allows, or too short to share any KV.
     """
     asked = spec.engine.max_model_len
-    if shape is None:
-        return asked
+    length = _allowed_len(asked, shape, space) if shape else asked
+    least = spec.lmcache.chunk_size + ANSWER_TOKENS
+    if length is not None and length < least:
+        field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
+        raise ConfigError(
+            f"{field}: a context of {length} tokens has no room for a chunk (lmcache.chunk_size "
+            f"{spec.lmcache.chunk_size}) and an answer of {ANSWER_TOKENS}, so no KV would ever be "
+            "shared",
+            hint=(f"set {field} to {least} or more" if asked else f"raise {field}")
+            + ", or set a smaller lmcache.chunk_size",
+        )
+    return length
+
+
+def _allowed_len(asked: int | None, shape: ModelShape, space: KvSpace) -> int | None:
+    """Return the asked length, else the longest; None where nothing limits it.
+
+    Raises:
+        ConfigError: more than the model or the KV space allows.
+    """
     fits = space.tokens
     limit = shape.max_positions or fits
     if asked is not None and limit is not None and asked > limit:
@@ -111,15 +131,7 @@ def max_model_len(spec: StackSpec, shape: ModelShape | None, space: KvSpace) -> 
             f"engine.max_model_len: {asked} tokens do not fit into a KV space of {fits}",
             hint=f"set engine.max_model_len to {fits} or less, or engine.kv_cache_gib to more",
         )
-    length = asked or _longest(limit, fits, exact=space.told_bytes is not None)
-    if length is not None and length <= spec.lmcache.chunk_size:
-        field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
-        raise ConfigError(
-            f"{field}: prompts of {length} tokens leave no room for a chunk (lmcache.chunk_size "
-            f"{spec.lmcache.chunk_size}) and an answer, so no KV would ever be shared",
-            hint=f"raise {field}, or set a smaller lmcache.chunk_size",
-        )
-    return length
+    return asked or _longest(limit, fits, exact=space.told_bytes is not None)
 
 
 def _longest(limit: int | None, fits: int | None, *, exact: bool) -> int | None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 
+from deploy.errors import printable
 from deploy.metrics.engine import FINISHED, CacheCounters
 from deploy.metrics.page import MetricsPage
+from deploy.runtime.logs import plain
 from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import Sample, StorePath
@@ -18,10 +20,13 @@ __all__ = ["ApiError", "CacheCounters", "EngineApi"]
 
 
 class ApiError(Exception):
-    """A request that was not answered as asked; `status` is 0 where there was no answer at all."""
+    """A request that was not answered as asked; `status` is 0 where there was no answer at all.
+
+    The message may quote the answer, without what a terminal would obey.
+    """
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(printable(plain(message)))
         self.status = status
 
 

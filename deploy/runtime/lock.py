@@ -11,6 +11,9 @@ import filelock
 from deploy.errors import StackLocked
 
 _PLANNING_S = 60.0
+# Who asks whether a lock is held takes it for a moment, which must not refuse its next holder.
+_MOMENT_S = 0.2
+_POLL_S = 0.02
 
 
 def is_locked(path: Path) -> bool:
@@ -52,12 +55,12 @@ def stack_lock(path: Path, name: str) -> Iterator[None]:
     """Hold the stack's lock, and leave no file behind.
 
     Raises:
-        StackLocked: another command holds it.
+        StackLocked: another command holds it, for more than a moment.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = filelock.FileLock(path, timeout=0)
+    lock = filelock.FileLock(path, timeout=_MOMENT_S)
     try:
-        lock.acquire()
+        lock.acquire(poll_interval=_POLL_S)
     except filelock.Timeout as exc:
         raise StackLocked(
             f"another deploy command is changing the stack '{name}'",

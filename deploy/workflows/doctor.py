@@ -13,13 +13,13 @@ from typing import Any
 from deploy.config.spec import StackSpec
 from deploy.doctor.finding import Finding
 from deploy.doctor.rules import failed, findings
-from deploy.doctor.seen import EngineCode, HubSeen, Outcome, RedisSeen, Seen, StackSeen
+from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, Outcome, RedisSeen, Seen, StackSeen
 from deploy.errors import MachineError, PdkitError
 from deploy.planning.redis_url import parse_redis_url
 from deploy.runtime.home import Home
 from deploy.runtime.host import available_memory_mib
 from deploy.runtime.lock import is_locked
-from deploy.runtime.observe import clock_is_synced
+from deploy.runtime.observe import clock_is_synced, place, see_host
 from deploy.runtime.url_store import open_url_store
 from deploy.workflows.brought import require_brought
 from deploy.workflows.brought_redis import redis_url
@@ -70,7 +70,6 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
     steps = Steps()
     ground = ground_for(spec, home, steps, report)
     facts = ground.facts
-    seen = Seen(spec=spec, inventory=facts.inventory, docker=ground.docker)
     prepared = steps.take(
         "plan",
         lambda: prepare(spec, home, facts, model=ground.model),
@@ -78,7 +77,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
     )
     if prepared is None:
         _refuse_contradiction(spec, home, ground)
-        found = findings(replace(seen, outcomes=steps.outcomes))
+        found = findings(_seen_without_plan(spec, home, ground, steps))
         return Examination(spec.name, facts.vendor, facts.runtime, "", found)
     found = findings(_seen(prepared, home, ground, steps, report))
     topology = str(prepared.plan.topology)
@@ -91,6 +90,18 @@ def _refuse_contradiction(spec: StackSpec, home: Home, ground: Ground) -> None:
         prepare(spec, home, ground.facts, model=ground.model)
     except MachineError:
         return
+
+
+def _seen_without_plan(spec: StackSpec, home: Home, ground: Ground, steps: Steps) -> Seen:
+    """Return what is seen of this machine, whatever is to run on it."""
+    return Seen(
+        spec=spec,
+        inventory=ground.facts.inventory,
+        docker=ground.docker,
+        host=replace(see_host(), synced=clock_is_synced()),
+        disks=DisksSeen(state=place(home.state)),
+        outcomes=steps.outcomes,
+    )
 
 
 def _fits(made: Prepared) -> str:

@@ -16,7 +16,7 @@ from deploy.config.model import default_hub_cache
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
-from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen
+from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import find_image
@@ -49,6 +49,24 @@ def require_fit(prepared: Prepared, home: Home, report: Report) -> None:
     found = findings(quick_look(prepared, home, info))
     # Images that are missing it gets, and says so.
     _act_on([one for one in found if one.id != "docker.images"], report)
+
+
+def require_gpus_beside(prepared: Prepared, running: Sequence[str], report: Report) -> None:
+    """Ask the rules on GPUs, as `require_fit` does, for engines beside those that run already.
+
+    Raises:
+        MachineUnfit: these GPUs cannot run them; nothing was started.
+    """
+    if not prepared.plan.vendor.has_gpus:
+        return
+    bare = _bare(prepared)
+    seen = replace(
+        bare,
+        images=see_images(prepared),
+        gpus=see_gpus(planned(bare)),
+        stack=StackSeen(running=tuple(running)),
+    )
+    _act_on([one for one in findings(seen) if one.area == "gpu"], report)
 
 
 def refusal(stops: Sequence[Finding]) -> PdkitError:

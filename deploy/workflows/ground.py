@@ -32,7 +32,7 @@ from deploy.workflows.facts import (
     stated_facts,
     without_held_gpus,
 )
-from deploy.workflows.hub import ask_hub, hub_of
+from deploy.workflows.hub import ask_hub, hub_of, may_ask
 from deploy.workflows.images import looked_into, refuse_bad_pair, stack_images
 from deploy.workflows.prepare import Facts, Report, find_model
 
@@ -105,12 +105,15 @@ def _see_docker(spec: StackSpec) -> tuple[DockerSeen | None, Mapping[str, Any] |
     if spec.runtime == "process":
         return None, None
     asked = spec.runtime == "compose"
+    chosen = asked
     try:
-        version, info = require_compose(), docker_info()
+        version = require_compose()
+        chosen = True  # by `up`, whatever else the engine says
+        info = docker_info()
     except MachineError as exc:
         there = shutil.which("docker") is not None
         return DockerSeen(
-            chosen=asked, asked=asked, trouble=exc.message, mend=exc.hint, installed=there
+            chosen=chosen, asked=asked, trouble=exc.message, mend=exc.hint, installed=there
         ), None
     return DockerSeen(
         chosen=True,
@@ -179,6 +182,8 @@ def _ask_about_model(
 ) -> tuple[Model | None, HubSeen | None]:
     """Return a hub's model by what the hub says, if it is not here, and what came of asking.
 
+    A hub that is not to be asked (HF_HUB_OFFLINE) is not.
+
     Raises:
         ConfigError: the model can be none.
     """
@@ -186,7 +191,7 @@ def _ask_about_model(
     if model.source != "hub":
         return None, None
     asked = HubSeen(cached=False, offline=False, cache="", address=hub_of(spec), asked=True)
-    if model.version:
+    if model.version or not may_ask(spec):
         return None, replace(asked, asked=False)
     try:
         answer = ask_hub(spec, model)

@@ -32,7 +32,7 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
     model = find_model(spec, home, vendor)
     if model.source != "hub" or model.shape is not None or model.version:
         return None
-    if is_offline(_environ(spec)):
+    if not may_ask(spec):
         report(f"config.json of {model.ref} is not here, and HF_HUB_OFFLINE is set: {_UNKNOWN}")
         return None
     try:
@@ -46,6 +46,11 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
         return None
     report(f"config.json of {model.ref} fetched from {hub_of(spec)}")
     return described
+
+
+def may_ask(spec: StackSpec) -> bool:
+    """Tell whether this machine may ask the hub: not, where its user said so (HF_HUB_OFFLINE)."""
+    return not is_offline(_environ(spec))
 
 
 def ask_hub(spec: StackSpec, model: Model) -> HubConfig:

@@ -18,7 +18,7 @@ from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import CheckOptions, check_stack, renew_store_connections
 from deploy.workflows.facts import facts_here, with_images
-from deploy.workflows.fitness import require_code, require_fit
+from deploy.workflows.fitness import require_code, require_fit, require_gpus_beside
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.generations import following, new_state, with_outcome
 from deploy.workflows.hub import described_model
@@ -99,6 +99,7 @@ def bring_up(
     if existing is not None and existing.any_running():
         start = StackStart(same_plan(spec, home, existing), existing.state, home, report)
         _stop_outdated(start, existing)
+        _require_gpus(start, report)
     else:
         start = _claimed(spec, existing, home, report)
     with start.undone_on((KeyboardInterrupt,)):
@@ -168,6 +169,21 @@ def _stop_outdated(start: StackStart, existing: RunningStack) -> None:
     if records:
         start.require_redis()
         start.launcher.stop(records, grace_s=ABORT_GRACE_S)
+
+
+def _require_gpus(start: StackStart, report: Report) -> None:
+    """Check that GPUs have room for engines that do not run, beside those that do.
+
+    What is left of them is ended first: an engine's helpers may outlive it, and hold its memory.
+    """
+    missing = {service.name for service in start.missing()}
+    engines = [engine.name for engine in start.prepared.plan.engines]
+    records = {name: start.state.services.get(name) for name in engines if name in missing}
+    if records:
+        left = {name: record for name, record in records.items() if record}
+        start.launcher.stop(left, grace_s=ABORT_GRACE_S)
+        running = [name for name in engines if name not in missing]
+        require_gpus_beside(start.prepared, running, report)
 
 
 def _start_missing(start: StackStart, report: Report) -> dict[str, float]:

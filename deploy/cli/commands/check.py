@@ -13,7 +13,7 @@ from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
 from deploy.cli.shared import check_errors, progress, stack_name
-from deploy.errors import UsageError
+from deploy.errors import ConfigError, PdkitError, UsageError
 
 if TYPE_CHECKING:
     from deploy.runtime.home import Home
@@ -51,7 +51,6 @@ def check(  # noqa: PLR0913 - one parameter an option
 ) -> Answer:  # fmt: skip
     """Prove on the running stack that KV crosses, completely and rightly."""
     from deploy.output.check_view import check_view, runs_view
-    from deploy.output.junit import write_junit
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.check import CheckOptions
@@ -69,9 +68,7 @@ def check(  # noqa: PLR0913 - one parameter an option
         prompt=_text(prompt_file) if prompt_file else None,
     )
     with stack_lock(home.lock_file(chosen), chosen):
-        reports = list(_runs(home, chosen, options, repeat))
-    if junit:
-        write_junit(junit, reports, chosen)
+        reports = _written(_runs(home, chosen, options, repeat), junit, chosen)
     # What is shown is the first run that failed, else the last.
     shown = next((one for one in reports if not one.passed), reports[-1])
     data, text = shown.as_dict(), check_view(shown)
@@ -95,6 +92,30 @@ def _runs(home: Home, name: str, options: CheckOptions, count: int) -> Iterator[
         yield check_stack(home, name, report, options)
         # Once it was asked, engines hold the user's own prompt themselves.
         options = replace(options, prompt=None)
+
+
+def _written(runs: Iterator[CheckReport], junit: Path | None, name: str) -> list[CheckReport]:
+    """Return the runs' reports, and write them where JUnit is asked for.
+
+    Those before a run that comes to none are written, too, beside what ended it: CI needs it then
+    more than ever.
+    """
+    from deploy.output.junit import write_junit
+
+    reports: list[CheckReport] = []
+    try:
+        for report in runs:
+            reports.append(report)
+    except PdkitError as ended:
+        try:
+            if junit:
+                write_junit(junit, reports, name, ended)
+        except ConfigError as exc:  # why the run ended is worth more
+            progress()(f"warning: {exc.message}")
+        raise
+    if junit:
+        write_junit(junit, reports, name)
+    return reports
 
 
 def _text(file: Path) -> str:

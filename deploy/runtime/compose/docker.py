@@ -63,15 +63,32 @@ def docker_client() -> Any:
         client.api.timeout = _API_TIMEOUT_S
     except (DockerException, RequestException) as exc:
         raise DockerUnavailable(
-            f"no Docker engine answers at {host} ({_reason(exc)})",
+            f"no Docker engine answers at {host} ({_reason(exc, _PING_TIMEOUT_S)})",
             hint=f"sudo systemctl start docker, {_WITHOUT}",
         ) from exc
     return client
 
 
 def docker_info() -> Mapping[str, Any]:
-    """Return what the engine says of itself: runtimes, security options, found devices."""
-    info: Mapping[str, Any] = docker_client().info()
+    """Return what the engine says of itself: runtimes, security options, found devices.
+
+    Raises:
+        DockerUnavailable: there is none, or it does not say it: one that hangs answers a ping.
+    """
+    client = docker_client()
+    from docker.errors import DockerException
+    from requests import RequestException
+
+    client.api.timeout = _ASK_TIMEOUT_S
+    try:
+        info: Mapping[str, Any] = client.info()
+    except (DockerException, RequestException) as exc:
+        raise DockerUnavailable(
+            f"the Docker engine says nothing of itself ({_reason(exc, _ASK_TIMEOUT_S)})",
+            hint=f"sudo systemctl restart docker, {_WITHOUT}",
+        ) from exc
+    finally:
+        client.api.timeout = _API_TIMEOUT_S
     return info
 
 
@@ -159,10 +176,10 @@ def _last_line(text: str) -> str:
     return lines[-1].strip() if lines else "it said nothing"
 
 
-def _reason(exc: Exception) -> str:
+def _reason(exc: Exception, waited_s: float) -> str:
     text = str(exc)
     if "timed out" in text:
-        return f"no answer in {_PING_TIMEOUT_S} s"
+        return f"no answer in {waited_s:g} s"
     if "Permission" in text:
         return "permission denied; is this user in the group docker?"
     if "No such file" in text or "Connection refused" in text:

@@ -83,24 +83,21 @@ def check_stack(
     pairs = _chosen(running, options.pairs)
     require_running(running)
     require_answers(running)
-    try:
-        with _session(home, running, report) as session:
-            return _checked(session, pairs, options)
-    except ApiError as exc:
-        raise StackUnhealthy(
-            f"the stack stopped answering during the check: {exc}",
-            hint=f"deploy up --resume --name {name}",
-        ) from exc
+    with _session(home, running, report) as session:
+        return _checked(session, pairs, options)
 
 
 def renew_store_connections(home: Home, running: RunningStack) -> None:
     """Send throw-away prompts until engines that outlived their Redis have found the new one.
 
     An engine notices a dead connection by the request that fails on it.
+
+    Raises:
+        StackUnhealthy: the stack stopped answering.
     """
     with _session(home, running, lambda _: None) as session:
-        for _ in range(_RENEWALS):
-            prompt, tag = session.fresh(lengths(session)[0]), session.keys.new_tag()
+        for length in lengths(session)[:1] * _RENEWALS:
+            prompt, tag = session.fresh(length), session.keys.new_tag()
             found = 0
             for name in session.engines:
                 with contextlib.suppress(ApiError):
@@ -113,12 +110,24 @@ def renew_store_connections(home: Home, running: RunningStack) -> None:
 
 @contextmanager
 def _session(home: Home, running: RunningStack, report: Report) -> Iterator[Session]:
+    """Converse with a stack.
+
+    Raises:
+        StackUnhealthy: it stopped answering.
+    """
     tagged = tags_are_kept(running)
     if not tagged:
         report(_UNTAGGED)
     keys = CheckKeys(tagged=tagged)
-    with guarded(home, running.stack.name, keys.run), Session(running, keys, report) as session:
-        yield session
+    name = running.stack.name
+    try:
+        with guarded(home, name, keys.run), Session(running, keys, report) as session:
+            yield session
+    except ApiError as exc:
+        raise StackUnhealthy(
+            f"the stack stopped answering during the check: {exc}",
+            hint=f"deploy up --resume --name {name}",
+        ) from exc
 
 
 def _chosen(running: RunningStack, patterns: Sequence[str]) -> list[tuple[str, str]]:

@@ -15,7 +15,9 @@ from deploy.cli.answer import Answer
 from deploy.cli.main import main
 from deploy.errors import CheckFailed, StackUnhealthy
 from deploy.runtime import logs
+from deploy.verify.report import CheckReport
 from tests.conftest import SETTLED
+from tests.unit.output.test_views import PASSED
 
 Result = tuple[int, str, str]
 
@@ -160,6 +162,38 @@ class TestRealCommands:
         assert (code, out) == (0, "the stack 'pdkit' is down\n")
         assert not file.exists()
         assert run("status")[0] == 0
+
+
+class TestRunsOfCheck:
+    """What `--junit` holds where a run does not come to its report."""
+
+    @pytest.fixture(autouse=True)
+    def _runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ends = iter([PASSED, PASSED, StackUnhealthy("not answering: router", hint="look")])
+
+        def check_stack(*_: object) -> CheckReport:
+            if isinstance(end := next(ends), StackUnhealthy):
+                raise end
+            return end
+
+        monkeypatch.setattr("deploy.workflows.check.check_stack", check_stack)
+
+    def test_runs_before_are_kept(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        code, out, err = run("check", "--repeat", "5", "--junit", "found.xml")
+        assert (code, out) == (4, "")
+        assert "error: not answering: router" in err
+        found = (tmp_path / "found.xml").read_text()
+        assert found.count("<testsuite ") == 3
+        assert found.count('<error message="not answering: router"') == 1
+
+    def test_a_file_that_cannot_be_written_hides_nothing(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        (tmp_path / "found.xml").mkdir()
+        code, _, err = run("check", "--repeat", "5", "--junit", "found.xml")
+        assert code == 4
+        assert "warning: --junit found.xml cannot be written" in err
+        assert "error: not answering: router" in err
 
 
 class TestImages:

@@ -68,6 +68,13 @@ def cuda(rule: str, status: str, words: str, seen: dict[str, Any], **fields: Any
     return Case(rule, status, words, seen, {"vendor": "cuda", "gpus": 2, **fields}, machine)
 
 
+def one_gpu(status: str, words: str, use: GpuUse, *, running: tuple[str, ...] = ()) -> Case:
+    """Two engines share a GPU, of which some run."""
+    seen = {**taken(use), "stack": StackSeen(running=running)}
+    fields = {"vendor": "cuda", "gpus": 1}
+    return Case("gpu.memory", status, words, seen, fields, machine_with("cuda", 0))
+
+
 def rocm(rule: str, status: str, words: str, seen: dict[str, Any], **fields: Any) -> Case:
     machine = machine_with("rocm", 0, 1)
     return Case(rule, status, words, seen, {"vendor": "rocm", "gpus": 2, **fields}, machine)
@@ -167,8 +174,22 @@ CASES = [
          **COMPOSE),
     cuda("gpu.memory", "ok", "the least is GPU 0, with 81159 MiB", {"gpus": FREE_GPUS}),
     cuda("gpu.memory", "ok", "the stack's own",
-         {"gpus": replace(FREE_GPUS, uses=(GpuUse("cuda", 0, 80000),)),
+         {**taken(GpuUse("cuda", 0, 80000), GpuUse("cuda", 1, 80000)),
+          "stack": StackSeen(running=("redis", "producer-0", "consumer-0"))}),
+    cuda("gpu.memory", "fail", "GPU 0 has 1559 of 81559 MiB free",
+         {**taken(GpuUse("cuda", 0, 80000, (HOLDER,)), GpuUse("cuda", 1, 1)),
           "stack": StackSeen(running=("redis",))}),
+    cuda("gpu.memory", "fail", "GPU 1 has 21559 of 81559 MiB free",
+         {**taken(GpuUse("cuda", 0, 80000, (HOLDER,)), GpuUse("cuda", 1, 60000, (HOLDER,))),
+          "stack": StackSeen(running=("redis", "producer-0"))}),
+    cuda("gpu.memory", "ok", "the least is GPU 1, with 81558 MiB",
+         {**taken(GpuUse("cuda", 0, 80000, (HOLDER,)), GpuUse("cuda", 1, 1)),
+          "stack": StackSeen(running=("redis", "producer-0"))}),
+    one_gpu("ok", "the least is GPU 0, with 41559 MiB", GpuUse("cuda", 0, 40000, (HOLDER,)),
+            running=("redis", "producer-0")),
+    one_gpu("fail", "the engines on it take 36701", GpuUse("cuda", 0, 60000, (HOLDER,)),
+            running=("redis", "producer-0")),
+    one_gpu("fail", "the engines on it take 73403", GpuUse("cuda", 0, 60000, (HOLDER,))),
     cuda("gpu.memory", "fail", "GPU 1 has 21559 of 81559 MiB free",
          taken(GpuUse("cuda", 0, 1), GpuUse("cuda", 1, 60000, (HOLDER,)))),
     cuda("gpu.memory", "fail", "gpu_memory: 0.25",

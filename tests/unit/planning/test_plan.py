@@ -11,8 +11,10 @@ import pytest
 
 from deploy.config.model import Model, ModelShape
 from deploy.errors import ConfigError
+from deploy.planning import memory
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
+from deploy.workflows.check import session
 
 Make = Callable[..., Plan]
 
@@ -223,6 +225,18 @@ class TestContext:
         """Nothing would ever be shared, and `check` could only fail after the whole start."""
         refused = refusal(plan, engine={"max_model_len": 128}, lmcache={"chunk_size": 256})
         assert "chunk_size" in refused.message
+
+    @pytest.mark.parametrize("model", [model(), UNKNOWN_MODEL])
+    def test_room_for_a_chunk_and_an_answer(self, plan: Make, model: Model) -> None:
+        fields = {"model": model, "lmcache": {"chunk_size": 256}}
+        refused = refusal(plan, engine={"max_model_len": 271}, **fields)
+        assert "engine.max_model_len: a context of 271 tokens" in refused.message
+        assert "an answer of 16" in refused.message
+        assert "set engine.max_model_len to 272 or more" in refused.hint
+        assert plan(engine={"max_model_len": 272}, **fields).max_model_len == 272
+
+    def test_the_answer_is_that_of_the_check(self) -> None:
+        assert memory.ANSWER_TOKENS == session.ANSWER_TOKENS
 
     def test_kv_space_for_not_one_chunk(self, plan: Make) -> None:
         refused = refusal(plan, engine={"kv_cache_gib": 2**-21})  # 512 bytes

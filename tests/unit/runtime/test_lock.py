@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import filelock
 import pytest
 
 from deploy.errors import StackLocked
+from deploy.runtime import lock
 from deploy.runtime.lock import stack_lock
 from tests.conftest import plain_environ
 
@@ -55,6 +58,19 @@ def test_a_second_holder_is_refused(path: Path) -> None:
     with stack_lock(path, "demo"):
         pass
     assert not path.exists()
+
+
+def test_who_holds_it_for_a_moment_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `doctor` and another stack's `up` do, when they ask whether it is held."""
+    monkeypatch.setattr(lock, "_MOMENT_S", 5.0)  # a busy machine may wake the timer late
+    path.parent.mkdir()
+    momentary = filelock.FileLock(path, thread_local=False)
+    momentary.acquire()
+    threading.Timer(0.1, momentary.release).start()
+    with stack_lock(path, "demo"):
+        assert not momentary.is_locked
 
 
 def test_being_refused_leaves_the_lock_to_its_holder(path: Path) -> None:

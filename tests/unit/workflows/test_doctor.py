@@ -36,6 +36,7 @@ from deploy.workflows import doctor as doctor_module
 from deploy.workflows import fitness
 from deploy.workflows.doctor import Examination, examine
 from deploy.workflows.up import prepare_here
+from tests.unit.docker_stand_in import hanging_engine
 from tests.unit.hub_stand_in import open_hub
 from tests.unit.redis_server import HOST, redis_server
 from tests.unit.workflows.conftest import Lab
@@ -135,6 +136,8 @@ class TestWhatUpRefusesToo:
         found = look(lab, vendor="cuda", gpus=2, engine={"kv_cache_gib": 900})
         assert "do not fit" in failing(found)["memory.plan"]
         assert found.topology == ""
+        seen = {one.id for one in found.findings if one.area in ("host", "disk")}
+        assert seen >= {"disk.state", "host.overcommit", "host.clock"}, "they need no plan"
 
 
 @pytest.fixture
@@ -239,6 +242,27 @@ class TestDocker:
         assert "no answer in 0.3 s" in failing(found)["docker.engine"]
         assert time.monotonic() - began < 10
 
+    @pytest.mark.parametrize("runtime", ["auto", "compose"])
+    def test_one_that_hangs_where_it_is_asked_more(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch, runtime: str
+    ) -> None:
+        """It answers pings, so `up` takes it and ends; then doctor must say so, too."""
+        command = lab.folder / "docker"
+        command.write_text("#!/bin/sh\necho 2.30.0\n")
+        command.chmod(0o755)
+        monkeypatch.setenv("PATH", os.pathsep.join((str(lab.folder), os.environ["PATH"])))
+        monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 1.0)
+        docker_module.docker_client.cache_clear()
+        spec = lab.spec(runtime=runtime)
+        with hanging_engine(lab.folder / "s") as address:
+            monkeypatch.setenv("DOCKER_HOST", address)
+            found = look(lab, spec)
+            with pytest.raises(DockerUnavailable) as caught:
+                prepare_here(spec, lab.home, lab.lines.append)
+        docker_module.docker_client.cache_clear()
+        assert failing(found)["docker.engine"] == caught.value.message
+        assert "no answer in 1 s" in caught.value.message
+
 
 @contextmanager
 def silent_socket(path: Path) -> Iterator[str]:
@@ -330,10 +354,22 @@ class TestHub:
     def test_it_is_not_to_be_asked(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         spec = lab.spec(model="owner/70b")
-        assert "HF_HUB_OFFLINE" in failing(look(lab, spec))["hub.model"]
-        with pytest.raises(MachineUnfit, match="HF_HUB_OFFLINE"):
-            lab.up(spec)
+        with open_hub() as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.address)
+            assert "HF_HUB_OFFLINE" in failing(look(lab, spec))["hub.model"]
+            with pytest.raises(MachineUnfit, match="HF_HUB_OFFLINE"):
+                lab.up(spec)
+            assert hub.asked == []
         assert lab.pids() == []
+
+    def test_the_engines_own_settings_forbid_it(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with open_hub() as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.address)
+            found = look(lab, model="owner/70b", engine={"env": {"HF_HUB_OFFLINE": "1"}})
+            assert "HF_HUB_OFFLINE" in failing(found)["hub.model"]
+            assert hub.asked == []
 
     def test_it_does_not_answer(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -12,11 +12,13 @@ from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.compose.docker import (
     docker_answers,
     docker_client,
+    docker_info,
     engine_answers,
     is_rootless,
     require_compose,
     run_docker,
 )
+from tests.unit.docker_stand_in import hanging_engine
 
 Install = Callable[[str], Path]
 
@@ -115,7 +117,20 @@ class TestEngine:
         ],
     )
     def test_reasons(self, said: str, reason: str) -> None:
-        assert reason in docker_module._reason(Exception(said))
+        assert reason in docker_module._reason(Exception(said), 5.0)
+
+    def test_one_that_hangs_where_it_is_asked_more(
+        self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.3)
+        with hanging_engine(tmp_path / "s") as address:
+            docker_command(f"echo {address}")
+            assert engine_answers()
+            with pytest.raises(DockerUnavailable, match=r"no answer in 0\.3 s") as caught:
+                docker_info()
+            assert docker_client().api.timeout == docker_module._API_TIMEOUT_S
+        assert "--runtime process" in caught.value.hint
+        docker_client.cache_clear()
 
     @pytest.mark.parametrize(
         ("options", "expected"),
