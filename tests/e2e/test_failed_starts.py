@@ -30,7 +30,7 @@ def broken_model(deploy: Deploy, folder: Path) -> Path:
 def first_engine_death(deploy: Deploy, name: str, up: subprocess.Popen[str]) -> float:
     """Return when the first of the two engines was seen dead, while `up` waits for them."""
     state = Home(deploy.home, deploy.home).stack(name).state_file
-    assert eventually(lambda: state.exists() and "consumer-0" in state.read_text(), within_s=60)
+    assert eventually(lambda: state.exists() and "consumer-0" in state.read_text(), within_s=150)
     engines = [psutil.Process(deploy.pid(name, e)) for e in ("producer-0", "consumer-0")]
     while up.poll() is None:
         for engine in engines:
@@ -89,7 +89,7 @@ def test_sigterm_does_too(deploy: Deploy) -> None:
 def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
     port = free_row()
     process = deploy.start("up", "--name", "killed", "--port", str(port))
-    assert eventually(lambda: len(deploy.processes("killed")) >= 3, within_s=60), "engines started"
+    assert eventually(lambda: len(deploy.processes("killed")) >= 3, within_s=150), "engines started"
     process.kill()
     process.communicate()
     assert deploy.processes("killed")
@@ -100,7 +100,7 @@ def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
 def test_broken_state_file_still_allows_down(deploy: Deploy) -> None:
     port = free_row()
     process = deploy.start("up", "--name", "torn", "--port", str(port))
-    assert eventually(lambda: len(deploy.processes("torn")) >= 3, within_s=60), "engines started"
+    assert eventually(lambda: len(deploy.processes("torn")) >= 3, within_s=150), "engines started"
     process.kill()
     process.communicate()
     state = deploy.home / "stacks" / "torn" / "state.json"
@@ -130,7 +130,7 @@ def test_second_up_while_the_first_runs_is_refused(deploy: Deploy) -> None:
     port = free_row()
     first = deploy.start("up", "--name", "busy", "--port", str(port))
     try:
-        assert eventually(lambda: bool(deploy.processes("busy")), within_s=60)
+        assert eventually(lambda: bool(deploy.processes("busy")), within_s=150)
         second = deploy.run("up", "--name", "busy", "--port", str(port))
         assert second.code == 3, second
         assert "another deploy command" in second.stderr
