@@ -45,6 +45,14 @@ class CacheCounters:
             raise LookupError(f"its metrics lack {', '.join(missing)}")
         return cls(*(int(total or 0) for total in totals.values()))
 
+    def __add__(self, other: CacheCounters) -> CacheCounters:
+        return CacheCounters(
+            self.external_queries + other.external_queries,
+            self.external_hits + other.external_hits,
+            self.local_queries + other.local_queries,
+            self.local_hits + other.local_hits,
+        )
+
     def since(self, earlier: CacheCounters) -> CacheCounters:
         return CacheCounters(
             self.external_queries - earlier.external_queries,

@@ -93,7 +93,7 @@ class Findings:
         phases = [phase for phase in (self.race, self.turns, self.decode_reuse) if phase]
         return (
             any(not pair.complete for pair in self.pairs)
-            or any(phase.hits.hits < phase.hits.eligible for phase in phases if not phase.blurred)
+            or any(phase.hits.hits != phase.hits.eligible for phase in phases if not phase.blurred)
             or any(prompt.missed for prompt in self.prompts)
         )
 
@@ -124,12 +124,10 @@ def failures(
     phases = ((ROUTER, found.race), (TURNS, found.turns), (DECODE_REUSE, found.decode_reuse))
     for name, phase in phases:
         judged = phase and phase.hits.eligible and not phase.blurred
-        if phase and judged and phase.hits.eligible_rate < least:
+        if phase and judged and not least <= phase.hits.eligible_rate <= 1.0:
             yield Failure(name, f"{name}: {_loaded(phase.hits)}")
-    if found.burst and found.burst.failed:
-        yield Failure(
-            BURST, f"{found.burst.failed} of {found.burst.requests} requests at once failed"
-        )
+    if found.burst:
+        yield from _burst_failures(found.burst)
     for prompt in found.prompts:
         if prompt.under_chunk or prompt.missed:
             yield Failure(OWN_PROMPT, prompt.sentence)
@@ -143,6 +141,14 @@ def failures(
         yield Failure(STORE, "no key was added to Redis")
     if found.path:
         yield from _lost(found.path)
+
+
+def _burst_failures(burst: Phase) -> Iterator[Failure]:
+    """Yield what is wrong of a burst: memory for staging may run short, so too few hits are not."""
+    if burst.failed:
+        yield Failure(BURST, f"{burst.failed} of {burst.requests} requests at once failed")
+    if burst.hits.hits > burst.hits.eligible and not burst.blurred:
+        yield Failure(BURST, f"{BURST}: {_loaded(burst.hits)}")
 
 
 def _loaded(hits: Hits) -> str:

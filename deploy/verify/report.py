@@ -112,7 +112,8 @@ class Counted:
     Attributes:
         queries, hits: of the store: prefix cache queries are the tokens an engine had not itself.
         local_hits: tokens that engines had in their own prefix caches.
-        others: requests of others that engines finished meanwhile, whose tokens are among it.
+        others: requests of others that engines finished meanwhile, whose tokens are among it; at
+            least 1 where only tokens tell of them, since they are not done or their clients left.
     """
 
     queries: int = 0
@@ -182,7 +183,8 @@ class CheckReport:
             what it decodes.
         path: what the engines moved to and from Redis meanwhile, for whomever; None where LMCache's
             own client moves it.
-        others: requests of others that engines finished during the check.
+        others: requests of others that engines finished during the check; at least 1 where some
+            were begun only.
         vllm: the engines' release of it; "" where they do not tell.
         prompts: the user's own prompt, by pair; empty where none was given.
         failed: empty if the check passed.

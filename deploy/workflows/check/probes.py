@@ -17,7 +17,7 @@ from deploy.runtime.engine_api import ApiError
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
 from deploy.verify.own_prompt import OwnPrompt
-from deploy.verify.report import Hits, PairResult, Phase
+from deploy.verify.report import Counted, Hits, PairResult, Phase
 from deploy.workflows.check.session import ANSWER_TOKENS, Session
 
 # Where prompts are cut, in quarters of each chunk.
@@ -184,8 +184,8 @@ def check_turns(session: Session) -> None:
             phase += Phase(_hits(session, len(prompt), 0), 1, 1)
             continue
         counted = session.counted_since(before)
-        cached = counted.hits + counted.local_hits
-        hits = _hits(session, len(prompt), cached, own=True)
+        eligible = eligible_tokens(len(prompt), chunk)
+        hits = Hits(len(prompt), _held(counted, eligible), eligible)
         phase += Phase(hits, 1, blurred=counted.others > 0)
         session.found.add_comparison(reference, answer)
     session.found.turns = phase
@@ -262,9 +262,8 @@ def check_burst(session: Session) -> None:
             session.found.add_comparison(reference, answer)
     failed = sum(answer is None for of_user in answers for answer in of_user)
     eligible = _USERS * sum(eligible_tokens(length, chunk) for length in (first, second))
-    hits = min(counted.hits + counted.local_hits, eligible)
     burst = Phase(
-        Hits(_USERS * (first + second), hits, eligible),
+        Hits(_USERS * (first + second), _held(counted, eligible), eligible),
         2 * _USERS,
         failed,
         blurred=counted.others > 0,
@@ -273,14 +272,17 @@ def check_burst(session: Session) -> None:
     session.report(f"{_USERS} users at once: {burst.failed} of {burst.requests} requests failed")
 
 
-def _hits(session: Session, prompt_tokens: int, cached: int, *, own: bool = False) -> Hits:
-    """Return what was found of a prompt that engines had never seen.
+def _hits(session: Session, prompt_tokens: int, cached: int) -> Hits:
+    """Return what was found of a prompt that engines had never seen."""
+    return Hits(prompt_tokens, cached, eligible_tokens(prompt_tokens, session.chunk))
 
-    More than is eligible is as wrong as less, save where the engine may hold the beginning as its
-    `own`: what it holds so may end within a chunk.
+
+def _held(counted: Counted, eligible: int) -> int:
+    """Return what was found of prompts whose beginnings an engine may hold itself.
+
+    That may end within a chunk, so only more than is eligible from the store is as wrong as less.
     """
-    eligible = eligible_tokens(prompt_tokens, session.chunk)
-    return Hits(prompt_tokens, min(cached, eligible) if own else cached, eligible)
+    return max(counted.hits, min(counted.hits + counted.local_hits, eligible))
 
 
 def _ids(answer: Answer) -> list[int]:

@@ -262,8 +262,7 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
     before = session.reading()
     for producer, consumer in pairs:
         check_pair(session, producer, consumer, quick=options.quick)
-    told = sum(pair.hits.hits for pair in session.found.pairs)
-    session.found.counted = session.settled_since(before, told)
+    session.found.counted = session.counted_since(before)
     check_router(session)
     if options.quick:
         return

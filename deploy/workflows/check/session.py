@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import string
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy
-from deploy.metrics.engine import CacheCounters, EngineLoad
+from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.stack.build import API_KEY
@@ -70,13 +71,40 @@ def _answers(running: RunningStack, service: Service) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """Engines' counters at one time: requests, and the consumers' tokens."""
+    """What engines have counted at one time, and what the check has sent them.
+
+    Attributes:
+        finished, sent: requests, to producers and consumers.
+        sent_tokens: of prompts sent to consumers, by the router too, answered or not.
+        tokens: the consumers' own counters, added up.
+    """
 
     finished: int
     sent: int
-    queries: int
-    hits: int
-    local_hits: int
+    sent_tokens: int
+    tokens: CacheCounters
+
+    def since(self, earlier: Reading) -> Counted:
+        """Return what consumers counted since then, and how many others were among it.
+
+        A request that is not done, or whose client left, never counts as finished. But an engine
+        counts a prompt's tokens in the moment in which it counts its hits, at its admission: each
+        is one that it held itself, or one that it asked the store for. A request that is admitted
+        again, after it was preempted, counts as neither. So more tokens than were sent are others'.
+        """
+        grown = self.tokens.since(earlier.tokens)
+        admitted = grown.external_queries + grown.local_hits
+        strange = admitted > self.sent_tokens - earlier.sent_tokens
+        return Counted(
+            grown.external_queries,
+            grown.external_hits,
+            grown.local_hits,
+            max(int(strange), self.ahead(earlier)),
+        )
+
+    def ahead(self, earlier: Reading) -> int:
+        """Return how many more requests were finished since then than were sent."""
+        return self.finished - earlier.finished - (self.sent - earlier.sent)
 
 
 class Session:
@@ -89,6 +117,7 @@ class Session:
         version: of vLLM; "" where it does not tell.
         front: the service that clients talk to.
         sent: requests that engines answered, by the router too.
+        sent_tokens: of the prompts that consumers were sent, by the router too, answered or not.
     """
 
     def __init__(self, running: RunningStack, keys: CheckKeys, report: Report) -> None:
@@ -102,6 +131,8 @@ class Session:
         self.producers = [engine.name for engine in plan.producers]
         self.consumers = [engine.name for engine in plan.consumers]
         self.sent = 0
+        self.sent_tokens = 0
+        self._counting = threading.Lock()  # a burst's users ask from threads
         self._model = plan.model.served_name
         self._store_deadline_s = _STORE_DEADLINE_S
         self._keys_per_chunk = plan.keys_per_chunk
@@ -153,11 +184,15 @@ class Session:
         Raises:
             ApiError: no answer.
         """
+        if whom == self.front or whom in self.consumers:
+            with self._counting:
+                self.sent_tokens += len(prompt)
         with self._blamed(whom):
             answer = self._apis[whom].complete(
                 self._model, prompt, max_tokens=tokens, tag=tag, salt=salt
             )
-        self.sent += 2 if whom == self.front else 1
+        with self._counting:
+            self.sent += 2 if whom == self.front else 1
         return answer
 
     def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Answer:
@@ -228,51 +263,19 @@ class Session:
 
     def reading(self) -> Reading:
         """Return what engines have counted so far, and what they were sent."""
-        counters = [self._apis[name].cache_counters() for name in self.consumers]
-        return Reading(
-            self.finished(self.engines),
-            self.sent,
-            sum(one.external_queries for one in counters),
-            sum(one.external_hits for one in counters),
-            sum(one.local_hits for one in counters),
-        )
+        # Requests first: what has finished by then is among the tokens.
+        finished = self.finished(self.engines)
+        tokens = sum(map(self.cache_counters, self.consumers), CacheCounters())
+        return Reading(finished, self.sent, self.sent_tokens, tokens)
 
     def counted_since(self, earlier: Reading) -> Counted:
         """Return what consumers counted since then, when our own requests are among it."""
         deadline = time.monotonic() + _COUNTER_DEADLINE_S
         while True:
             now = self.reading()
-            others = now.finished - earlier.finished - (now.sent - earlier.sent)
-            if others >= 0 or time.monotonic() > deadline:
-                break
+            if now.ahead(earlier) >= 0 or time.monotonic() > deadline:
+                return now.since(earlier)
             time.sleep(_POLL_S)
-        return Counted(
-            now.queries - earlier.queries,
-            now.hits - earlier.hits,
-            now.local_hits - earlier.local_hits,
-            max(0, others),
-        )
-
-    def settled_since(self, earlier: Reading, told: int) -> Counted:
-        """Return what consumers counted since then, and whether others' requests are among it.
-
-        Those that are still being answered have moved the counters, too. So where the hits are not
-        what answers `told`, they are waited for, and who is not done by the deadline counts.
-        """
-        deadline = time.monotonic() + _COUNTER_DEADLINE_S
-        while True:
-            busy = self._busy()
-            counted = self.counted_since(earlier)
-            if counted.hits == told or counted.others:
-                return counted
-            if time.monotonic() > deadline:
-                return replace(counted, others=busy)
-            time.sleep(5 * _POLL_S)
-
-    def _busy(self) -> int:
-        """Return how many requests consumers have and did not finish."""
-        loads = [EngineLoad.read(self._apis[name].metrics()) for name in self.consumers]
-        return sum(load.running + load.waiting for load in loads)
 
     @contextmanager
     def _blamed(self, whom: str) -> Iterator[None]:

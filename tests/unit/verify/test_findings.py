@@ -70,6 +70,18 @@ def test_what_counters_tell_is_judged_unless_others_moved_them(field: str, item:
     assert not found.missed
 
 
+@pytest.mark.parametrize(
+    ("field", "item"),
+    [("race", "router, no gap"), ("turns", "several turns"), ("burst", "burst")],
+)
+def test_more_than_is_eligible_was_counted_wrongly(field: str, item: str) -> None:
+    phase, found = Phase(Hits(1109, 3072, 1024), 2), sound()
+    setattr(found, field, phase)
+    assert failed(found) == failed(found, least=0.5) == [item]
+    setattr(found, field, replace(phase, blurred=True))
+    assert failed(found) == []
+
+
 def test_a_phase_that_was_left_out_is_no_failure() -> None:
     found = sound()
     found.turns = Phase(skipped="the context is too short")

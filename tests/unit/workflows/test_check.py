@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
 from collections.abc import Callable, Iterator
 
@@ -90,22 +92,11 @@ def test_an_answer_that_was_loaded_is_no_reference(
 
 def test_requests_of_others_are_noticed(served: Lab) -> None:
     """Pairs are judged all the same; what only counters tell is not."""
-    url = find_stack_url(served, "consumer-0")
-    body = {"prompt": [1, 2, 3], "max_tokens": 1}
-    stop = threading.Event()
-
-    def disturb() -> None:
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            while not stop.is_set():
-                client.post("/v1/completions", json=body)
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
+    consumer = find_stack_url(served, "consumer-0")
+    with disturbed(
+        lambda client: client.post(consumer, json={"prompt": [1, 2, 3], "max_tokens": 1})
+    ):
         report = check(served)
-    finally:
-        stop.set()
-        thread.join()
     assert report.passed, report.failures
     assert report.others > 0
     assert all(pair.complete for pair in report.pairs)
@@ -113,8 +104,49 @@ def test_requests_of_others_are_noticed(served: Lab) -> None:
     assert "Blurred by others' requests, and not judged" in check_view(report)
 
 
+def test_clients_that_leave_are_no_fault_of_the_counters(served: Lab) -> None:
+    """Their hits are counted, and that they finished is not."""
+    urls = [find_stack_url(served, name) for name in ("producer-0", "consumer-1")]
+    dice = random.Random(0)
+
+    def leave(client: httpx.Client) -> None:
+        prompt = dice.choices(range(200), k=150)
+        for url in urls:
+            client.post(url, json={"prompt": prompt, "max_tokens": 1, "user": "gone"})
+
+    with disturbed(leave):
+        report = check(served)
+    told = sum(pair.hits.hits for pair in report.pairs)
+    assert report.counted.hits > told, "or nothing was proved"
+    assert report.passed, report.failures
+    assert report.counted.others > 0
+    assert report.race.blurred
+
+
+COMPLETIONS = "/v1/completions"
+
+
 def find_stack_url(lab: Lab, service: str) -> str:
-    return require_stack(lab.home, "pdkit").stack.service(service).url
+    return require_stack(lab.home, "pdkit").stack.service(service).url + COMPLETIONS
+
+
+@contextlib.contextmanager
+def disturbed(ask: Callable[[httpx.Client], object]) -> Iterator[None]:
+    """Have somebody else ask, again and again without a pause."""
+    stop = threading.Event()
+
+    def disturb() -> None:
+        with httpx.Client(trust_env=False, timeout=30) as client:
+            while not stop.is_set():
+                ask(client)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_of_no_stack(lab: Lab) -> None:

@@ -1,50 +1,198 @@
-"""What engines count, told from what others make them count."""
+"""What a check makes of engines' counters, which others move too."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from deploy.verify.report import Counted
+from deploy.metrics.engine import CacheCounters
+from deploy.runtime.engine_api import ApiError
+from deploy.verify.equivalence import Answer
+from deploy.verify.findings import failures
 from deploy.workflows.check import session as module
+from deploy.workflows.check.keys import CheckKeys
+from deploy.workflows.check.probes import check_burst, check_router, check_turns
 from deploy.workflows.check.session import Reading, Session
 
-EARLIER = Reading(0, 0, 0, 0, 0)
+CHUNK = 256
+EARLIER = Reading(10, 10, 5000, CacheCounters(5000, 4000, 5000, 0))
 
 
-class Told(Session):
-    """A session whose engines say at each question what comes next, and the last for ever."""
+class Api:
+    """Stands in for an engine's API; its counters are vLLM's, which counts at admission."""
 
-    def __init__(self, *said: tuple[int, int, int]) -> None:
-        """Take (hits, others, busy) of each question."""
-        self.said = list(said)
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # a burst asks from threads
+        self.counters = CacheCounters()
+        self.finished = 0
         self.asked = 0
+        self.fault: ApiError | None = None
+        self.loads: Callable[[int], int] = lambda _: 0
 
-    def _busy(self) -> int:
-        return self.said[min(self.asked, len(self.said) - 1)][2]
-
-    def counted_since(self, earlier: Reading) -> Counted:  # noqa: ARG002
-        hits, others, _ = self.said[min(self.asked, len(self.said) - 1)]
+    def complete(self, _model: str, prompt: Sequence[int], **_: Any) -> Answer:
         self.asked += 1
-        return Counted(hits, hits, 0, others)
+        if self.fault:
+            raise self.fault
+        hits = self.loads(len(prompt))
+        self.admit(len(prompt), hits)
+        with self.lock:
+            self.finished += 1
+        return Answer(("token_id:1",), ({"token_id:1": -0.1},), len(prompt), hits)
+
+    def admit(self, tokens: int, hits: int) -> None:
+        with self.lock:
+            self.counters += CacheCounters(tokens, hits, tokens, 0)
+
+    def cache_counters(self) -> CacheCounters:
+        return self.counters
+
+    def finished_requests(self) -> int:
+        return self.finished
+
+
+class Router(Api):
+    """Has a producer prefill and a consumer decode, and somebody else meanwhile."""
+
+    def __init__(self, producer: Api, consumer: Api) -> None:
+        super().__init__()
+        self.ways = (producer, consumer)
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def complete(self, model: str, prompt: Sequence[int], **options: Any) -> Answer:
+        self.asked += 1
+        if self.fault:
+            raise self.fault
+        self.meanwhile()
+        return [way.complete(model, prompt, **options) for way in self.ways][-1]
+
+
+class Stack:
+    """A session with one producer, one consumer and a router, none of which is a process."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.producer, self.consumer = Api(), Api()
+        self.consumer.loads = lambda tokens: min(tokens // CHUNK * CHUNK, tokens - 1)
+        self.router = Router(self.producer, self.consumer)
+        one = SimpleNamespace
+        plan = one(
+            chunk_size=CHUNK,
+            producers=[one(name="producer-0")],
+            consumers=[one(name="consumer-0")],
+            model=one(served_name="tiny"),
+            keys_per_chunk=1,
+        )
+        running: Any = one(prepared=one(plan=plan), stack=one(front=one(name="router")))
+        self.session = Session(running, CheckKeys(), self.lines.append)
+        apis: Any = {
+            "producer-0": self.producer, "consumer-0": self.consumer, "router": self.router,
+        }  # fmt: skip
+        self.session._apis = apis
+        self.session._tokens = list(range(100))
+        self.session.limit = 4096
+        self.session.found.stored_keys = None  # there is no Redis to tell
+
+    @property
+    def failed(self) -> list[str]:
+        return [item for item, _ in failures(self.session.found, (), store_answers=True)]
+
+
+@pytest.fixture
+def stack() -> Stack:
+    return Stack()
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_COUNTER_DEADLINE_S", 0.2)
+    monkeypatch.setattr(module, "_COUNTER_DEADLINE_S", 0.05)
     monkeypatch.setattr(module, "_POLL_S", 0.002)
 
 
 @pytest.mark.parametrize(
-    ("said", "hits", "others"),
+    ("finished", "admitted", "others"),
     [
-        ([(100, 0, 0)], 100, 0),  # nobody else
-        ([(100, 0, 3)], 100, 0),  # somebody else, who loads nothing
-        ([(196, 0, 1), (196, 0, 1), (196, 1, 0)], 196, 1),  # who is done in time
-        ([(196, 0, 2)], 196, 2),  # who is not
-        ([(196, 0, 1), (196, 0, 0)], 196, 0),  # nobody after all: the counters are wrong
-        ([(40, 0, 0)], 40, 0),
+        (1, CacheCounters(1000, 800, 1000, 0), 0),  # our own
+        (1, CacheCounters(1000, 900, 1000, 0), 0),  # our own, wrongly counted
+        (1, CacheCounters(400, 300, 1000, 600), 0),  # our own, some of it held by the engine
+        (1, CacheCounters(1000, 800, 0, 0), 0),  # by an engine without a cache of its own
+        (1, CacheCounters(990, 800, 990, 0), 0),  # our own, not all of it admitted
+        (3, CacheCounters(1600, 800, 1600, 0), 2),  # others, who are done
+        (1, CacheCounters(1600, 1312, 1600, 0), 1),  # others, who are not, or never will be
+        (1, CacheCounters(1001, 800, 1001, 0), 1),
+        (1, CacheCounters(900, 800, 1100, 200), 1),
+        (0, CacheCounters(1600, 800, 1600, 0), 1),  # by a router that left the producer out
     ],
 )
-def test_whose_the_hits_are(said: list[tuple[int, int, int]], hits: int, others: int) -> None:
-    counted = Told(*said).settled_since(EARLIER, told=100)
-    assert (counted.hits, counted.others) == (hits, others)
+def test_whose_the_tokens_are(finished: int, admitted: CacheCounters, others: int) -> None:
+    """One prompt of 1000 tokens was sent."""
+    now = Reading(10 + finished, 11, 6000, EARLIER.tokens + admitted)
+    counted = now.since(EARLIER)
+    assert counted.others == others
+    assert (counted.hits, counted.local_hits) == (admitted.external_hits, admitted.local_hits)
+
+
+def test_a_quiet_stack_is_judged(stack: Stack) -> None:
+    check_router(stack.session)
+    race = stack.session.found.race
+    assert not race.blurred
+    assert race.hits.hits == race.hits.eligible == 2 * 4 * CHUNK
+    assert stack.failed == []
+
+
+@pytest.mark.parametrize("hits", [0, 100, 5 * CHUNK], ids=["lost", "partly", "too many"])
+def test_what_a_quiet_stack_counts_wrongly_is_found(stack: Stack, hits: int) -> None:
+    stack.consumer.loads = lambda _: hits
+    check_router(stack.session)
+    assert not stack.session.found.race.blurred
+    assert stack.failed == ["router, no gap"]
+    assert stack.session.found.missed
+
+
+def test_hits_of_somebody_whose_answer_is_not_done_are_not_ours(stack: Stack) -> None:
+    """Ours are lost, and as many of theirs are counted: nothing was proved."""
+    stack.consumer.loads = lambda _: 0
+    stack.router.meanwhile = lambda: stack.consumer.admit(4 * CHUNK + 40, 4 * CHUNK)
+    check_router(stack.session)
+    found = stack.session.found
+    assert found.race.blurred
+    assert found.race.hits.hits == found.race.hits.eligible, "or they did not hide ours"
+    assert stack.router.asked == 6, "each prompt was tried again"
+
+
+@pytest.mark.parametrize("probe", [check_turns, check_burst])
+def test_a_conversation_and_a_burst_have_no_hits_of_others(
+    stack: Stack, probe: Callable[[Session], None]
+) -> None:
+    stack.consumer.loads = lambda _: 0
+    stack.router.meanwhile = lambda: stack.consumer.admit(2 * CHUNK, 2 * CHUNK)
+    probe(stack.session)
+    found = stack.session.found.turns or stack.session.found.burst
+    assert found is not None
+    assert found.blurred
+    assert stack.failed == []
+
+
+@pytest.mark.parametrize("probe", [check_turns, check_burst])
+def test_more_than_a_conversation_or_a_burst_has_is_found(
+    stack: Stack, probe: Callable[[Session], None]
+) -> None:
+    stack.consumer.loads = lambda tokens: tokens // CHUNK * CHUNK + CHUNK
+    probe(stack.session)
+    assert stack.failed in (["several turns"], ["burst"])
+
+
+def test_a_request_that_failed_may_have_been_admitted_or_not(stack: Stack) -> None:
+    """Neither makes it somebody else's."""
+    before = stack.session.reading()
+    stack.consumer.fault = ApiError(500, "HTTP 500")
+    with pytest.raises(ApiError):
+        stack.session.ask("consumer-0", [1] * 100)
+    assert stack.session.counted_since(before).others == 0
+    stack.consumer.admit(100, 0)
+    assert stack.session.counted_since(before).others == 0
+    stack.consumer.admit(1, 0)
+    assert stack.session.counted_since(before).others == 1

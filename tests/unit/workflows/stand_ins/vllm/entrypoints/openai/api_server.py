@@ -5,6 +5,9 @@ not stored.
 
 What is wrong with it is read at each request from the file that STAND_IN_FAULTS names: words such
 as `consumer:wrong-kv`. A fault at start-up is read from STAND_IN_DIES.
+
+A request of the user "gone" is one whose client leaves after its admission: as with vLLM its tokens
+are counted, and not that it finished.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class Engine:
         self.counters["queries"] += len(prompt) - mine
         self.counters["hits"] += loaded
         self.local_hits += mine
-        self.finished += 1
+        self.finished += body.get("user") != "gone"
         if not body.get("cache_salt"):
             self.own.append(prompt)
         damage = 3.0 if loaded and self.has_fault("wrong-kv") else 0.0
