@@ -16,7 +16,7 @@ from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import Sample, StorePath
 
-__all__ = ["ApiError", "CacheCounters", "EngineApi"]
+__all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut"]
 
 
 class ApiError(Exception):
@@ -30,6 +30,10 @@ class ApiError(Exception):
         self.status = status
 
 
+class TimedOut(ApiError):
+    """No answer came in time; whoever asks again may wait as long."""
+
+
 class EngineApi:
     """A client for one base URL. The environment's proxy settings are not used."""
 
@@ -41,7 +45,7 @@ class EngineApi:
         self._client = httpx.Client(
             base_url=base_url,
             headers={"Authorization": f"Bearer {api_key.reveal()}"} if api_key else {},
-            timeout=httpx.Timeout(timeout_s, connect=2.0),
+            timeout=_timeout(timeout_s),
             # vLLM and the router close what was idle for five seconds. Whoever waits as long may
             # send into a connection that is being closed.
             limits=httpx.Limits(keepalive_expiry=2.0),
@@ -89,14 +93,17 @@ class EngineApi:
         max_tokens: int,
         tag: str = "",
         salt: str = "",
+        timeout_s: float | None = None,
     ) -> Answer:
         """Complete token ids greedily, with the five likeliest tokens at each step.
 
         Args:
             tag: becomes a part of the keys of the prompt's KV, by LMCache; the router drops it.
             salt: keeps the prompt's KV from requests with another, by vLLM.
+            timeout_s: for this answer; None is the client's own.
 
         Raises:
+            TimedOut: no answer in time.
             ApiError: no answer, or not 200.
         """
         body: dict[str, Any] = {
@@ -110,7 +117,7 @@ class EngineApi:
             **({"kv_transfer_params": {"lmcache.tag.pdkit": tag}} if tag else {}),
             **({"cache_salt": salt} if salt else {}),
         }
-        answer = self._post("/v1/completions", body)
+        answer = self._json(self._request("POST", "/v1/completions", body, timeout_s))
         with _understanding("/v1/completions"):
             logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
             # Left out by some versions where there were none.
@@ -177,17 +184,27 @@ class EngineApi:
             return response.json()
 
     def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> httpx.Response:
+        timeout = self._client.timeout if timeout_s is None else _timeout(timeout_s)
         try:
-            response = self._client.request(method, path, json=body)
+            response = self._client.request(method, path, json=body, timeout=timeout)
         except httpx.HTTPError as exc:
             url = self._client.base_url
-            raise ApiError(0, f"no answer from {url} ({type(exc).__name__})") from exc
+            kind = TimedOut if isinstance(exc, httpx.TimeoutException) else ApiError
+            raise kind(0, f"no answer from {url} ({type(exc).__name__})") from exc
         if response.status_code != httpx.codes.OK:
             excerpt = response.text[:300]
             raise ApiError(response.status_code, f"HTTP {response.status_code}: {excerpt}")
         return response
+
+
+def _timeout(answer_s: float) -> httpx.Timeout:
+    return httpx.Timeout(answer_s, connect=2.0)
 
 
 @contextmanager

@@ -18,16 +18,19 @@ from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import Counted, Hits, PairResult, Phase
-from deploy.workflows.check.session import ANSWER_TOKENS, Session
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, ANSWER_TOKENS, Session
 
 # Where prompts are cut, in quarters of each chunk.
 _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
 _CUT_TAIL = 8  # fresh tokens after a cut
 _CUT_ANSWER_TOKENS = 8
+_SILENT_ROUTER = "the router did not answer in time"
 _ROUTER_PROMPTS = 2
 _ATTEMPTS = 3  # where others' requests moved the counters as well
 _TURNS = 3
 _USERS = 8
+# They wait for one another, most of all where CPUs compute a real model.
+_BURST_TIMEOUT_S = 4 * ANSWER_TIMEOUT_S
 
 
 def lengths(session: Session) -> tuple[int, ...]:
@@ -169,6 +172,9 @@ def check_turns(session: Session) -> None:
     if last + ANSWER_TOKENS > session.limit:
         session.found.turns = Phase(skipped=f"the model's context has {session.limit} tokens")
         return
+    if session.is_given_up(session.front):
+        session.found.turns = Phase(skipped=_SILENT_ROUTER)
+        return
     try:
         turns = list(_conversation(session, last))
         session.ask(session.producers[0], turns[-1][0], tag=session.keys.new_tag(), tokens=1)
@@ -236,6 +242,9 @@ def check_burst(session: Session) -> None:
     if second + ANSWER_TOKENS > session.limit:
         session.found.burst = Phase(skipped=f"the model's context has {session.limit} tokens")
         return
+    if session.is_given_up(session.front):
+        session.found.burst = Phase(skipped=_SILENT_ROUTER)
+        return
     producers = itertools.cycle(session.producers)
     try:
         asked = [session.fresh(second) for _ in range(_USERS)]
@@ -248,7 +257,8 @@ def check_burst(session: Session) -> None:
         answers: list[Answer | None] = []
         for length in (first, second):
             try:
-                answers.append(session.ask(session.front, prompt[:length]))
+                part = prompt[:length]
+                answers.append(session.ask(session.front, part, timeout_s=_BURST_TIMEOUT_S))
             except ApiError:
                 answers.append(None)
         return answers

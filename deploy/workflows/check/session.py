@@ -6,6 +6,7 @@ import random
 import string
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from deploy.errors import StackUnhealthy
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
-from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
 from deploy.stack.build import API_KEY
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Answer
@@ -26,6 +27,13 @@ from deploy.workflows.running import RunningStack, store_of
 # Tokens that each answer has. With 16, every misplaced chunk, layer or head that was tried on the
 # tiny model moved a log-probability past the tolerance (scripts/tiny_model_power.py).
 ANSWER_TOKENS = 16
+# For one answer of 16 tokens to a prompt of 4⅓ chunks, or a metrics page. A whole check of the tiny
+# model takes 8 s on two busy cores; the rest is for real models on CPUs, and for waiting behind
+# others' prompts. Where that takes longer, clients wait as long for their first token. A hung
+# consumer is met three times, once itself and twice behind the router: a minute and a half.
+ANSWER_TIMEOUT_S = 30.0
+# Of several engines behind a router one may answer where another hung.
+_ROUTER_TIMEOUTS = 2
 _ANSWER_DEADLINE_S = 10.0
 _STORE_DEADLINE_S = 5.0
 _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
@@ -132,6 +140,7 @@ class Session:
         self.consumers = [engine.name for engine in plan.consumers]
         self.sent = 0
         self.sent_tokens = 0
+        self._timeouts: Counter[str] = Counter()
         self._counting = threading.Lock()  # a burst's users ask from threads
         self._model = plan.model.served_name
         self._store_deadline_s = _STORE_DEADLINE_S
@@ -144,7 +153,11 @@ class Session:
         for service in self.running.stack.services:
             if service.role != "redis":
                 key = self.running.secrets.get(API_KEY)
-                api = EngineApi(service.url, api_key=key if service.name == self.front else None)
+                api = EngineApi(
+                    service.url,
+                    timeout_s=ANSWER_TIMEOUT_S,
+                    api_key=key if service.name == self.front else None,
+                )
                 self._apis[service.name] = self._exit.enter_context(api)
         self.store = self._exit.enter_context(store_of(self.running))
         first = self._apis[self.producers[0]]
@@ -174,26 +187,36 @@ class Session:
         tag: str = "",
         salt: str = "",
         tokens: int = ANSWER_TOKENS,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Complete a prompt greedily, and remember who did not answer.
+
+        Who let time run out is not asked again: a hung engine would take as long each time.
 
         Args:
             tag: marks the keys of its KV, which nobody but requests with this tag finds.
             salt: keeps its KV from everybody else; it is neither stored nor loaded.
+            timeout_s: for this answer, where it may take longer than others.
 
         Raises:
             ApiError: no answer.
         """
+        if self.is_given_up(whom):
+            raise ApiError(0, f"{whom} is not asked again, since it did not answer in time")
         if whom == self.front or whom in self.consumers:
             with self._counting:
                 self.sent_tokens += len(prompt)
         with self._blamed(whom):
             answer = self._apis[whom].complete(
-                self._model, prompt, max_tokens=tokens, tag=tag, salt=salt
+                self._model, prompt, max_tokens=tokens, tag=tag, salt=salt, timeout_s=timeout_s
             )
         with self._counting:
             self.sent += 2 if whom == self.front else 1
         return answer
+
+    def is_given_up(self, whom: str) -> bool:
+        """Tell whether a service let time run out, so that it is not asked again."""
+        return self._timeouts[whom] >= (_ROUTER_TIMEOUTS if whom == self.front else 1)
 
     def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Answer:
         """Return the answer of a producer that computes the prompt; note it if it loads it."""
@@ -283,4 +306,16 @@ class Session:
             yield
         except ApiError as exc:
             self.found.failed[whom] = str(exc)
+            if isinstance(exc, TimedOut):
+                self._note_timeout(whom, exc)
             raise
+
+    def _note_timeout(self, whom: str, exc: TimedOut) -> None:
+        with self._counting:
+            told = self.is_given_up(whom)
+            self._timeouts[whom] += 1
+            last = self.is_given_up(whom)
+            if last:
+                self.found.failed[whom] = f"{exc}; it was not asked again"
+        if not told:
+            self.report(f"{whom}: {exc}{'; it is not asked again' if last else ''}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi
+from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi, TimedOut
 
 METRICS = """\
 # HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
@@ -212,8 +212,10 @@ def test_what_a_terminal_would_obey_is_not_quoted(engine: Engine, api: EngineApi
 def test_too_slow_is_no_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     pause = threading.Event()
     monkeypatch.setattr(engine, "answers", Waiting(pause))
-    with EngineApi(engine.url, timeout_s=0.1) as api, pytest.raises(ApiError, match="Timeout"):
+    with EngineApi(engine.url, timeout_s=0.1) as api, pytest.raises(TimedOut, match="Timeout"):
         api.max_model_len()
+    with EngineApi(engine.url) as api, pytest.raises(TimedOut, match="Timeout"):
+        api.complete("tiny", [1], max_tokens=1, timeout_s=0.1)
     pause.set()
 
 

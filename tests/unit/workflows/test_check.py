@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from deploy.errors import StateError
 from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
+from deploy.runtime.engine_api import EngineApi, TimedOut
+from deploy.verify.equivalence import Answer
 from deploy.verify.report import CheckReport
-from deploy.workflows.check import check_stack
+from deploy.workflows.check import check_stack, session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
@@ -121,6 +124,52 @@ def test_clients_that_leave_are_no_fault_of_the_counters(served: Lab) -> None:
     assert report.passed, report.failures
     assert report.counted.others > 0
     assert report.race.blurred
+
+
+@pytest.mark.parametrize(
+    ("fault", "silent"),
+    [
+        ("consumer:hangs", {"consumer-0": 1, "consumer-1": 1, "router": 2}),
+        ("producer:hangs", {"producer-0": 1}),
+    ],
+)
+def test_an_engine_that_hangs_is_not_waited_for_again_and_again(
+    served: Lab,
+    with_faults: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    silent: dict[str, int],
+) -> None:
+    waited: list[str] = []
+    complete = EngineApi.complete
+
+    def counting(self: EngineApi, *args: Any, **options: Any) -> Answer:
+        try:
+            return complete(self, *args, **options)
+        except TimedOut as exc:
+            waited.append(str(exc))
+            raise
+
+    monkeypatch.setattr(EngineApi, "complete", counting)
+    # Time enough for engines that do answer.
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 2.0)
+    served.lines.clear()
+    with_faults(fault)
+    report = check(served)
+    assert not report.passed
+    assert causes(report)[0] == "request_failed"
+    for name, times in silent.items():
+        url = find_stack_url(served, name).removesuffix(COMPLETIONS)
+        told = [line for line in served.lines if line.startswith(f"{name}: no answer from {url} ")]
+        assert len(told) == times
+        assert told[-1].endswith("it is not asked again")
+        assert any(
+            f"{name} did not answer" in sentence and "it was not asked again" in sentence
+            for sentence in report.failures
+        )
+    assert len(waited) == sum(silent.values())
+    if "router" in silent:
+        assert report.turns.skipped == report.burst.skipped == "the router did not answer in time"
 
 
 COMPLETIONS = "/v1/completions"

@@ -1,4 +1,4 @@
-"""What a check makes of engines' counters, which others move too."""
+"""What a check makes of engines' counters, which others move too, and of engines that hang."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from deploy.metrics.engine import CacheCounters
-from deploy.runtime.engine_api import ApiError
+from deploy.runtime.engine_api import ApiError, TimedOut
 from deploy.verify.equivalence import Answer
 from deploy.verify.findings import failures
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.probes import check_burst, check_router, check_turns
-from deploy.workflows.check.session import Reading, Session
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Reading, Session
 
 CHUNK = 256
 EARLIER = Reading(10, 10, 5000, CacheCounters(5000, 4000, 5000, 0))
@@ -196,3 +196,47 @@ def test_a_request_that_failed_may_have_been_admitted_or_not(stack: Stack) -> No
     assert stack.session.counted_since(before).others == 0
     stack.consumer.admit(1, 0)
     assert stack.session.counted_since(before).others == 1
+
+
+class TestSilence:
+    @pytest.mark.parametrize(("name", "times"), [("consumer-0", 1), ("router", 2)])
+    def test_who_lets_time_run_out_is_given_up(self, stack: Stack, name: str, times: int) -> None:
+        api = {"consumer-0": stack.consumer, "router": stack.router}[name]
+        api.fault = TimedOut(0, "no answer from http://there (ReadTimeout)")
+        for _ in range(5):
+            with pytest.raises(ApiError):
+                stack.session.ask(name, [1, 2, 3])
+        assert api.asked == times
+        assert stack.session.is_given_up(name)
+        assert len(stack.lines) == times
+        assert stack.lines[-1].endswith("(ReadTimeout); it is not asked again")
+        assert stack.session.found.failed[name].endswith("it was not asked again")
+        stack.session.ask("producer-0", [1, 2, 3])
+
+    @pytest.mark.parametrize("status", [0, 500])
+    def test_who_refuses_at_once_is_asked_again(self, stack: Stack, status: int) -> None:
+        """It costs no time, and an engine that was started anew may answer the next time."""
+        stack.consumer.fault = ApiError(status, "ConnectError")
+        for _ in range(3):
+            with pytest.raises(ApiError):
+                stack.session.ask("consumer-0", [1, 2, 3])
+        stack.consumer.fault = None
+        stack.session.ask("consumer-0", [1, 2, 3])
+        assert stack.consumer.asked == 4
+        assert stack.lines == []
+
+    def test_nothing_is_sent_through_a_router_that_is_given_up(self, stack: Stack) -> None:
+        stack.router.fault = TimedOut(0, "no answer")
+        for probe in (check_router, check_turns, check_burst):
+            probe(stack.session)
+        assert stack.router.asked == 2
+        found = stack.session.found
+        assert found.race.failed == 2
+        assert found.turns is not None
+        assert found.burst is not None
+        assert found.turns.skipped == found.burst.skipped == "the router did not answer in time"
+        assert stack.failed == ["router, no gap", "engines"]
+
+    def test_a_hung_consumer_holds_a_check_up_for_less_than_three_minutes(self) -> None:
+        """It is met once itself, and twice behind the router; half a minute is for the rest."""
+        assert (1 + module._ROUTER_TIMEOUTS) * ANSWER_TIMEOUT_S + 30 < 3 * 60

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ class Engine:
     def complete(self, body: dict[str, Any]) -> Answer:
         if self.has_fault("fails"):
             return 500, "the engine is out of order"
+        if self.has_fault("hangs"):
+            while self.has_fault("hangs"):
+                time.sleep(0.05)
+            return 500, "the client is gone"
         prompt = body["prompt"]
         tag = (body.get("kv_transfer_params") or {}).get("lmcache.tag.pdkit", "")
         ends = range(self.chunk, len(prompt) + 1, self.chunk)
