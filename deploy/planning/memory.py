@@ -25,6 +25,8 @@ _STORE_HOST_PART = 4  # at most a quarter of the machine's memory
 _UNKNOWN_CONTEXTS = 16  # longest prompts the store is to hold where KV spaces are not known
 _UNKNOWN_CONTEXT = 8192
 # Tokens that each answer of `deploy check` has: beside a chunk, the least that a context must hold.
+# With 16, every misplaced chunk, layer or head that was tried on the tiny model moved a
+# log-probability past the tolerance (scripts/tiny_model_power.py).
 ANSWER_TOKENS = 16
 
 

@@ -22,8 +22,8 @@ import pytest
 import redis
 
 from deploy.errors import StackUnhealthy
+from deploy.planning.memory import ANSWER_TOKENS
 from deploy.stack.service import Service
-from deploy.workflows.check.session import ANSWER_TOKENS
 from tests.connector.redis_servers import eventually as soon
 from tests.e2e.conftest import Deploy, Ran, is_free, running_stack
 from tests.e2e.engines import (

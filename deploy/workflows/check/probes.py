@@ -13,12 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from deploy.metrics.engine import CacheCounters
+from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import Counted, Hits, PairResult, Phase
-from deploy.workflows.check.session import ANSWER_TIMEOUT_S, ANSWER_TOKENS, Session
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Session
 
 # Where prompts are cut, in quarters of each chunk.
 _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)

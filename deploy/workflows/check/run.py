@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy, UsageError
 from deploy.metrics.page import MetricsPage
+from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
 from deploy.verify.diagnosis import diagnose
@@ -27,7 +28,7 @@ from deploy.workflows.check.probes import (
     check_turns,
     lengths,
 )
-from deploy.workflows.check.session import ANSWER_TOKENS, Session, require_answers
+from deploy.workflows.check.session import Session, require_answers
 from deploy.workflows.evidence import (
     LAYERWISE_TAGS,
     Seen,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from deploy.errors import StackUnhealthy
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
+from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
 from deploy.stack.build import API_KEY
 from deploy.stack.service import Service
@@ -24,9 +25,6 @@ from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, store_of
 
-# Tokens that each answer has. With 16, every misplaced chunk, layer or head that was tried on the
-# tiny model moved a log-probability past the tolerance (scripts/tiny_model_power.py).
-ANSWER_TOKENS = 16
 # For one answer of 16 tokens to a prompt of 4⅓ chunks, or a metrics page. A whole check of the tiny
 # model takes 8 s on two busy cores; the rest is for real models on CPUs, and for waiting behind
 # others' prompts. Where that takes longer, clients wait as long for their first token. A hung

@@ -11,10 +11,8 @@ import pytest
 
 from deploy.config.model import Model, ModelShape
 from deploy.errors import ConfigError
-from deploy.planning import memory
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
-from deploy.workflows.check import session
 
 Make = Callable[..., Plan]
 
@@ -234,9 +232,6 @@ class TestContext:
         assert "an answer of 16" in refused.message
         assert "set engine.max_model_len to 272 or more" in refused.hint
         assert plan(engine={"max_model_len": 272}, **fields).max_model_len == 272
-
-    def test_the_answer_is_that_of_the_check(self) -> None:
-        assert memory.ANSWER_TOKENS == session.ANSWER_TOKENS
 
     def test_kv_space_for_not_one_chunk(self, plan: Make) -> None:
         refused = refusal(plan, engine={"kv_cache_gib": 2**-21})  # 512 bytes

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from deploy.errors import StackUnhealthy
+from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.workflows.check import renew_store_connections, run
-from deploy.workflows.check.session import ANSWER_TOKENS
 from deploy.workflows.running import RunningStack, require_stack, store_of
 from tests.unit.workflows.conftest import SMALL, Lab
 
