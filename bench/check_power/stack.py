@@ -33,7 +33,7 @@ SPEC = {
     "name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d",
     "redis": {"client": "lmcache"},
 }  # fmt: skip
-_ATTEMPTS = 10  # at a trial whose damage came after the load
+_ATTEMPTS = 50  # at a trial whose damage came after the load
 _STORED_S, _POLL_S = 20.0, 0.005
 
 

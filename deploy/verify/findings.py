@@ -83,6 +83,15 @@ class Findings:
         self.mismatched += not result.matches
         self.max_logprob_diff = max(self.max_logprob_diff, result.max_logprob_diff)
 
+    def leave_out(self, why: str) -> None:
+        """Note that neither conversations nor bursts are held."""
+        self.turns = self.burst = Phase(skipped=why)
+
+    @property
+    def nothing_loaded(self) -> bool:
+        """Whether no pair, and nothing through the router, loaded a single token."""
+        return not (self.race.hits.hits or any(pair.hits.hits for pair in self.pairs))
+
     @property
     def equivalence(self) -> Equivalence:
         return Equivalence(self.compared, self.mismatched, self.max_logprob_diff)

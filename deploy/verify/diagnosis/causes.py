@@ -46,7 +46,7 @@ CAUSES = (
     ),
     Cause(
         "fix_not_applied", engines.fixes,
-        ("kv_differs", "known_bad_pair", "layout_differs", *_NOT_THERE),
+        ("kv_differs", "known_bad_pair", "layout_differs", "stores_late", *_NOT_THERE),
     ),
     Cause("kv_differs", requests.wrong_kv),
     Cause("store_differs", engines.redis_address, _NOT_THERE),

@@ -267,6 +267,10 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
     check_router(session)
     if options.quick:
         return
+    if session.found.nothing_loaded and not session.is_given_up(session.front):
+        # It is known that nothing works; what else there is to ask would each time be waited for.
+        session.found.leave_out("no pair loads anything")
+        return
     check_turns(session)
     if session.running.prepared.plan.save_decode_cache:
         check_decode_reuse(session)

@@ -83,6 +83,16 @@ def test_a_broken_stack_fails_and_the_cause_is_named(
     assert any(failure in sentence for sentence in report.failures)
 
 
+def test_where_nothing_is_loaded_the_rest_is_left_out(
+    served: Lab, with_faults: Callable[..., None]
+) -> None:
+    """Each prompt's KV would be waited for, and the cause is known."""
+    with_faults("producer:stores-nothing")
+    report = check(served)
+    assert report.turns.skipped == report.burst.skipped == "no pair loads anything"
+    assert "Left out: burst, since no pair loads anything" in check_view(report)
+
+
 def test_an_answer_that_was_loaded_is_no_reference(
     served: Lab, with_faults: Callable[..., None]
 ) -> None:
