@@ -14,6 +14,8 @@ _NOT_THERE = ("not_stored",)
 # What is seen wherever Redis does not do what it is asked.
 _OF_A_SICK_STORE = ("store_evicts", "store_fails", "stores_late", "not_stored")
 _OF_KEYS = ("layout_differs", *_NOT_THERE)
+# Engines that do not compute alike answer differently even where nothing was loaded.
+_OF_NUMBERS = ("kv_differs", *_NOT_THERE)
 
 
 class Cause(NamedTuple):
@@ -51,12 +53,12 @@ CAUSES = (
     Cause("kv_differs", requests.wrong_kv),
     Cause("store_differs", engines.redis_address, _NOT_THERE),
     Cause("namespace_differs", engines.namespace, _NOT_THERE),
-    Cause("model_differs", engines.model, _OF_KEYS),
-    Cause("tp_differs", engines.tensor_parallel, _OF_KEYS),
+    Cause("model_differs", engines.model, ("layout_differs", *_OF_NUMBERS)),
+    Cause("tp_differs", engines.tensor_parallel, ("layout_differs", *_OF_NUMBERS)),
     Cause("chunk_size_differs", engines.chunk_size, _OF_KEYS),
     Cause("hash_seed_differs", engines.hash_seeds, ("hash_algorithm_differs", *_NOT_THERE)),
     Cause("hash_algorithm_differs", engines.hash_algorithm, _NOT_THERE),
-    Cause("layout_differs", engines.layout, _NOT_THERE),
+    Cause("layout_differs", engines.layout, _OF_NUMBERS),
     Cause("store_denied", store.denied, _OF_A_SICK_STORE),
     Cause("store_read_only", store.read_only, ("keys_lost", *_OF_A_SICK_STORE)),
     Cause("store_full", store.full, _OF_A_SICK_STORE),

@@ -273,6 +273,11 @@ def test_wrong_kv_is_named_whatever_else_is_wrong() -> None:
     ]  # fmt: skip
 
 
+def test_engines_that_compute_otherwise_are_no_wrong_kv() -> None:
+    apart = kv(dtype="float32")
+    assert codes(missed=True, mismatched=True, **apart) == ["layout_differs"]
+
+
 def test_a_log_without_its_beginning_is_no_missing_report() -> None:
     assert codes(missed=True, **producer(fixes={})) == ["not_found"]
     counted = producer(fixes={}, connector=None)
