@@ -127,6 +127,14 @@ class Project:
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
+    def redis_again_and_again(
+        self, command: str, *, times: int, pause_s: float
+    ) -> subprocess.Popen[bytes]:
+        """Repeat a command of Redis inside its container, faster than Docker starts one."""
+        repeat = f"redis-cli -r {times} -i {pause_s} {command} >/dev/null"
+        ask = f'REDISCLI_AUTH="$(cat /run/secrets/redis_password)" exec {repeat}'
+        return subprocess.Popen(("docker", "exec", self.ids()["redis"], "sh", "-c", ask))
+
     def password(self) -> str:
         return (self.files.secrets_dir / "redis_password").read_text().strip()
 
