@@ -84,7 +84,8 @@ def tags_are_kept(running: RunningStack) -> bool:
     if not running.prepared.plan.layerwise:
         return True
     return all(
-        _told(running, name).states.get(LAYERWISE_TAGS) in _ANSWERED for name in _names(running)
+        _told(running, name, _connector(running, name)).states.get(LAYERWISE_TAGS) in _ANSWERED
+        for name in _names(running)
     )
 
 
@@ -139,8 +140,8 @@ def _names(running: RunningStack) -> list[str]:
 
 def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str) -> EngineFacts:
     record, launcher = running.state.services[name], running.launcher
-    named, use_native = connector_of(launcher.arguments(record))
-    told = _told(running, name)
+    named, use_native = connector = _connector(running, name)
+    told = _told(running, name, connector)
     page = seen.page(name)
     path = StorePath.read(page.samples)
     failures = failed_calls(page.samples)
@@ -161,10 +162,13 @@ def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str)
     )
 
 
-def _told(running: RunningStack, name: str) -> EngineFixes:
+def _connector(running: RunningStack, name: str) -> tuple[str | None, bool]:
+    return connector_of(running.launcher.arguments(running.state.services[name]))
+
+
+def _told(running: RunningStack, name: str, connector: tuple[str | None, bool]) -> EngineFixes:
     """Return what the connector of an engine said at its start; nothing where it is not ours."""
-    record, launcher = running.state.services[name], running.launcher
-    named, use_native = connector_of(launcher.arguments(record))
+    named, use_native = connector
     # Without our connector, what the log has of it is of an earlier start.
     ours = named in (None, CONNECTOR) and not use_native
     return engine_fixes(running, name) if ours else EngineFixes()

@@ -11,24 +11,17 @@ import pytest
 from pdkit_connector.kv_report import kv_facts, kv_line, public_address
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
-from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, metadata, running_loop
+from lmcache_objects import (
+    CHUNK,
+    HEAD_SIZE,
+    HEADS,
+    LAYERS,
+    metadata,
+    redis_path_config,
+    running_loop,
+)
 
 SECRET = "not-to-be-seen"
-
-
-def config(url: str, **more):
-    from lmcache.v1.config import LMCacheEngineConfig
-
-    extra = {
-        "storage_plugin.pdkit.module_path": "pdkit_connector.redis_path.backend",
-        "storage_plugin.pdkit.class_name": "RedisPath",
-        "pdkit.url": url,
-        "pdkit.namespace": "pdkit:test:0",
-    }
-    return LMCacheEngineConfig.from_defaults(
-        chunk_size=CHUNK, local_cpu=False, max_local_cpu_size=0.01, storage_plugins=["pdkit"],
-        extra_config=extra, **more,
-    )  # fmt: skip
 
 
 def adapter(settings, facts, backends=()):
@@ -50,7 +43,7 @@ def told(server):
     """Report of an engine whose chunks go to a real Redis by the kit's own client."""
     from lmcache.v1.storage_backend import CreateStorageBackends
 
-    settings, facts = config(f"redis://:{SECRET}@127.0.0.1:{server.port}/3"), metadata()
+    settings, facts = redis_path_config(f"redis://:{SECRET}@127.0.0.1:{server.port}/3"), metadata()
     server.admin.execute_command("ACL", "SETUSER", "default", "on", f">{SECRET}", "+@all", "~*")
     backends = CreateStorageBackends(settings, facts, running_loop(), "cpu")
     yield kv_line(adapter(settings, facts, backends)), server

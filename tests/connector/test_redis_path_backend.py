@@ -15,29 +15,22 @@ from pdkit_connector import store_barrier
 from pdkit_connector.connector import require_plugins
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.redis_path import backend as module
 from pdkit_connector.redis_path.failures import failures
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
-from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, chunk, key, metadata, running_loop
+from lmcache_objects import (
+    CHUNK,
+    HEAD_SIZE,
+    HEADS,
+    LAYERS,
+    chunk,
+    key,
+    metadata,
+    redis_path_config,
+    running_loop,
+)
 
 PAYLOAD = 2 * LAYERS * CHUNK * HEADS * HEAD_SIZE * 2
-
-
-def config(url: str, **more):
-    from lmcache.v1.config import LMCacheEngineConfig
-
-    extra = {
-        "storage_plugin.pdkit.module_path": module.__name__,
-        "storage_plugin.pdkit.class_name": "RedisPath",
-        "pdkit.url": url,
-        "pdkit.namespace": "pdkit:test:0",
-        **more.pop("extra", {}),
-    }
-    return LMCacheEngineConfig.from_defaults(
-        chunk_size=CHUNK, local_cpu=False, max_local_cpu_size=0.01, storage_plugins=["pdkit"],
-        extra_config=extra, **more,
-    )  # fmt: skip
 
 
 def made(settings, **facts):
@@ -50,7 +43,7 @@ def made(settings, **facts):
 
 @pytest.fixture
 def backend(server):
-    backend = made(config(server.url))
+    backend = made(redis_path_config(server.url))
     yield backend
     backend.close()
 
@@ -168,19 +161,21 @@ def test_a_load_waits_for_the_memory_of_stores(backend):
 def test_chunks_of_another_layout_or_namespace_are_not_found(server, backend):
     stored(backend, 1)
     for other in (
-        made(config(server.url), kv_shape=(LAYERS, 2, CHUNK, HEADS, 2 * HEAD_SIZE)),
-        made(config(server.url, extra={"pdkit.namespace": "pdkit:other:0"})),
+        made(redis_path_config(server.url), kv_shape=(LAYERS, 2, CHUNK, HEADS, 2 * HEAD_SIZE)),
+        made(redis_path_config(server.url, extra={"pdkit.namespace": "pdkit:other:0"})),
     ):
         assert not other.contains(key(1))
         other.close()
-    twin = made(config(server.url))
+    twin = made(redis_path_config(server.url))
     assert twin.contains(key(1))
     twin.close()
 
 
 def test_ranks_of_a_model_with_shared_kv_read_what_the_first_stores(server):
     facts = {"use_mla": True, "world_size": 2, "kv_shape": (LAYERS, 1, CHUNK, 1, 8)}
-    first, second = (made(config(server.url), worker_id=rank, **facts) for rank in (0, 1))
+    first, second = (
+        made(redis_path_config(server.url), worker_id=rank, **facts) for rank in (0, 1)
+    )
     stored(first, 1)
     assert second.contains(key(1, world_size=2, worker_id=1)) is first.contains(
         key(1, world_size=2, worker_id=0)
@@ -209,7 +204,7 @@ def test_removal(backend):
 
 def test_without_redis_nothing_fails(server):
     server.kill()
-    backend = made(config(server.url))
+    backend = made(redis_path_config(server.url))
     assert backend is not None, "it may come"
     stored(backend, 1)
     assert backend.batched_contains([key(1)]) == 0
@@ -230,7 +225,7 @@ def test_without_redis_nothing_fails(server):
 def test_a_wrong_setting_stops_the_engine(server, extra, words):
     """LMCache only logs it, and would run on without a store."""
     failures.clear()
-    settings = config(server.url, extra=extra)
+    settings = redis_path_config(server.url, extra=extra)
     assert made(settings) is None
     manager = SimpleNamespace(storage_backends={"LocalCPUBackend": None})
     engine = SimpleNamespace(config=settings, storage_manager=manager)
@@ -244,10 +239,10 @@ def test_a_wrong_password_stops_the_engine(servers):
     failures.clear()
     server = servers.start("--requirepass", "the-right-one")
     url = server.url.replace("redis://", "redis://:{}@")
-    assert made(config(url.format("another-one"))) is None
+    assert made(redis_path_config(url.format("another-one"))) is None
     assert "refuses this engine" in failures[0]
     assert "another-one" not in failures[0]
-    right = made(config(url.format("the-right-one")))
+    right = made(redis_path_config(url.format("the-right-one")))
     stored(right, 1)
     assert right.contains(key(1))
     right.close()

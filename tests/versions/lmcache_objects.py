@@ -99,3 +99,20 @@ def chunk(backend: Any, fill: int = 1) -> Any:
     memory_obj = pool.allocate(shape, torch.bfloat16, fmt=MemoryFormat.KV_2LTD)
     memory_obj.tensor.fill_(fill)
     return memory_obj
+
+
+def redis_path_config(url: str, **more):
+    """Return LMCache's configuration for the kit's plug-in; `extra` is for the plug-in itself."""
+    from lmcache.v1.config import LMCacheEngineConfig
+
+    extra = {
+        "storage_plugin.pdkit.module_path": "pdkit_connector.redis_path.backend",
+        "storage_plugin.pdkit.class_name": "RedisPath",
+        "pdkit.url": url,
+        "pdkit.namespace": "pdkit:test:0",
+        **more.pop("extra", {}),
+    }
+    return LMCacheEngineConfig.from_defaults(
+        chunk_size=CHUNK, local_cpu=False, max_local_cpu_size=0.01, storage_plugins=["pdkit"],
+        extra_config=extra, **more,
+    )  # fmt: skip
