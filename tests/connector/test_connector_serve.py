@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import runpy
 import sys
@@ -60,3 +61,21 @@ def test_a_broken_vllm_is_told_as_such(monkeypatch, started):
     with pytest.raises(ImportError, match="VllmConfig"):
         serve.main()
     assert not started
+
+
+def test_what_is_spawned_imports_vllm_and_no_server(monkeypatch, tmp_path):
+    """Each engine core imports the server's main module again."""
+    monkeypatch.setattr(serve, "check", lambda _argv: None)
+    monkeypatch.setattr(serve, "_SERVER", "a_server")
+    monkeypatch.setattr(sys, "argv", ["serve"])
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_server.py").write_text(
+        "import sys; sys.seen = __name__, sys.modules['__main__']"
+    )
+    before = sys.modules["__main__"]
+    serve.main()
+    assert sys.__dict__.pop("seen") == ("__main__", before)
+
+    runpy.run_module("pdkit_connector.serve", run_name="__mp_main__")
+    assert "vllm.config" in sys.modules
+    assert gc.isenabled()
