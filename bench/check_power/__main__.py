@@ -2,7 +2,7 @@
 
 Brings up a stack with LMCache's own Redis client, which has no checksum. In each trial the check's
 own code asks one pair, and one thing is damaged in Redis between prefill and decode; what is
-damaged, and where, follows from the seed. Whole checks of the same stack in between must pass.
+damaged, and where, follows from the seed. Before any damage, whole checks of the stack must pass.
 
 Exits with 1 where a kind is noticed less often than 99 times of 100, or a sound stack fails.
 """

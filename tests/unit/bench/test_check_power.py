@@ -274,7 +274,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not again.has("noise", 2, 0) and not again.has("noise", 1, 1)
 
 
-def test_kinds_take_turns() -> None:
-    assert list(planned(["a", "b"], 2, 1)) == [
-        ("a", 0), ("b", 0), (HEALTHY, 0), ("a", 1), ("b", 1),
+def test_the_sound_come_first_and_kinds_take_turns() -> None:
+    assert list(planned(["a", NOTHING, "b"], 2, 1)) == [
+        (HEALTHY, 0), (NOTHING, 0), (NOTHING, 1), ("a", 0), ("b", 0), ("a", 1), ("b", 1),
     ]  # fmt: skip
