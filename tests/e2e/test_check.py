@@ -15,6 +15,7 @@ import httpx
 import pytest
 import redis
 
+from deploy.runtime.home import Home
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.traffic import MODEL, text
 from tests.ports import free_row
@@ -131,25 +132,28 @@ def test_beside_others(kit: Deploy, store: redis.Redis) -> None:
     assert store.dbsize() >= 2 * len(statuses), "nobody else's keys were removed"
 
 
-@pytest.mark.parametrize("after_s", [0.9, 2.0, None, 5.0])
+@pytest.mark.parametrize("when", ["locked", "first key", 2.0, 5.0])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_killed_half_way(
-    kit: Deploy, store: redis.Redis, how: signal.Signals, after_s: float | None
+    kit: Deploy, store: redis.Redis, how: signal.Signals, when: str | float
 ) -> None:
-    """None is the moment in which its first key is there, whenever that is."""
+    """In the moment in which its lock or its first key is there, or after so many seconds."""
     before, kept = set(store.keys()), files(kit)
     state = kit.state(NAME)
     process = kit.start("check", "--name", NAME)
-    if after_s is None:
+    if when == "locked":
+        lock = Home(kit.home, kit.home).lock_file(NAME)
+        assert eventually(lock.exists, within_s=60)
+    elif when == "first key":
         assert eventually(lambda: set(store.keys()) - before, within_s=60)
     else:
-        time.sleep(after_s)
+        time.sleep(float(when))
     process.send_signal(how)
     process.communicate(timeout=60)
     # Engines finish what they were asked for, and the guard waits for that.
     assert eventually(lambda: kit.guards() == 0, within_s=30)
-    assert set(store.keys()) == before
     assert files(kit) == kept
+    assert set(store.keys()) == before
     assert kit.state(NAME) == state
 
 

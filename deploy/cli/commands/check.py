@@ -53,7 +53,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     from deploy.output.check_view import check_view, runs_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
-    from deploy.workflows.check import CheckOptions
+    from deploy.workflows.check import CheckOptions, lock_guarded
 
     if junit and not junit.absolute().parent.is_dir():
         raise UsageError(
@@ -67,7 +67,7 @@ def check(  # noqa: PLR0913 - one parameter an option
         least=min_hit_rate,
         prompt=_text(prompt_file) if prompt_file else None,
     )
-    with stack_lock(home.lock_file(chosen), chosen):
+    with lock_guarded(home, chosen), stack_lock(home.lock_file(chosen), chosen):
         reports = _written(_runs(home, chosen, options, repeat), junit, chosen)
     # What is shown is the first run that failed, else the last.
     shown = next((one for one in reports if not one.passed), reports[-1])

@@ -1,6 +1,13 @@
 """`deploy check`: prove on the running stack that KV crosses, and that it is right."""
 
+from deploy.workflows.check.keys import lock_guarded
 from deploy.workflows.check.run import CheckOptions, check_stack, renew_store_connections
 from deploy.workflows.check.session import require_answers
 
-__all__ = ["CheckOptions", "check_stack", "renew_store_connections", "require_answers"]
+__all__ = [
+    "CheckOptions",
+    "check_stack",
+    "lock_guarded",
+    "renew_store_connections",
+    "require_answers",
+]

@@ -1,6 +1,7 @@
-"""Removes the keys of a check that was killed: `python -m deploy.workflows.check.guard`.
+"""Clears up behind a check that was killed: `python -m deploy.workflows.check.guard`.
 
-Arguments: the kit's folders for state and caches, the stack, the run of the check.
+Arguments: the kit's folders for state and caches, the stack, the run whose keys are to be removed
+("" for none).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def main() -> None:
 
     home = Home(Path(state), Path(cache))
     with contextlib.suppress(PdkitError):
-        _remove_keys(home, name, run)
+        if run:
+            _remove_keys(home, name, run)
     with contextlib.suppress(PdkitError), stack_lock(home.lock_file(name), name):
         pass  # which removes the file that the check held, unless somebody else does now
 

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from deploy.runtime.home import Home
@@ -60,7 +60,28 @@ def mark(tag: str) -> str:
 
 @contextlib.contextmanager
 def guarded(home: Home, name: str, run: str) -> Iterator[None]:
-    """Have a process of its own remove the keys of a run if this one ends before it could.
+    """Have a process of its own remove the keys of a run if this one ends before it could."""
+    with _guard(home, name, run) as dismiss:
+        yield
+        dismiss()
+
+
+@contextlib.contextmanager
+def lock_guarded(home: Home, name: str) -> Iterator[None]:
+    """Have a process of its own remove the lock's file if this one is killed while it holds it.
+
+    For a lock that is taken inside: then no moment is left in which a kill leaves the file.
+    """
+    with _guard(home, name, "") as dismiss:
+        try:
+            yield
+        finally:
+            dismiss()
+
+
+@contextlib.contextmanager
+def _guard(home: Home, name: str, run: str) -> Iterator[Callable[[], None]]:
+    """Start a process that clears up behind this one, and yield what tells it that it need not.
 
     It waits for a word on its input, and goes to work where that ends without one: whoever kills
     this process closes it.
@@ -75,14 +96,13 @@ def guarded(home: Home, name: str, run: str) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # what ends our group must not end it
     )  # fmt: skip
-    done = False
+    said = [b""]
     try:
-        yield
-        done = True
+        yield lambda: said.append(DONE)
     finally:
         assert guard.stdin is not None  # noqa: S101
         with contextlib.suppress(BrokenPipeError):
-            guard.stdin.write(DONE if done else b"")
+            guard.stdin.write(said[-1])
             guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.wait(_PATIENCE_S)
