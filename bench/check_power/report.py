@@ -44,13 +44,8 @@ such pair of {blocks}) no request that vLLM can serve from its cache holds one w
 that nothing is damaged. In different blocks, only a cut between them shows it: the check cuts each
 chunk at its quarters, which parts three of four pairs. So nothing is asked of that kind.
 
-Why the sound come first: numbers that are none stay in an engine's KV memory after their request.
-A later prompt that gets such a block, and does not fill it, may be answered with none, too, until
-somebody has filled it: 0 x NaN is NaN, for an engine that only gives the rest of a block no weight.
-A run of 2026-11-21 that had all in turn met this in 1 of 50 healthy checks. Measured apart: after
-30 requests over a chunk of NaN, 5 of the next 150 prompts, which had never been in Redis, were
-answered so, and none of 450 after those; before them, none of 150. So who has had wrong KV in an
-engine starts that engine anew.
+Why the sound come first: numbers that are none stay in an engine's KV memory after their request,
+and spoil later answers there ([seen](../reference/diagnosis.md#kv_differs)).
 """
 
 

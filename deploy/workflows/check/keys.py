@@ -11,8 +11,9 @@ import contextlib
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from deploy.runtime.home import Home
 from deploy.runtime.store import Store
@@ -61,9 +62,9 @@ def mark(tag: str) -> str:
 @contextlib.contextmanager
 def guarded(home: Home, name: str, run: str) -> Iterator[None]:
     """Have a process of its own remove the keys of a run if this one ends before it could."""
-    with _guard(home, name, run) as dismiss:
+    with _guard(home, name, run) as told:
         yield
-        dismiss()
+        told.write(DONE)
 
 
 @contextlib.contextmanager
@@ -72,19 +73,19 @@ def lock_guarded(home: Home, name: str) -> Iterator[None]:
 
     For a lock that is taken inside: then no moment is left in which a kill leaves the file.
     """
-    with _guard(home, name, "") as dismiss:
+    with _guard(home, name, "") as told:
         try:
             yield
         finally:
-            dismiss()
+            told.write(DONE)
 
 
 @contextlib.contextmanager
-def _guard(home: Home, name: str, run: str) -> Iterator[Callable[[], None]]:
-    """Start a process that clears up behind this one, and yield what tells it that it need not.
+def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
+    """Start a process that clears up behind this one, and yield its input.
 
-    It waits for a word on its input, and goes to work where that ends without one: whoever kills
-    this process closes it.
+    It waits for DONE there, and goes to work where the input ends without: whoever kills this
+    process closes it.
     """
     package = Path(__file__).resolve().parents[3]
     guard = subprocess.Popen(
@@ -96,13 +97,11 @@ def _guard(home: Home, name: str, run: str) -> Iterator[Callable[[], None]]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # what ends our group must not end it
     )  # fmt: skip
-    said = [b""]
+    assert guard.stdin is not None  # noqa: S101
     try:
-        yield lambda: said.append(DONE)
+        yield guard.stdin
     finally:
-        assert guard.stdin is not None  # noqa: S101
         with contextlib.suppress(BrokenPipeError):
-            guard.stdin.write(said[-1])
             guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.wait(_PATIENCE_S)
