@@ -27,6 +27,15 @@ from xdist.scheduler import LoadScopeScheduling
 
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
+from tests.report.stacks import (  # noqa: F401 - hooks, and a fixture for every test
+    before_command,
+    pytest_runtest_logstart,
+    pytest_runtest_makereport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    watched_stacks,
+)
 
 COMMAND = str(Path(sys.executable).parent / "deploy")
 # That the fixes take with what is installed is asked once for all homes of a run.
@@ -88,6 +97,7 @@ class Deploy:
         return {**os.environ, "PDKIT_HOME": str(self.home), **means, **self.env}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
+        before_command(arguments)
         return subprocess.Popen(
             (*self.command, *arguments),
             env=self.environ(),

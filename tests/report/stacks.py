@@ -1,0 +1,149 @@
+"""A pytest plugin: a failed test tells what its stack's services said last, without secrets.
+
+The last lines go into the failure, and so to the terminal and into JUnit's file; whole logs go into
+the folder of results. At the end of the run it tells how many engines were started.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from deploy.errors import PdkitError
+from deploy.runtime.home import Home, StackHome
+from deploy.runtime.logs import first_error, last_lines
+from deploy.workflows.running import find_stack
+from tests.report.results import results_folder
+from tests.report.watch import Watch, engine_starts
+
+SHOWN, KEPT = 40, 5000
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a service of a stack said, and in which condition it is."""
+
+    stack: str
+    service: str
+    condition: str
+    lines: tuple[str, ...]
+
+
+class Stacks:
+    """What the hooks know: this worker's stacks, and the test that runs."""
+
+    watch: Watch | None = None
+    began = 0.0
+    kept: tuple[Log, ...] = ()  # of stacks that a failure has taken down since
+    elsewhere: ClassVar[list[str]] = []  # the stacks of other workers' engines
+
+
+@pytest.fixture(scope="session", autouse=True)
+def watched_stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Watch this worker's stacks."""
+    with Watch(tmp_path_factory.getbasetemp().resolve()) as Stacks.watch:
+        yield
+
+
+def before_command(arguments: tuple[str, ...]) -> None:
+    """Keep the logs that `deploy down` is about to remove because something failed."""
+    if Stacks.watch is not None and arguments[:1] == ("down",) and sys.exc_info()[0]:
+        Stacks.kept += tuple(_logs(Stacks.watch.folder))
+
+
+def pytest_runtest_logstart() -> None:
+    Stacks.began, Stacks.kept = time.time(), ()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and Stacks.watch is not None:
+        _explain(report, item.nodeid, Stacks.watch)
+    return report
+
+
+def _explain(report: pytest.TestReport, nodeid: str, watch: Watch) -> None:
+    watch.look()
+    folder = results_folder() / "logs" / re.sub(r"[^\w.-]+", "-", nodeid)[:150]
+    plain = str(report.longrepr)
+    if watch.redacted(plain) != plain:
+        report.longrepr = watch.redacted(plain)
+    report.sections = [(title, watch.redacted(text)) for title, text in report.sections]
+    for log in {
+        (log.stack, log.service): log for log in (*Stacks.kept, *_logs(watch.folder))
+    }.values():
+        lines = watch.redacted("\n".join(log.lines)).splitlines()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{log.stack}-{log.service}.log").write_text("\n".join(lines) + "\n")
+        if log.condition != "ready":
+            title = f"{log.service} of the stack {log.stack} ({log.condition}), its last lines"
+            # An engine's last lines are of the process that noticed, not of the one that failed.
+            cause = f"first error: {first_error(lines) or 'none'}"
+            _add_section(report, title, "\n".join((cause, *lines[-SHOWN:])))
+
+
+def _add_section(report: pytest.TestReport, title: str, text: str) -> None:
+    """Add to the failure itself: sections of the report are left out of JUnit's file."""
+    longrepr: Any = report.longrepr
+    if hasattr(longrepr, "addsection"):
+        longrepr.addsection(title, text)
+    else:
+        report.longrepr = f"{longrepr}\n--- {title} ---\n{text}"
+
+
+def _logs(folder: Path) -> Iterator[Log]:
+    """Yield the logs of every stack that is up, or has ended in this test."""
+    for root in sorted(folder.glob("*/stacks/*")):
+        home = root.parents[1]
+        if home.is_symlink():
+            continue  # pytest's own link to a test's newest folder
+        try:
+            yield from _logs_of(Home(home, home / "cache"), root.name)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the test's own failure counts
+            yield Log(root.name, "report", "not read", (repr(exc),))
+
+
+def _logs_of(home: Home, name: str) -> Iterator[Log]:
+    try:
+        running = find_stack(home, name)
+    except PdkitError:  # broken state, or Docker gone: that is what the test is about
+        running = None
+    if running is None:
+        yield from _ended(home.stack(name))
+        return
+    for service in running.stack.services:
+        condition = running.condition(service)
+        if condition != "not started":
+            lines = running.launcher.log_lines(service.name, KEPT)
+            yield Log(name, service.name, condition, lines)
+
+
+def _ended(stack: StackHome) -> Iterator[Log]:
+    for path in sorted(stack.logs_dir.glob("*.log")):
+        if path.stat().st_mtime >= Stacks.began:
+            yield Log(stack.root.name, path.stem, "ended", last_lines(path, KEPT))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput") and Stacks.watch is not None:
+        session.config.workeroutput["engines"] = list(Stacks.watch.engines.values())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    Stacks.elsewhere += getattr(node, "workeroutput", {}).get("engines", ())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    here = Stacks.watch.engines.values() if Stacks.watch else ()
+    terminalreporter.write_line(engine_starts((*Stacks.elsewhere, *here)))
