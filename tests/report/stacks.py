@@ -79,9 +79,8 @@ def _explain(report: pytest.TestReport, nodeid: str, watch: Watch) -> None:
     if watch.redacted(plain) != plain:
         report.longrepr = watch.redacted(plain)
     report.sections = [(title, watch.redacted(text)) for title, text in report.sections]
-    for log in {
-        (log.stack, log.service): log for log in (*Stacks.kept, *_logs(watch.folder))
-    }.values():
+    found = {(log.stack, log.service): log for log in (*Stacks.kept, *_logs(watch.folder))}
+    for log in found.values():
         lines = watch.redacted("\n".join(log.lines)).splitlines()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{log.stack}-{log.service}.log").write_text("\n".join(lines) + "\n")

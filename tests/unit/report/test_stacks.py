@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from deploy.workflows.down import stop_stack
+from tests.e2e import conftest as e2e
+from tests.report import stacks
 from tests.report.stacks import Stacks, _logs_of
+from tests.report.watch import Watch
 from tests.unit.workflows.conftest import opened
 
 SECRET = "api-key-of-a-client"
@@ -161,6 +165,32 @@ def test_of_a_stack_that_is_up(tmp_path: Path) -> None:
         assert found["consumer-0"].condition == found["redis"].condition == "ready"
         assert any("Ready to accept" in line for line in found["redis"].lines)
         assert list(_logs_of(lab.home, "pdkit")) == []
+
+
+def test_end_to_end_tests_have_every_hook() -> None:
+    names = {name for name in vars(stacks) if name.startswith("pytest_")} | {"watched_stacks"}
+    assert len(names) == 6
+    assert {name: getattr(e2e, name, None) for name in names} == {
+        name: getattr(stacks, name) for name in names
+    }
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_their_command_keeps_what_a_failure_takes_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    monkeypatch.setattr(Stacks, "watch", Watch(tmp_path))
+    monkeypatch.setattr(Stacks, "kept", ())
+    log = tmp_path / "home0" / "stacks" / "one" / "logs" / "producer-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("the end\n")
+    kit = e2e.Deploy(tmp_path / "home0", command=("true",))
+    with contextlib.suppress(AssertionError):
+        try:
+            assert not failing
+        finally:
+            assert kit.run("down").code == 0
+    assert [kept.lines for kept in Stacks.kept] == [("the end",)] * failing
 
 
 def test_broken_state_hides_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
