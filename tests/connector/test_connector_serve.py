@@ -35,6 +35,7 @@ def test_extra_configuration_is_read_off_the_arguments(argv, found):
 def started(monkeypatch):
     """Note what would be run as the server."""
     servers = []
+    monkeypatch.setattr(serve, "fork_cores_on_cpus", lambda: None)
     monkeypatch.setattr(runpy, "run_module", lambda name, **_more: servers.append(name))
     monkeypatch.setattr(sys, "argv", ["serve"])
     return servers
@@ -65,6 +66,7 @@ def test_a_broken_vllm_is_told_as_such(monkeypatch, started):
 
 def test_what_is_spawned_imports_vllm_and_no_server(monkeypatch, tmp_path):
     """Each engine core imports the server's main module again."""
+    monkeypatch.setattr(serve, "fork_cores_on_cpus", lambda: None)
     monkeypatch.setattr(serve, "check", lambda _argv: None)
     monkeypatch.setattr(serve, "_SERVER", "a_server")
     monkeypatch.setattr(sys, "argv", ["serve"])

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pdkit_connector import fork_server
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
 from pdkit_connector.metrics import StoreCollector
@@ -30,6 +31,7 @@ def main() -> None:
     """Check, then become the server; exit with 3 where a needed fix does not take."""
     try:
         with without_garbage_collection():
+            fork_cores_on_cpus()
             check(sys.argv[1:])
     except ConnectorError as exc:
         get_logger().error("pdkit-connector ERROR %s", exc)
@@ -38,6 +40,19 @@ def main() -> None:
     # This module stays the process's main one, which each process that vLLM spawns imports again:
     # that of the server would cost each of them seconds.
     runpy.run_module(_SERVER, run_name="__main__")
+
+
+def fork_cores_on_cpus() -> None:
+    """Let vLLM's core be forked from here where no GPU's driver forbids it: half of a start.
+
+    Raises:
+        ImportError: vLLM or LMCache itself is broken.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        fork_server.preload()
+        fork_server.start()
 
 
 @contextlib.contextmanager

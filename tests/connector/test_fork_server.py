@@ -1,0 +1,80 @@
+"""What vLLM would spawn is forked instead, with what was imported and today's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pdkit_connector import fork_server, serve
+
+CONNECTOR = Path(fork_server.__file__).parents[1]
+SCRIPT = """
+import gc, json, multiprocessing, os, sys
+from pdkit_connector import fork_server
+
+def look(queue):
+    names = "CHANGED", "ADDED", "TAKEN"
+    queue.put([getattr(sys, "seen", None), [os.environ.get(n) for n in names], gc.isenabled()])
+    sys.exit(7)
+
+if __name__ == "__main__":
+    sys.seen = "imported before"
+    gc.disable()
+    if sys.argv[1] == "fork":
+        fork_server.start()
+    os.environ.update(CHANGED="after", ADDED="1")
+    del os.environ["TAKEN"]
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=look, args=(queue,))
+    process.start()
+    found = queue.get(timeout=60)
+    process.join(60)
+    print(json.dumps([*found, process.exitcode]))
+"""
+
+
+def started(tmp_path: Path, how: str) -> list[object]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ran = subprocess.run(
+        (sys.executable, str(script), how),
+        env={**os.environ, "PYTHONPATH": str(CONNECTOR), "CHANGED": "before", "TAKEN": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_a_forked_process_has_imports_and_todays_environment(tmp_path):
+    assert started(tmp_path, "fork") == ["imported before", ["after", "1", None], True, 7]
+
+
+def test_a_spawned_process_has_no_imports(tmp_path):
+    """Without the fork server: what the test above would see if it did nothing."""
+    assert started(tmp_path, "spawn") == [None, ["after", "1", None], True, 7]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    calls: list[str] = []
+    monkeypatch.setattr(fork_server, "preload", lambda: calls.append("preload"))
+    monkeypatch.setattr(fork_server, "start", lambda: calls.append("start"))
+    return calls
+
+
+@pytest.mark.parametrize(("cpu", "calls"), [(True, ["preload", "start"]), (False, [])])
+def test_only_engines_on_cpus_fork(monkeypatch, asked, cpu, calls):
+    """A GPU's driver does not survive a fork."""
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _self: cpu)
+    serve.fork_cores_on_cpus()
+    assert asked == calls
