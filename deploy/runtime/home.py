@@ -66,6 +66,10 @@ class Home:
     def models(self) -> Path:
         return self.cache / "models"
 
+    def engine_cache(self, image: str) -> Path:
+        """Return the folder of what engines of one image keep between starts."""
+        return self.cache / "engines" / hashlib.sha256(image.encode()).hexdigest()[:16]
+
     def with_stacks_in(self, folder: Path) -> Home:
         """Return the same home with any stack's files in one folder, as `render -o` writes them."""
         return Home(self.state, self.cache, folder.absolute())

@@ -10,7 +10,15 @@ from deploy.config.vendors import Vendor
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Gpu
 from deploy.planning.plan import EnginePlan, Plan
-from deploy.stack.layout import CONNECTOR, GATEWAY, HUB_CACHE, LOOPBACK, SECRETS, ContainerLayout
+from deploy.stack.layout import (
+    CONNECTOR,
+    ENGINE_CACHE,
+    GATEWAY,
+    HUB_CACHE,
+    LOOPBACK,
+    SECRETS,
+    ContainerLayout,
+)
 from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service
 
 # 'uid:gid' in containers where Docker runs without root: there it is the user.
@@ -114,7 +122,10 @@ def _engine(
     service: Service, engine: EnginePlan, plan: Plan, spec: StackSpec, layout: ContainerLayout
 ) -> Container:
     port = layout.engine(engine).port
-    mounts = [Mount(str(layout.connector), CONNECTOR)]
+    mounts = [
+        Mount(str(layout.connector), CONNECTOR),
+        Mount(str(layout.engine_cache), ENGINE_CACHE, read_only=False),
+    ]
     if plan.model.source == "hub":
         if layout.hub_cache:
             mounts.append(Mount(str(layout.hub_cache), HUB_CACHE, read_only=False))

@@ -17,6 +17,7 @@ CONNECTOR = "/opt/pdkit/connector"
 GATEWAY = "/opt/pdkit/gateway"
 MODELS = PurePosixPath("/models")
 HUB_CACHE = "/hub"
+ENGINE_CACHE = "/cache"
 
 _ENGINE_PORT = 8000
 _ROUTER_PORT = 8000
@@ -190,6 +191,7 @@ class ContainerLayout:
     Attributes:
         run_dir: on this machine; holds one folder a service, for its configuration files.
         user: 'uid:gid' that every container runs as.
+        engine_cache: on this machine; what engines of this image compile or look up once.
         hub_cache: on this machine; None where the model does not come from a hub.
         hub_token: whether there is a secret with a token of the hub.
     """
@@ -199,6 +201,7 @@ class ContainerLayout:
     user: str
     connector: Path
     gateway_code: Path
+    engine_cache: Path
     hub_cache: Path | None = None
     hub_token: bool = False
 
@@ -253,6 +256,7 @@ class ContainerLayout:
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
         # The user has no entry in the image's list of users, and no home.
         env = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
+        env["VLLM_CACHE_ROOT"] = f"{ENGINE_CACHE}/vllm"
         visible = plan.vendor.container.visible
         if visible and engine.gpus:
             env[visible] = ",".join(str(own) for own in range(len(engine.gpus)))

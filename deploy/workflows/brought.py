@@ -114,20 +114,26 @@ def _with_old_key(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
     return {"gateway"} if key and held and held.reveal() != key else set()
 
 
-def provide_hub_cache(prepared: Prepared) -> None:
-    """Make the folder that containers write models into, if there is none.
+def provide_caches(prepared: Prepared) -> None:
+    """Make the folders that containers write into, where they are missing.
 
     Raises:
-        MachineError: it belongs to another user than the one they run as.
+        MachineError: the models' folder belongs to another user than the one they run as.
     """
     means = prepared.facts.means
-    if isinstance(means, Containers) and prepared.model.source == "hub":
-        folder, owner = Path(means.hub_cache), _owner(means)
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            if os.getuid() == 0:
-                os.chown(folder, *owner)
+    if isinstance(means, Containers):
+        for folder in _written_by_containers(prepared):
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                if os.getuid() == 0:
+                    os.chown(folder, *_owner(means))
     _require_own_hub_cache(prepared)
+
+
+def _written_by_containers(prepared: Prepared) -> set[Path]:
+    containers = (service.container for service in prepared.stack.services)
+    mounts = (mount for one in containers if one for mount in one.mounts)
+    return {Path(mount.source) for mount in mounts if not mount.read_only}
 
 
 def _require_own_hub_cache(prepared: Prepared) -> None:

@@ -140,6 +140,7 @@ def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Mo
         user=means.user,
         connector=connector_path(),
         gateway_code=gateway_path(),
+        engine_cache=home.engine_cache(means.images.engine_id or means.images.engine),
         hub_cache=Path(means.hub_cache) if from_hub else None,
         hub_token=means.hub_token and from_hub,
     )

@@ -12,7 +12,7 @@ from deploy.runtime.home import Home
 from deploy.stack.compose import compose_document
 from deploy.stack.document import document_yaml, stack_document
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows.brought import api_key, provide_hub_cache, stack_secrets
+from deploy.workflows.brought import api_key, provide_caches, stack_secrets
 from deploy.workflows.brought_redis import redis_url
 from deploy.workflows.prepare import Prepared, prepare
 
@@ -53,7 +53,7 @@ def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[P
     if prepared.model.source == "tiny":
         ensure_tiny_model(home.models)
     secrets = stack_secrets(prepared, files.secrets_dir)
-    provide_hub_cache(prepared)
+    provide_caches(prepared)
     written = write_project(prepared.stack, files, secrets, stop_s=prepared.spec.timeouts.stop_s)
     return written, f"docker compose -f {written[0]} up --detach --wait"
 

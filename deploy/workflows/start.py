@@ -20,7 +20,7 @@ from deploy.runtime.state import StackState, write_state
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.service import Service
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows.brought import provide_hub_cache, stack_secrets
+from deploy.workflows.brought import provide_caches, stack_secrets
 from deploy.workflows.brought_redis import require_redis
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import find_stack, launcher_for, service_is_ready
@@ -92,7 +92,7 @@ class StackStart:
         if prepared.model.source == "tiny":
             self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
         secrets = stack_secrets(prepared, self._files.secrets_dir)
-        provide_hub_cache(prepared)
+        provide_caches(prepared)
         self.launcher.prepare(prepared.stack, secrets, stop_s=prepared.spec.timeouts.stop_s)
         took: dict[str, float] = {}
         for batch in _batches(missing):

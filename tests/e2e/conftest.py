@@ -38,8 +38,8 @@ from tests.report.stacks import (  # noqa: F401 - hooks, and a fixture for every
 )
 
 COMMAND = str(Path(sys.executable).parent / "deploy")
-# That the fixes take with what is installed is asked once for all homes of a run.
-TRIED_FIXES = tempfile.TemporaryDirectory(prefix="pdkit-fixes-")
+# Kept once for all homes of a run: that the fixes take, and what engines in containers look up.
+KEPT = tempfile.TemporaryDirectory(prefix="pdkit-kept-")
 UP_TIMEOUT_S = 600
 
 
@@ -86,10 +86,12 @@ class Deploy:
     command: tuple[str, ...] = (COMMAND,)
 
     def __post_init__(self) -> None:
-        tried = self.home / "cache" / "fixes"
-        if not os.path.lexists(tried):
-            tried.parent.mkdir(parents=True, exist_ok=True)
-            tried.symlink_to(TRIED_FIXES.name)
+        for name in ("fixes", "engines"):
+            kept, link = Path(KEPT.name, name), self.home / "cache" / name
+            kept.mkdir(exist_ok=True)
+            if not os.path.lexists(link):
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(kept)
 
     def environ(self) -> dict[str, str]:
         """Return the environment of the command; processes unless a test says otherwise."""

@@ -36,8 +36,8 @@ def preload() -> None:
 
 def start() -> None:
     """Fork the server, and let this process start by it whatever it would have spawned."""
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    address = connection.arbitrary_address("AF_UNIX")
+    server: Any = forkserver._forkserver
+    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     alive_r, alive_w = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)

@@ -107,7 +107,8 @@ def test_the_content_of_an_image_counts_beside_its_name(contained: Make) -> None
 
     def layout(engine_id: str) -> Layout:
         images = replace(means.images, engine_id=engine_id)
-        return ContainerLayout(HOME.stack("pdkit").run_dir, images, "1:1", CONNECTOR, CONNECTOR)
+        run_dir = HOME.stack("pdkit").run_dir
+        return ContainerLayout(run_dir, images, "1:1", CONNECTOR, CONNECTOR, HOME.cache)
 
     one, same, other = (
         hash_seed(made.plan, made.spec, layout(text))

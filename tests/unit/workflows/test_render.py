@@ -176,6 +176,18 @@ class TestIntoAFolder:
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         assert (tmp_path / "hub").is_dir(), "it is mounted"
 
+    def test_the_engines_cache(
+        self, make: Callable[..., Prepared], home: Home, tmp_path: Path
+    ) -> None:
+        """Made before Docker would make it as root's; one for each image."""
+        write_rendered(make(), home, tmp_path / "out")
+        (cache,) = (home.cache / "engines").iterdir()
+        document = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())
+        mounts = {m["target"]: m for m in document["services"]["producer-0"]["volumes"]}
+        assert mounts["/cache"]["source"] == str(cache)
+        write_rendered(make(image="another:1"), home, tmp_path / "other")
+        assert len(list((home.cache / "engines").iterdir())) == 2
+
     def test_a_hub_cache_that_is_another_users(
         self,
         make: Callable[..., Prepared],
