@@ -61,8 +61,10 @@ class EngineSpec(_Strict):
         description="processes: interpreter with vLLM, LMCache and vllm-router; the kit's own if "
         "left out",
     )
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        "bfloat16", description="of weights and KV"
+    dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
+        None,
+        description="data type of weights and KV; if left out bfloat16, but float32 on CPUs "
+        "without AVX-512, which are slow at bfloat16",
     )
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="tokens a KV block; 16 on GPUs, 32 on CPUs"

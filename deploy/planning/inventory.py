@@ -34,6 +34,7 @@ class Inventory:
     """A machine's processors, memory and accelerators; detected, or from `--inventory FILE`.
 
     Attributes:
+        fast_bfloat16: the processors compute bfloat16 faster than float32; False without AVX-512.
         gpu_groups: ROCm only: numbers of the groups that own /dev/kfd and the render nodes.
         container_gpus: how Docker gives GPUs to containers here: 'nvidia' (its runtime), and the
             kinds of the Container Device Interface, such as 'nvidia.com/gpu'; empty where nothing
@@ -44,6 +45,7 @@ class Inventory:
     cpus: int
     memory_mib: int
     gpus: tuple[Gpu, ...] = ()
+    fast_bfloat16: bool = True
     gpu_groups: tuple[int, ...] = ()
     container_gpus: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()

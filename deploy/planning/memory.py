@@ -43,12 +43,20 @@ class KvSpace:
     tokens: int | None
 
 
-def bytes_per_token(spec: StackSpec, shape: ModelShape | None) -> int | None:
+def chosen_dtype(spec: StackSpec, vendor: Vendor, inventory: Inventory) -> str:
+    """Return the data type of weights and KV: the one asked for, else the fast one."""
+    slow = not vendor.has_gpus and not inventory.fast_bfloat16
+    return spec.engine.dtype or ("float32" if slow else "bfloat16")
+
+
+def bytes_per_token(dtype: str, shape: ModelShape | None) -> int | None:
     """Return K and V of one token over all layers and ranks, in bytes."""
-    return shape.kv_bytes_per_token(DTYPE_BYTES[spec.engine.dtype]) if shape else None
+    return shape.kv_bytes_per_token(DTYPE_BYTES[dtype]) if shape else None
 
 
-def kv_space(spec: StackSpec, vendor: Vendor, model: Model, gpu: GpuMemory | None) -> KvSpace:
+def kv_space(
+    spec: StackSpec, vendor: Vendor, model: Model, gpu: GpuMemory | None, a_token: int | None
+) -> KvSpace:
     """Return the KV space of each engine.
 
     Raises:
@@ -56,7 +64,6 @@ def kv_space(spec: StackSpec, vendor: Vendor, model: Model, gpu: GpuMemory | Non
     """
     told_gib = spec.engine.kv_cache_gib or vendor.kv_cache_gib
     told = int(told_gib * GIB) if told_gib else None
-    a_token = bytes_per_token(spec, model.shape)
     room = told
     if gpu is not None:
         room = _gpu_room(spec, model, int(gpu.memory_mib * gpu.share) * MIB, told)

@@ -15,6 +15,7 @@ def plan_notes(plan: Plan, spec: StackSpec, inventory: Inventory) -> tuple[str, 
     """Return what is assumed, what is not known, and why this machine would refuse the plan."""
     return (
         *(line for line in inventory.seen if line.startswith("assumed")),
+        *_slow_dtype(plan, spec),
         *_unknown_model(plan, spec),
         *_too_big(plan, inventory),
         *_low_limit(plan, spec),
@@ -45,6 +46,15 @@ def smaller(plan: Plan, over_mib: int) -> str:
             chosen.append(how)
             left_mib -= saved_mib
     return " and ".join(chosen if left_mib <= 0 else [*chosen, _MORE_MEMORY])
+
+
+def _slow_dtype(plan: Plan, spec: StackSpec) -> list[str]:
+    if spec.engine.dtype or plan.dtype == "bfloat16":
+        return []
+    return [
+        f"engines compute in {plan.dtype}: without AVX-512 this processor is slow at bfloat16 "
+        "(engine.dtype sets another)"
+    ]
 
 
 def _unknown_model(plan: Plan, spec: StackSpec) -> list[str]:

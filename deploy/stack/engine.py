@@ -29,7 +29,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout)
         *_revision(plan),
         "--host", place.bind,
         "--port", str(place.port),
-        "--dtype", spec.engine.dtype,
+        "--dtype", plan.dtype,
         "--block-size", str(plan.block_size),
         *_given("--max-model-len", plan.max_model_len),
         "--tensor-parallel-size", str(plan.tp),

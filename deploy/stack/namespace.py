@@ -33,7 +33,7 @@ def hash_seed(plan: Plan, spec: StackSpec, layout: Layout) -> str:
         "vendor": plan.vendor.name,
         "image": layout.image_identity,
         "model": [plan.model.ref, plan.model.version],
-        "dtype": spec.engine.dtype,
+        "dtype": plan.dtype,
         "tp": plan.tp,
         "block_size": plan.block_size,
         "chunk_size": plan.chunk_size,

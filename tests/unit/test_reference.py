@@ -169,7 +169,7 @@ class TestFields:
             ("gpus", "whole number from 1 to 64", "null"),
             ("port", "whole number from 1024 to 65535", "8000"),
             ("gpu_memory", "number above 0, at most 0.98", "0.9"),
-            ("dtype", "`bfloat16`, `float16` or `float32`", "bfloat16"),
+            ("dtype", "`bfloat16`, `float16` or `float32`", "null"),
             ("layerwise", "true or false", "false"),
             ("tls_files", "list of paths", "[]"),
             ("env", "texts by name", "{}"),

@@ -13,7 +13,7 @@ from deploy.runtime.detect.amd import find_amd
 from deploy.runtime.detect.containers import container_gpus, read_cdi_kinds
 from deploy.runtime.detect.nvidia import find_nvidia
 from deploy.runtime.detect.tool import TIMEOUT_S, Tools
-from deploy.runtime.host import machine_memory_mib
+from deploy.runtime.host import cpu_flags, machine_memory_mib
 
 
 def detect_inventory(
@@ -33,7 +33,7 @@ def detect_inventory(
         root: below it lie /sys, /dev and /etc.
         timeout_s: for each tool that is asked.
     """
-    host = detect_host()
+    host = detect_host(root)
     tools = Tools(os.environ if environ is None else environ, root, timeout_s)
     nvidia, amd = find_nvidia(tools, host.memory_mib), find_amd(tools, root)
     kinds = read_cdi_kinds(docker_info, root) if docker_info is not None else ()
@@ -47,9 +47,14 @@ def detect_inventory(
     return _with_choice(inventory)
 
 
-def detect_host() -> Inventory:
+def detect_host(root: Path = Path("/")) -> Inventory:
     """Return this machine's processors (those this process may use) and memory; GPUs unasked."""
-    return Inventory(cpus=len(os.sched_getaffinity(0)), memory_mib=machine_memory_mib())
+    flags = cpu_flags(root)
+    return Inventory(
+        cpus=len(os.sched_getaffinity(0)),
+        memory_mib=machine_memory_mib(),
+        fast_bfloat16=not flags or "avx512f" in flags,
+    )
 
 
 def _with_choice(inventory: Inventory) -> Inventory:

@@ -13,6 +13,7 @@ from pathlib import Path
 from deploy.doctor.seen import HostSeen
 from deploy.runtime.cgroup import Limits, read_limits
 from deploy.runtime.detect.tool import Tools
+from deploy.runtime.host import cpu_flags
 
 _CLOCK_TIMEOUT_S = 2.0
 
@@ -33,7 +34,7 @@ def see_host(root: Path = Path("/"), limits: Limits | None = None) -> HostSeen:
         overcommit=_number(_text(root / "proc/sys/vm/overcommit_memory")),
         shm_free_mib=_free_mib(root / "dev/shm"),
         architecture=platform.machine(),
-        cpu_flags=_flags(_text(root / "proc/cpuinfo")),
+        cpu_flags=cpu_flags(root),
         numa=nodes,
         numa_balancing=_number(_text(root / "proc/sys/kernel/numa_balancing")) == 1,
         cpus=len(os.sched_getaffinity(0)),
@@ -62,11 +63,6 @@ def _bracketed(text: str) -> str:
     """Return 'madvise' of 'always [madvise] never'."""
     found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else ""
-
-
-def _flags(text: str) -> frozenset[str]:
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(found[1].split()) if found else frozenset()
 
 
 def _nodes(root: Path) -> Mapping[int, str]:

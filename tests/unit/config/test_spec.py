@@ -28,7 +28,7 @@ def test_defaults(spec: Make) -> None:
     assert (asked.image, asked.router.image, asked.redis.image) == (None,) * 3
     assert (asked.allow_unproven, asked.gpu_access) == (False, "auto")
     assert asked.engine.gpu_memory == 0.9
-    assert asked.engine.dtype == "bfloat16"
+    assert asked.engine.dtype is None, "settled by the plan"
     assert (asked.timeouts.ready_s, asked.timeouts.stop_s) == (600.0, 15.0)
 
 

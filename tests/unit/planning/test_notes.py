@@ -29,6 +29,12 @@ class TestNotes:
     def test_none_where_all_is_well(self, plan: Make) -> None:
         assert notes(plan) == ()
 
+    def test_a_data_type_for_a_slow_processor(self, plan: Make) -> None:
+        (note,) = notes(plan, replace(SMALL, fast_bfloat16=False))
+        assert "float32" in note and "AVX-512" in note and "engine.dtype" in note
+        asked = {"engine": {"dtype": "float32"}}
+        assert notes(plan, replace(SMALL, fast_bfloat16=False), **asked) == ()
+
     def test_what_is_assumed(self, plan: Make) -> None:
         machine = replace(SMALL, seen=("nvidia-smi: not installed", "assumed: 1 GPU of 80 GiB"))
         assert notes(plan, machine) == ("assumed: 1 GPU of 80 GiB",)

@@ -11,8 +11,9 @@ import pytest
 
 from deploy.config.model import Model, ModelShape
 from deploy.errors import ConfigError
-from deploy.planning.inventory import Inventory
+from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.plan import Plan
+from tests.unit.conftest import MACHINE
 
 Make = Callable[..., Plan]
 
@@ -187,6 +188,24 @@ class TestMemory:
     @pytest.mark.parametrize(("dtype", "factor"), [("bfloat16", 1), ("float16", 1), ("float32", 2)])
     def test_kv_bytes_of_a_token(self, plan: Make, dtype: str, factor: int) -> None:
         assert plan(engine={"dtype": dtype}).kv_bytes_per_token == factor * KV_BYTES
+
+    @pytest.mark.parametrize(
+        ("vendor", "fast", "asked", "dtype"),
+        [
+            ("cpu", True, None, "bfloat16"),
+            ("cpu", False, None, "float32"),
+            ("cpu", False, "bfloat16", "bfloat16"),
+            ("cuda", False, None, "bfloat16"),
+        ],
+    )
+    def test_dtype_is_the_fast_one_unless_named(
+        self, plan: Make, vendor: str, fast: bool, asked: str | None, dtype: str
+    ) -> None:
+        gpus = tuple(Gpu(n, "cuda", "H100", 81559, uuid=f"GPU-{n}") for n in range(2))
+        machine = replace(MACHINE, fast_bfloat16=fast, gpus=gpus)
+        made = plan(vendor=vendor, machine=machine, engine={"dtype": asked})
+        assert made.dtype == dtype
+        assert made.kv_bytes_per_token == KV_BYTES * (2 if dtype == "float32" else 1)
 
     def test_kv_bytes_are_unknown_with_the_model(self, plan: Make) -> None:
         assert plan(model=UNKNOWN_MODEL).kv_bytes_per_token is None

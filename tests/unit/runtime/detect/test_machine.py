@@ -25,6 +25,19 @@ def test_it_is_of_what_this_process_may_use(machine: Machine) -> None:
     assert found.seen == ("nvidia-smi: not installed", "/dev/kfd: not there")
 
 
+@pytest.mark.parametrize(
+    ("flags", "fast"),
+    [("fpu avx2", False), ("fpu avx2 avx512f avx512bw", True), (None, True)],
+)
+def test_processors_without_avx512_are_slow_at_bfloat16(
+    machine: Machine, flags: str | None, fast: bool
+) -> None:
+    if flags:
+        (machine.root / "proc").mkdir()
+        (machine.root / "proc" / "cpuinfo").write_text(f"model name\t: x\nflags\t\t: {flags}\n")
+    assert machine.detect().fast_bfloat16 is fast
+
+
 def test_it_takes_no_time_where_there_is_no_tool(machine: Machine) -> None:
     times = []
     for _ in range(3):
