@@ -173,7 +173,13 @@ class TestRefused:
         assert "not installed: docker-compose (" in ended.stderr
 
     @pytest.mark.parametrize(
-        "release", ["ID=ubuntu\nVERSION_CODENAME=noble\n", "ID=debian\nVERSION_CODENAME=sid\n", ""]
+        "release",
+        [
+            "ID=ubuntu\nVERSION_CODENAME=noble\n",
+            "ID=raspbian\nVERSION_CODENAME=bookworm\n",
+            "ID=debian\nVERSION_CODENAME=sid\n",
+            "",
+        ],
     )
     def test_another_release(self, bare: Machine, release: str) -> None:
         bare.release = release
