@@ -121,7 +121,8 @@ def test_database(servers, make):
     server = servers.start()
     one = make(f"{server.url}/3")
     assert works(one)
-    assert server.admin.info("keyspace") == {"db3": {"keys": 20, "expires": 0, "avg_ttl": 0}}
+    keyspace = server.admin.info("keyspace")
+    assert {name: (of["keys"], of["expires"]) for name, of in keyspace.items()} == {"db3": (20, 0)}
     assert make(server.url).lookups.held(KEYS) == 0
     assert make(f"{server.url}?db=3").lookups.held(KEYS) == 20
 
