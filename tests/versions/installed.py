@@ -28,22 +28,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pdkit" / "lmcache"
 
 
-def passed_with(version: str, file: str, *options: str) -> str:
-    """Run a file's tests in a process that has this LMCache; return what pytest says of a pass."""
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, file)
-    ran = subprocess.run(
-        command,
-        cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(installed(version)), "LMCACHE_TRACK_USAGE": "false"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:]
-    return ran.stdout
-
-
 def installed(version: str) -> Path:
     """Return the folder that holds `version` without its dependencies, fetched once."""
     folder = cache_folder() / version

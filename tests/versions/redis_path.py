@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import redis
 from lmcache_objects import CHUNK, chunk
 from pdkit_connector.layer_steps import idle_engine
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 def client() -> redis.Redis:
@@ -21,6 +23,16 @@ def client() -> redis.Redis:
     client = redis.Redis(port=int(os.environ["REDIS_PORT"]))
     client.flushall()
     return client
+
+
+@contextlib.contextmanager
+def gate(redis: redis.Redis) -> Iterator[Callable[[], object]]:
+    """Let Redis take no writes until what this gives is called, or the block ends."""
+    redis.client_pause(3_600_000, all=False)
+    try:
+        yield redis.client_unpause
+    finally:
+        redis.client_unpause()
 
 
 def on_loop(backend: Any, coroutine: Any) -> Any:

@@ -6,19 +6,17 @@ import importlib
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import REPO
-from tests.versions.installed import VERSIONS, installed
+from tests.versions.installed import VERSIONS
+from tests.versions.jobs import Job
 from tests.versions.reference import page
 
 HERE = Path(__file__).parent
@@ -28,21 +26,6 @@ REFERENCE = REPO / "docs" / "reference" / "fixes.md"
 
 Sides = dict[str, dict[str, Any]]
 Trials = Callable[[str], dict[str, Sides]]
-
-
-@contextmanager
-def own_redis() -> Iterator[int]:
-    """Run a real Redis, since cells empty it; give its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-    server = subprocess.Popen(("redis-server", *options), stdout=subprocess.DEVNULL)
-    try:
-        yield port
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def connector(module: str) -> Any:
@@ -62,37 +45,23 @@ def natural(fix_id: str) -> tuple[int, str]:
     return int(number.group()) if number else 0, fix_id
 
 
-@pytest.fixture(scope="session")
-def trials(request: pytest.FixtureRequest) -> Trials:
-    """Return a release's cell → side → result; several releases at a time."""
-    wanted = {item.callspec.params.get("version") for item in request.session.items
-              if hasattr(item, "callspec")}  # fmt: skip
-    # Half of a trial is waiting for what never ends.
-    pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
-    every = len(wanted & set(VERSIONS)) != 1
-    under_way = {
-        version: pool.submit(trial, version) for version in VERSIONS if every or version in wanted
-    }
-    return lambda version: under_way[version].result()
+job = Job  # all cells
 
 
-def trial(version: str) -> dict[str, Sides]:
-    """Run all cells on one release."""
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(installed(version)),
-        "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "LMCACHE_TRACK_USAGE": "false",
-    }
-    with own_redis() as port:
-        command = (sys.executable, str(HERE / "trial.py"), "--redis-port", str(port))
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Sides] = {}
-    for result in map(json.loads, done.stdout.splitlines()):
-        found.setdefault(result["cell"], {})[result["side"]] = result
-    return found
+@pytest.fixture(scope="module")
+def trials(said: Callable[[str], str]) -> Trials:
+    """Return a release's cell → side → result."""
+
+    @cache
+    def trial(release: str) -> dict[str, Sides]:
+        found: dict[str, Sides] = {}
+        for line in said(release).splitlines():
+            if line.startswith('{"cell": '):
+                result = json.loads(line)
+                found.setdefault(result["cell"], {})[result["side"]] = result
+        return found
+
+    return trial
 
 
 def verdict(sides: Sides) -> str:
@@ -113,9 +82,9 @@ def verdict(sides: Sides) -> str:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_fix_where_the_bug_is_and_only_there(version: str, cell: str, trials: Trials) -> None:
-    assert verdict(trials(version)[cell])
+@pytest.mark.parametrize("release", VERSIONS)
+def test_fix_where_the_bug_is_and_only_there(release: str, cell: str, trials: Trials) -> None:
+    assert verdict(trials(release)[cell])
 
 
 @pytest.mark.parametrize("cell", CELLS)

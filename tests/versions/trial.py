@@ -1,17 +1,16 @@
-"""Run cells against the LMCache first on PYTHONPATH, untouched and fixed, each in its own process.
+"""Run all cells on the LMCache first on sys.path, untouched and fixed, each in its own process.
 
-Usage: python trial.py --redis-port PORT [CELL ...]. Prints one JSON object a cell and side.
+Prints one JSON object a cell and side. Both sides run at once, each with its own Redis.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import gc
 import importlib
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -20,9 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from redis_server import redis_server
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-SECONDS = 40
+
+# No cell takes a tenth of that; one that is killed after it has failed.
+SECONDS = 120
 
 # What every process of a trial shares: imported once, before the first fork.
 HEAVY = (
@@ -40,30 +42,63 @@ class NotHere(Exception):
     """This release has not the feature in which the bug would be."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--redis-port", type=int, required=True)
-    parser.add_argument("cells", nargs="*")
-    options = parser.parse_args()
-    sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "connector")]
-    # The cells raise this module's own class, which for them has another name than __main__.
-    sys.modules["trial"] = sys.modules["__main__"]
-    os.environ["REDIS_PORT"] = str(options.redis_port)
+def main() -> int:
+    """Run all cells; return 0 where both sides came to their ends."""
     for name in HEAVY:
         importlib.import_module(name)
-    names = options.cells or sorted(path.stem for path in (HERE / "cells").glob("b*.py"))
+    names = sorted(path.stem for path in (HERE / "cells").glob("b*.py"))
     cells = [importlib.import_module(f"cells.{name}") for name in names]
+    gc.freeze()
+    sides = [on_its_redis(untouched_and_alone, cells), on_its_redis(all_fixed, cells)]
+    statuses = [os.waitpid(side, 0)[1] for side in sides]
+    return int(any(statuses))
+
+
+def on_its_redis(work: Callable[[Sequence[ModuleType]], None], cells: Sequence[ModuleType]) -> int:
+    """Begin `work` in a fork that has a Redis, since cells empty it; return the process id."""
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        with redis_server("--save", "", "--appendonly", "no") as port:
+            os.environ["REDIS_PORT"] = str(port)
+            work(cells)
+        code = 0
+    except BaseException:  # noqa: BLE001 - told by the exit code
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def untouched_and_alone(cells: Sequence[ModuleType]) -> None:
+    """Run each cell on the release as it is, and those that want a setting of their own fixed."""
     for cell in cells:
         tell(cell, "untouched", in_child(lambda cell=cell: run(cell.cell)))
-    alone = [cell for cell in cells if hasattr(cell, "BITES") or hasattr(cell, "SETTING")]
-    for cell in alone:
+    for cell in filter(is_alone, cells):
         tell(cell, "fixed", in_child(lambda cell=cell: fixed(cell)))
-    if others := [cell for cell in cells if cell not in alone]:
-        all_fixed(others)
+
+
+def all_fixed(cells: Sequence[ModuleType]) -> None:
+    """Apply all fixes, as they meet in an engine, and run each cell in a fork."""
+    from pdkit_connector.registry import Registry, discover
+    from pdkit_connector.setting import Setting
+
+    outcomes = Registry(discover()).apply(Setting(), ())
+    gc.freeze()
+    for cell in cells:
+        if not is_alone(cell):
+            told = state_of(cell, outcomes)
+            tell(cell, "fixed", {**told, **in_child(lambda cell=cell: run(cell.cell))})
+
+
+def is_alone(cell: ModuleType) -> bool:
+    return hasattr(cell, "BITES") or hasattr(cell, "SETTING")
 
 
 def tell(cell: ModuleType, side: str, result: Result) -> None:
-    print(json.dumps({"cell": name_of(cell), "side": side, **result}), flush=True)
+    # In one write: the other side tells at the same time, to the same file.
+    line = json.dumps({"cell": name_of(cell), "side": side, **result})
+    os.write(1, f"{line}\n".encode())
 
 
 def name_of(cell: ModuleType) -> str:
@@ -88,20 +123,6 @@ def fixed(cell: ModuleType) -> Result:
     except UnsupportedSetting as exc:
         return {"id": own.id, "result": "refused", "detail": str(exc)}
     return {**state_of(cell, outcomes), **run(cell.cell)}
-
-
-def all_fixed(cells: Sequence[ModuleType]) -> None:
-    """Apply all fixes, as they meet in an engine, in one process, and run each cell in a fork."""
-    from pdkit_connector.registry import Registry, discover
-    from pdkit_connector.setting import Setting
-
-    if (child := os.fork()) == 0:
-        outcomes = Registry(discover()).apply(Setting(), ())
-        for cell in cells:
-            told = state_of(cell, outcomes)
-            tell(cell, "fixed", {**told, **in_child(lambda cell=cell: run(cell.cell))})
-        os._exit(0)
-    os.waitpid(child, 0)
 
 
 def state_of(cell: ModuleType, outcomes: Sequence[Any]) -> Result:
@@ -155,7 +176,3 @@ def time_limit(child: int) -> Iterator[None]:
         yield
     finally:
         signal.alarm(0)
-
-
-if __name__ == "__main__":
-    main()

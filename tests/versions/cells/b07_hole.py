@@ -11,12 +11,13 @@ from redis_path import client, engine, fill_of, on_loop, store
 KEYS = 3
 TOKENS = [1] * KEYS * CHUNK
 
-# More loads than the pool has room for: each must give back all that it does not return.
-LOADS = 600
+# More loads than the pool's 128 chunks: each must give back all that it does not return.
+POOL_GIB = 2**-12
+LOADS = 150
 
 
 def cell() -> None:
-    pool_settings = config(max_local_cpu_size=0.001, blocking_timeout_secs=5)
+    pool_settings = config(max_local_cpu_size=POOL_GIB, blocking_timeout_secs=5)
     backend = remote_backend(pool_settings, metadata())
     keys = [key(number) for number in range(1, KEYS + 1)]
     hold_the_order(backend, keys)

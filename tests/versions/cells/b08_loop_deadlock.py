@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from lmcache_objects import chunk, config, key, metadata, remote_backend
-from redis_path import client, fill_of, store
+from redis import Redis
+from redis_path import client, fill_of, gate, store
 
 LIMIT_S = 1
-PATIENCE_S = 12
+PATIENCE_S = 60
 WORKERS = 4
+
+# A loop that asks for memory so often between two turns waits for what only its turns bring.
+TRIES = 5
 
 # 256 KiB: a pool that a few dozen chunks fill.
 POOL_GIB = 2**-12
@@ -27,7 +36,7 @@ def cell() -> None:
 
 
 def outlive_a_full_pool(backend: Any) -> None:
-    """Fill the pool with stores that Redis holds up, and load a chunk meanwhile."""
+    """Fill the pool with stores that Redis holds up until a load has found no memory."""
     redis = client()
     store(backend, [key(1)])
     pool = backend.local_cpu_backend
@@ -35,18 +44,19 @@ def outlive_a_full_pool(backend: Any) -> None:
     taken = [first]
     while (more := allocate_like(pool, first)) is not None:
         taken.append(more)
-    redis.client_pause(LIMIT_S * 300, all=False)
-    backend.batched_submit_put_task([key(at) for at in range(2, 2 + len(taken))], taken)
-    for memory_obj in taken:
-        memory_obj.ref_count_down()
-    begun = time.monotonic()
-    found = within(lambda: backend.get_blocking(key(1)))
-    if found is not None:
+    tries = Tries(backend)
+    with gate(redis):
+        backend.batched_submit_put_task([key(at) for at in range(2, 2 + len(taken))], taken)
+        for memory_obj in taken:
+            memory_obj.ref_count_down()
+        loading = begin(lambda: backend.get_blocking(key(1)))
+        eventually(lambda: tries.in_vain or loading.done(), "a load asks for no memory")
+    eventually(lambda: tries.turning() and loading.done(), "a load never ended")
+    if (found := loading.result()) is not None:
         assert fill_of(found) == 1
         found.ref_count_down()
-    while time.monotonic() - begun < PATIENCE_S and redis.dbsize() < 2 * (1 + len(taken)):
-        time.sleep(0.05)
-    assert redis.dbsize() == 2 * (1 + len(taken)), "stores never ended"
+    wanted = 2 * (1 + len(taken))
+    eventually(lambda: tries.turning() and redis.dbsize() == wanted, "stores never ended")
     assert within(lambda: backend.contains(key(1))) is True
 
 
@@ -55,28 +65,88 @@ def allocate_like(pool: Any, first: Any) -> Any:
     return pool.allocate(shape, dtype, fmt=first.get_memory_format(), busy_loop=False)
 
 
+class Tries:
+    """Counts how often memory is asked for in vain, and by the event loop between two turns."""
+
+    def __init__(self, backend: Any) -> None:
+        self.in_vain = 0
+        self._since_a_turn = 0
+        self._allocator = backend.local_cpu_backend.memory_allocator
+        self._allocate, self._allocator.allocate = self._allocator.allocate, self._count
+        asyncio.run_coroutine_threadsafe(self._turns(), backend.loop).result(PATIENCE_S)
+
+    async def _turns(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._loops_thread = threading.get_ident()
+
+        def turn() -> None:
+            self._since_a_turn = 0
+            loop.call_later(0.01, turn)
+
+        turn()
+
+    def _count(self, *arguments: Any, **options: Any) -> Any:
+        found = self._allocate(*arguments, **options)
+        if found is None:
+            self._since_a_turn += threading.get_ident() == self._loops_thread
+            self.in_vain += 1
+        return found
+
+    def turning(self) -> bool:
+        """Return True; fail where the loop does nothing but ask for memory."""
+        assert self._since_a_turn < TRIES, "the loop waits for memory that stores on it hold"
+        return True
+
+
 def outlive_a_stall(backend: Any) -> None:
     """Look up and load while Redis stalls, longer than the limit, and again afterwards."""
     redis = client()
     store(backend, [key(1)])
-    redis.client_pause(1000 * LIMIT_S * (WORKERS + 2))
-    stalled = time.monotonic()
-    for _ in range(WORKERS):
-        assert within(lambda: backend.get_blocking(key(1))) is None
-    assert within(lambda: backend.contains(key(1))) is False, "a stalled lookup was a hit"
-    assert time.monotonic() - stalled < LIMIT_S * (WORKERS + 2)
-    redis.ping()
+    with stalled(redis):
+        # What as many waits of the limit take on this machine, one after another.
+        waiting = begin(lambda: seconds_of_waits(WORKERS + 1))
+        began = time.monotonic()
+        for _ in range(WORKERS):
+            assert within(lambda: backend.get_blocking(key(1))) is None
+        assert within(lambda: backend.contains(key(1))) is False, "a stalled lookup was a hit"
+        took = time.monotonic() - began
+    assert took < waiting.result() + LIMIT_S
     found = within(lambda: backend.get_blocking(key(1)))
     assert found is not None, "loads do not come back after a stall"
     assert fill_of(found) == 1
     assert within(lambda: backend.contains(key(1))) is True
 
 
+@contextmanager
+def stalled(redis: Redis) -> Iterator[None]:
+    """Let Redis do nothing until the block ends."""
+    server = redis.info("server")["process_id"]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server, signal.SIGCONT)
+
+
+def seconds_of_waits(count: int) -> float:
+    began = time.monotonic()
+    for _ in range(count):
+        time.sleep(LIMIT_S)
+    return time.monotonic() - began
+
+
+def begin(work: Callable[[], Any]) -> Future[Any]:
+    return ThreadPoolExecutor(1).submit(work)
+
+
 def within(work: Callable[[], Any]) -> Any:
     """Return what `work` returns; raise where it takes longer than PATIENCE_S."""
-    answer: list[Any] = []
-    thread = threading.Thread(target=lambda: answer.append(work()), daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert answer, f"no answer within {PATIENCE_S} s"
-    return answer[0]
+    return begin(work).result(PATIENCE_S)
+
+
+def eventually(told: Callable[[], object], otherwise: str) -> None:
+    """Wait until `told` is true; fail after PATIENCE_S."""
+    ends = time.monotonic() + PATIENCE_S
+    while not told():
+        assert time.monotonic() < ends, otherwise
+        time.sleep(0.01)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import redis
 from lmcache_objects import chunk, config, key, metadata, remote_backend
 from redis_path import client, fill_of, on_loop
+from redis_server import redis_server
 
 SERVICE = "pdkit"
 
@@ -40,35 +38,10 @@ def cell() -> None:
 @contextlib.contextmanager
 def sentinel() -> Iterator[int]:
     """Run a Sentinel that watches the trial's Redis; give its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder, "sentinel.conf")
-        settings.write_text(
-            f"port {port}\nbind 127.0.0.1\n"
-            f"sentinel monitor {SERVICE} 127.0.0.1 {os.environ['REDIS_PORT']} 1\n"
-        )
-        server = subprocess.Popen(
-            ["redis-server", str(settings), "--sentinel"], stdout=subprocess.DEVNULL
-        )
-        try:
-            wait_for(port)
+        settings.write_text(f"sentinel monitor {SERVICE} 127.0.0.1 {os.environ['REDIS_PORT']} 1\n")
+        with redis_server(str(settings), "--sentinel") as port:
+            with redis.Redis(port=port) as client:
+                assert client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
             yield port
-        finally:
-            server.kill()
-            server.wait()
-
-
-def wait_for(port: int) -> None:
-    """Wait until the Sentinel names the master."""
-    until = time.monotonic() + 10
-    while True:
-        try:
-            assert redis.Redis(port=port).execute_command(
-                "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE
-            )
-            return
-        except (redis.ConnectionError, AssertionError):
-            assert time.monotonic() < until, "no Sentinel"
-            time.sleep(0.05)

@@ -18,7 +18,7 @@ from trial import NotHere
 BLOCKS, CHUNKS, BLOCK_SIZE = 8, 3, CHUNK
 TOKENS = CHUNKS * CHUNK
 SETTING = Setting(device_type="cpu", block_size=BLOCK_SIZE)
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def cell() -> None:
