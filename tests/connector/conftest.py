@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from redis_servers import Server, Servers
 
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 sys.path.insert(0, str(CONNECTOR))
+
+from pdkit_connector.redis_path.client import Client, Limits  # noqa: E402
+from redis_chunks import client  # noqa: E402
+from redis_servers import Server, Servers  # noqa: E402
 
 
 @pytest.fixture
@@ -46,3 +49,15 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 def server(servers: Servers) -> Server:
     """Return a real Redis of the test's own."""
     return servers.start()
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest) -> Callable[..., Client]:
+    """Return `client` with the module's limits, and close all that it makes after the test."""
+
+    def made(url: str, limits: Limits = request.module.LIMITS) -> Client:
+        one = client(url, limits)
+        request.addfinalizer(one.close)
+        return one
+
+    return made

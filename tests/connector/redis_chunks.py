@@ -15,7 +15,8 @@ from pdkit_connector.redis_path.value import Codec, Header, digest
 
 LAYOUT = "a layout"
 CODEC = Codec(LAYOUT)
-LIMITS = Limits(lookup_s=0.5, load_s=2.0, store_s=2.0)
+# For a Redis that is well: nothing waits that long but on a machine that hardly gets on.
+LIMITS = Limits(lookup_s=20, load_s=30, store_s=30)
 
 
 def client(url: str, limits: Limits = LIMITS, codec: Codec = CODEC) -> Client:
@@ -55,7 +56,11 @@ class Warnings(list):
 class Storing:
     """Stores that were begun, and what became of them."""
 
-    def __init__(self, to: Client, chunks: dict[bytes, bytes]) -> None:
+    def __init__(
+        self, to: Client, chunks: dict[bytes, bytes], then: Callable[[], object] = bool
+    ) -> None:
+        """Call `then` as each store ends, before the next one of its lane begins."""
+        self._then = then
         self._condition = threading.Condition()
         self.ended: dict[bytes, list[bool]] = {key: [] for key in chunks}
         self.begun = {
@@ -65,23 +70,20 @@ class Storing:
 
     def _end(self, key: bytes) -> Callable[[bool], None]:
         def done(stored: bool) -> None:
+            self._then()
             with self._condition:
                 self.ended[key].append(stored)
                 self._condition.notify_all()
 
         return done
 
-    def wait(self, limit_s: float = 10.0) -> list[bytes]:
+    def wait(self, limit_s: float = 60.0) -> list[bytes]:
         """Wait until each payload is given back, once; return the keys that Redis has."""
         with self._condition:
             assert self._condition.wait_for(lambda: self._left() == 0, limit_s), self.ended
         for key, begun in self.begun.items():
             assert len(self.ended[key]) == int(begun), key
         return [key for key, ended in self.ended.items() if ended == [True]]
-
-    def wait_for_one(self, limit_s: float = 10.0) -> None:
-        with self._condition:
-            assert self._condition.wait_for(lambda: any(self.ended.values()), limit_s)
 
     def _left(self) -> int:
         return sum(self.begun.values()) - sum(map(len, self.ended.values()))

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import fair_clock
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -27,9 +28,9 @@ def free_port() -> int:
 
 def eventually(told: Callable[[], Any], within_s: float) -> Any:
     """Return what `told` says once it is true; fail if it is not in time."""
-    ends = time.monotonic() + within_s
+    ends = fair_clock.now() + within_s
     while not (said := told()):
-        assert time.monotonic() < ends, f"not within {within_s} s"
+        assert fair_clock.now() < ends, f"not within {within_s} s"
         time.sleep(0.02)
     return said
 

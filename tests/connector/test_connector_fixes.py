@@ -247,37 +247,6 @@ def test_the_layout_follows_the_instruction_set_and_the_release(monkeypatch, cha
     assert b17.layout_tag(setting) != before
 
 
-def run_command(*arguments, **environ):
-    """Run the command in a process of its own, which the fixes then change."""
-    return subprocess.run(
-        [sys.executable, "-m", "pdkit_connector", *arguments],
-        env={**os.environ, "PYTHONPATH": str(CONNECTOR), **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_the_command_prints_json_alone_and_marks_disabled_fixes():
-    done = run_command("--json", PDKIT_DISABLE_FIXES="B2c")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["lmcache"], told["proved"]) == ("0.5.6", True)
-    states = {item["id"]: item["state"] for item in told["fixes"]}
-    assert states.keys() == FIXES.keys()
-    assert states.pop("B2c") == "disabled"
-    assert set(states.values()) <= {"applied", "guarded", "not needed", "not applicable"}
-    assert states["B17"] == "applied"
-    assert all(item["evidence"] and item["link"] for item in told["fixes"])
-
-
-def test_the_command_prints_a_table():
-    done = run_command()
-    assert done.returncode == 0, done.stderr
-    assert all(f"\n{fix} " in f"\n{done.stdout}" for fix in FIXES)
-
-
 def test_the_list_needs_no_lmcache():
     # -S leaves out site-packages, and LMCache with it.
     done = subprocess.run(

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import fair_clock
 import pytest
 import redis
 from lmcache.v1.cache_engine import LMCacheEngine
@@ -271,9 +272,9 @@ def test_full_pool_is_a_miss_in_time_and_the_loop_goes_on(backend):
     reading = asyncio.run_coroutine_threadsafe(
         backend.connection.batched_get(KEYS[:1]), backend.loop
     )
-    begun = time.monotonic()
+    begun = fair_clock.now()
     assert backend.contains(KEYS[0])
-    assert time.monotonic() - begun < LIMIT_S / 2, "the loop stood still"
+    assert fair_clock.now() - begun < LIMIT_S / 2, "the loop stood still"
     assert reading.result(2 * LIMIT_S) == [None]
     redis_reads.release(taken)
     found = backend.get_blocking(KEYS[0])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from pdkit_connector.redis_path import reading
-from pdkit_connector.redis_path.client import Limits
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec
 from redis_chunks import (
     CODEC,
+    LIMITS,
     Memory,
     Pool,
     Warnings,
@@ -210,11 +211,13 @@ def test_rest_of_a_bad_value_is_no_answer_to_the_next_question(server):
 
 
 def test_what_comes_after_the_caller_left_is_released(server):
-    one = client(server.url, Limits(load_s=0.2))
+    one = client(server.url, replace(LIMITS, load_s=0.2))
     chunks = prompt("late", 2, 100)
     stored(one, chunks)
-    pool = Pool(lambda _count: time.sleep(0.8))
+    left = threading.Event()
+    pool = Pool(lambda _count: left.wait(60))
     assert one.loads.load(list(chunks), pool.allocate) == []
+    left.set()
     eventually(lambda: pool.handed and pool.balanced([]), 2)
     eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), 2)
     one.close()

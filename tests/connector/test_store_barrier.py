@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 from pdkit_connector import store_barrier, worker_socket
+from pdkit_connector.counters import COUNTERS
 from pdkit_connector.store_barrier import HoldUntilStored, stored, stores_ended
 
 # vLLM's API server runs on uvloop, which differs where sockets are odd; engines always have it.
@@ -38,6 +39,20 @@ async def listening(name: str, worker: int = 0) -> None:
     raise AssertionError("the barrier does not listen")
 
 
+@pytest.fixture
+def waits():
+    """Return what says how often answers were held in this test, by what became of it."""
+
+    def counted():
+        results = ("stored", "late", "absent")
+        return {each: COUNTERS.value("barrier_waits", result=each) for each in results}
+
+    before = counted()
+    return lambda: {
+        each: now - before[each] for each, now in counted().items() if now != before[each]
+    }
+
+
 @pytest.fixture(params=sorted(RUNS))
 def run(request):
     """Return what runs a coroutine on the API server's event loop."""
@@ -47,7 +62,7 @@ def run(request):
 async def answered(path: str = "/v1/completions", method: str = "POST", times: int = 1) -> list:
     """Return the body chunks a client gets of an answer, each with the time it took."""
     loop = asyncio.get_running_loop()
-    seen = []
+    seen: list[tuple[bytes, float]] = []
 
     async def engine(scope, receive, send):
         await send({"type": "http.response.start", "status": 200})
@@ -64,39 +79,45 @@ async def answered(path: str = "/v1/completions", method: str = "POST", times: i
     return seen
 
 
-def test_an_answer_waits_for_the_stores_begun_before_it_and_no_later_ones(name, run):
-    under_way = {"first"}
-    serve(name, 0, under_way.copy)
+def test_an_answer_waits_for_the_stores_begun_before_it_and_no_later_ones(
+    name, monkeypatch, run, waits
+):
+    monkeypatch.setenv(store_barrier.DEADLINE_ENV, "60")
+    under_way: set[str] = set()
+    looks = 0
 
-    async def later():
-        await asyncio.sleep(0.1)
-        under_way.add("of another request")
-        under_way.discard("first")
+    def looked_at():
+        """The first store ends, and another begins, while someone waits for it."""
+        nonlocal looks
+        if "first" in under_way and (looks := looks + 1) == 3:
+            under_way.add("of another request")
+            under_way.discard("first")
+        return under_way.copy()
+
+    serve(name, 0, looked_at)
 
     async def scenario():
-        under_way.clear()
         await listening(name)
         under_way.add("first")
-        seen, _ = await asyncio.gather(answered(times=2), later())
-        return seen
+        return await answered(times=2)
 
-    seen = run(scenario())
-    assert [body for body, _ in seen] == [b"0", b"1"]
-    assert 0.09 < seen[0][1] < 0.25
+    assert [body for body, _ in run(scenario())] == [b"0", b"1"]
+    assert (looks, under_way, waits()) == (3, {"of another request"}, {"stored": 1})
 
 
-def test_a_store_that_hangs_holds_up_once_only(name, capsys, run):
+def test_a_store_that_hangs_holds_up_once_only(name, run, waits):
     under_way: set[str] = set()
     serve(name, 0, under_way.copy)
 
     async def scenario():
         await listening(name)
         under_way.add("hangs")
-        return (await answered())[0][1], (await answered())[0][1]
+        ((_, seconds),) = await answered()
+        assert (seconds > 0.29, waits()) == (True, {"late": 1})
+        await answered()
+        assert waits() == {"late": 1, "stored": 1}
 
-    first, second = run(scenario())
-    assert 0.29 < first < 1
-    assert second < 0.2
+    run(scenario())
 
 
 def test_every_worker_is_asked(name, monkeypatch, run):
@@ -115,7 +136,7 @@ def test_every_worker_is_asked(name, monkeypatch, run):
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_computes_nothing_is_not_held(name, method, run):
+def test_what_computes_nothing_is_not_held(name, method, run, waits):
     under_way: set[str] = set()
     serve(name, 0, under_way.copy)
 
@@ -124,7 +145,8 @@ def test_what_computes_nothing_is_not_held(name, method, run):
         under_way.add("hangs")
         return await answered(method=method)
 
-    assert run(scenario())[0][1] < 0.2
+    assert run(scenario())
+    assert waits() == {}
 
 
 def test_without_a_worker_the_answer_leaves_and_it_is_told_once(name, monkeypatch, run):
