@@ -1,26 +1,39 @@
-"""Ports for the stacks of tests, which run two at a time."""
+"""Ports for the stacks of tests, which run two at a time, and perhaps beside another such run."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-import os
+import socket
+from collections.abc import Iterator
 
 from deploy.errors import PortTaken
 from deploy.runtime.ports import require_free
 
 FIRST, LAST = 12000, 32000  # below what Linux gives to outgoing connections
-SHARE = 5000  # of one worker
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-
-_START = FIRST + WORKER * SHARE % (LAST - FIRST)
-_ROWS = itertools.cycle(range(_START, _START + SHARE, 100))
+SHARE = 2000  # of one process
 
 
 def free_row() -> int:
-    """Return a port with a hundred of this worker's own above it, the first twenty free."""
-    for base in itertools.islice(_ROWS, SHARE // 100):
+    """Return a port with a hundred of this process's own above it, the first twenty free."""
+    for base in itertools.islice(_rows(), SHARE // 100):
         with contextlib.suppress(PortTaken):
             require_free({base + i: "x" for i in range(20)}, base=base, host="127.0.0.1", stack="x")
             return base
     raise AssertionError("no free ports on this machine")
+
+
+@functools.cache
+def _rows() -> Iterator[int]:
+    """Return the rows of a share that no other process of tests has, again and again."""
+    for first in range(FIRST, LAST, SHARE):
+        with contextlib.suppress(OSError):
+            # Nobody listens on a row for minutes after it was chosen. This name is free again when
+            # its process ends.
+            _SHARES.bind(f"\0pdkit-test-ports-{first}")
+            return itertools.cycle(range(first, first + SHARE, 100))
+    raise AssertionError("ten processes of tests have shared all ports between them")
+
+
+_SHARES = socket.socket(socket.AF_UNIX)
