@@ -110,14 +110,17 @@ class Deploy:
         )
 
     def run(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S) -> Ran:
+        return self.ended(self.start(*arguments), timeout_s=timeout_s)
+
+    def ended(self, process: subprocess.Popen[str], timeout_s: float = UP_TIMEOUT_S) -> Ran:
+        """Wait for a command that was started."""
         began = time.monotonic()
-        process = self.start(*arguments)
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             stdout, stderr = process.communicate(timeout=60)
-            pytest.fail(f"{arguments} did not end within {timeout_s} s\n{stdout}\n{stderr}")
+            pytest.fail(f"{process.args} did not end within {timeout_s} s\n{stdout}\n{stderr}")
         return Ran(process.returncode, stdout, stderr, time.monotonic() - began)
 
     def ok(self, *arguments: str) -> Any:
@@ -198,14 +201,16 @@ def running_stack(deploy: Deploy, name: str, port: int, *options: str) -> Iterat
         deploy.assert_nothing_left(name, port)
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float, every_s: float = 0.1) -> bool:
-    """Tell whether a condition comes true in time."""
+def eventually(
+    condition: Callable[[], object], *, within_s: float = 300, every_s: float = 0.1
+) -> bool:
+    """Tell whether a condition comes true; the limit only ends what hangs."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if condition():
             return True
         time.sleep(every_s)
-    return condition()
+    return bool(condition())
 
 
 @pytest.fixture(scope="session")

@@ -3,52 +3,44 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 
 import redis
 
-T = TypeVar("T")
+from bench.store_gate import Command, at_each_store, let_through
+
+# Replaces the second half of every value that does not end in the noise yet; returns how many.
+_SPOIL = """
+local spoiled = 0
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local size = redis.call('STRLEN', key)
+  if size > 4096 and redis.call('GETRANGE', key, -16, -1) ~= string.sub(ARGV[1], -16) then
+    local half = math.floor(size / 4) * 2
+    redis.call('SETRANGE', key, size - half, string.sub(ARGV[1], -half))
+    spoiled = spoiled + 1
+  end
+end
+return spoiled
+"""
+_NOISE_BYTES = 1 << 19
 
 
 @contextmanager
-def meanwhile(action: Callable[[], T]) -> Iterator[list[T]]:
-    """Repeat an action in the background as fast as it goes; what it returns is collected."""
-    stop = threading.Event()
-    returned: list[T] = []
-
-    def work() -> None:
-        while not stop.is_set():
-            if (said := action()) is not None:
-                returned.append(said)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield returned
-    finally:
-        stop.set()
-        thread.join()
+def behind_each_store(store: redis.Redis, *commands: Command) -> Iterator[list[Any]]:
+    """Run commands right behind every store, before anybody can know of it; yields the answers."""
+    answers: list[Any] = []
+    with at_each_store(store, lambda: answers.extend(let_through(store, *commands))):
+        yield answers
 
 
-def spoiling(store: redis.Redis) -> Callable[[], bytes | None]:
-    """Return what spoils a chunk that was not spoiled before, and returns its key.
+def spoil() -> Command:
+    """Return the command that spoils all chunks that are not spoiled yet; it answers how many.
 
-    The second half of its bytes becomes bfloat16 numbers of ordinary size, so that nothing looks
+    The second half of their bytes becomes bfloat16 numbers of ordinary size, so that nothing looks
     broken.
     """
-    spoiled: set[bytes] = set()
-
-    def spoil() -> bytes | None:
-        for key in store.scan_iter(count=1000):
-            if key not in spoiled and (size := store.strlen(key)) > 4096:
-                noise = bytearray(os.urandom(size // 4 * 2))
-                noise[1::2] = bytes(0x3F | (byte & 0x80) for byte in noise[1::2])
-                store.setrange(key, size - len(noise), bytes(noise))
-                spoiled.add(key)
-                return key
-        return None
-
-    return spoil
+    noise = bytearray(os.urandom(_NOISE_BYTES))
+    noise[1::2] = bytes(0x3F | (byte & 0x80) for byte in noise[1::2])
+    return "EVAL", _SPOIL, 0, bytes(noise)

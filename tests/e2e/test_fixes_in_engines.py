@@ -11,8 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,11 +19,12 @@ import pytest
 import yaml
 
 import deploy as package
+from bench.store_gate import held, writes_held
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.equivalence import Answer, compare
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines
-from tests.e2e.store_vandals import meanwhile, spoiling
+from tests.e2e.store_vandals import behind_each_store, spoil
 from tests.e2e.traffic import Users, chat, text
 from tests.ports import free_row
 
@@ -136,12 +135,12 @@ class TestLayered:
         make_unhealthy(layered, whom)
         for number in range(3):
             layered.ask(whom, text(700, (whom, number)), 300)
-        assert eventually(lambda: is_healthy(layered, whom), within_s=20)
+        assert eventually(lambda: is_healthy(layered, whom))
         self._assert_shared(layered, text(700, ("well again", whom)))
 
     def _assert_shared(self, engines: Engines, prompt: str) -> None:
         reference = engines.ask("producer-0", prompt)
-        assert eventually(lambda: engines.store().dbsize() >= 2 * 2 * LAYERS, within_s=10)
+        assert eventually(lambda: engines.store().dbsize() >= 2 * 2 * LAYERS)
         answer, hits = engines.ask_counting("consumer-0", prompt)
         assert_same(reference, answer)
         assert hits == 2 * CHUNK
@@ -188,7 +187,7 @@ def make_unhealthy(engines: Engines, whom: str) -> None:
         'remote = lmcache.storage_manager.storage_backends["RemoteBackend"]\n'
         "remote._get_blocking_failed_count += 10",
     )
-    assert eventually(lambda: not is_healthy(engines, whom), within_s=10)
+    assert eventually(lambda: not is_healthy(engines, whom))
 
 
 @pytest.fixture(scope="class")
@@ -222,7 +221,7 @@ class TestSmall:
         first = text(300, "first turn")
         answer = small.ask("front", first, 300)
         decoded = "".join(chr(int(token.removeprefix("token_id:"))) for token in answer.tokens)
-        assert eventually(lambda: small.store().dbsize() >= 4, within_s=20)
+        assert eventually(lambda: small.store().dbsize() >= 4)
         small.forget()
         second = first + decoded + text(100, "second turn")
         before = small.metric("consumer-0", "vllm:external_prefix_cache_hits_total")
@@ -256,7 +255,7 @@ class TestSmall:
         small.forget()
         for _ in range(2):
             try:
-                assert_same(reference, small.ask("consumer-0", prompt, within_s=40))
+                assert_same(reference, small.ask("consumer-0", prompt))
             except ApiError as exc:
                 assert exc.status == 500, exc
         assert small.is_alive("consumer-0")
@@ -270,9 +269,9 @@ class TestSmall:
     def test_check_notices_wrong_kv(self, small: Engines) -> None:
         """LMCache's own way to Redis has no checksum: noise hits, and only the answers tell."""
         small.store().flushall()
-        with meanwhile(spoiling(small.store())) as spoiled:
+        with behind_each_store(small.store(), spoil()) as spoiled:
             ran = small.kit.run("check", "--name", small.name, "--json")
-        assert spoiled
+        assert sum(spoiled) > 0
         assert ran.code == 1, ran
         assert ran.data["equivalence"]["mismatched"] > 0
         assert "kv_differs" in [cause["code"] for cause in ran.data["diagnosis"]]
@@ -280,7 +279,6 @@ class TestSmall:
 
     def _is_shared(self, engines: Engines, prompt: str) -> bool:
         reference = engines.ask("producer-0", prompt)
-        time.sleep(1)
         answer, hits = engines.ask_counting("consumer-0", prompt)
         assert_same(reference, answer)
         return hits == len(prompt) // CHUNK * CHUNK
@@ -301,7 +299,6 @@ class TestSmall:
         stall(small, "deafened")
         small.store().flushall()
         small.ask("producer-0", text(600, "after the deafening stall"))
-        time.sleep(2)
         assert small.store().dbsize() == 0, "what the producer computes still reaches Redis"
         refused, _ = crowd(small, "trampled", whom="consumer-0")
         assert refused
@@ -338,34 +335,36 @@ def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str
 
 
 def stall(engines: Engines, seed: str) -> list[bool]:
-    """Fill a producer's staging memory while Redis takes no writes for three seconds, and load.
+    """Fill a producer's staging memory while Redis takes no writes, and have it load.
 
-    Returns who was answered: three prompts of two chunks each, and one that is to be loaded.
+    Redis takes them again once the load has found no memory. Returns who was answered: three
+    prompts of two chunks each, and one that is to be loaded.
     """
-    engines.store().flushall()
+    store = engines.store()
+    store.flushall()
     engines.forget()
     known = text(600, (seed, "known"))
     engines.ask("producer-0", known)
-    time.sleep(1)
     engines.forget()
-    prompts = [text(520, (seed, number)) for number in range(3)] + [known]
-    answered = [False] * len(prompts)
 
-    def ask(number: int) -> None:
+    def answered(prompt: str) -> bool:
         try:
-            answered[number] = bool(engines.ask("producer-0", prompts[number], 4).tokens)
+            return bool(engines.ask("producer-0", prompt, 4).tokens)
         except ApiError:
-            answered[number] = False
+            return False
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(prompts))]
-    engines.store().execute_command("CLIENT", "PAUSE", 3000, "WRITE")
-    for thread in threads:
-        # One after the other, each in a step of its own: two chunks a write, and a connection left.
-        thread.start()
-        time.sleep(0.4)
-    for thread in threads:
-        thread.join()
-    return answered
+    def without_memory() -> int:
+        return engines.kit.log(engines.name, "producer-0").count("no memory is available")
+
+    with ThreadPoolExecutor(4) as pool, writes_held(store):
+        asked = []
+        for number in range(3):
+            asked.append(pool.submit(answered, text(520, (seed, number))))
+            assert eventually(lambda number=number: len(held(store)) == 2 * (number + 1))
+        before = without_memory()
+        asked.append(pool.submit(answered, known))
+        assert eventually(lambda: without_memory() > before)
+    return [one.result() for one in asked]
 
 
 NEVER_TAKES = '''
@@ -398,14 +397,12 @@ def never_takes(tmp_path: Path) -> Deploy:
 def test_a_fix_that_does_not_take_refuses_the_stack(never_takes: Deploy) -> None:
     """Before anything starts, saying which bug, where it is told, and the way out."""
     port = free_row()
-    idle = os.getloadavg()[0] < (os.cpu_count() or 1)
     ran = never_takes.run("up", "--name", "refused", "--port", str(port))
     assert ran.code == 3, ran
     for part in ("fix B99", "issues/99999", 'PDKIT_DISABLE_FIXES: "B99"', "trying the connector's"):
         assert part in ran.stderr, ran
+    assert ran.stderr.count("trying the connector's") == 1
     assert "started" not in ran.stderr
-    # Nearly all of it is importing torch and vLLM.
-    assert ran.seconds < 20 or not idle, ran
     never_takes.assert_nothing_left("refused", port)
     assert not (never_takes.home / "stacks" / "refused").exists(), "not even a log"
 

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
 import yaml
 
+from bench.store_gate import writes_held
 from deploy.runtime.engine_api import EngineApi
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer, compare
@@ -45,6 +47,25 @@ def path(engines: Engines, whom: str) -> StorePath:
 def assert_same(reference: Answer, answer: Answer) -> None:
     found = compare(reference, answer)
     assert found.matches, found
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Have a process do nothing until the end; its sockets stay."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Tell whether a condition comes true within a few attempts.
+
+    An engine leaves a Redis that failed alone for a second at most, so that of attempts a fifth of
+    a second apart few can be in vain, on a slow machine fewer still.
+    """
+    return any(condition() or time.sleep(0.2) for _ in range(25))
 
 
 @pytest.fixture(scope="module")
@@ -143,22 +164,24 @@ def test_no_gap(plain: Engines) -> None:
 
 
 def test_redis_stalls(plain: Engines) -> None:
-    """Engines answer in time and rightly while Redis does not, and use it again afterwards."""
+    """Engines answer rightly while Redis does not, however long, and use it again afterwards."""
     prompt = text(4 * CHUNK + 10, "stall")
     reference = plain.recomputed(prompt)
     plain.ask("producer-0", prompt)
     plain.forget()
-    plain.store().client_pause(3000, all=True)
-    began = time.monotonic()
-    assert_same(reference, plain.ask("consumer-0", prompt, within_s=30))
-    assert time.monotonic() - began < 2.5, "no call waits longer than its limit"
-    time.sleep(3)
+    before = path(plain, "consumer-0")
+    with stopped(plain.kit.pid(plain.name, "redis")):
+        assert_same(reference, plain.ask("consumer-0", prompt))
+        moved = path(plain, "consumer-0").since(before)
+    # One call was waited for; whatever else there was to ask was left alone.
+    assert (moved.lookups, moved.failures) == (1, 1)
+    assert moved.loaded_chunks == moved.not_loaded == 0
 
     def loads_again() -> bool:
         plain.forget()
         return plain.ask_counting("consumer-0", prompt)[1] == 4 * CHUNK
 
-    assert eventually(loads_again, within_s=5)
+    assert soon(loads_again)
 
 
 def test_redis_full(plain: Engines) -> None:
@@ -205,7 +228,6 @@ def test_redis_dies_under_load(plain: Engines) -> None:
         for _ in range(25):
             done.acquire()
         plain.restart({"redis": {}})
-        back = time.monotonic()
         list(asked)
     assert len(answers) == 100
     for number, answer in answers.items():
@@ -217,7 +239,7 @@ def test_redis_dies_under_load(plain: Engines) -> None:
         plain.ask("producer-0", prompt, 1)
         return plain.ask_counting("consumer-0", prompt)[1] == 2 * CHUNK
 
-    assert eventually(hit, within_s=max(0.5, 5 - (time.monotonic() - back)))
+    assert soon(hit)
     assert plain.kit.ok("check", "--name", plain.name)["passed"]
 
 
@@ -234,13 +256,15 @@ def test_status_and_check_show_what_moved(plain: Engines) -> None:
 
 
 def test_without_the_barrier_there_is_a_gap(plain: Engines) -> None:
-    """With a Redis that takes a moment, answers leave before their KV. Its stack's last test."""
+    """With a Redis that takes its time, answers leave before their KV. Its stack's last test."""
     plain.restart({"producer-0": {"PDKIT_STORE_BARRIER_S": "0.001"}})
-    plain.store().flushall()
-    plain.store().client_pause(400, all=False)
-    plain.ask("producer-0", text(4 * CHUNK + 10, "gap"), 1)
-    assert plain.store().dbsize() == 0
-    assert path(plain, "producer-0").late > 0
+    store = plain.store()
+    store.flushall()
+    with writes_held(store):
+        plain.ask("producer-0", text(4 * CHUNK + 10, "gap"), 1)
+        assert store.dbsize() == 0
+        assert path(plain, "producer-0").late > 0
+    assert eventually(lambda: store.dbsize() == 4), "what was held is stored"
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +299,7 @@ def test_what_a_consumer_decoded_is_stored(layered: Engines) -> None:
     layered.store().flushall()
     layered.forget()
     layered.ask("consumer-0", text(300, "decoded"), 300)
-    assert eventually(lambda: layered.store().dbsize() == 2 * LAYERS, within_s=20)
+    assert eventually(lambda: layered.store().dbsize() == 2 * LAYERS)
 
 
 def marked(layered: Engines) -> list[bytes]:
@@ -294,15 +318,17 @@ def test_a_check_leaves_no_layer(layered: Engines) -> None:
     assert set(layered.store().keys()) == before
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.0, 2.5])
-def test_a_killed_check_leaves_no_layer(layered: Engines, after_s: float) -> None:
+@pytest.mark.parametrize("done", ["", "consumer-0: ", "through the router: "])
+def test_a_killed_check_leaves_no_layer(layered: Engines, done: str) -> None:
+    """Once it has stored something, and once it has said that a part of it is done."""
     before = set(layered.store().keys())
     process = layered.kit.start("check", "--name", layered.name)
-    assert eventually(lambda: bool(marked(layered)), within_s=60), "it stored nothing"
-    time.sleep(after_s)
+    assert eventually(lambda: marked(layered)), "it stored nothing"
+    assert process.stderr is not None
+    assert not done or any(done in line for line in process.stderr)
     process.kill()
     process.communicate(timeout=60)
-    assert eventually(lambda: layered.kit.guards() == 0, within_s=60)
+    assert eventually(lambda: layered.kit.guards() == 0)
     assert set(layered.store().keys()) == before
 
 
