@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -404,14 +405,23 @@ def test_answers_that_do_not_wait_for_their_kv(
         looked = store.info("commandstats").get("cmdstat_scan", {"calls": 0})["calls"]
         return engines.metric(CONSUMER, "vllm:external_prefix_cache_queries_total"), looked
 
+    over = threading.Event()
+
     def slow() -> None:
         before = seen()
-        # Other than a store, the check itself waits to remove its keys.
-        assert eventually(lambda: seen() != before or {*held(store)} != {"set"}, every_s=0.01)
+
+        def too_late() -> bool:
+            # Other than a store, the check itself waits to remove its keys.
+            return over.is_set() or seen() != before or {*held(store)} != {"set"}
+
+        assert eventually(too_late, every_s=0.01)
         let_through(store, NOTHING)
 
     with at_each_store(store, slow):
-        named(kit, "stores_late", PRODUCER)
+        try:
+            named(kit, "stores_late", PRODUCER)
+        finally:
+            over.set()
     assert_healthy(kit)
 
 
