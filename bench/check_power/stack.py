@@ -32,6 +32,8 @@ NAME = "power"
 SPEC = {
     "name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d",
     "redis": {"client": "lmcache"},
+    # What the kinds of damage are made of.
+    "engine": {"dtype": "bfloat16"},
 }  # fmt: skip
 _ATTEMPTS = 50  # at a trial whose damage came after the load
 _STORED_S, _POLL_S = 20.0, 0.005

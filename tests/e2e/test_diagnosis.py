@@ -289,6 +289,13 @@ def another_path_to_the_model(service: Service) -> Service:
     return with_arguments("--model", str(link))(service)
 
 
+def another_dtype(service: Service) -> Service:
+    """Start it with the other of the two types that the plan chooses from, by the processor."""
+    planned = service.argv[service.argv.index("--dtype") + 1]
+    other = "float32" if planned == "bfloat16" else "bfloat16"
+    return with_arguments("--dtype", other)(service)
+
+
 def in_kv_transfer_config(**settings: Any) -> Change:
     """Return what changes the settings by which vLLM loads the connector."""
 
@@ -329,10 +336,7 @@ DIFFERENT = {
         in_environ({"PDKIT_DISABLE_FIXES": "B17"}),
         {"fix_not_applied": f"fix B17 is disabled in {CONSUMER}"},
     ),
-    "element type": Differs(
-        with_arguments("--dtype", "float32"),
-        {"layout_differs": f"element type: {PRODUCER} bfloat16; {CONSUMER} float32"},
-    ),
+    "element type": Differs(another_dtype, {"layout_differs": f"element type: {PRODUCER} "}),
     "workers": Differs(
         with_arguments("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"),
         {"tp_differs": f"{PRODUCER} 1; {CONSUMER} 2"},
