@@ -154,11 +154,17 @@ class TestSystemPackages:
         assert ready.run(script).returncode == 0
         assert ready.asked[0] == f"apt-get install -y -qq --no-install-recommends {package}"
 
-    def test_of_the_python_that_is_used(self, ready: Machine, script: Path) -> None:
+    def test_python_3_11_comes_first(self, ready: Machine, script: Path) -> None:
         (ready.bin / "python3").rename(ready.bin / "python3.11")
-        (ready.state / "venv").unlink()
-        ready.run(script)
-        assert ready.asked[0].endswith(" python3.11-venv")
+        assert ready.run(script).returncode == 0
+        assert "apt-get" not in ready.asked[0]
+
+    def test_another_python_where_3_11_makes_no_environments(
+        self, ready: Machine, script: Path
+    ) -> None:
+        ready.command("python3.11", "exit 1")
+        assert ready.run(script).returncode == 0
+        assert "apt-get" not in ready.asked[0]
 
     def test_a_user_is_told_them(self, bare: Machine, script: Path, checkout: Path) -> None:
         bare.uid = 1000
