@@ -11,9 +11,10 @@ stand in the query. The engines' connector reads the same text (pdkit_connector.
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from deploy.planning.address import host_port
 
@@ -94,8 +95,21 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
+def _split(text: str) -> SplitResult:
+    """Return a URL's parts; newer releases of Python refuse several hosts, one of them in brackets.
+
+    Raises:
+        ValueError: a bracket without its other.
+    """
+    scheme, _, rest = text.partition("://")
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    if netloc.count("[") != netloc.count("]"):
+        raise ValueError
+    return urlsplit(f"{scheme}://{rest[len(netloc) :]}")._replace(netloc=netloc)
+
+
 def _unix(text: str) -> RedisUrl:
-    parts = urlsplit(text)
+    parts = _split(text)
     _refuse_stray(parts.path, parts.query, parts.fragment)
     path = unquote(parts.path)
     if not path.startswith("/") or parts.netloc.rpartition("@")[2]:
@@ -104,7 +118,7 @@ def _unix(text: str) -> RedisUrl:
 
 
 def _network(text: str) -> RedisUrl:
-    parts = urlsplit(text)
+    parts = _split(text)
     _refuse_stray(parts.path, parts.query, parts.fragment)
     base, _, many = parts.scheme.partition("-")
     kind: Kind = "sentinel" if many == "sentinel" else "cluster" if many else "single"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
+from pdkit_connector.redis_path.address import split_url
 from pdkit_connector.registry import describe
 from pdkit_connector.releases import installed_lmcache
 
@@ -45,7 +46,7 @@ def kv_facts(adapter: Any) -> dict[str, Any]:
 
 def public_address(url: str) -> str:
     """Return where a Redis is, without user, password and options: host:port/db, or a socket."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     database = dict(parse_qsl(parts.query)).get("db", "0")
     if parts.scheme == "unix":
         return f"{parts.path}/{database}"

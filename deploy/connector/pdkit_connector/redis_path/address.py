@@ -10,9 +10,10 @@ query, such as ssl_ca_certs=/path.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from pdkit_connector.errors import ConnectorError
 
@@ -79,8 +80,21 @@ def _single(url: str) -> Address:
     return Address("single", (), "", options, {}, connection_class)
 
 
+def split_url(url: str) -> SplitResult:
+    """Return a URL's parts; newer releases of Python refuse several hosts, one of them in brackets.
+
+    Raises:
+        ValueError: a bracket without its other.
+    """
+    scheme, _, rest = url.partition("://")
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    if netloc.count("[") != netloc.count("]"):
+        raise ValueError
+    return urlsplit(f"{scheme}://{rest[len(netloc) :]}")._replace(netloc=netloc)
+
+
 def _several(url: str, base: str, kind: str) -> Address:
-    parts = urlsplit(url)
+    parts = split_url(url)
     userinfo, _, hosts = parts.netloc.rpartition("@")
     nodes = tuple(_node(host, _DEFAULT_PORT[kind]) for host in hosts.split(",") if host)
     if not nodes:
