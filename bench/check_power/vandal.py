@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,10 +11,10 @@ import redis
 
 from bench.check_power.damage import Damage, Stored
 from bench.check_power.layout import Layout
+from bench.store_gate import NOTHING, at_each_store, let_through
 
 # LMCache's own client keeps a chunk as two keys, of which the other has its shape.
 _PAYLOAD = b"kv_bytes"
-_POLL_S = 0.001
 _READS = ("get", "mget", "getrange")
 
 
@@ -26,7 +24,7 @@ class Loot:
 
     Attributes:
         first_chunk: as it was; another prompt's chunk for the next.
-        in_time: nobody had read anything before the damage was done.
+        in_time: nobody had read anything before.
     """
 
     first_chunk: bytes
@@ -43,29 +41,26 @@ def payloads(store: redis.Redis, part: str) -> list[bytes]:
 def vandal(
     store: redis.Redis, part: str, chunks: int, work: tuple[Damage, bytes, Layout, random.Random]
 ) -> Iterator[list[Loot]]:
-    """Damage a prompt's chunks, once, when all are stored; watch for them during the context.
+    """Damage a prompt's chunks, once, when all are stored and before anybody can know of it.
+
+    LMCache writes a chunk's shape when it has written its bytes: while that is held back, all of
+    the bytes are there to be damaged, and nobody reads them.
 
     Args:
         part: what the keys of the prompt contain, and no other's.
         work: the damage, another prompt's chunk, the layout of chunks, and the source of chance.
     """
-    ended, loot = threading.Event(), list[Loot]()
+    loot: list[Loot] = []
     reads = _reads(store)
 
-    def watch() -> None:
-        while not ended.is_set() and not loot:
-            if len(keys := payloads(store, part)) == chunks:
-                loot.append(_spoil(store, keys, reads, work))
-            else:
-                time.sleep(_POLL_S)
+    def look() -> None:
+        if not loot and len(keys := payloads(store, part)) == chunks:
+            loot.append(_spoil(store, keys, reads, work))
+        else:
+            let_through(store, NOTHING)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with at_each_store(store, look):
         yield loot
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _spoil(
@@ -76,9 +71,10 @@ def _spoil(
 ) -> Loot:
     damage, foreign, layout, rng = work
     values = [store.get(key) for key in keys]
-    for number, value in damage(Stored(values, foreign, layout), rng).items():
-        store.set(keys[number], value)
-    return Loot(values[0], in_time=_reads(store) - reads == len(keys))
+    damaged = damage(Stored(values, foreign, layout), rng)
+    in_time = _reads(store) - reads == len(keys)
+    let_through(store, NOTHING, *(("SET", keys[at], value) for at, value in damaged.items()))
+    return Loot(values[0], in_time)
 
 
 def _reads(store: redis.Redis) -> int:

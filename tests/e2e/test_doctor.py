@@ -29,7 +29,8 @@ def test_nothing_fails_for_the_default_stack(deploy: Deploy) -> None:
         assert found[name] == "ok", first
     assert not [name for name in found if name.startswith(("gpu.", "docker.", "redis."))]
     again = deploy.run("doctor", "--port", port)
-    assert again.code == 0 and again.seconds < 15, again
+    assert again.code == 0, again
+    assert "trying the connector's fixes" not in again.stderr, "once is enough"
     assert "nothing stands in the way of `deploy up`" in again.stdout
     deploy.assert_nothing_left("pdkit", int(port))
 

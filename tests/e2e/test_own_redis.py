@@ -109,7 +109,7 @@ def cluster(servers: Servers) -> list[Server]:
     for node in nodes[1:]:
         bus = node.admin.config_get("cluster-port")["cluster-port"]
         nodes[0].admin.execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
-    eventually(lambda: all(_slots_agreed(node) for node in nodes), 20)
+    eventually(lambda: all(_slots_agreed(node) for node in nodes), 120)
     return nodes
 
 

@@ -48,7 +48,7 @@ class Stream:
         return envelope["data"]
 
     def until(
-        self, condition: Callable[[dict[str, Any]], bool], *, within_s: float = 60.0
+        self, condition: Callable[[dict[str, Any]], bool], *, within_s: float = 300.0
     ) -> list[dict[str, Any]]:
         """Return the frames up to the first that has what is waited for."""
         seen, deadline = [], time.monotonic() + within_s
@@ -64,7 +64,7 @@ def stream(kit: Deploy) -> Iterator[Stream]:
     process = kit.start("status", "--watch", "--interval", "0.5", "--json", "--name", NAME)
     yield Stream(process)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -93,7 +93,15 @@ def test_requests_are_in_the_numbers(stream: Stream) -> None:
     assert first["interval"]["answers"] == first["watch"]["answers"] == 0
     assert [ask(seed) for seed in range(REQUESTS)] == [200] * REQUESTS
     frames = stream.until(lambda frame: frame["watch"]["answers"] == REQUESTS)
-    frames += [stream.frame() for _ in range(2)]  # what is counted after the answer
+    # Some of it is counted after the answer.
+    frames += stream.until(
+        lambda frame: (
+            frame["router"]["watch"]["requests"] == REQUESTS
+            and frame["watch"]["store_path"]["waits"] >= REQUESTS
+            and engine(frame, "consumer-0")["watch"]["generation_tokens"] == REQUESTS * ANSWER
+        )
+    )
+    frames.append(stream.frame())
 
     last, prompt = frames[-1], REQUESTS * (PROMPT + 1)  # and the token that texts begin with
     for name in ("producer-0", "consumer-0"):
@@ -140,11 +148,11 @@ def test_an_engine_that_is_killed_and_comes_back(kit: Deploy, stream: Stream) ->
     frames = stream.until(lambda frame: frame["router"]["watch"]["errors"] > 0)
 
     resumed = kit.start("up", "--resume", "--no-check", "--name", NAME)
-    frames = stream.until(lambda frame: ("restarted", "consumer-0") in told([frame]), within_s=300)
+    frames = stream.until(lambda frame: ("restarted", "consumer-0") in told([frame]))
     _, errors = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, errors
     # The router has yet to notice that it is back.
-    assert eventually(lambda: ask(2000) == 200, within_s=30)
+    assert eventually(lambda: ask(2000) == 200)
     frames += stream.until(lambda frame: frame["watch"]["answers"] == 1)
     assert ("ready", "consumer-0") in told(frames)
     assert 0 < engine(frames[-1], "consumer-0")["watch"]["prompt_tokens"] < 2 * PROMPT

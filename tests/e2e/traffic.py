@@ -56,7 +56,7 @@ def text(length: int, seed: object) -> str:
 
 async def _chat(base_url: str, users: Users, timeout_s: float) -> Seen:
     seen = Seen()
-    timeout = httpx.Timeout(timeout_s, connect=10.0)
+    timeout = httpx.Timeout(timeout_s, connect=60.0)
     limits = httpx.Limits(max_connections=2 * users.count)
     async with httpx.AsyncClient(
         base_url=base_url, timeout=timeout, limits=limits, trust_env=False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ import pytest
 import yaml
 
 from deploy.runtime.home import Home, StackHome
-from tests.e2e.conftest import Deploy, Ran, is_free
+from tests.e2e.conftest import Deploy, Ran, eventually, is_free
 from tests.ports import free_row
 
 REPO = Path(__file__).resolve().parents[3]
@@ -127,13 +128,21 @@ class Project:
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
-    def redis_again_and_again(
-        self, command: str, *, times: int, pause_s: float
-    ) -> subprocess.Popen[bytes]:
-        """Repeat a command of Redis inside its container, faster than Docker starts one."""
-        repeat = f"redis-cli -r {times} -i {pause_s} {command} >/dev/null"
-        ask = f'REDISCLI_AUTH="$(cat /run/secrets/redis_password)" exec {repeat}'
-        return subprocess.Popen(("docker", "exec", self.ids()["redis"], "sh", "-c", ask))
+    @contextmanager
+    def store_held(self) -> Iterator[subprocess.Popen[str]]:
+        """Check the stack, and have Redis hold back the first store of the check until the end."""
+        self.redis("CLIENT", "PAUSE", "3600000", "WRITE")
+        try:
+            check = self.kit.start("check", "--json")
+            assert eventually(lambda: "set" in self.held())
+            yield check
+        finally:
+            self.redis("CLIENT", "UNPAUSE")
+
+    def held(self) -> list[str]:
+        """Return the commands that Redis holds back, one a client."""
+        clients = [dict(re.findall(r"(\S+)=(\S*)", row)) for row in self.redis("CLIENT", "LIST")]
+        return [client["cmd"] for client in clients if "b" in client.get("flags", "")]
 
     def password(self) -> str:
         return (self.files.secrets_dir / "redis_password").read_text().strip()

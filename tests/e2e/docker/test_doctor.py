@@ -31,7 +31,7 @@ def test_nothing_fails_where_the_images_are_here(own: Project) -> None:
                  "engine.fixes", "ports.free"):  # fmt: skip
         assert found[name] == "ok", ran
     assert "takes containers" in finding(ran, "docker.engine")["message"]
-    assert own.run("doctor").seconds < 15
+    assert "trying the connector's fixes" not in own.run("doctor").stderr, "once is enough"
     own.assert_nothing_left()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.runtime.engine_api import EngineApi
 from tests.e2e.conftest import eventually
 from tests.e2e.docker.conftest import REPO, SERVICES, Project, complete, docker, failed
 
@@ -54,26 +52,19 @@ def test_one_was_removed_and_one_killed(stack: Project) -> None:
 def test_an_engine_that_crashes_is_brought_back(stack: Project) -> None:
     """It does so while a check asks it, which says so, as a rule after it was started anew."""
     before = stack.ids()
-    answered = requests_of(stack.url("producer-0"))
-    check = stack.kit.start("check", "--json")
-    assert eventually(lambda: requests_of(stack.url("producer-0")) > answered, within_s=60)
-    os.kill(int(docker("inspect", "-f", "{{.State.Pid}}", before["producer-0"])), signal.SIGKILL)
-    stdout, stderr = check.communicate(timeout=120)
-    assert check.returncode == 1, stderr
-    (cause,) = json.loads(stdout)["data"]["diagnosis"]
+    pid = int(docker("inspect", "-f", "{{.State.Pid}}", before["producer-0"]))
+    with stack.store_held() as check:
+        os.kill(pid, signal.SIGKILL)
+    ran = stack.kit.ended(check)
+    assert ran.code == 1, ran
+    (cause,) = ran.data["diagnosis"]
     assert cause["code"] in ("engine_restarted", "engine_died"), cause
     assert "producer-0" in cause["message"]
-    assert eventually(lambda: is_healthy(stack), within_s=120, every_s=1)
+    assert eventually(lambda: is_healthy(stack), every_s=1)
     assert stack.ids() == before
     restarts = {row["name"]: row["restarts"] for row in stack.ok("status")["services"]}
     assert restarts["producer-0"] == 1 and restarts["redis"] == 0
     assert stack.ok("check")["hit_rate"]["eligible_rate"] == 1.0
-
-
-def requests_of(url: str) -> int:
-    """Return how many requests an engine has answered since its start."""
-    with EngineApi(url) as api:
-        return api.finished_requests()
 
 
 def test_the_whole_project_was_taken_down(stack: Project) -> None:
@@ -96,7 +87,7 @@ def test_docker_itself_was_restarted(stack: Project) -> None:
     ran = stack.run("status", "--json")
     failed(ran, code=3, name="docker_unavailable")
     subprocess.run((REPO / "scripts" / "docker",), check=True, timeout=120)
-    assert eventually(lambda: is_healthy(stack), within_s=180, every_s=1)
+    assert eventually(lambda: is_healthy(stack), every_s=1)
     data = stack.ok("up")
     assert data["check"]["passed"] and data["check"]["hit_rate"]["eligible_rate"] == 1.0
     assert stack.ids() == before

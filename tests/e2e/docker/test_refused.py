@@ -146,13 +146,13 @@ class TestEnginesThatDie:
 class TestInterrupted:
     def half_started(self, own: Project) -> subprocess.Popen[str]:
         process = own.kit.start("up")
-        assert eventually(lambda: set(ENGINES) <= own.containers().keys(), within_s=60)
+        assert eventually(lambda: set(ENGINES) <= own.containers().keys())
         return process
 
     def test_ctrl_c_stops_what_was_started(self, own: Project) -> None:
         process = self.half_started(own)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=120)
         assert process.returncode == 130 and stdout == "", stderr
         assert "interrupted" in stderr
         own.assert_nothing_left(logs=True)

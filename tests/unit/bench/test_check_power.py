@@ -179,6 +179,7 @@ def put(store: redis.Redis, engine: MadeUpEngine, part: str) -> list[bytes]:
     keys = [f"model@{number}@{part}kv_bytes".encode() for number in range(CHUNKS)]
     for number, key in enumerate(keys):
         store.set(key, engine.chunk_of(a_prompt(number)))
+    store.set(f"model@{part}metadata", b"as LMCache writes it after the bytes")
     return keys
 
 
