@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import sys
@@ -10,12 +11,20 @@ from pathlib import Path
 
 import pytest
 
+# Test modules import torch and vLLM, which make no garbage: to look for some takes a fifth of that.
+gc.disable()
+
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 sys.path.insert(0, str(CONNECTOR))
 
 from pdkit_connector.redis_path.client import Client, Limits  # noqa: E402
 from redis_chunks import client  # noqa: E402
 from redis_servers import Server, Servers  # noqa: E402
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -117,7 +117,21 @@ class Servers:
         `config` is the text of a configuration file, for a Sentinel. With `tls`, which holds
         arguments of redis-py's, the options must name certificates.
         """
-        port = free_port()
+        while True:
+            server = self._made(free_port(), options, config, tls)
+            self._started.callback(server.close)
+            try:
+                server.start()
+            except AssertionError as exc:
+                # Someone took the port before the server did.
+                if "Address already in use" not in str(exc):
+                    raise
+            else:
+                return server
+
+    def _made(
+        self, port: int, options: tuple[str, ...], config: str | None, tls: dict[str, Any] | None
+    ) -> Server:
         folder = self._folder / str(port)
         folder.mkdir()
         where = ("--port", "0", "--tls-port", str(port)) if tls else ("--port", str(port))
@@ -129,7 +143,4 @@ class Servers:
             file = folder / "redis.conf"
             file.write_text(config)
             arguments = (str(file), *arguments)
-        server = Server(folder, port, (*arguments, *options), tls or {})
-        self._started.callback(server.close)
-        server.start()
-        return server
+        return Server(folder, port, (*arguments, *options), tls or {})
