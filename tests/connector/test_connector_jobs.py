@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -21,39 +22,52 @@ def mended(restored):
     replace_method(AsyncPQExecutor, "shutdown", closable)
 
 
+async def give_up(submitted, begun: Callable[[], object]) -> None:
+    """Cancel a job that has begun, as one does who waited for it long enough."""
+    waiting = asyncio.ensure_future(submitted)
+    while not begun():
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
 @pytest.mark.usefixtures("mended")
 def test_job_given_up_ends_and_its_worker_serves_the_next():
-    ended, released = [], []
+    begun, ended, released = [], [], []
 
-    async def job(result):
+    async def hangs(result):
+        begun.append(result)
         try:
-            await asyncio.sleep(0.05)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             ended.append(result)
             raise
-        return result
-
-    async def run():
-        executor = AsyncPQExecutor(asyncio.get_running_loop(), max_workers=1)
-        for _ in range(3):
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(executor.submit_job(job, "lost", priority=1), 0.01)
-        obj = SimpleNamespace(ref_count_down=lambda: released.append(1))
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(executor.submit_job(too_late_to_end, [obj, None]), 0.01)
-        with pytest.raises(ZeroDivisionError):
-            await executor.submit_job(fail)
-        assert await executor.submit_job(job, [obj, None]) == [obj, None]
-        await executor.shutdown(wait=True)
-        return [worker.done() for worker in executor._workers]
 
     async def too_late_to_end(result):
+        begun.append(result)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0.05)
+            await asyncio.Event().wait()
+        return result
+
+    async def works(result):
         return result
 
     async def fail():
         raise ZeroDivisionError
+
+    async def run():
+        executor = AsyncPQExecutor(asyncio.get_running_loop(), max_workers=1)
+        for count in range(1, 4):
+            job = executor.submit_job(hangs, "lost", priority=1)
+            await give_up(job, lambda count=count: len(begun) == count)
+        obj = SimpleNamespace(ref_count_down=lambda: released.append(1))
+        await give_up(executor.submit_job(too_late_to_end, [obj, None]), lambda: len(begun) == 4)
+        with pytest.raises(ZeroDivisionError):
+            await executor.submit_job(fail)
+        assert await executor.submit_job(works, [obj, None]) == [obj, None]
+        await executor.shutdown(wait=True)
+        return [worker.done() for worker in executor._workers]
 
     assert run_aside(run()) == [True]
     assert ended == ["lost"] * 3
@@ -64,23 +78,21 @@ def test_job_given_up_ends_and_its_worker_serves_the_next():
 def test_jobs_given_up_in_the_queue_never_start():
     started = []
 
-    async def first():
-        await asyncio.sleep(0.05)
-
-    async def second():
-        started.append("second")
+    async def noted(name):
+        started.append(name)
 
     async def run():
+        gate = asyncio.Event()
         executor = AsyncPQExecutor(asyncio.get_running_loop(), max_workers=1)
-        busy = asyncio.ensure_future(executor.submit_job(first))
-        await asyncio.sleep(0.01)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(executor.submit_job(second), 0.01)
+        busy = asyncio.ensure_future(executor.submit_job(gate.wait))
+        turns = iter(range(20))
+        await give_up(executor.submit_job(noted, "second"), lambda: next(turns) == 19)
+        gate.set()
         await busy
-        await asyncio.sleep(0.01)
+        await executor.submit_job(noted, "third")
 
     run_aside(run())
-    assert started == []
+    assert started == ["third"]
 
 
 def test_a_coroutine_runs_aside_of_a_running_loop():
