@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -16,7 +19,11 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 SETTLED = {"PDKIT_VENDOR": "cpu", "PDKIT_RUNTIME": "process"}
+NO_HOME = "/nonexistent/home"
 NO_DOCKER = "unix:///nonexistent/docker.sock"
+
+# Above those of tests/ports.py. Each process has an order of its own.
+_PORTS = itertools.cycle(random.sample(range(32000, 32768), 768))
 
 
 @dataclass(frozen=True)
@@ -56,24 +63,35 @@ def deploy() -> Callable[..., Ended]:
 def plain_environ(*, settled: bool = True, **more: str) -> dict[str, str]:
     """Return an environment that holds nothing of this machine but PATH, and no Docker engine.
 
+    HOME is given, as the user may have no entry in /etc/passwd; nothing may be put there.
     `settled` names vendor and runtime, so that what this machine has does not decide. `PYTHONPATH`
     in `more` is put behind the checkout's.
     """
     path = os.pathsep.join(filter(None, (str(REPO), more.pop("PYTHONPATH", ""))))
     plain = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "COLUMNS": "80", "TERM": "dumb"}
-    plain["DOCKER_HOST"] = NO_DOCKER
+    plain |= {"HOME": NO_HOME, "DOCKER_HOST": NO_DOCKER}
     return {**plain, **(SETTLED if settled else {}), "PYTHONPATH": path, **more}
 
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return unused_port()
 
 
-@pytest.fixture
+def unused_port() -> int:
+    """Return a port of the loopback address that nobody listens on.
+
+    One below those that the kernel gives to outgoing connections. A client that tries a port of
+    those again and again, until a server is there, may be connected with itself and be in its way.
+    """
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("the ports never end")
+
+
+@pytest.fixture(scope="session")
 def eventually() -> Callable[[Callable[[], object]], None]:
     """Wait until a condition holds; fail after five seconds."""
 

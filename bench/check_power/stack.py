@@ -23,9 +23,10 @@ from deploy.stack.build import REDIS_PASSWORD
 from deploy.tiny_model.recipe import HEAD_DIM, KV_HEADS, RECIPE
 from deploy.verify.findings import Findings, failures
 from deploy.workflows.check import CheckOptions, check_stack
-from deploy.workflows.check.keys import CheckKeys, mark
+from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.probes import check_pair, lengths
 from deploy.workflows.check.session import Session
+from deploy.workflows.guard import mark
 from deploy.workflows.running import RunningStack, require_stack
 
 NAME = "power"

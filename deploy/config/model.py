@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.errors import ConfigError
+from deploy.home_folder import expanded
 
 TINY = "tiny"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -77,7 +78,7 @@ def resolve_model(
     if value == TINY:
         shape = _shape(tiny_config, "tiny")
         return Model(str(tiny_path), "pdkit-tiny", "tiny", shape, version=tiny_path.name)
-    path = Path(value).expanduser()
+    path = expanded(value)
     if path.is_dir() or value.startswith((".", "/", "~")):
         return _folder(path, value)
     if not _HUB_ID.fullmatch(value):
@@ -99,17 +100,17 @@ def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
 
 def default_hub_cache() -> Path:
     """Return the folder that holds models of the hub on this machine, as the hub's client does."""
-    return Path(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub").expanduser().absolute()
+    return expanded(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub").absolute()
 
 
 def default_hub_token() -> Path:
     """Return the file in which the hub's client keeps the user's token."""
-    return Path(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").expanduser().absolute()
+    return expanded(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").absolute()
 
 
 def _hub_home() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("HF_HOME") or Path(caches) / "huggingface").expanduser()
+    return expanded(os.environ.get("HF_HOME") or Path(caches) / "huggingface")
 
 
 def _hub(repo_id: str, cache: Path) -> Model:

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from deploy.home_folder import expanded
+
 MAX_CHUNK = 8192  # tokens
 VendorChoice = Literal["auto", "cuda", "rocm", "cpu"]
 RuntimeChoice = Literal["auto", "compose", "process"]
@@ -27,7 +29,7 @@ def _no_boolean(value: object) -> object:
 
 def _located(path: Path) -> Path:
     """Return a path of this machine from its root: the next command may come from elsewhere."""
-    return path.expanduser().absolute()
+    return expanded(path).absolute()
 
 
 def _address(value: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.home_folder import expanded
+
 # Not by TMPDIR: the shell that stops a stack may have another than the one that started it.
 _TEMP = Path("/tmp")  # noqa: S108 - what is made there is made private before it is used
 
@@ -55,11 +57,10 @@ class Home:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Home:
         if environ.get("PDKIT_HOME"):
-            base = Path(environ["PDKIT_HOME"]).expanduser().absolute()
+            base = expanded(environ["PDKIT_HOME"]).absolute()
             return cls(base, base / "cache")
-        user = Path.home()
-        state = Path(environ.get("XDG_STATE_HOME") or user / ".local" / "state")
-        cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
+        state = Path(environ.get("XDG_STATE_HOME") or expanded("~/.local/state"))
+        cache = Path(environ.get("XDG_CACHE_HOME") or expanded("~/.cache"))
         return cls(state.absolute() / "pdkit", cache.absolute() / "pdkit")
 
     @property

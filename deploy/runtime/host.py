@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from deploy.errors import MissingTool, NotEnoughMemory
+from deploy.home_folder import expanded
 from deploy.runtime.cgroup import MOUNT, read_limits
 
 _PROBE_TIMEOUT_S = 60
@@ -155,7 +156,7 @@ def _located(path: Path) -> Path:
 
     Links stay: an interpreter in a virtual environment is one, and knows its place by it.
     """
-    return path.expanduser().absolute()
+    return expanded(path).absolute()
 
 
 def _probe(python: str, program: str, *arguments: str) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -107,13 +110,12 @@ def _socket_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
 
 def lmcache_config(role: Role, plan: Plan, spec: StackSpec, layout: Layout, redis_url: str) -> str:
     """Return the text of LMCache's configuration file; the URL may hold secret placeholders."""
-    base = yaml.safe_load(asset("lmcache_configs", f"{role}.yaml").read_text(encoding="utf-8"))
     if spec.redis.client == "pdkit":
         store = _redis_path(redis_url, key_prefix(plan.name) + hash_seed(plan, spec, layout))
     else:
         store = {"remote_url": redis_url, "remote_serde": "naive"}
     settings = {
-        **base,
+        **_template(role),
         "chunk_size": plan.chunk_size,
         "max_local_cpu_size": plan.staging_gib,
         "use_layerwise": plan.layerwise,
@@ -121,6 +123,12 @@ def lmcache_config(role: Role, plan: Plan, spec: StackSpec, layout: Layout, redi
         **store,
     }
     return yaml.safe_dump(settings, sort_keys=True)
+
+
+@cache
+def _template(role: Role) -> Mapping[str, Any]:
+    text = asset("lmcache_configs", f"{role}.yaml").read_text(encoding="utf-8")
+    return MappingProxyType(yaml.safe_load(text))
 
 
 def _redis_path(url: str, namespace: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from deploy.config.catalog import (
 from deploy.config.compat import judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
+from deploy.home_folder import expanded
 from deploy.runtime.compose.docker import docker_client, engine_answers
 from deploy.runtime.compose.images import (
     FoundImage,
@@ -219,7 +220,7 @@ def obtain(
         pull_image(image.image, otherwise=_built_instead(image))
         return
     named = os.environ.get(WHEELHOUSE_VARIABLE)
-    wheels = wheelhouse or (Path(named).expanduser() if named else None)
+    wheels = wheelhouse or (expanded(named) if named else None)
     report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
     arguments = {**image.build_args, **(build_args or {})}
     build_image(image.image, asset(*image.build.split("/")), arguments, wheelhouse=wheels)

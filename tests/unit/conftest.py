@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,30 @@ from deploy.config import compat
 from deploy.config.model import Model, ModelShape
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
+from deploy.doctor.seen import HostSeen
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.stack import namespace
+from deploy.workflows import doctor, fitness
 from deploy.workflows import facts as facts_module
 from deploy.workflows import prepare as prepare_module
 from deploy.workflows.facts import stated_facts
 from deploy.workflows.prepare import Prepared, Programs, prepare
-from tests.conftest import NO_DOCKER
+from tests.conftest import NO_DOCKER, NO_HOME
 
 MACHINE = Inventory(cpus=16, memory_mib=65536)
+SOUND_HOST = HostSeen(
+    open_files=1 << 20,
+    huge_pages="madvise",
+    overcommit=0,
+    shm_free_mib=8192,
+    architecture="x86_64",
+    cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"}),
+    numa={0: "0-15"},
+    cpus=16,
+    now=1_800_000_000.0,
+)
 HOME = Home(Path("/home/user/.local/state/pdkit"), Path("/home/user/.cache/pdkit"))
 CONNECTOR = Path("/opt/pdkit/lib/deploy/connector")
 GATEWAY = Path("/opt/pdkit/lib/deploy/gateway")
@@ -41,9 +54,20 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in list(os.environ):
         if variable.upper().startswith(_LEAKING):
             monkeypatch.delenv(variable)
-    monkeypatch.setenv("HOME", "/nonexistent/home")
+    monkeypatch.setenv("HOME", NO_HOME)
     monkeypatch.setenv("PDKIT_HOME", "/nonexistent/pdkit-home")
     monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _sound_host() -> Iterator[None]:
+    """Show a host of which no rule warns; `deploy` as a process of its own sees the real one."""
+    with (
+        mock.patch.object(fitness, "see_host", lambda: SOUND_HOST),
+        mock.patch.object(doctor, "see_host", lambda: SOUND_HOST),
+        mock.patch.object(doctor, "clock_is_synced", lambda: None),
+    ):
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -11,14 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.runtime.host import find_redis_server
+from tests.conftest import unused_port
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -27,7 +23,7 @@ def redis_server(folder: Path, *options: str, config: str = "", port: int = 0) -
 
     `config` is the text of a configuration file, for a Sentinel.
     """
-    port = port or free_port()
+    port = port or unused_port()
     place = folder / f"redis-{port}"
     place.mkdir(exist_ok=True)
     (place / "conf").write_text(config)
@@ -36,18 +32,20 @@ def redis_server(folder: Path, *options: str, config: str = "", port: int = 0) -
     with (place / "log").open("a") as log:
         server = subprocess.Popen(argv, stdout=log)
     try:
-        _wait_until_listening(server, port, place / "log")
+        _wait_until_it_answers(server, port, place / "log")
         yield port
     finally:
         server.kill()
         server.wait()
 
 
-def _wait_until_listening(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_it_answers(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait for more than a listening socket: data is read from the disk after that."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and server.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, port)) == 0:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 20) as probe:
+            probe.sendall(b"PING\r\n")
+            if probe.recv(64).startswith((b"+PONG", b"-NOAUTH")):
                 return
         time.sleep(0.02)
     raise AssertionError(log.read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,17 +20,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "output": {"__init__", "workflows", "doctor", "metrics", "verify", "planning", "errors"},
     "workflows": {
         "runtime", "doctor", "stack", "planning", "metrics", "verify", "tiny_model", "config",
-        "assets", "errors",
+        "assets", "home_folder", "errors",
     },
-    "runtime": {"doctor", "stack", "planning", "metrics", "verify", "errors"},
+    "runtime": {
+        "doctor", "stack", "planning", "metrics", "verify", "home_folder", "errors",
+    },
     "doctor": {"stack", "planning", "config"},
     "stack": {"__init__", "planning", "config", "assets", "errors"},
     "planning": {"config", "errors"},
     "metrics": {"verify"},
     "verify": set(),
     "tiny_model": {"errors"},
-    "config": {"assets", "errors"},
+    "config": {"assets", "home_folder", "errors"},
     "assets": set(),
+    "home_folder": {"errors"},
     "errors": set(),
     "__init__": set(),
 }  # fmt: skip
@@ -56,14 +59,22 @@ OURS = [path for path in MODULES if part_of(path) not in GUESTS]
 THEIRS = [path for path in MODULES if part_of(path) in GUESTS]
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the full name of everything a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Return the full name of everything a module imports, wherever in it."""
+    found: list[str] = []
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the layer"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def name_of(path: Path) -> str:
@@ -114,14 +125,14 @@ def test_pure_parts_have_no_effects(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [p for p in OURS if part_of(p) != "cli"], ids=name_of)
 def test_only_the_boundary_prints_and_exits(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("print", "exit", "quit", "input"), node.lineno
 
 
 @pytest.mark.parametrize("path", OURS, ids=name_of)
 def test_processes_are_started_without_a_shell(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.keyword) and node.arg == "shell":
             raise AssertionError(f"{name_of(path)}:{node.value.lineno} uses a shell")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -132,7 +143,7 @@ def test_processes_are_started_without_a_shell(path: Path) -> None:
 def test_sizes(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= MAX_MODULE_LINES
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
@@ -157,7 +168,7 @@ class TestTheRulesThemselves:
     def test_relative_imports_are_refused(self, source: Path) -> None:
         source.write_text("from . import errors\n")
         with pytest.raises(AssertionError, match="relative"):
-            list(imports(source))
+            imports(source)
 
     def test_names_of_the_package_itself_are_its_root(self) -> None:
         assert imported_part("deploy.__version__") == "__init__"

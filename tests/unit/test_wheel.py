@@ -5,6 +5,7 @@ A pure wheel is installed by unpacking it, so no pip is needed here; building ta
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -17,11 +18,32 @@ import pytest
 from deploy import __version__
 from tests.conftest import Ended, plain_environ
 
-RUN_ENTRY_POINT = """
+OPTIONS = ("--topology", "1p3d", "--layerwise")
+COMMANDS = {
+    "plan": OPTIONS,
+    "render": OPTIONS,
+    **{
+        f"render --runtime compose --vendor {vendor}": OPTIONS for vendor in ("cuda", "rocm", "cpu")
+    },
+    "images list": (),
+}
+ENTRY_POINT = """
 import sys
 from importlib.metadata import entry_points
-(command,) = entry_points(group="console_scripts", name="deploy")
-raise SystemExit(command.load()(sys.argv[1:]))
+(point,) = entry_points(group="console_scripts", name="deploy")
+command = point.load()
+"""
+CHECKOUT = "from cli import main as command\n"
+RUN_ENTRY_POINT = ENTRY_POINT + "raise SystemExit(command(sys.argv[1:]))"
+RUN_ALL = """
+import contextlib, io, json, sys
+said = []
+for argv in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command(argv)
+    said.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(said))
 """
 
 
@@ -84,25 +106,51 @@ def test_licence_and_command_are_in_it(site: Path) -> None:
     assert "Requires-Python: >=3.10" in (info / "METADATA").read_text()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "plan",
-        "render",
-        *(f"render --runtime compose --vendor {vendor}" for vendor in ("cuda", "rocm", "cpu")),
-        "images list",
-    ],
-)
+@pytest.fixture(scope="module")
+def all_said(
+    site: Path, repo: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Ended, Ended]]:
+    """What the wheel and the checkout say to each command, each in one process for all."""
+    folder = tmp_path_factory.mktemp("folder")
+    installed = run_all(site, folder, ENTRY_POINT)
+    checkout = run_all(repo, folder, CHECKOUT)
+    return dict(zip(COMMANDS, zip(installed, checkout, strict=True), strict=True))
+
+
+def run_all(python_path: Path, cwd: Path, command: str) -> list[Ended]:
+    """Run all commands in a process that has modules from `python_path`."""
+    argvs = [[*words.split(), *options] for words, options in COMMANDS.items()]
+    ended = run(python_path, cwd, "-c", command + RUN_ALL, json.dumps(argvs))
+    assert ended.code == 0, ended.stderr
+    return [Ended(*said) for said in json.loads(ended.stdout)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_it_does_what_the_checkout_does(
-    command: str, site: Path, repo: Path, tmp_path: Path
+    command: str, all_said: dict[str, tuple[Ended, Ended]], site: Path, repo: Path
 ) -> None:
-    options = () if command.startswith("images") else ("--topology", "1p3d", "--layerwise")
-    arguments = (*command.split(), *options)
-    installed = run(site, tmp_path, "-c", RUN_ENTRY_POINT, *arguments)
-    checkout = run(repo, tmp_path, str(repo / "cli.py"), *arguments)
+    installed, checkout = all_said[command]
     assert (installed.code, installed.stderr) == (0, "")
     assert (checkout.code, checkout.stderr) == (0, "")
+    assert installed.stdout
     assert same_place(installed.stdout, site) == same_place(checkout.stdout, repo)
+
+
+@pytest.mark.parametrize("place", ["wheel", "checkout"])
+def test_the_programs_themselves(
+    place: str,
+    all_said: dict[str, tuple[Ended, Ended]],
+    site: Path,
+    repo: Path,
+    tmp_path: Path,
+) -> None:
+    """As users start them: a process a command."""
+    argv = ("plan", *OPTIONS)
+    if place == "wheel":
+        ended, expected = run(site, tmp_path, "-c", RUN_ENTRY_POINT, *argv), all_said["plan"][0]
+    else:
+        ended, expected = run(repo, tmp_path, str(repo / "cli.py"), *argv), all_said["plan"][1]
+    assert ended == expected
 
 
 def same_place(text: str, root: Path) -> str:

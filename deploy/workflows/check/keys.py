@@ -17,10 +17,8 @@ from typing import IO
 
 from deploy.runtime.home import Home
 from deploy.runtime.store import Store
+from deploy.workflows.guard import DONE, mark
 
-# What the guard reads where nothing is left to do.
-DONE = b"done"
-_TAG = "pdkit"
 _PATIENCE_S = 20.0
 
 
@@ -54,11 +52,6 @@ class CheckKeys:
         return store.remove_marked(mark(self.run)) if self._tagged else None
 
 
-def mark(tag: str) -> str:
-    """Return what the keys of a tag, or of all tags that begin with it, contain."""
-    return f"@{_TAG}%{tag}"
-
-
 @contextlib.contextmanager
 def guarded(home: Home, name: str, run: str) -> Iterator[None]:
     """Have a process of its own remove the keys of a run if this one ends before it could."""
@@ -89,7 +82,7 @@ def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
     """
     package = Path(__file__).resolve().parents[3]
     guard = subprocess.Popen(
-        (sys.executable, "-m", "deploy.workflows.check.guard", str(home.state), str(home.cache),
+        (sys.executable, "-m", "deploy.workflows.guard", str(home.state), str(home.cache),
          name, run),
         cwd=package,
         stdin=subprocess.PIPE,

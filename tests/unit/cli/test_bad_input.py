@@ -1,24 +1,20 @@
 """Bad input, as a user types it: one line that says what, one that says what to do, no traces.
 
-Every case runs in a process of its own, all of them at once, since most of their time is the
-interpreter's start; and once more with `--json`, for that in this process.
+Every case runs as text and with `--json` in this process, and a few in one of their own.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from deploy.cli import main as main_module
-from tests.conftest import SETTLED, Ended
+from tests.conftest import Ended
 
 
 @dataclass(frozen=True)
@@ -308,11 +304,11 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def all_tried(
     tmp_path_factory: pytest.TempPathFactory,
-    deploy: Callable[..., Ended],
+    deploy_here: Callable[..., Ended],
     packages: Path,
     taken_port: int,
 ) -> dict[str, Tried]:
-    """Run every case in a process of its own."""
+    """Run every case as text."""
 
     def run(case: Case) -> Tried:
         make = tmp_path_factory.mktemp
@@ -320,11 +316,10 @@ def all_tried(
         place.lay_out(case)
         python_path = str(packages)
         argv = place.argv(case)
-        ended = deploy(*argv, cwd=place.folder, home=place.home, PYTHONPATH=python_path)
+        ended = deploy_here(*argv, cwd=place.folder, home=place.home, PYTHONPATH=python_path)
         return Tried(case, place, ended)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(CASES, pool.map(run, CASES.values()), strict=True))
+    return {name: run(case) for name, case in CASES.items()}
 
 
 @pytest.fixture(params=CASES)
@@ -346,29 +341,35 @@ def test_as_text(tried: Tried) -> None:
     assert tried.case.hint in advice
 
 
-def test_as_json(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["a contradiction", "port taken", "broken state file"])
+def test_as_text_of_a_process(
+    name: str, all_tried: dict[str, Tried], deploy: Callable[..., Ended]
 ) -> None:
+    """It sees the real machine, of which it may warn."""
+    case, place, here = all_tried[name].case, all_tried[name].place, all_tried[name].ended
+    python_path = str(place.packages)
+    ended = deploy(*place.argv(case), cwd=place.folder, home=place.home, PYTHONPATH=python_path)
+    lines = ended.stderr.splitlines(keepends=True)
+    said = "".join(line for line in lines if "] warning: " not in line)
+    assert (ended.code, ended.stdout) == (here.code, "")
+    assert _any_port(said) == _any_port(here.stderr)
+
+
+def test_as_json(tried: Tried, deploy_here: Callable[..., Ended]) -> None:
     place, case = tried.place, tried.case
-    monkeypatch.chdir(place.folder)
-    monkeypatch.setenv("PDKIT_HOME", str(place.home))
-    for name, value in SETTLED.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(place.packages))
-    monkeypatch.setattr(main_module, "interrupt_once", lambda: None)
-    code = main_module.main([*place.argv(case), "--json"])
-    captured = capsys.readouterr()
-    envelope = json.loads(captured.out)  # exactly one
+    argv = (*place.argv(case), "--json")
+    ended = deploy_here(*argv, cwd=place.folder, home=place.home, PYTHONPATH=str(place.packages))
+    envelope = json.loads(ended.stdout)  # exactly one
     assert set(envelope) == {"version", "command", "status", "exit_code", "data", "errors"}
     assert envelope["status"] == "error"
-    assert envelope["exit_code"] == code == case.exit_code
+    assert envelope["exit_code"] == ended.code == case.exit_code
     assert case.arguments[0] == envelope["command"].split()[0]
     assert envelope["data"] is None
     (error,) = envelope["errors"]
     assert error["code"] == case.code
     said = f"error: {error['message']}\ntry: {error['hint']}\n"
     assert _any_port(said) in _any_port(tried.ended.stderr)
-    assert "error:" not in captured.err
+    assert "error:" not in ended.stderr
 
 
 def _any_port(text: str) -> str:

@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,15 @@ HEAVY = {"pydantic", "httpx", "yaml", "redis", "numpy", "torch", "psutil", "rich
 
 @pytest.fixture(scope="module")
 def shown(
-    deploy: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory
+    deploy_here: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ended]:
     """Run `deploy COMMAND --help` for every command."""
     folder = tmp_path_factory.mktemp("folder")
 
     def run(command: str) -> Ended:
-        return deploy(*command.split(), "--help", cwd=folder, home=folder / "home")
+        return deploy_here(*command.split(), "--help", cwd=folder, home=folder / "home")
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(COMMANDS, pool.map(run, COMMANDS), strict=True))
+    return {command: run(command) for command in COMMANDS}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

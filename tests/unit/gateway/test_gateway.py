@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.conftest import unused_port
+
 KEY = "0123456789abcdef" * 4
 CHUNKS = (b"data: one\n\n", b"data: two\n\n", b"data: [DONE]\n\n")
 
@@ -35,8 +37,8 @@ class Upstream:
     seen: list[Seen] = field(default_factory=list)
 
 
-@pytest.fixture
-def upstream() -> Iterator[Upstream]:
+@pytest.fixture(scope="module")
+def router() -> Iterator[Upstream]:
     """Serve: /v1/completions streams, everything else answers as JSON; 503 for /readiness."""
     found = Upstream(0)
 
@@ -83,23 +85,30 @@ def upstream() -> Iterator[Upstream]:
 
 
 @pytest.fixture
+def upstream(router: Upstream, client: httpx.Client) -> Upstream:
+    """Forget what came through before."""
+    router.seen.clear()
+    return router
+
+
+@pytest.fixture(scope="module")
 def client(
-    upstream: Upstream,
+    router: Upstream,
     repo: Path,
-    tmp_path: Path,
-    free_port: int,
+    tmp_path_factory: pytest.TempPathFactory,
     eventually: Callable[..., None],
 ) -> Iterator[httpx.Client]:
     """Start the gateway, and talk to it without a key."""
-    (tmp_path / "key").write_text(KEY + "\n")
+    folder, port = tmp_path_factory.mktemp("gateway"), unused_port()
+    (folder / "key").write_text(KEY + "\n")
     process = subprocess.Popen(
         (
-            sys.executable, "-m", "pdkit_gateway", "--host", "127.0.0.1", "--port", str(free_port),
-            "--upstream", f"http://127.0.0.1:{upstream.port}", "--key-file", str(tmp_path / "key"),
+            sys.executable, "-m", "pdkit_gateway", "--host", "127.0.0.1", "--port", str(port),
+            "--upstream", f"http://127.0.0.1:{router.port}", "--key-file", str(folder / "key"),
         ),
         env={"PYTHONPATH": str(repo / "deploy" / "gateway")},
     )  # fmt: skip
-    with httpx.Client(base_url=f"http://127.0.0.1:{free_port}", trust_env=False) as opened:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as opened:
 
         def answers() -> bool:
             try:
@@ -109,7 +118,6 @@ def client(
 
         try:
             eventually(answers, 20.0)
-            upstream.seen.clear()
             yield opened
         finally:
             process.terminate()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from deploy.errors import ConfigError
 from deploy.runtime.home import Home
 
 
@@ -63,3 +65,14 @@ def test_stacks_are_those_with_state(tmp_path: Path) -> None:
         home.stack(name).state_file.touch()
     home.stack("failed").logs_dir.mkdir(parents=True)
     assert home.stacks() == ("a", "b")
+
+
+def test_nobody_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service may have no HOME, and a container's user no entry in /etc/passwd."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 47123)
+    both = {"XDG_STATE_HOME": "/state", "XDG_CACHE_HOME": "/cache"}
+    assert Home.from_environ(both).state == Path("/state/pdkit")
+    with pytest.raises(ConfigError, match="HOME is not set") as caught:
+        Home.from_environ({})
+    assert caught.value.hint == "set HOME"

@@ -14,7 +14,8 @@ import redis
 from deploy.metrics.store import StoreStats
 from deploy.planning.redis_url import parse_redis_url
 from deploy.runtime.url_store import FoundKeys, UrlStore, combined
-from tests.unit.redis_server import HOST, free_port, redis_server
+from tests.conftest import unused_port
+from tests.unit.redis_server import HOST, redis_server
 
 Start = Callable[..., int]
 
@@ -86,7 +87,7 @@ def test_trouble_is_said_without_the_password(
 
 
 def test_nobody_there(store: Callable[[str], UrlStore], tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     for where in (f"redis://{HOST}:{port}", f"unix://{tmp_path}/none",
                   f"redis-cluster://{HOST}:{port}"):  # fmt: skip
         nobody = store(where)
@@ -162,7 +163,7 @@ def test_sentinels_master(start: Start, store: Callable[[str], UrlStore]) -> Non
 
 
 def test_cluster(start: Start, store: Callable[[str], UrlStore]) -> None:
-    buses = [free_port(), free_port()]
+    buses = [unused_port(), unused_port()]
     options = ("--cluster-enabled", "yes", "--maxmemory", "32mb", "--cluster-port")
     ports = [start(*options, str(bus)) for bus in buses]
     halves = ((0, 8191), (8192, 16383))
@@ -235,7 +236,7 @@ class TestRefusals:
     ) -> None:
         port = start()
         assert store(f"redis://{HOST}:{port}").refusal() is None
-        assert store(f"redis://{HOST}:{free_port()}").refusal() is None
+        assert store(f"redis://{HOST}:{unused_port()}").refusal() is None
 
     def test_a_wrong_password(self, start: Start, store: Callable[[str], UrlStore]) -> None:
         port = start("--requirepass", "open sesame")

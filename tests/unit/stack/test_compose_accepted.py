@@ -1,6 +1,7 @@
 """Compose itself accepts what is rendered: by its specification's schema, and by its plugin.
 
-`docker compose config` needs no Docker engine, only the command and its plugin.
+`docker compose config` needs no Docker engine, only the plugin. That is found as `docker` finds it,
+so in the user's own folder too, and run without `docker`: then no setting of the user matters.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from deploy.stack.document import document_yaml
+from tests.compose_plugin import compose_plugin
 from tests.unit.stack.conftest import Case
 
 # No engine, no settings of this machine's user, and no variables that a document could be filled
@@ -44,17 +46,15 @@ def problems() -> Callable[[Any], list[str]]:
 
 @pytest.fixture(scope="module")
 def config() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `docker compose config` on a document."""
-    there = subprocess.run(
-        ("sh", "-c", "docker compose version"), env=PLAIN, capture_output=True, check=False
-    )
-    if there.returncode:
+    """Run the `config` of `docker compose` on a document."""
+    plugin = compose_plugin()
+    if plugin is None:
         assert os.environ.get("CI") != "true", "docker's compose plugin is missing"
         pytest.skip("docker's compose plugin is not installed")
 
     def run(document: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ("docker", "compose", "-f", "-", "config", *options),
+            (plugin, "-f", "-", "config", *options),
             input=document_yaml(document),
             env=PLAIN,
             cwd="/",
@@ -93,7 +93,7 @@ class TestPlugin:
     ) -> None:
         chosen = [case for case in cases if " 1p1d " in case.name or case.name.endswith(" plain")]
         assert len(chosen) >= 40
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             ended = list(pool.map(lambda case: config(case.document, "-q"), chosen))
         for case, done in zip(chosen, ended, strict=True):
             assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), case.name

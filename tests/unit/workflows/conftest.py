@@ -7,8 +7,10 @@ but the engines themselves is what a user runs. The engines themselves are in te
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ from deploy.config.spec import StackSpec
 from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
+from deploy.tiny_model import store
 from deploy.workflows import facts, fixes, prepare
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
@@ -31,6 +34,7 @@ from deploy.workflows.up import UpResult, bring_up
 from tests.ports import free_row
 
 STAND_INS = Path(__file__).parent / "stand_ins"
+_model_files = functools.cache(store.model_files)  # written anew in every lab
 SMALL = {
     "allow_unproven": True,  # the stand-ins are of no version
     "engine": {"kv_cache_gib": 0.1, "block_size": 16, "max_model_len": 512},
@@ -98,13 +102,17 @@ def opened(folder: Path) -> Iterator[Lab]:
         "PYTHONPATH": str(STAND_INS),
         "STAND_IN_FAULTS": str(lab.faults),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "HF_HOME": str(folder / "hub"),
     }
     with (
+        # Sockets are below it, whose paths have 107 bytes at most; a test's own folder may be deep.
+        tempfile.TemporaryDirectory(prefix="lab-", dir="/tmp") as temp,
         mock.patch.dict(os.environ, environ),
+        mock.patch.object(store, "model_files", _model_files),
         mock.patch.object(prepare, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
-        mock.patch.object(home, "_TEMP", folder),
+        mock.patch.object(home, "_TEMP", Path(temp)),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
         mock.patch.object(facts, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
         mock.patch.object(readiness, "_POLL_S", 0.05),  # nothing here takes minutes to load

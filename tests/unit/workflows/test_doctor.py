@@ -43,7 +43,6 @@ from tests.unit.workflows.conftest import Lab
 from tests.unit.workflows.test_fixes import FAILS
 
 RIGHTS = ["+get", "+set", "+strlen", "+unlink", "+ping"]
-NOT_EVERYWHERE = {"host.huge_pages", "host.numa"}  # where the kernel shows them
 ALWAYS = {
     "ports.free", "memory.host", "memory.plan", "memory.store", "disk.state", "host.files",
     "host.huge_pages", "host.overcommit", "host.shm", "host.numa", "host.cpu", "host.quota",
@@ -68,7 +67,7 @@ def failing(found: Examination) -> dict[str, str]:
 def test_a_sound_machine(lab: Lab) -> None:
     found = look(lab)
     assert failing(found) == {}
-    assert {one.id for one in found.findings} | NOT_EVERYWHERE == ALWAYS
+    assert {one.id for one in found.findings} == ALWAYS
     assert (found.name, found.vendor, found.runtime) == ("pdkit", "cpu", "process")
     assert found.topology == "1p1d"
     assert lab.pids() == []

@@ -32,7 +32,8 @@ from deploy.workflows.prepare import Containers, Facts, Prepared
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.swap import roll_back, swap_stack
-from tests.unit.redis_server import HOST, free_port, redis_server
+from tests.conftest import unused_port
+from tests.unit.redis_server import HOST, redis_server
 from tests.unit.stack.cases import machine_with
 from tests.unit.workflows.conftest import Lab
 
@@ -64,7 +65,7 @@ class Own:
         one = self.servers.enter_context(ExitStack())
         folder = self.lab.folder
         self.port = one.enter_context(
-            redis_server(folder, "--requirepass", PASSWORD, *options, port=free_port())
+            redis_server(folder, "--requirepass", PASSWORD, *options, port=unused_port())
         )
         self.stops = one.close
         self.file.write_text(f"redis://:{WRITTEN}@{HOST}:{self.port}\n")
@@ -231,7 +232,7 @@ def test_a_file_that_names_another_redis_restarts_the_engines(own: Own) -> None:
     own.file.write_text("redis://:wrongword@nowhere.invalid:port")
     with pytest.raises(ConfigError, match=r"redis\.url_file: the redis:// URL in .* is broken"):
         own.lab.up(spec)
-    own.file.write_text(f"redis://:{WRITTEN}@{HOST}:{free_port()}")
+    own.file.write_text(f"redis://:{WRITTEN}@{HOST}:{unused_port()}")
     with pytest.raises(RedisUnreachable):
         own.lab.up(spec)
     assert own.pids() == before, "the stack goes on with the one it has"

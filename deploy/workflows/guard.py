@@ -1,4 +1,6 @@
-"""Clears up behind a check that was killed: `python -m deploy.workflows.check.guard`.
+"""Clears up behind a check that was killed: `python -m deploy.workflows.guard`.
+
+Every check starts it and waits for its end, so it imports next to nothing until there is work.
 
 Arguments: the kit's folders for state and caches, the stack, the run whose keys are to be removed
 ("" for none).
@@ -12,8 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.workflows.check.keys import DONE, mark
-
+# What it reads where nothing is left to do.
+DONE = b"done"
+TAG = "pdkit"
 # Engines may go on storing what they were asked for; longer than one store may take, nothing comes.
 _QUIET_S = 2.0
 _LIMIT_S = 15.0
@@ -23,11 +26,15 @@ if TYPE_CHECKING:
     from deploy.runtime.home import Home
 
 
+def mark(tag: str) -> str:
+    """Return what the keys of a tag, or of all tags that begin with it, contain."""
+    return f"@{TAG}%{tag}"
+
+
 def main() -> None:
     state, cache, name, run = sys.argv[1:]
     if sys.stdin.buffer.read() == DONE:
         return
-    # Only now: nobody waits for what is hardly ever needed.
     from deploy.errors import PdkitError
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock

@@ -1,0 +1,69 @@
+"""Run the unit tests in every disguise at the same time: python -m tests.hosts [NAME …] [-- …].
+
+What stands behind `--` is given to pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.hosts.disguises import DISGUISES
+from tests.hosts.host import REPO
+
+NAMESPACES = ("unshare", "--mount", "--net", "--propagation", "private")
+TOOLS = ("unshare", "mount", "localedef")
+SUITE = ("tests/hosts", "tests/unit")
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit code: that of the first disguise in which something failed."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    names, options = arguments[:at] or list(DISGUISES), arguments[at + 1 :] or list(SUITE)
+    if problem := _problem(names):
+        print(f"error: {problem}", file=sys.stderr)
+        return 3
+    with tempfile.TemporaryDirectory(prefix="host-") as folder:
+        started = {name: _start(name, Path(folder), options) for name in names}
+        codes = [_finish(name, process, Path(folder)) for name, process in started.items()]
+    return next(filter(None, codes), 0)
+
+
+def _problem(names: list[str]) -> str:
+    if unknown := sorted(set(names) - set(DISGUISES)):
+        return f"no such disguise: {', '.join(unknown)}; there are {', '.join(DISGUISES)}"
+    if os.getuid() != 0:
+        return "disguises are namespaces and bind mounts, which only root can make: run as root"
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"not installed: {', '.join(missing)} (packages util-linux and libc-bin)"
+    if not Path("/usr/share/i18n/locales/de_DE").exists():
+        return "no sources of locales: apt-get install locales"
+    return ""
+
+
+def _start(name: str, folder: Path, options: list[str]) -> subprocess.Popen[bytes]:
+    scratch = folder / name
+    scratch.mkdir()
+    folder.chmod(0o755)
+    command = (*NAMESPACES, sys.executable, "-m", "tests.hosts.dress", name, str(scratch))
+    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options)
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen((*command, *tests), cwd=REPO, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _finish(name: str, process: subprocess.Popen[bytes], folder: Path) -> int:
+    began = time.monotonic()
+    code = process.wait()
+    print(f"-- {name}", flush=True)
+    sys.stdout.buffer.write((folder / f"{name}.log").read_bytes())
+    print(f"-- {name}: exit code {code}, {time.monotonic() - began:.0f} s", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

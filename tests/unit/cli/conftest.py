@@ -1,0 +1,35 @@
+"""The command line in this process: most of the time of `python -m deploy` is the start of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from deploy.cli import main as main_module
+from tests.conftest import Ended, plain_environ
+
+
+@pytest.fixture(scope="session")
+def deploy_here() -> Callable[..., Ended]:
+    """Do what the fixture `deploy` does, without a process."""
+
+    def run(*arguments: str, cwd: Path, home: Path, **environ: str) -> Ended:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        plain = plain_environ(PDKIT_HOME=str(home), **environ)
+        with (
+            mock.patch.dict(os.environ, plain, clear=True),
+            mock.patch.object(main_module, "interrupt_once", lambda: None),
+            contextlib.chdir(cwd),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+        ):
+            code = main_module.main(list(arguments))
+        return Ended(code, stdout.getvalue(), stderr.getvalue())
+
+    return run
