@@ -179,13 +179,8 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     topology = resolve_topology(spec, vendor, seen)
     block_size = spec.engine.block_size or vendor.block_size
     _check(spec, model, block_size, topology)
-    gpus = allot(
-        inventory,
-        vendor,
-        engines=topology.engines,
-        ranks=spec.tp,
-        needed=gpus_needed(spec, vendor, topology, seen),
-    )
+    needed = gpus_needed(spec, vendor, topology, seen)
+    gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=needed)
     memory = gpu_memory(gpus, spec.engine.gpu_memory)
     dtype = chosen_dtype(spec, vendor, inventory)
     a_token = bytes_per_token(dtype, model.shape)

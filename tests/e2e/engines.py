@@ -68,6 +68,11 @@ def without_argument(name: str) -> Change:
     return change
 
 
+def both(one: Change, other: Change) -> Change:
+    """Return what changes a service in two ways."""
+    return lambda service: other(one(service))
+
+
 def with_settings(**settings: str) -> Change:
     """Return what changes the connector's own settings in LMCache's file."""
 

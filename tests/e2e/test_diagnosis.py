@@ -31,6 +31,7 @@ from tests.e2e.engines import (
     OFFSETS,
     Change,
     Engines,
+    both,
     in_environ,
     with_arguments,
     with_settings,
@@ -304,10 +305,6 @@ def in_kv_transfer_config(**settings: Any) -> Change:
         return with_arguments("--kv-transfer-config", json.dumps({**config, **settings}))(service)
 
     return change
-
-
-def both(one: Change, other: Change) -> Change:
-    return lambda service: other(one(service))
 
 
 # Where two things differ they are named both, the likelier first: neither hides the other.

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ import yaml
 import deploy as package
 from bench.store_gate import held, writes_held
 from deploy.runtime.engine_api import ApiError
+from deploy.stack.service import Service
 from deploy.verify.equivalence import Answer, compare
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines
+from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines, both, in_environ
 from tests.e2e.store_vandals import behind_each_store, spoil
 from tests.e2e.traffic import Users, chat, text
 from tests.ports import free_row
@@ -271,8 +273,7 @@ class TestSmall:
         assert self._is_shared(small, text(600, "short again"))
 
     def test_redis_stalls_while_the_staging_memory_is_full(self, small: Engines) -> None:
-        answered = stall(small, "stalled")
-        assert answered == [True] * 4
+        assert stall(small, "stalled", "no memory is available") == [True] * 2
         assert self._is_shared(small, text(600, "after the stall"))
 
     def test_check_notices_wrong_kv(self, small: Engines) -> None:
@@ -299,19 +300,27 @@ class TestSmall:
         a resumed request name blocks twice: the CPU mover refuses that, GPUs' would store it. B21,
         which drops a store that is refused, is off to show it.
         """
-        small.restart(
+        small.start_otherwise(
             {
-                "producer-0": {"PDKIT_DISABLE_FIXES": "B8,B13"},
-                "consumer-0": {"PDKIT_DISABLE_FIXES": "B4g,B21"},
+                "producer-0": both(in_environ({"PDKIT_DISABLE_FIXES": "B8,B13"}), patient),
+                "consumer-0": in_environ({"PDKIT_DISABLE_FIXES": "B4g,B21"}),
             }
         )
-        stall(small, "deafened")
+        stall(small, "deafened", "before retrying")
         small.store().flushall()
         small.ask("producer-0", text(600, "after the deafening stall"))
         assert small.store().dbsize() == 0, "what the producer computes still reaches Redis"
         refused, _ = crowd(small, "trampled", whom="consumer-0")
         assert refused
         assert small.dies("consumer-0")
+
+
+def patient(service: Service) -> Service:
+    """Have LMCache's client wait for Redis for longer than its five seconds."""
+    (file,) = service.files
+    config = yaml.safe_load(file.text)
+    config["remote_url"] += "?socket_timeout=600"
+    return replace(service, files=(replace(file, text=yaml.safe_dump(config)),))
 
 
 def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str], int]:
@@ -343,11 +352,11 @@ def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str
     return [str(one) for one in found if not one.matches], preempted
 
 
-def stall(engines: Engines, seed: str) -> list[bool]:
+def stall(engines: Engines, seed: str, sign: str) -> list[bool]:
     """Fill a producer's staging memory while Redis takes no writes, and have it load.
 
-    Redis takes them again once the load has found no memory. Returns who was answered: three
-    prompts of two chunks each, and one that is to be loaded.
+    Redis takes them again once the load has found no memory, of which `sign` in the log tells.
+    Returns who was answered: a prompt of six chunks, and one that is to be loaded.
     """
     store = engines.store()
     store.flushall()
@@ -362,17 +371,15 @@ def stall(engines: Engines, seed: str) -> list[bool]:
         except ApiError:
             return False
 
-    def without_memory() -> int:
-        return engines.kit.log(engines.name, "producer-0").count("no memory is available")
+    def signs() -> int:
+        return engines.kit.log(engines.name, "producer-0").count(sign)
 
-    with ThreadPoolExecutor(4) as pool, writes_held(store):
-        asked = []
-        for number in range(3):
-            asked.append(pool.submit(answered, text(520, (seed, number))))
-            assert eventually(lambda number=number: len(held(store)) == 2 * (number + 1))
-        before = without_memory()
+    with ThreadPoolExecutor(2) as pool, writes_held(store):
+        asked = [pool.submit(answered, text(3 * BATCH + 10, seed))]
+        assert eventually(lambda: len(held(store)) == 3 * BATCH // CHUNK)
+        before = signs()
         asked.append(pool.submit(answered, known))
-        assert eventually(lambda: without_memory() > before)
+        assert eventually(lambda: signs() > before)
     return [one.result() for one in asked]
 
 

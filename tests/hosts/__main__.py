@@ -1,6 +1,6 @@
 """Run the unit tests in every disguise at the same time: python -m tests.hosts [NAME …] [-- …].
 
-What stands behind `--` is given to pytest.
+What stands behind `--` is given to pytest, before the tests to run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ SUITE = ("tests/hosts", "tests/unit")
 def main(arguments: list[str]) -> int:
     """Return the exit code: that of the first disguise in which something failed."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    names, options = arguments[:at] or list(DISGUISES), arguments[at + 1 :] or list(SUITE)
+    names, options = arguments[:at] or list(DISGUISES), arguments[at + 1 :]
     if problem := _problem(names):
         print(f"error: {problem}", file=sys.stderr)
         return 3
     with tempfile.TemporaryDirectory(prefix="host-") as folder:
+        began = time.monotonic()
         started = {name: _start(name, Path(folder), options) for name in names}
-        codes = [_finish(name, process, Path(folder)) for name, process in started.items()]
+        codes = [_finish(name, process, Path(folder), began) for name, process in started.items()]
     return next(filter(None, codes), 0)
 
 
@@ -51,17 +52,21 @@ def _start(name: str, folder: Path, options: list[str]) -> subprocess.Popen[byte
     scratch.mkdir()
     folder.chmod(0o755)
     command = (*NAMESPACES, sys.executable, "-m", "tests.hosts.dress", name, str(scratch))
-    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options)
+    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *_tests(options))
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen((*command, *tests), cwd=REPO, stdout=log, stderr=subprocess.STDOUT)
 
 
-def _finish(name: str, process: subprocess.Popen[bytes], folder: Path) -> int:
-    began = time.monotonic()
+def _tests(options: list[str]) -> tuple[str, ...]:
+    """Return what to run: all, or with the tests that are named those of the disguise itself."""
+    return SUITE[:1] if any(option.startswith("tests/") for option in options) else SUITE
+
+
+def _finish(name: str, process: subprocess.Popen[bytes], folder: Path, began: float) -> int:
     code = process.wait()
     print(f"-- {name}", flush=True)
     sys.stdout.buffer.write((folder / f"{name}.log").read_bytes())
-    print(f"-- {name}: exit code {code}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"-- {name}: exit code {code} after {time.monotonic() - began:.0f} s", flush=True)
     return code
 
 

@@ -25,6 +25,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 def main(name: str, scratch: Path, *command: str) -> None:
     """Become the program `command` in a disguise; its own files go below `scratch`."""
     disguise = DISGUISES[name]
+    _require_own_namespace()
     # Before anything is mounted below it, and not recursive: a mount would lead out of it.
     if not disguise.host.root:
         os.chown(scratch, USER, USER)
@@ -40,6 +41,13 @@ def main(name: str, scratch: Path, *command: str) -> None:
     if not disguise.host.root:
         _change_user(scratch)
     os.execvpe(command[0], command, {**environ, "DISGUISE": name})  # noqa: S606 - an argv, no shell
+
+
+def _require_own_namespace() -> None:
+    """Refuse to mount anything where the caller, and so the whole machine, would see it."""
+    ours, callers = (Path(f"/proc/{pid}/ns/mnt").readlink() for pid in ("self", os.getppid()))
+    if ours == callers:
+        sys.exit("error: not in a namespace of mounts; run python -m tests.hosts")
 
 
 def _environ(disguise: Disguise, scratch: Path) -> dict[str, str]:

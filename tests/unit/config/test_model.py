@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape, resolve_model
+from deploy.config.model import (
+    Model,
+    ModelShape,
+    default_hub_cache,
+    default_hub_token,
+    resolve_model,
+)
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 
@@ -221,3 +228,11 @@ class TestShape:
     def test_kv_bytes(self) -> None:
         assert LLAMA_SHAPE.kv_bytes_per_token(2) == 2 * 16 * 8 * 64 * 2
         assert LLAMA_SHAPE.kv_bytes_per_token(4) == 2 * LLAMA_SHAPE.kv_bytes_per_token(2)
+
+
+@pytest.mark.parametrize("find", [default_hub_cache, default_hub_token, lambda: resolve("~/model")])
+def test_without_a_home_folder(find: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 47123)  # of whom /etc/passwd knows nothing
+    with pytest.raises(ConfigError, match=r"~/.*: HOME is not set"):
+        find()
