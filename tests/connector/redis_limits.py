@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-import fair_clock
 from pdkit_connector.redis_path.client import Limits
 from redis_chunks import loaded, stored
+
+from tests.connector import fair_clock
 
 LIMITS = Limits(lookup_s=0.2, load_s=0.4, store_s=0.4)
 SLACK_S = 0.5

@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import fair_clock
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from tests.connector import fair_clock
 
 _START_S = 20.0
 

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import fair_clock
 import pytest
 import redis
 from lmcache.v1.cache_engine import LMCacheEngine
@@ -35,6 +34,8 @@ from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run
 from pdkit_connector.redis_reads import METADATA, PAYLOAD, read_prefix
 from pdkit_connector.registry import State, apply_fix
 from pdkit_connector.setting import Setting
+
+from tests.connector import fair_clock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from lmcache_objects import chunk, config, key, metadata, remote_backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-import fair_clock
+from tests.connector import fair_clock
 
 
 def test_a_wait_counts():

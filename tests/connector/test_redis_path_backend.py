@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import fair_clock
 import pytest
 import torch
 from pdkit_connector import store_barrier
@@ -18,6 +17,8 @@ from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.failures import failures
 from redis_servers import eventually
+
+from tests.connector import fair_clock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from lmcache_objects import (

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
-import fair_clock
 from pdkit_connector.redis_path import health
 from pdkit_connector.redis_path.client import Limits
 from pdkit_connector.redis_path.health import Health
@@ -15,6 +14,8 @@ from redis_chunks import LIMITS as PATIENT
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
 from redis_limits import BACK_S, LIMITS, SLACK_S, all_miss_in_time, within, works
 from redis_servers import eventually, free_port
+
+from tests.connector import fair_clock
 
 
 def test_stopped_in_the_middle_of_a_load(server, make):

@@ -7,7 +7,6 @@ import ipaddress
 import threading
 import time
 
-import fair_clock
 import pytest
 import redis
 from cryptography import x509
@@ -20,6 +19,8 @@ from pdkit_connector.redis_path.client import Limits
 from redis.crc import key_slot
 from redis_chunks import Warnings, client, loaded, payload, prompt, stored
 from redis_servers import eventually, free_port
+
+from tests.connector import fair_clock
 
 CHUNKS = prompt("chunk", 20)
 KEYS = list(CHUNKS)
