@@ -120,7 +120,7 @@ class TestMembers:
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
     ) -> tuple[subprocess.Popen[bytes], int]:
         leader = spawn(FAMILY)
-        eventually(lambda: "family" in log())
+        eventually(lambda: log().endswith("\n"))  # whole: it may be written in pieces
         return leader, int(log().split()[1])
 
     def test_children_and_grandchildren(
@@ -203,7 +203,7 @@ class TestEnding:
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
     ) -> None:
         leader = spawn(FAMILY)
-        eventually(lambda: "family" in log())
+        eventually(lambda: log().endswith("\n"))  # whole: it may be written in pieces
         self.end(leader, grace_s=0.3)
 
     def test_helpers_of_a_dead_leader_are_not_waited_for(
@@ -293,7 +293,7 @@ class TestMarks:
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
     ) -> None:
         leader = spawn(FAMILY, TEST_MARK="/mine")
-        eventually(lambda: "family" in log())
+        eventually(lambda: log().endswith("\n"))  # whole: it may be written in pieces
         leader.kill()
         leader.wait()
         found = sessions.marked_sessions("TEST_MARK", Path("/mine"))
