@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from textwrap import shorten
 from typing import Any
 
@@ -289,7 +290,7 @@ def patches_view(patches: Patches) -> str:
 def _history(generations: Sequence[Generation]) -> str:
     rows = [
         (
-            one.at,
+            datetime.fromisoformat(one.at).isoformat(timespec="seconds"),
             one.action,
             one.outcome,
             one.vendor,

@@ -48,7 +48,8 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
     """Return the state of a stack that is about to be started."""
     made = Generation(
         action=action,
-        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        # Finer than a second: the history is in this order.
+        at=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         outcome="unchecked",
         vendor=prepared.plan.vendor.name,
         image=engine_image(prepared),

@@ -71,7 +71,7 @@ def test_history_is_the_newest_first_and_bounded(state: Callable[..., StackState
 def test_a_failure_is_history_of_what_serves_again(state: Callable[..., StackState]) -> None:
     old, tried = state(outcome="good"), state("swap", layerwise=True)
     after = with_failure(old, following(old, tried), "it died")
-    now, failed = past_generations(after)
+    failed, now = past_generations(after)
     assert (now.action, now.outcome) == ("up", "good")
     assert (failed.action, failed.outcome, failed.reason) == ("swap", "failed", "it died")
     assert after.fingerprint == old.fingerprint
