@@ -13,7 +13,7 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.conftest import Deploy, eventually, running_stack
+from tests.e2e.conftest import Deploy, Ran, eventually, running_stack
 from tests.ports import free_row
 
 NAME = "one"
@@ -40,9 +40,18 @@ def client() -> Iterator[openai.OpenAI]:
 
 
 def running_requests(port: int) -> float:
+    return counted(port, "vllm:num_requests_")
+
+
+def generated(port: int) -> float:
+    """Return how many tokens an engine has generated."""
+    return counted(port, "vllm:generation_tokens_total")
+
+
+def counted(port: int, name: str) -> float:
     text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
-    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_")]
-    assert lines, "the engine counts no requests"
+    lines = [line for line in text.splitlines() if line.startswith(name)]
+    assert lines, f"the engine counts no {name}"
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
@@ -61,18 +70,26 @@ class TestUp:
         assert check["redis"]["keys_after"] > check["redis"]["keys_before"] == 0
         assert check["diagnosis"] == []
 
-    def test_adds_little_to_the_engines_own_start(self, up: Any) -> None:
-        assert up["slowest_engine_s"] > 1
-        # Planning, Redis, the router's notice of the engines, and the check.
-        assert up["total_s"] < 2 * up["slowest_engine_s"]
-
-    def test_again_changes_nothing(self, kit: Deploy) -> None:
+    @pytest.fixture(scope="class")
+    def again(self, kit: Deploy) -> Ran:
+        """Run `up` on the running stack, which changes nothing of it."""
         before = kit.state(NAME)
         ran = kit.run("up", "--name", NAME, "--port", str(PORT), "--topology", "1p1d")
-        assert ran.code == 0, ran
-        assert "already up" in ran.stderr
-        assert "External prefix cache hit rate" in ran.stdout
         assert kit.state(NAME) == before
+        return ran
+
+    def test_adds_little_to_the_engines_own_start(self, up: Any, again: Ran) -> None:
+        """Measured by an `up` that plans and checks, and starts nothing.
+
+        The first also tried the fixes, started Redis, and waited for the router's notice.
+        """
+        assert up["slowest_engine_s"] > 1
+        assert up["total_s"] - up["slowest_engine_s"] < 5 * again.seconds
+
+    def test_again_changes_nothing(self, again: Ran) -> None:
+        assert again.code == 0, again
+        assert "already up" in again.stderr
+        assert "External prefix cache hit rate" in again.stdout
 
     def test_with_another_plan_is_refused(self, kit: Deploy) -> None:
         before = kit.state(NAME)
@@ -146,11 +163,12 @@ class TestClients:
 
     def test_client_that_disconnects_leaves_nothing_behind(self, kit: Deploy) -> None:
         router = psutil.Process(kit.pid(NAME, "router"))
-        body = {"model": MODEL, "prompt": "Tell me all", "max_tokens": 8000, "stream": True,
+        tokens = 8000
+        body = {"model": MODEL, "prompt": "Tell me all", "max_tokens": tokens, "stream": True,
                 "ignore_eos": True}  # fmt: skip
         with httpx.Client(trust_env=False, timeout=60) as http:
             http.get(f"http://127.0.0.1:{PORT}/v1/models")
-        files_before = router.num_fds()
+        files_before, before = router.num_fds(), generated(CONSUMER)
         for _ in range(10):
             with (
                 httpx.Client(trust_env=False, timeout=60) as http,
@@ -160,6 +178,7 @@ class TestClients:
                 next(answer.iter_lines())
         for port in (PRODUCER, CONSUMER):
             assert eventually(lambda port=port: running_requests(port) == 0)
+        assert generated(CONSUMER) - before < 10 * tokens / 2, "they were not ended, but done"
         assert eventually(lambda: router.num_fds() <= files_before + 3)
 
 
