@@ -33,10 +33,10 @@ ENGINES = ("producer-0", "consumer-0")
 PYTHON = "/opt/venv/bin/python"
 _BUILD_TIMEOUT_S = 500
 
-# Engine images made of the kit's own by one layer each.
-SECOND = "pdkit-e2e/engine:second"
-BROKEN = "pdkit-e2e/engine:broken"
-UNPROVEN = "pdkit-e2e/engine:unproven"
+# Engine images made of the kit's own by one layer each; another run on this machine has its own.
+SECOND, BROKEN, UNPROVEN = (
+    f"pdkit-e2e/engine:{name}-{os.getpid()}" for name in ("second", "broken", "unproven")
+)
 _VARIANTS = {
     SECOND: "FROM {engine}\nENV PDKIT_VARIANT=second\n",
     BROKEN: "FROM {engine}\nUSER 0\n"
