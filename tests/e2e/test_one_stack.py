@@ -33,6 +33,16 @@ def up(kit: Deploy) -> Iterator[Any]:
         yield data
 
 
+@pytest.fixture(scope="module")
+def again(kit: Deploy, up: Any) -> Ran:
+    """Run `up` on the running stack, which changes nothing of it."""
+    assert up["started"]
+    before = kit.state(NAME)
+    ran = kit.run("up", "--name", NAME, "--port", str(PORT), "--topology", "1p1d")
+    assert kit.state(NAME) == before
+    return ran
+
+
 @pytest.fixture
 def client() -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none") as api:
@@ -69,14 +79,6 @@ class TestUp:
         assert check["equivalence"]["mismatched"] == 0
         assert check["redis"]["keys_after"] > check["redis"]["keys_before"] == 0
         assert check["diagnosis"] == []
-
-    @pytest.fixture(scope="class")
-    def again(self, kit: Deploy) -> Ran:
-        """Run `up` on the running stack, which changes nothing of it."""
-        before = kit.state(NAME)
-        ran = kit.run("up", "--name", NAME, "--port", str(PORT), "--topology", "1p1d")
-        assert kit.state(NAME) == before
-        return ran
 
     def test_adds_little_to_the_engines_own_start(self, up: Any, again: Ran) -> None:
         """Measured by an `up` that plans and checks, and starts nothing.
