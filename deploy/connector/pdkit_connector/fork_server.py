@@ -1,8 +1,9 @@
 """Fork an engine's core from a process that has imported vLLM, instead of spawning it.
 
-vLLM spawns its core on CPUs: a new interpreter imports torch, vLLM and LMCache again, which is most
-of an engine's start. Here `multiprocessing`'s own fork server stands in for "spawn", itself forked
-from this process after its imports, while it has one thread, no event loop and no fix applied.
+vLLM spawns its core on CPUs: a new interpreter imports torch and vLLM again, about a third of the
+CPU time of an engine's start. Here `multiprocessing`'s own fork server stands in for "spawn",
+itself forked from this process after its imports, while it has one thread, no event loop and no
+fix applied.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def preload() -> None:
     """Import what the core would import.
 
     Raises:
-        ImportError: vLLM or LMCache is broken.
+        ImportError: vLLM is broken.
     """
     for name in _PRELOADED:
         importlib.import_module(name)

@@ -43,10 +43,10 @@ def main() -> None:
 
 
 def fork_cores_on_cpus() -> None:
-    """Let vLLM's core be forked from here where no GPU's driver forbids it: half of a start.
+    """Let vLLM's core be forked from here where no GPU's driver forbids it.
 
     Raises:
-        ImportError: vLLM or LMCache itself is broken.
+        ImportError: vLLM itself is broken.
     """
     from vllm.platforms import current_platform
 
