@@ -289,24 +289,28 @@ class TestSharedMemory:
 
 
 class TestMarks:
+    """Marks are this test's own folder: another run of the tests may be on the machine."""
+
     def test_finds_orphans_by_their_mark(
-        self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
+        self, spawn: Spawn, log: Callable[[], str], eventually: Eventually, tmp_path: Path
     ) -> None:
-        leader = spawn(FAMILY, TEST_MARK="/mine")
+        mine = tmp_path / "mine"
+        leader = spawn(FAMILY, TEST_MARK=str(mine))
         eventually(lambda: log().endswith("\n"))  # whole: it may be written in pieces
         leader.kill()
         leader.wait()
-        found = sessions.marked_sessions("TEST_MARK", Path("/mine"))
+        found = sessions.marked_sessions("TEST_MARK", mine)
         assert set(found) == {leader.pid}
         assert len(sessions.session_members(leader.pid, found[leader.pid])) == 2
         sessions.end_sessions(found, grace_s=0.5)
-        assert sessions.marked_sessions("TEST_MARK", Path("/mine")) == {}
+        assert sessions.marked_sessions("TEST_MARK", mine) == {}
 
-    def test_finds_no_others(self, spawn: Spawn) -> None:
-        process = spawn(SLEEPER, TEST_MARK="/theirs")
-        assert sessions.marked_sessions("TEST_MARK", Path("/mine")) == {}
-        assert sessions.marked_sessions("OTHER_MARK", Path("/theirs")) == {}
-        assert set(sessions.marked_sessions("TEST_MARK", Path("/theirs"))) == {process.pid}
+    def test_finds_no_others(self, spawn: Spawn, tmp_path: Path) -> None:
+        mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+        process = spawn(SLEEPER, TEST_MARK=str(theirs))
+        assert sessions.marked_sessions("TEST_MARK", mine) == {}
+        assert sessions.marked_sessions("OTHER_MARK", theirs) == {}
+        assert set(sessions.marked_sessions("TEST_MARK", theirs)) == {process.pid}
 
     def test_finds_one_that_lost_its_mark_by_where_it_works(
         self, spawn: Spawn, tmp_path: Path
