@@ -1,6 +1,7 @@
 """Run the unit tests in every disguise at the same time: python -m tests.hosts [NAME …] [-- …].
 
-What stands behind `--` is given to pytest, before the tests to run.
+What stands behind `--` is given to pytest, with the tests to run where it names none. JUnit's files
+and what failed are in the run's results, in a folder for each disguise.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import time
 from pathlib import Path
 
 from tests.hosts.disguises import DISGUISES
+from tests.hosts.dress import RESULTS
 from tests.hosts.host import REPO
+from tests.report.results import FAILED, results_folder
 
 NAMESPACES = ("unshare", "--mount", "--net", "--propagation", "private")
 TOOLS = ("unshare", "mount", "localedef")
-SUITE = ("tests/hosts", "tests/unit")
+WORN = "tests/hosts"
+SUITE = ("tests/unit", WORN)
 
 
 def main(arguments: list[str]) -> int:
@@ -52,22 +56,35 @@ def _start(name: str, folder: Path, options: list[str]) -> subprocess.Popen[byte
     scratch.mkdir()
     folder.chmod(0o755)
     command = (*NAMESPACES, sys.executable, "-m", "tests.hosts.dress", name, str(scratch))
-    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *_tests(options))
+    step = (sys.executable, "-m", "tests.report", "step", "0", *_tests(options))
+    tests = (*step, "-p", "no:cacheprovider", *options)
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen((*command, *tests), cwd=REPO, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _tests(options: list[str]) -> tuple[str, ...]:
     """Return what to run: all, or with the tests that are named those of the disguise itself."""
-    return SUITE[:1] if any(option.startswith("tests/") for option in options) else SUITE
+    return (WORN,) if any(option.startswith("tests/") for option in options) else SUITE
 
 
 def _finish(name: str, process: subprocess.Popen[bytes], folder: Path, began: float) -> int:
     code = process.wait()
+    _keep_results(name, folder / name / RESULTS)
     print(f"-- {name}", flush=True)
     sys.stdout.buffer.write((folder / f"{name}.log").read_bytes())
     print(f"-- {name}: exit code {code} after {time.monotonic() - began:.0f} s", flush=True)
     return code
+
+
+def _keep_results(name: str, found: Path) -> None:
+    """Copy a disguise's results to those of the run; it could not write there itself."""
+    if not found.exists():
+        return
+    shutil.copytree(found, results_folder() / name, dirs_exist_ok=True)
+    failed = found / FAILED
+    if failed.exists():
+        with (results_folder() / FAILED).open("a") as file:
+            file.writelines(f"{line} ({name})\n" for line in failed.read_text().splitlines())
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ def test_the_script(tmp_path: Path, repo: Path, broken: str, step: str) -> None:
         program.write_text(f"#!/bin/sh\nexit {int(name == broken)}\n")
         program.chmod(0o755)
     python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={repo} exec {sys.executable} "$@"\n')
+    # Disguises would run the project itself; in their place one step runs the stand-in tests.
+    instead = "[ $2 != tests.hosts ] || set -- -m tests.report step 0 tests/unit -q"
+    python.write_text(f'#!/bin/sh\n{instead}\nPYTHONPATH={repo} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / "deploy" / "connector").mkdir(parents=True)
     (tmp_path / "tests" / "unit").mkdir(parents=True)
