@@ -44,11 +44,11 @@ UP_TIMEOUT_S = 600
 
 
 class ByStack(LoadScopeScheduling):
-    """Deals out tests so that a stack's stay together: each module has one, all of docker one."""
+    """Deals out tests so that a stack's stay together: a module has one, or a folder of modules."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return "docker" if "/docker/" in file else file
+        folder, _, file = nodeid.split("::", 1)[0].rpartition("/")
+        return f"{folder}/{file}" if folder.endswith("e2e") else folder
 
 
 @pytest.hookimpl(optionalhook=True)

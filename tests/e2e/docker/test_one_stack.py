@@ -19,7 +19,7 @@ from tests.e2e.docker.conftest import (
     Project,
     complete,
 )
-from tests.e2e.test_watch import Stream
+from tests.e2e.one_stack.test_watch import Stream
 
 
 @pytest.fixture(scope="module")

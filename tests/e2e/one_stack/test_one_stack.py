@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,24 +12,11 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.conftest import Deploy, Ran, eventually, running_stack
-from tests.ports import free_row
+from tests.e2e.conftest import Deploy, Ran, eventually
+from tests.e2e.one_stack.conftest import NAME, PORT
 
-NAME = "one"
 MODEL = "pdkit-tiny"
-PORT = free_row()
 PRODUCER, CONSUMER = PORT + 10, PORT + 11
-
-
-@pytest.fixture(scope="module")
-def kit(shared_home: Path) -> Deploy:
-    return Deploy(shared_home)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def up(kit: Deploy) -> Iterator[Any]:
-    with running_stack(kit, NAME, PORT, "--topology", "1p1d") as data:
-        yield data
 
 
 @pytest.fixture(scope="module")

@@ -8,31 +8,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.ports import free_row
+from tests.e2e.conftest import Deploy, eventually
+from tests.e2e.one_stack.conftest import NAME, PORT
 
-NAME = "watched"
-PORT = free_row()
 REQUESTS = 4
 PROMPT = 700  # characters, each of them a token of the tiny model
 ANSWER = 16
-
-
-@pytest.fixture(scope="module")
-def kit(shared_home: Path) -> Deploy:
-    return Deploy(shared_home)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def up(kit: Deploy) -> Iterator[Any]:
-    with running_stack(kit, NAME, PORT, "--topology", "1p1d", "--no-check") as data:
-        yield data
 
 
 class Stream:
