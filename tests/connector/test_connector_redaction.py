@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import time
 
 import pytest
 from pdkit_connector.fixes import b15_redact_secrets as b15
@@ -34,6 +35,12 @@ SECRET = "hunter2hunter2"
         f"['redis://:{SECRET}@a:1', 'redis://:{SECRET}@b:1']",
         f"{{'extra_config': {{'redis_password': '{SECRET}'}}}}",
         f'{{"password": "{SECRET}"}}',
+        f"{{'DB_PASS': '{SECRET}', 'x': 1}}",
+        f"{{'PRIVATE_KEY': '{SECRET}'}}",
+        f"PASSPHRASE='{SECRET}'",
+        f"OPENAI_KEY = '{SECRET}'",
+        f"{{'HF_TOKEN': '{SECRET}'}}",
+        f"HTTPS_PROXY=http://me:{SECRET}@proxy:3128",
     ],
 )
 def test_secrets_are_masked_by_shape(text):
@@ -49,10 +56,41 @@ def test_secrets_are_masked_by_shape(text):
         "key model@1@0@abc@bfloat16 stored at redis://h:1/0",
         "http://host/path?q=a@b",
         "a password is required: see the manual",
+        "{'max_tokens': '16', 'pass': '2', 'key': 'a'}",
     ],
 )
 def test_text_without_secrets_stays(text):
     assert Redactor(["unrelated"])(text) == text
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a",
+        " ",
+        "password",
+        "password=",
+        "password='",
+        "passwd: ",
+        "_pass",
+        "a.",
+        "x://",
+        "a@",
+        "://",
+    ],
+)
+def test_a_long_text_takes_time_in_proportion(piece):
+    """Whatever a client chooses: vLLM logs the name of an unknown model."""
+
+    def seconds(length):
+        text = f"http:// {piece * (length // len(piece))}"
+        began = time.thread_time()
+        Redactor()(text)
+        return time.thread_time() - began
+
+    short, long = min(seconds(1 << 16) for _ in range(3)), seconds(1 << 20)
+    # 16 times the text; 256 times the seconds were it quadratic.
+    assert long < 64 * max(short, 0.001)
 
 
 def test_known_secrets_are_masked_by_value_raw_and_quoted():

@@ -15,18 +15,20 @@ from urllib.parse import unquote
 
 MASK = "***"
 
+# Clients choose much of what is logged, so each pattern takes time in proportion to the text: what
+# repeats is bounded, or begins only where no repetition is under way.
+_NAME = (
+    r"(?:passw(?:or)?d|passphrase|secret|(?:api|access|private|openai)_?key|(?:hf|auth)_token"
+    r"|(?<=_)pass(?!\w))\w{0,64}['\"]?\s{0,8}[:=]\s{0,8}"
+)
 # Whatever stands between a scheme and the last @ before the path, the query or a space.
-_USERINFO = re.compile(r"([a-zA-Z][\w+.-]*://)([^\s/?#]*)@")
+_USERINFO = re.compile(r"(?<![\w+.-])([\w+.-]+://)([^\s/?#]*)@")
 # unix://…?password=… and the like.
 _QUERY = re.compile(r"([?&](?:password|passwd|secret)=)[^&\s'\"]+", re.IGNORECASE)
 # 'password': 'x', "redis_password"="x" in dumped dictionaries.
-_PAIR = re.compile(
-    r"""(\w*(?:password|passwd|secret)\w*['"]?\s*[:=]\s*)(['"]).*?\2""", re.IGNORECASE
-)
+_PAIR = re.compile(rf"""({_NAME})(['"]).*?\2""", re.IGNORECASE)
 # The same in a configuration file, where the value may stand bare.
-_SETTING = re.compile(
-    r"""\w*(?:password|passwd|secret)\w*['"]?\s*[:=]\s*['"]?([^\s'",}]+)""", re.IGNORECASE
-)
+_SETTING = re.compile(rf"""{_NAME}['"]?([^\s'",}}]+)""", re.IGNORECASE)
 # Shorter words than this would blank unrelated text when replaced literally.
 _MIN_LITERAL = 6
 
