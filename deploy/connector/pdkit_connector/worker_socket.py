@@ -1,10 +1,15 @@
-"""A socket by which an engine's API server asks its workers, which are processes of their own."""
+"""A socket by which an engine's API server asks its workers, which are processes of their own.
+
+Any user of the machine can connect to an abstract socket, or take its name first, so both sides ask
+the kernel who the other is, and talk to nobody but their own user.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import struct
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -15,6 +20,7 @@ NAME_ENV = "PDKIT_ENGINE_SOCKET"
 WORKERS_ENV = "PDKIT_ENGINE_WORKERS"
 
 _LISTEN_S = 5.0
+_QUESTION_S = 5.0
 _QUESTION_BYTES = 64
 _ANSWER_BYTES = 1 << 20
 
@@ -50,12 +56,21 @@ def serve(name: str, worker: int, answers: Mapping[str, Answer]) -> None:
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            question = (await reader.readuntil(b"\n"))[:_QUESTION_BYTES].decode().strip()
+            if not _is_same_user(writer.get_extra_info("socket")):
+                return
+            line = await asyncio.wait_for(reader.readuntil(b"\n"), _QUESTION_S)
+            question = line[:_QUESTION_BYTES].decode().strip()
             if question in answers:
                 writer.write(await answers[question]())
             await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client went away, and its question with it
+        except (
+            ConnectionError,
+            UnicodeDecodeError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+            asyncio.TimeoutError,
+        ):
+            pass  # the client went away, or asks nothing that is known
         finally:
             writer.close()
 
@@ -85,12 +100,35 @@ def _listening(name: str, worker: int) -> socket.socket:
     return listening
 
 
+def _peer_uid(connection: socket.socket) -> int:
+    """Return the user of the process at the other end, as the kernel noted it."""
+    ucred = struct.Struct("3i")  # pid, uid, gid
+    return int(
+        ucred.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, ucred.size))[1]
+    )
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    return _peer_uid(connection) == os.getuid()
+
+
+def _connect(asking: socket.socket, name: str, worker: int) -> None:
+    """Connect to a worker, which takes it or refuses it at once.
+
+    Raises:
+        OSError: nobody listens, or another user does (PermissionError).
+    """
+    asking.connect(address(name, worker))
+    if not _is_same_user(asking):
+        raise PermissionError(f"user {_peer_uid(asking)} listens in place of the engine's worker")
+
+
 def _connected(name: str, worker: int) -> socket.socket:
-    """Return a connection to a worker, which takes it or refuses it at once."""
+    """Return a connection that does not block."""
     asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         asking.setblocking(False)
-        asking.connect(address(name, worker))
+        _connect(asking, name, worker)
     except OSError:
         asking.close()
         raise
@@ -119,7 +157,7 @@ def ask_now(name: str, worker: int, question: str, limit_s: float) -> bytes | No
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(limit_s)
-            asking.connect(address(name, worker))
+            _connect(asking, name, worker)
             asking.sendall(question.encode() + b"\n")
             answer = b""
             while piece := asking.recv(_ANSWER_BYTES):

@@ -1,0 +1,91 @@
+"""No file mode protects the workers' socket: both sides look who the other is."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+
+import pytest
+from pdkit_connector import worker_socket
+from pdkit_connector.worker_socket import address, ask, ask_now, serve
+
+_names = (f"socket-{os.getpid()}-{number}" for number in itertools.count())
+ASK = {
+    "ask": lambda name: asyncio.run(ask(name, 0, "q", 2.0)),
+    "ask_now": lambda name: ask_now(name, 0, "q", 2.0),
+}
+
+
+@pytest.fixture
+def asked():
+    """Return how often the worker was asked; its name is `name`."""
+    return []
+
+
+@pytest.fixture
+def name(asked):
+    name = next(_names)
+
+    async def answer():
+        asked.append(1)
+        return b"stored"
+
+    serve(name, 0, {"q": answer})
+    return name
+
+
+def seen_as(monkeypatch, other_at_turns):
+    """Have the kernel say, at these calls in turn, that the other side is another user."""
+    turns = itertools.count()
+    real = worker_socket._peer_uid
+
+    def peer(connection):
+        return real(connection) + (next(turns) in other_at_turns)
+
+    monkeypatch.setattr(worker_socket, "_peer_uid", peer)
+
+
+@pytest.mark.parametrize("how", ASK)
+def test_the_same_user_is_answered(name, how):
+    assert ASK[how](name) == b"stored"
+
+
+@pytest.mark.parametrize("how", ASK)
+def test_another_user_who_listens_is_not_believed(name, how, asked, monkeypatch):
+    # The client looks first: nothing is sent.
+    seen_as(monkeypatch, {0})
+    assert ASK[how](name) is None
+    assert asked == []
+
+
+@pytest.mark.parametrize("how", ASK)
+def test_another_user_who_asks_is_not_answered(name, how, asked, monkeypatch):
+    monkeypatch.setattr(worker_socket, "_connect", lambda sock, *at: sock.connect(address(*at)))
+    seen_as(monkeypatch, {0})
+    assert ASK[how](name) is None
+    assert asked == []
+
+
+def test_the_kernel_tells_the_user():
+    for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM):
+        with one:
+            assert worker_socket._peer_uid(one) == os.getuid()
+
+
+def test_who_asks_nothing_is_let_go(name, monkeypatch):
+    monkeypatch.setattr(worker_socket, "_QUESTION_S", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.settimeout(30)
+        silent.connect(address(name, 0))
+        assert silent.recv(1) == b""
+
+
+def test_nonsense_ends_only_its_own_connection(name):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(30)
+        client.connect(address(name, 0))
+        client.sendall(b"\xff\xfe\n")
+        assert client.recv(1) == b""
+    assert ask_now(name, 0, "q", 2.0) == b"stored"
