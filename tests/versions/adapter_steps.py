@@ -80,6 +80,7 @@ class Vllm:
         self.pending: list[tuple[Request, int]] = []
         self.failed: set[int] = set()
         self.meta: Any = None
+        self.attn_metadata: Any = object()
         self._kv: dict[str, list[Any]] = {}
 
     def add(self, req_id: str, prompt: list[int], **more: Any) -> Request:
@@ -176,7 +177,7 @@ class Vllm:
         self.worker._parent = SimpleNamespace(
             _connector_metadata=meta, _get_connector_metadata=lambda: meta
         )
-        self.worker.start_load_kv(SimpleNamespace(attn_metadata=object()))
+        self.worker.start_load_kv(SimpleNamespace(attn_metadata=self.attn_metadata))
 
     def _compute(self, request: Request, scheduled: int) -> None:
         """Attend to all KV before, write that of the new tokens, and sample after the last."""
