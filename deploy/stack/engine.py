@@ -44,6 +44,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout)
         "--kv-transfer-config", json.dumps(kv_transfer_config(engine.role, plan), sort_keys=True),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
+        *plan.vendor.pinned_args,
         *spec.engine.args,
     )  # fmt: skip
 
@@ -93,6 +94,7 @@ def engine_env(
         **_socket_env(engine, plan),
         **offline,
         **plan.vendor.engine_env,
+        **plan.vendor.pinned_env,
         **theirs,
         "PYTHONPATH": ":".join(path),
         "LMCACHE_CONFIG_FILE": lmcache_file,

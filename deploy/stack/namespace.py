@@ -38,9 +38,10 @@ def hash_seed(plan: Plan, spec: StackSpec, layout: Layout) -> str:
         "block_size": plan.block_size,
         "chunk_size": plan.chunk_size,
         "layerwise": plan.layerwise,
-        # A user's own arguments and variables may choose the cache's numbers or layout.
-        "args": list(spec.engine.args),
-        "env": sorted(spec.engine.env.items()),
+        # A user's own arguments and variables may choose the cache's numbers or layout, and the
+        # vendor's pins the code that writes it.
+        "args": [*plan.vendor.pinned_args, *spec.engine.args],
+        "env": sorted({**plan.vendor.pinned_env, **spec.engine.env}.items()),
     }
     digest = hashlib.sha256(json.dumps(means, sort_keys=True).encode()).digest()
     return str(int.from_bytes(digest[:4], "big"))  # Python takes seeds of 32 bits

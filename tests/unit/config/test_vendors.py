@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from deploy.config.vendors import VENDORS, vendor_named
@@ -16,6 +18,15 @@ def test_an_unknown_vendor_gets_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'abacus' is not one of .*cpu") as caught:
         vendor_named("abacus")
     assert "--vendor cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_the_guide_says_what_engines_are_held_to(vendor: str, repo: Path) -> None:
+    guide = (repo / "docs" / "how-to" / "two-gpus.md").read_text(encoding="utf-8")
+    listed = [line for line in guide.splitlines() if line.startswith("| ") and "`engine:" in line]
+    assert listed == [
+        f"| {pin.what} | {pin.reason} | `{pin.lift}` |" for pin in vendor_named(vendor).pins
+    ]
 
 
 def test_the_cpu_vendor_needs_no_download() -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 import yaml
 
+from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 from deploy.workflows.prepare import Prepared
+from tests.unit.stack.conftest import Case
 
 Make = Callable[..., Prepared]
+MakeCase = Callable[..., Case]
 
 
 def test_further_arguments_come_last_so_that_they_win(prepared: Make) -> None:
@@ -57,6 +60,24 @@ def test_the_context_is_said_only_where_it_is_known(prepared: Make) -> None:
     unknown = prepared(model="owner/name").stack.service("producer-0").argv
     assert "--max-model-len" in known
     assert "--max-model-len" not in unknown
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_gpu_engines_are_held_to_the_proved_paths(contained: MakeCase, vendor: str) -> None:
+    stack = contained(vendor=vendor).prepared.stack
+    for engine in (stack.service("producer-0"), stack.service("consumer-0")):
+        assert engine.env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+        assert "--no-async-scheduling" in engine.argv
+
+
+def test_what_takes_a_pin_off_wins_over_it(contained: MakeCase) -> None:
+    first, second = VENDORS["cuda"].pins
+    other_runner = contained(vendor="cuda", **yaml.safe_load(first.lift)).prepared.stack
+    assert other_runner.service("consumer-0").env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    asynchronous = contained(vendor="cuda", **yaml.safe_load(second.lift)).prepared.stack
+    assert asynchronous.service("consumer-0").argv[-2:] == (
+        "--no-async-scheduling", "--async-scheduling",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])

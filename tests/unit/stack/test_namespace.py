@@ -46,6 +46,8 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "layer by layer": {"layerwise": True},
     "an argument": {"engine": {"args": ["--kv-cache-dtype", "fp8"]}},
     "another argument": {"engine": {"args": ["--kv-cache-dtype", "auto"]}},
+    "a pin taken off": {"engine": {"args": ["--async-scheduling"]}},
+    "another pin taken off": {"engine": {"env": {"VLLM_USE_V2_MODEL_RUNNER": "1"}}},
     "a variable": {"engine": {"env": {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}}},
 }
 ALIKE: dict[str, dict[str, Any]] = {
@@ -115,6 +117,26 @@ def test_the_content_of_an_image_counts_beside_its_name(contained: Make) -> None
         for text in ("sha256:a", "sha256:a", "sha256:b")
     )
     assert one == same != other
+
+
+def test_stacks_with_other_pins_do_not_share_keys(contained: Make) -> None:
+    made = contained(**USUAL).prepared
+    vendor = made.plan.vendor
+    rows = [
+        vendor,
+        *(replace(vendor, pins=(pin,)) for pin in vendor.pins),
+        replace(vendor, pins=()),
+    ]
+    layout = ContainerLayout(
+        HOME.stack("pdkit").run_dir,
+        made.facts.means.images,
+        "1:1",
+        CONNECTOR,
+        CONNECTOR,
+        HOME.cache,
+    )
+    every = {hash_seed(replace(made.plan, vendor=row), made.spec, layout) for row in rows}
+    assert len(every) == len(rows)
 
 
 def test_processes_and_containers_do_not_share_keys(
