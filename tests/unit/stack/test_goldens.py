@@ -13,6 +13,7 @@ import pytest
 from deploy.output.views import plan_view
 from deploy.stack.document import document_yaml, stack_document
 from deploy.workflows.prepare import Prepared
+from tests.unit.stack.cases import machine_with
 
 CASES: dict[str, dict[str, Any]] = {
     "1p1d": {},
@@ -21,6 +22,10 @@ CASES: dict[str, dict[str, Any]] = {
     "layerwise": {"layerwise": True},
     "save-decode-cache": {"save_decode_cache": True},
     "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
+}
+ON_GPUS: dict[str, dict[str, Any]] = {
+    "cuda-1p1d": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1)},
+    "rocm-1p1d": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1)},
 }
 
 
@@ -31,9 +36,9 @@ def test_plan(
     golden(f"plan/{case}.txt", plan_view(prepared(**CASES[case])) + "\n")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *ON_GPUS])
 def test_render(
     case: str, prepared: Callable[..., Prepared], golden: Callable[[str, str], None]
 ) -> None:
-    document = stack_document(prepared(**CASES[case]).stack)
+    document = stack_document(prepared(**{**CASES, **ON_GPUS}[case]).stack)
     golden(f"process/{case}.yaml", document_yaml(document))

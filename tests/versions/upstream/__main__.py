@@ -24,10 +24,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from tests.conftest import REPO
-from tests.versions.installed import VERSIONS, cache_folder, pinned
+from tests.versions.installed import VERSIONS, pinned
 from tests.versions.upstream.report import Change, Compared, as_json, as_markdown
 from tests.versions.upstream.sdist import HERE, REQUIREMENTS, NoTests, pins, unpack_tests
 from tests.versions.upstream.side import Run, Side
+from tests.wheels import cache_folder
 
 CONNECTOR = REPO / "deploy" / "connector"
 _CACHES = shutil.ignore_patterns("__pycache__", ".*")
@@ -169,7 +170,7 @@ def _kept_path(version: str, fixes: Path | None) -> Path:
         digest.update(content)
     for path in sorted(fixes.rglob("*.py")) if fixes else ():
         digest.update(str(path.relative_to(fixes or path)).encode() + path.read_bytes())
-    return cache_folder().with_name("upstream") / f"{version}-{digest.hexdigest()[:12]}.json"
+    return cache_folder() / "upstream" / f"{version}-{digest.hexdigest()[:12]}.json"
 
 
 def _notes(options: Options) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tests.conftest import REPO
-from tests.versions.installed import cache_folder
+from tests.wheels import cache_folder
 
 HERE = Path(__file__).parent
 SDISTS = HERE / "sdists.txt"
@@ -72,7 +72,7 @@ def _download(version: str, folder: Path) -> Path:
 def extra_packages() -> Path:
     """Return a folder with the packages of requirements.txt, installed once for these pins."""
     digest = sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
-    folder = cache_folder().with_name("upstream") / f"tools-{digest}"
+    folder = cache_folder() / "upstream" / f"tools-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / ".complete").exists():

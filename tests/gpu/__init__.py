@@ -1,0 +1,1 @@
+"""The real GPU code of vLLM and LMCache, run without a GPU."""

@@ -1,0 +1,243 @@
+"""What one pair of vLLM and LMCache makes of every golden of a vendor, as JSON on stdout.
+
+Run as `python -m tests.gpu.facts VENDOR` with the pair's code first on PYTHONPATH. What patches the
+process is done in forks of it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.gpu import emulated, goldens
+
+PROMPTS = range(510, 516)
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def main(vendor: str) -> None:
+    told = os.dup(1)
+    os.dup2(2, 1)  # what vLLM and LMCache print
+    emulated.install(vendor)
+    with tempfile.TemporaryDirectory() as folder:
+        facts = _facts(vendor, Path(folder))
+    with os.fdopen(told, "w") as stdout:
+        json.dump(facts, stdout)
+
+
+def _facts(vendor: str, folder: Path) -> dict[str, Any]:
+    import lmcache
+    import vllm
+
+    from tests.gpu.engines import make_model
+
+    model = str(make_model(folder / "model"))
+    engines = [_served(engine, model) for engine in goldens.engines(vendor)]
+    consumer = next(engine for engine in engines if engine.name == "consumer-0")
+    return {
+        "code": {"vllm": vllm.__file__, "lmcache": lmcache.__file__},
+        "releases": {name: importlib.metadata.version(name) for name in ("vllm", "lmcache")},
+        "engines": {f"{one.golden} {one.name}": _engine(one) for one in engines},
+        "ranks": {tp: _ranks(consumer, tp) for tp in ("1", "2", "4")},
+        "unpinned": _configuration(_unpinned(consumer)),
+        "lifted": _configuration(_lifted(consumer)),
+        "settings": {
+            one.golden: _in_fork(lambda one=one: _settings(one, folder)) for one in engines
+        },
+        "fixes": {
+            f"{one.golden} {one.name}": _in_fork(lambda one=one: _fixes(one, folder))
+            for one in engines
+            if one.name.endswith("-0")
+        },
+        "metrics": _metrics(consumer),
+        "steps": _all_steps(consumer),
+        "recomputed": {
+            name: _in_fork(lambda one=one: _recomputed(one))
+            for name, one in (("pinned", consumer), ("asynchronous", _asynchronous(consumer)))
+        },
+    }
+
+
+def _served(engine: goldens.Engine, model: str) -> goldens.Engine:
+    """Return an engine that serves a model that is here."""
+    from tests.gpu.engines import changed, parsed
+
+    parsed(engine.argv)
+    return replace(engine, argv=tuple(changed(engine.argv, model=model)))
+
+
+def _asynchronous(engine: goldens.Engine) -> goldens.Engine:
+    return replace(engine, argv=(*engine.argv, "--async-scheduling"))
+
+
+def _lifted(engine: goldens.Engine) -> goldens.Engine:
+    """Return an engine as a user runs it who takes both pins off."""
+    return replace(_asynchronous(engine), env={**engine.env, _RUNNER: "1"})
+
+
+def _unpinned(engine: goldens.Engine) -> goldens.Engine:
+    """Return an engine that vLLM chooses runner and scheduling for."""
+    return replace(
+        engine,
+        argv=tuple(word for word in engine.argv if word != "--no-async-scheduling"),
+        env={name: value for name, value in engine.env.items() if name != _RUNNER},
+    )
+
+
+def _config(engine: goldens.Engine) -> Any:
+    from tests.gpu.engines import configuration
+
+    with _environment(engine):
+        return configuration(engine.argv)
+
+
+def _environment(engine: goldens.Engine) -> AbstractContextManager[Any]:
+    """Set what an engine is started with and its configuration is made of."""
+    wanted = (_RUNNER, "PYTHONHASHSEED")
+    return mock.patch.dict(os.environ, {k: v for k, v in engine.env.items() if k in wanted})
+
+
+def _engine(engine: goldens.Engine) -> dict[str, Any]:
+    transfer = _config(engine).kv_transfer_config
+    return {
+        "argv": engine.argv,
+        "transfer": {
+            "connector": transfer.kv_connector,
+            "module": transfer.kv_connector_module_path,
+            "role": transfer.kv_role,
+            "failures": transfer.kv_load_failure_policy,
+        },
+        **_configuration(engine),
+    }
+
+
+def _configuration(engine: goldens.Engine) -> dict[str, Any]:
+    config = _config(engine)
+    with _environment(engine):
+        second = config.use_v2_model_runner
+    scheduling = config.scheduler_config
+    return {
+        "second_runner": second,
+        "asynchronous": scheduling.async_scheduling,
+        "chunked_prefill": scheduling.enable_chunked_prefill,
+        "batched_tokens": scheduling.max_num_batched_tokens,
+        "graphs": config.compilation_config.cudagraph_mode.name,
+        "executor": config.parallel_config.distributed_executor_backend,
+        "block_size": config.cache_config.block_size,
+        "prefix_caching": config.cache_config.enable_prefix_caching,
+        "max_model_len": config.model_config.max_model_len,
+        "dtype": str(config.model_config.dtype),
+        "cache_dtype": str(config.cache_config.cache_dtype),
+    }
+
+
+def _ranks(engine: goldens.Engine, tp: str) -> dict[str, Any]:
+    from tests.gpu.engines import changed
+
+    argv = tuple(changed(engine.argv, tensor_parallel_size=tp))
+    return _configuration(replace(engine, argv=argv))
+
+
+def _settings(engine: goldens.Engine, folder: Path) -> dict[str, Any]:
+    """Return each setting of an LMCache file: what it says, and what LMCache makes of it."""
+    import yaml
+    from lmcache.v1.config import LMCacheEngineConfig
+
+    config = LMCacheEngineConfig.from_file(_file(engine, folder))
+    return {
+        name: {"given": value, "taken": getattr(config, name, "unknown")}
+        for name, value in yaml.safe_load(Path(_file(engine, folder)).read_text()).items()
+    }
+
+
+def _file(engine: goldens.Engine, folder: Path) -> str:
+    file = folder / "lmcache.yaml"
+    file.write_text(engine.lmcache.replace("@{redis_password}", "x"))
+    return str(file)
+
+
+def _fixes(engine: goldens.Engine, folder: Path) -> dict[str, Any]:
+    """Return what becomes of each fix in an engine."""
+    from pdkit_connector.registry import Registry, discover
+    from pdkit_connector.setting import Setting
+
+    from tests.gpu.steps import Consumer
+
+    os.environ["LMCACHE_CONFIG_FILE"] = _file(engine, folder)
+    config = _config(engine)
+    outcomes = Registry(discover()).apply(Setting.from_vllm(config, Consumer(config).kv), ())
+    return {outcome.fix.id: [outcome.state.value, outcome.evidence] for outcome in outcomes}
+
+
+def _metrics(engine: goldens.Engine) -> list[str]:
+    """Return the names of all samples that vLLM's own metrics can have."""
+    from prometheus_client import REGISTRY
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    PrometheusStatLogger(_config(engine))
+    families = [family for family in REGISTRY.collect() if family.name.startswith("vllm:")]
+    samples = {sample.name for family in families for sample in family.samples}
+    counters = {f"{family.name}_total" for family in families if family.type == "counter"}
+    return sorted({family.name for family in families} | samples | counters)
+
+
+def _all_steps(engine: goldens.Engine) -> dict[str, Any]:
+    """Return the first step of each prompt: pinned and not, with fix B22 and without."""
+    return {
+        f"{pins}, {fixes}": _in_fork(lambda one=one, off=off: _steps(one, off))
+        for pins, one in (("pinned", engine), ("unpinned", _unpinned(engine)))
+        for fixes, off in (("fixed", ()), ("unfixed", ("B22",)))
+    }
+
+
+def _steps(engine: goldens.Engine, without: Sequence[str]) -> dict[str, Any]:
+    from pdkit_connector.registry import Registry, discover
+    from pdkit_connector.setting import Setting
+
+    from tests.gpu.steps import Consumer
+
+    Registry(discover()).apply(Setting(), without)
+    config = _config(engine)
+    with _environment(engine):
+        return {str(tokens): Consumer(config).first_step(tokens) for tokens in PROMPTS}
+
+
+def _recomputed(engine: goldens.Engine) -> int:
+    """Return how many tokens are computed after the load of a 512-token prompt failed."""
+    from tests.gpu.steps import Consumer
+
+    return Consumer(_config(engine)).step_after_failed_load(512)
+
+
+def _in_fork(work: Callable[[], Any]) -> Any:
+    """Return what `work` gives in a fork of this process, or how it failed."""
+    reading, writing = os.pipe()
+    if child := os.fork():
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            said = answer.read()
+        os.waitpid(child, 0)
+        return json.loads(said or '{"failed": "crashed"}')
+    try:
+        told = work()
+    except BaseException as exc:  # noqa: BLE001 - any end is told
+        traceback.print_exc()
+        told = {"failed": f"{type(exc).__name__}: {exc}"}
+    with suppress(BaseException), os.fdopen(writing, "w") as answer:
+        json.dump(told, answer)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""The engines of the golden documents that run on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+VENDORS = ("cuda", "rocm")
+_ROLES = ("producer-", "consumer-")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine as it is rendered: vLLM's arguments, environment and LMCache's settings."""
+
+    golden: str
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    lmcache: str
+
+
+def engines(vendor: str) -> list[Engine]:
+    """Return every engine of every golden of a vendor."""
+    files = sorted(GOLDEN.glob(f"compose/{vendor}-*.yaml"))
+    files += sorted(GOLDEN.glob(f"process/{vendor}-*.yaml"))
+    return [engine for file in files for engine in _engines(file)]
+
+
+def _engines(file: Path) -> Iterator[Engine]:
+    """Read a document of containers, or of processes, which have the same under other names."""
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for name, service in document["services"].items():
+        if not name.startswith(_ROLES):
+            continue
+        words = service.get("command") or service["argv"][1:]
+        env = service.get("environment") or service["env"]
+        texts = service.get("files") or document["x-pdkit"]["files"]
+        yield Engine(
+            golden=f"{file.parent.name}/{file.stem}",
+            name=name,
+            argv=_vllm_argv(words),
+            env={key: str(value) for key, value in env.items()},
+            lmcache=next(text for path, text in texts.items() if f"/{name}/" in path),
+        )
+
+
+def _vllm_argv(command: list[Any]) -> tuple[str, ...]:
+    words = [str(word) for word in command]
+    assert words[:2] == ["-m", "pdkit_connector.serve"], words[:2]
+    return tuple(words[2:])
