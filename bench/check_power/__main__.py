@@ -29,6 +29,11 @@ def main() -> int:
     parser.add_argument("--healthy", type=int, default=50, help="whole checks of a sound stack")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of: {', '.join(KINDS)}")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--layers", type=int, default=0,
+        help="take a random model in the shape of Qwen2.5-0.5B, with so many layers; the page then "
+        "has the tiny model's outcomes of the same record, too",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--results", type=Path, help="write the page of results there")
     parser.add_argument("--record", type=Path, help="keep outcomes there, and go on from them")
@@ -39,18 +44,20 @@ def main() -> int:
     plan = list(planned(kinds, options.trials, options.healthy))
     with tempfile.TemporaryDirectory() as folder:
         record = Record(options.record or Path(folder) / "outcomes.jsonl")
-        if any(not record.has(kind, options.seed, number) for kind, number in plan):
-            with running_bench() as bench:
-                run(bench, record, plan, seed=options.seed, say=_say)
-    wanted = {(kind, options.seed, number) for kind, number in plan}
-    outcomes = [o for o in record.outcomes if (o.kind, o.seed, o.number) in wanted]
+        seed, layers = options.seed, options.layers
+        if any(not record.has(kind, seed, number, layers) for kind, number in plan):
+            with running_bench(layers) as bench:
+                run(bench, record, plan, seed=seed, say=_say, layers=layers)
+    wanted = {(kind, seed, number, layers) for kind, number in plan}
+    outcomes = [o for o in record.outcomes if (o.kind, o.seed, o.number, o.layers) in wanted]
+    if options.results:
+        page = report.page([o for o in record.outcomes if o.seed == seed], seed)
+        options.results.write_text(page, encoding="utf-8")
     return _tell(outcomes, options)
 
 
 def _tell(outcomes: list[Outcome], options: argparse.Namespace) -> int:
     rows = report.rows(outcomes)
-    if options.results:
-        options.results.write_text(report.page(rows, options.seed), encoding="utf-8")
     if options.json:
         print(json.dumps([row.as_dict() for row in rows]))
     else:

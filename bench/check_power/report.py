@@ -13,7 +13,7 @@ from bench.check_power.damage import KINDS, NOTHING
 from bench.check_power.trials import HEALTHY, Outcome
 from bench.redis_path.page import machine
 from deploy.tiny_model.recipe import VERSION
-from deploy.verify.equivalence import LOGPROB_TOLERANCE
+from deploy.verify.equivalence import FLOORS, LOGPROB_TOLERANCE
 
 NEEDED = 0.99  # of the trials of a kind
 _CHUNK, _BLOCK = 256, 32  # tokens, as the stack of the trials has them
@@ -31,10 +31,11 @@ the answers can show damage. In each trial one pair is asked by the check's own 
 and the first one's cuts), and one thing is damaged in Redis after the first prompt's prefill and
 before its decode. What and where follows from the seed; the check draws its prompts itself. A trial
 is noticed if the check finds anything wrong. The difference is the largest of log-probabilities in
-the trial; the check tolerates {tolerance}. It is infinite where two answers have no likely token in
-common. Logits that are no numbers leave none: vLLM answers that request with HTTP 400, which the
-check counts as a failure. `nothing` is a trial without damage, its vandal included; `healthy` are
-whole checks. Both come before the first damage, the kinds of damage then in turn.
+the trial; the check tolerates {tolerance}, or {floors} times the noise floor where that is more. It
+is infinite where two answers have no likely token in common. Logits that are no numbers leave none:
+vLLM answers that request with HTTP 400, which the check counts as a failure. `nothing` is a trial
+without damage, its vandal included; `healthy` are whole checks. Both come before the first damage,
+the kinds of damage then in turn.
 
 {table}
 
@@ -46,6 +47,15 @@ chunk at its quarters, which parts three of four pairs. So nothing is asked of t
 
 Why the sound come first: numbers that are none stay in an engine's KV memory after their request,
 and spoil later answers there ([seen](../reference/diagnosis.md#kv_differs)).
+"""
+_SHAPED = """
+## bfloat16 noise of a real shape
+
+The tiny model is made to have little noise. So the same with a random model in the shape of
+Qwen2.5-0.5B, `--layers {layers}` of its 24 (hidden size 896, 151,936 tokens, the likeliest logits
+around 20, bfloat16): what must be noticed there is not asked, since its weights are not trained.
+
+{table}
 """
 
 
@@ -127,22 +137,26 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def page(found: Sequence[Row], seed: int) -> str:
+def page(outcomes: Sequence[Outcome], seed: int) -> str:
     """Return the page of results, as Markdown."""
+    layers = max((one.layers for one in outcomes), default=0)
+    shaped = rows([one for one in outcomes if one.layers and one.layers == layers])
+    found = rows([one for one in outcomes if not one.layers])
     by_kind = {row.kind: row for row in found}
     healthy = by_kind.get(HEALTHY)
     return _PAGE.format(
-        trials=max(row.trials for row in found if row.kind != HEALTHY),
+        trials=max((row.trials for row in found if row.kind != HEALTHY), default=0),
         healthy=healthy.trials if healthy else 0,
         seed=seed,
         version=VERSION,
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
         machine=machine("as installed"),
         tolerance=LOGPROB_TOLERANCE,
+        floors=FLOORS,
         table=table(found),
         block=_BLOCK,
         blocks=_CHUNK // _BLOCK,
-    )
+    ) + (_SHAPED.format(layers=layers, table=table(shaped)) if shaped else "")
 
 
 def _must(row: Row) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import redis
 import yaml
 
+from bench import real_shape
 from bench.check_power.damage import KINDS, Damage
 from bench.check_power.layout import Layout, Shape, learn
 from bench.check_power.vandal import Loot, payloads, vandal
@@ -20,11 +21,10 @@ from bench.redis_path.running_stack import deploy_command, free_ports
 from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
 from deploy.stack.build import REDIS_PASSWORD
-from deploy.tiny_model.recipe import HEAD_DIM, KV_HEADS, RECIPE
 from deploy.verify.findings import Findings, failures
 from deploy.workflows.check import CheckOptions, check_stack
 from deploy.workflows.check.keys import CheckKeys
-from deploy.workflows.check.probes import check_pair, lengths
+from deploy.workflows.check.probes import check_pair, lengths, measure_noise
 from deploy.workflows.check.session import Session
 from deploy.workflows.guard import mark
 from deploy.workflows.running import RunningStack, require_stack
@@ -58,7 +58,10 @@ class Bench:
         self._url = self.running.stack.service(self.pair[0]).url
         self._model = plan.model.served_name
         blocks = plan.chunk_size // plan.block_size
-        shape = Shape(len(RECIPE.layers), blocks, KV_HEADS, plan.block_size, HEAD_DIM)
+        model = plan.model.shape
+        if model is None:
+            raise ValueError(f"config.json of {plan.model.ref} does not say its layers and heads")
+        shape = Shape(model.layers, blocks, model.kv_heads, plan.block_size, model.head_dim)
         self.layout: Layout = learn(self._chunk_of, shape)
         self._foreign = self._chunk_of([ord("z")] * shape.tokens)
 
@@ -85,6 +88,7 @@ class Bench:
         keys = CheckKeys(tagged=True)
         first = f"{mark(keys.run)}-1-"
         with Session(self.running, keys, lambda _: None) as session:
+            measure_noise(session, self.pair, quick=True)
             before = session.reading()
             chunks = lengths(session)[0] // session.chunk
             work = damage, self._foreign, self.layout, rng
@@ -117,13 +121,18 @@ def _seen(found: Findings) -> Seen:
 
 
 @contextlib.contextmanager
-def running_bench() -> Iterator[Bench]:
-    """Start a stack, and end it with the context."""
+def running_bench(layers: int = 0) -> Iterator[Bench]:
+    """Start a stack, and end it with the context.
+
+    Args:
+        layers: of a model in the shape of a real one; 0 takes the tiny model.
+    """
     with tempfile.TemporaryDirectory(prefix="pdkit-power-") as name:
         folder = Path(name)
         port = free_ports()
         file = folder / "stack.yaml"
-        file.write_text(yaml.safe_dump({**SPEC, "port": port}), encoding="utf-8")
+        model = {"model": str(real_shape.make(folder / "half-b", layers=layers))} if layers else {}
+        file.write_text(yaml.safe_dump({**SPEC, **model, "port": port}), encoding="utf-8")
         try:
             deploy_command(folder, "up", "-f", str(file), "--no-check")
             yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME, port)

@@ -25,6 +25,7 @@ class Outcome:
         number: its place among those of its kind and seed.
         failures: what the check found wrong, a sentence each.
         max_logprob_diff: infinite where answers have no token in common, or none came.
+        layers: of the model in a real one's shape; 0 is the tiny model.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Outcome:
     failures: Sequence[str]
     max_logprob_diff: float
     seconds: float
+    layers: int = 0
 
     @property
     def noticed(self) -> bool:
@@ -47,8 +49,9 @@ class Record:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.outcomes = [Outcome(**json.loads(line)) for line in lines]
 
-    def has(self, kind: str, seed: int, number: int) -> bool:
-        return any((o.kind, o.seed, o.number) == (kind, seed, number) for o in self.outcomes)
+    def has(self, kind: str, seed: int, number: int, layers: int = 0) -> bool:
+        wanted = (kind, seed, number, layers)
+        return any((o.kind, o.seed, o.number, o.layers) == wanted for o in self.outcomes)
 
     def add(self, outcome: Outcome) -> None:
         with self._file.open("a", encoding="utf-8") as file:
@@ -69,18 +72,23 @@ def planned(kinds: Sequence[str], trials: int, healthy: int) -> Iterator[tuple[s
 
 
 def run(
-    bench: Bench, record: Record, plan: Sequence[tuple[str, int]], *, seed: int, say: Say
+    bench: Bench,
+    record: Record,
+    plan: Sequence[tuple[str, int]],
+    *,
+    seed: int,
+    say: Say,
+    layers: int = 0,
 ) -> None:
     """Do what is planned and not yet recorded."""
-    left = [(kind, number) for kind, number in plan if not record.has(kind, seed, number)]
+    left = [(kind, number) for kind, number in plan if not record.has(kind, seed, number, layers)]
     for done, (kind, number) in enumerate(left, start=1):
         began = time.monotonic()
         seen: Seen = (
             bench.healthy() if kind == HEALTHY else bench.trial(kind, f"{seed}/{kind}/{number}")
         )
-        outcome = Outcome(
-            kind, seed, number, seen.failures, seen.max_logprob_diff, time.monotonic() - began
-        )
+        seconds = time.monotonic() - began
+        outcome = Outcome(kind, seed, number, seen.failures, seen.max_logprob_diff, seconds, layers)
         record.add(outcome)
         found = "; ".join(outcome.failures) or "nothing found"
         say(f"{done} of {len(left)}: {kind} {number}: {found}")

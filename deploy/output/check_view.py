@@ -12,6 +12,7 @@ from deploy.verify.report import (
     ROUTER,
     TURNS,
     CheckReport,
+    Equivalence,
     Hits,
     Phase,
 )
@@ -37,6 +38,7 @@ def check_view(report: CheckReport) -> str:
         f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
         f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
         f"largest log-probability difference {same.max_logprob_diff:.4f}",
+        _noise_line(same),
         *_asides(report),
         f"Redis: {told(store.keys_before)} → {told(store.keys_after)} keys, "
         f"{told_size(store.used_memory_bytes)} of {_limit(store.max_memory_bytes)} used, "
@@ -67,6 +69,15 @@ def _hits_row(name: str, hits: Hits) -> tuple[object, ...]:
         name, hits.queries, hits.hits, hits.eligible, percent(hits.rate),
         percent(hits.eligible_rate),
     )  # fmt: skip
+
+
+def _noise_line(same: Equivalence) -> str:
+    measured = (
+        "not measured, since no engine answered from its own prefix cache"
+        if same.noise_floor is None
+        else f"an engine differs from itself by {same.noise_floor:.4f} (root mean square)"
+    )
+    return f"Noise: {measured}; differences up to {same.tolerance:.2f} are tolerated"
 
 
 def _phases(report: CheckReport) -> list[tuple[str, Phase]]:

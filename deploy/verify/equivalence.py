@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
-# Engines that computed one prompt in different batches, others' requests among them, differed by at
-# most 0.17 on the tiny model; what wrong KV of many kinds does is in docs/results/check-power.md.
+# What is tolerated of engines without noise. Those that computed one prompt in different batches,
+# others' requests among them, differed by at most 0.17 on the tiny model; what wrong KV of many
+# kinds does is in docs/results/check-power.md.
 LOGPROB_TOLERANCE = 0.25
+# The tolerance in units of the noise floor. The largest of 100,000 differences of normal noise is
+# 4.4 times their root mean square, and some prompts have half as much noise again: 6.6. The largest
+# that was seen, in a model in the shape of Qwen2.5-0.5B, was 6.2.
+FLOORS = 8
+# An engine that is further from itself than this does not have noise, but wrong KV.
+MOST_NOISE = 0.3
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,52 @@ class Comparison:
     matches: bool
     max_logprob_diff: float
     parted_at: int | None
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far engines' answers are from their own, once computed and once from their prefix cache.
+
+    Attributes:
+        differences: engine → those of log-probabilities; empty where it has no prefix cache.
+    """
+
+    differences: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> float | None:
+        """Root mean square over all engines: steadier than the largest. None if not measured."""
+        every = list(chain.from_iterable(self.differences.values()))
+        return _root_mean_square(every) if every else None
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference that right KV can explain; bounded, so that it excuses no ruin."""
+        floor = min(self.floor or 0.0, MOST_NOISE)
+        return max(LOGPROB_TOLERANCE, FLOORS * floor)
+
+    @property
+    def contradicting(self) -> dict[str, float]:
+        """Engine → its own floor, where that is more than noise."""
+        floors = {name: _root_mean_square(found) for name, found in self.differences.items()}
+        return {name: floor for name, floor in floors.items() if floor > MOST_NOISE}
+
+
+def self_differences(computed: Answer, cached: Answer) -> list[float]:
+    """Return the differences between two answers of one engine, while both say the same text."""
+    found: list[float] = []
+    for step, (one, other) in enumerate(
+        zip(computed.top_logprobs, cached.top_logprobs, strict=False)
+    ):
+        shared = [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
+        found += [math.inf if math.isnan(value) else value for value in shared or [math.inf]]
+        if computed.tokens[step] != cached.tokens[step]:
+            break
+    return found
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value * value for value in values) / max(1, len(values)))
 
 
 def compare(
@@ -87,5 +141,10 @@ def _largest_difference(expected: Mapping[str, float], actual: Mapping[str, floa
 
 
 def _behind(logprobs: Mapping[str, float], token: str) -> float:
-    """Return how far a token is behind the likeliest; infinite if it is not listed."""
-    return max(logprobs.values()) - logprobs.get(token, -math.inf)
+    """Return how far a token is behind the likeliest, at least.
+
+    One that is not listed is no likelier than the last of those that could have been it. Where
+    many tokens are about as likely, such as the first six, noise picks it all the same.
+    """
+    likeliest, *others = sorted(logprobs.values(), reverse=True)
+    return likeliest - logprobs.get(token, others[-1] if others else -math.inf)

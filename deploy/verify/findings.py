@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from deploy.verify.equivalence import Answer, compare
+from deploy.verify.equivalence import MOST_NOISE, Answer, Noise, compare, self_differences
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import (
     BURST,
@@ -47,6 +47,7 @@ class Findings:
         ended: engines that did not live through it, and were not.
         vanished: keys that had arrived and were gone when their chunks were not found.
         prompts: the user's own prompt, by pair.
+        noise: what each engine's answers differ by from its own; measured before any comparison.
     """
 
     pairs: list[PairResult] = field(default_factory=list)
@@ -70,15 +71,23 @@ class Findings:
     ended: list[str] = field(default_factory=list)
     vanished: int = 0
     prompts: list[OwnPrompt] = field(default_factory=list)
+    noise: Noise = field(default_factory=Noise)
 
     def add_stored(self, keys: int | None) -> None:
         """Count keys that were stored; None where nobody tells."""
         if self.stored_keys is not None:
             self.stored_keys = None if keys is None else self.stored_keys + keys
 
+    def add_noise(self, engine: str, computed: Answer, cached: Answer) -> None:
+        """Take in two answers of an engine to one prompt, unless it has no prefix cache."""
+        if cached.cached_tokens and not computed.cached_tokens:
+            known = self.noise.differences
+            found = [*known.get(engine, ()), *self_differences(computed, cached)]
+            self.noise = Noise({**known, engine: found})
+
     def add_comparison(self, reference: Answer, answer: Answer) -> None:
         """Count an answer beside the one of an engine that computed the prompt itself."""
-        result = compare(reference, answer)
+        result = compare(reference, answer, tolerance=self.noise.tolerance)
         self.compared += 1
         self.mismatched += not result.matches
         self.max_logprob_diff = max(self.max_logprob_diff, result.max_logprob_diff)
@@ -94,7 +103,13 @@ class Findings:
 
     @property
     def equivalence(self) -> Equivalence:
-        return Equivalence(self.compared, self.mismatched, self.max_logprob_diff)
+        return Equivalence(
+            self.compared,
+            self.mismatched,
+            self.max_logprob_diff,
+            self.noise.floor,
+            self.noise.tolerance,
+        )
 
     @property
     def missed(self) -> bool:
@@ -169,6 +184,12 @@ def _not_equivalent(found: Findings) -> Iterator[Failure]:
         yield Failure(
             EQUIVALENCE,
             f"{found.mismatched} of {found.compared} answers differ from recomputed ones",
+        )
+    for name, floor in sorted(found.noise.contradicting.items()):
+        yield Failure(
+            EQUIVALENCE,
+            f"{name} contradicts itself: answers from its own prefix cache differ from computed "
+            f"ones by {floor:.2f} (root mean square), more than the {MOST_NOISE} that noise can be",
         )
     for name in sorted(found.not_recomputed):
         yield Failure(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from deploy.verify.eligible import is_pinned
+from deploy.verify.equivalence import LOGPROB_TOLERANCE
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.store_path import StorePath
 
@@ -124,11 +125,19 @@ class Counted:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Answers computed from loaded KV beside answers of an engine that computed it itself."""
+    """Answers computed from loaded KV beside answers of an engine that computed it itself.
+
+    Attributes:
+        noise_floor: root mean square of what engines differ by from themselves, between a computed
+            answer and one from their own prefix cache; None where no engine has one.
+        tolerance: the largest difference that passes, by that floor.
+    """
 
     compared: int = 0
     mismatched: int = 0
     max_logprob_diff: float = 0.0
+    noise_floor: float | None = None
+    tolerance: float = LOGPROB_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -272,6 +281,8 @@ class CheckReport:
             "equivalence": {
                 **asdict(self.equivalence),
                 "max_logprob_diff": _finite(self.equivalence.max_logprob_diff),
+                "noise_floor": _finite(self.equivalence.noise_floor),
+                "tolerance": round(self.equivalence.tolerance, 6),
             },
             "redis": asdict(self.store),
             "store_path": self.path.as_dict() if self.path else None,
@@ -285,6 +296,6 @@ class CheckReport:
         }
 
 
-def _finite(value: float) -> float | None:
+def _finite(value: float | None) -> float | None:
     """Return None for infinity (answers with no token in common): JSON has no word for it."""
-    return round(value, 6) if value != float("inf") else None
+    return None if value is None or value == float("inf") else round(value, 6)

@@ -123,6 +123,7 @@ def gather_evidence(
         failed_requests=found.failed,
         missed=found.missed,
         mismatched=bool(found.mismatched),
+        contradicting=tuple(found.noise.contradicting),
         bypassed=bool(found.bypassed),
         too_short=found.too_short,
         refused=found.path.refused if found.path else 0,

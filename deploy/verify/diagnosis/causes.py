@@ -50,6 +50,7 @@ CAUSES = (
         "fix_not_applied", engines.fixes,
         ("kv_differs", "known_bad_pair", "layout_differs", "stores_late", *_NOT_THERE),
     ),
+    Cause("self_differs", requests.contradicts_itself, ("kv_differs",)),
     Cause("kv_differs", requests.wrong_kv),
     Cause("store_differs", engines.redis_address, _NOT_THERE),
     Cause("namespace_differs", engines.namespace, _NOT_THERE),
@@ -99,6 +100,7 @@ def _is_wrong(evidence: Evidence) -> bool:
     return bool(
         evidence.missed
         or evidence.mismatched
+        or evidence.contradicting
         or evidence.failed_requests
         or evidence.bypassed
         or evidence.too_short

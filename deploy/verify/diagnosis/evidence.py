@@ -97,6 +97,7 @@ class Evidence:
         failed_requests: service → what it answered.
         missed: some eligible tokens were not loaded.
         mismatched: some answers differ.
+        contradicting: engines whose own prefix caches change their answers.
         bypassed: the router sent prompts to no producer.
         too_short: why no prompt can have a whole chunk.
         refused: values in Redis that were not what was stored.
@@ -117,6 +118,7 @@ class Evidence:
     failed_requests: Mapping[str, str] = field(default_factory=dict)
     missed: bool = False
     mismatched: bool = False
+    contradicting: Sequence[str] = ()
     bypassed: bool = False
     too_short: str = ""
     refused: float = 0

@@ -78,6 +78,18 @@ def wrong_kv(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def contradicts_itself(evidence: Evidence) -> Diagnosis | None:
+    """An engine whose answer changes when its own prefix cache has the prompt."""
+    if not evidence.contradicting:
+        return None
+    return Diagnosis(
+        "self_differs",
+        f"{join(sorted(evidence.contradicting))} answered a prompt from its own prefix cache "
+        "otherwise than when it computed it, without the store: its KV memory is wrong",
+        f"deploy down --name {evidence.stack}, and do not serve from it",
+    )
+
+
 def _without_numbers(evidence: Evidence) -> list[str]:
     """Return who said that its answer holds no numbers, where no producer said so of its own."""
     said = [name for name, answer in evidence.failed_requests.items() if _NO_NUMBERS in answer]

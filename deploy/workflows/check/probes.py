@@ -26,6 +26,7 @@ _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
 _CUT_TAIL = 8  # fresh tokens after a cut
 _CUT_ANSWER_TOKENS = 8
 _SILENT_ROUTER = "the router did not answer in time"
+_NOISE_PROMPTS = 2
 _ROUTER_PROMPTS = 2
 _ATTEMPTS = 3  # where others' requests moved the counters as well
 _TURNS = 3
@@ -43,6 +44,21 @@ def lengths(session: Session) -> tuple[int, ...]:
     if room < chunk:
         return ()
     return tuple(dict.fromkeys((min(4 * chunk + chunk // 3, room), min(2 * chunk, room))))
+
+
+def measure_noise(session: Session, engines: Sequence[str], *, quick: bool = False) -> None:
+    """Ask each engine twice: once it computes the prompt, once it has the KV in its prefix cache.
+
+    That reads KV back as loading does. The salt keeps the store out of it, so that wrong KV there
+    cannot raise the floor.
+    """
+    salt = session.keys.run
+    for name in engines:
+        for length in lengths(session)[:1] * (1 if quick else _NOISE_PROMPTS):
+            prompt = session.fresh(length)
+            with suppress(ApiError):
+                computed = session.ask(name, prompt, salt=salt)
+                session.found.add_noise(name, computed, session.ask(name, prompt, salt=salt))
 
 
 def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = False) -> None:

@@ -27,6 +27,7 @@ from deploy.workflows.check.probes import (
     check_router,
     check_turns,
     lengths,
+    measure_noise,
 )
 from deploy.workflows.check.session import Session, require_answers
 from deploy.workflows.evidence import (
@@ -260,6 +261,7 @@ def _send(
 
 def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOptions) -> None:
     """Send the check's own; what vLLM counts is looked at while nothing but pairs is asked."""
+    measure_noise(session, sorted({name for pair in pairs for name in pair}), quick=options.quick)
     before = session.reading()
     for producer, consumer in pairs:
         check_pair(session, producer, consumer, quick=options.quick)

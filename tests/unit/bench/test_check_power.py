@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -258,10 +259,19 @@ def test_what_holds(kind: str, noticed: int, missed: int, holds: bool) -> None:
 
 def test_the_page_says_what_was_found() -> None:
     found = [*outcomes("noise", 3, 0), Outcome("noise", 1, 3, ["x"], math.inf, 1.0)]
-    page = report.page(report.rows([*found, *outcomes(HEALTHY, 0, 2)]), seed=7)
+    page = report.page([*found, *outcomes(HEALTHY, 0, 2)], seed=7)
     assert "--trials 4 --healthy 2 --seed 7" in page
     assert "| 4 of 4 |" in page and "| ∞ |" in page
     assert report.rows(found)[0].as_dict()["differences"] == [0.0, 0.1, 0.2, None]
+
+
+def test_a_model_of_a_real_shape_has_a_table_of_its_own() -> None:
+    tiny = outcomes("noise", 3, 0)
+    page = report.page([*tiny, replace(outcomes(HEALTHY, 0, 2)[0], layers=8)], seed=7)
+    first, second = page.split("## bfloat16 noise of a real shape")
+    assert "| 3 of 3 |" in first and "--healthy 0 " in first
+    assert "`--layers 8` of its 24" in second and "| 0 of 1 |" in second
+    assert "real shape" not in report.page(tiny, seed=7)
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:

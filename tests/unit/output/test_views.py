@@ -65,6 +65,13 @@ class TestCheck:
         assert "check passed in 2.5 s" in text
         assert "FAILED" not in text
 
+    def test_noise_beside_what_is_tolerated(self) -> None:
+        noisy = replace(PASSED, equivalence=Equivalence(4, 0, 0.5, 0.1234, 0.86))
+        said = "an engine differs from itself by 0.1234 (root mean square)"
+        assert f"Noise: {said}; differences up to 0.86 are tolerated" in check_view(noisy)
+        assert "Noise: not measured" in check_view(PASSED)
+        assert "differences up to 0.25 are tolerated" in check_view(PASSED)
+
     def test_what_went_to_and_from_redis(self) -> None:
         path = StorePath(stored_bytes=7.34e6, loaded_bytes=1e9, loaded_s=2, lookups=1)
         sound = check_view(replace(PASSED, path=path))

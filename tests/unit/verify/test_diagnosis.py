@@ -213,6 +213,11 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
         "800 of 811 tokens in consumer-0",
     ),
     "wrong KV": ({"mismatched": True}, "kv_differs", "differ from recomputed ones"),
+    "wrong KV of its own": (
+        {"contradicting": ("producer-0",), "mismatched": True},
+        "self_differs",
+        "producer-0 answered a prompt from its own prefix cache otherwise",
+    ),
     "found by nobody": ({}, "not_found", "agree in all that is compared"),
 }  # fmt: skip
 
@@ -243,7 +248,7 @@ ALONE = (
     "no room for a chunk", "the user's prompt is short", "redis gone", "an engine gone",
     "an engine anew", "denied a command", "denied the log-in", "redis says so", "read-only", "full",
     "corrupt values", "redis fails", "no room in the queue", "request failed", "router",
-    "no numbers", "a producer's own are none", "own cache", "wrong KV",
+    "no numbers", "a producer's own are none", "own cache", "wrong KV", "wrong KV of its own",
     "evicted, and too small all the same",
 )  # fmt: skip
 

@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from deploy.verify.equivalence import LOGPROB_TOLERANCE, Answer, compare
+from deploy.verify.equivalence import (
+    LOGPROB_TOLERANCE,
+    MOST_NOISE,
+    Answer,
+    Noise,
+    compare,
+    self_differences,
+)
 
 INF, NAN = math.inf, math.nan
 
@@ -105,6 +112,47 @@ def test_not_a_number_is_never_equal(at: int) -> None:
 
 def test_a_reference_with_one_candidate_is_decided() -> None:
     assert not compare(answer({"a": -0.1}), answer({"b": -0.1, "a": -0.1}, tokens="b")).matches
+
+
+def test_parting_to_one_of_many_tokens_that_are_about_as_likely() -> None:
+    """The list ends after five: the sixth may be as likely as they are."""
+    flat = {"a": -2.0, "b": -2.1, "c": -2.2}
+    assert compare(answer(flat), answer({**flat, "x": -1.9}, tokens="x"), tolerance=0.4).matches
+    decided = {"a": -0.1, "b": -3.0, "c": -3.1}
+    assert not compare(
+        answer(decided), answer({**decided, "x": -2.8}, tokens="x"), tolerance=0.4
+    ).matches
+
+
+class TestNoise:
+    def test_without_noise_the_tolerance_is_the_least(self) -> None:
+        assert Noise().floor is None
+        assert Noise().tolerance == LOGPROB_TOLERANCE
+        assert Noise({"p": [0.0, 0.001]}).tolerance == LOGPROB_TOLERANCE
+
+    def test_the_floor_is_that_of_all_engines(self) -> None:
+        noise = Noise({"p": [0.3, 0.0], "c": [0.0, 0.0]})
+        assert noise.floor == pytest.approx(0.15)
+        assert LOGPROB_TOLERANCE < noise.tolerance < 1.5
+
+    def test_it_is_bounded(self) -> None:
+        most = Noise({"p": [MOST_NOISE]})
+        assert most.contradicting == {}
+        for wrong in (10.0, INF):
+            poisoned = Noise({"p": [wrong], "c": [0.0]})
+            assert poisoned.tolerance == pytest.approx(most.tolerance)
+            assert set(poisoned.contradicting) == {"p"}
+
+    def test_differences_of_an_engine_from_itself(self) -> None:
+        moved = {"a": -0.2, "b": -3.0}
+        assert self_differences(answer(SURE), answer(moved)) == pytest.approx([0.1, 0.0])
+        parted = {"b": -0.1, "a": -3.0}
+        assert len(self_differences(answer(SURE, SURE), answer(parted, SURE))) == 2
+
+    @pytest.mark.parametrize("ruin", [{"y": -0.1}, {"a": NAN, "b": NAN}])
+    def test_nothing_to_compare_is_no_small_noise(self, ruin: dict[str, float]) -> None:
+        found = self_differences(answer(SURE), answer(ruin, tokens=next(iter(ruin))))
+        assert max(found) == INF
 
 
 def test_the_tolerance_is_between_rounding_and_ruin() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from deploy.verify.equivalence import LOGPROB_TOLERANCE, MOST_NOISE, Answer
 from deploy.verify.findings import Findings, failures
 from deploy.verify.report import Counted, Hits, PairResult, Phase
 
@@ -106,6 +107,53 @@ def test_vllms_own_counters_must_agree_with_its_answers() -> None:
     assert failed(found) == ["equivalence"]
     found.counted = Counted(1000, 512, others=3)
     assert failed(found) == [], "others' hits are among it"
+
+
+def answer(shift: float = 0.0, cached: int = 0) -> Answer:
+    return Answer(("a",), ({"a": -0.5 - shift, "b": -3.0 + shift},), 600, cached)
+
+
+def noisy(shift: float) -> Findings:
+    found = sound()
+    found.add_noise("p", answer(), answer(shift, cached=512))
+    found.add_noise("c", answer(), answer(shift, cached=512))
+    return found
+
+
+@pytest.mark.parametrize(("noise", "passes"), [(0.0, False), (0.05, True)])
+def test_a_difference_is_judged_against_the_noise(noise: float, passes: bool) -> None:
+    found = noisy(noise)
+    found.add_comparison(answer(), answer(0.3))
+    assert (failed(found) == []) is passes
+    assert found.equivalence.noise_floor == pytest.approx(noise)
+
+
+def test_ruin_is_noticed_however_noisy_the_engines_are() -> None:
+    found = noisy(MOST_NOISE - 0.01)
+    found.add_comparison(answer(), answer(2.9))
+    assert failed(found) == ["equivalence"]
+
+
+def test_an_engine_that_contradicts_itself_fails_and_excuses_nobody() -> None:
+    found = sound()
+    found.add_noise("p", answer(), answer(0.1, cached=512))
+    found.add_noise("c", answer(), answer(5.0, cached=512))
+    ((item, sentence),) = failures(found, (), store_answers=True)
+    assert item == "equivalence"
+    assert "c contradicts itself" in sentence and "5.00" in sentence
+    found.add_comparison(answer(), answer(2.9))
+    assert found.mismatched == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (512, 512)])
+def test_answers_that_are_not_one_computed_and_one_cached_tell_no_noise(
+    first: int, second: int
+) -> None:
+    """Without a prefix cache both are computed: that they agree tells nothing."""
+    found = sound()
+    found.add_noise("p", answer(cached=first), answer(0.2, cached=second))
+    assert found.equivalence.noise_floor is None
+    assert found.equivalence.tolerance == LOGPROB_TOLERANCE
 
 
 def test_an_engine_that_was_started_anew() -> None:

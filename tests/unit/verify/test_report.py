@@ -43,7 +43,13 @@ CONTRACT: dict[str, Any] = {
     "hit_rate": {"queries", "hits", "rate", "eligible", "eligible_rate"},
     "pairs": {"producer", "consumer", "eligible", "hits", "eligible_rate"},
     "store_race": {"gap_s", "eligible", "hits", "eligible_rate", "blurred"},
-    "equivalence": {"compared", "mismatched", "max_logprob_diff"},
+    "equivalence": {
+        "compared",
+        "mismatched",
+        "max_logprob_diff",
+        "noise_floor",
+        "tolerance",
+    },
     "redis": {
         "keys_before",
         "keys_after",
@@ -87,6 +93,15 @@ class TestContract:
         endless = replace(REPORT, equivalence=Equivalence(1, 1, float("inf")))
         text = json.dumps(endless.as_dict(), allow_nan=False)
         assert json.loads(text)["equivalence"]["max_logprob_diff"] is None
+
+    def test_noise_floor_and_what_it_tolerates(self) -> None:
+        noisy = replace(REPORT, equivalence=Equivalence(6, 0, 0.5, 0.1234567, 0.9))
+        told = noisy.as_dict()["equivalence"]
+        assert (told["noise_floor"], told["tolerance"]) == (0.123457, 0.9)
+        told = REPORT.as_dict()["equivalence"]
+        assert (told["noise_floor"], told["tolerance"]) == (None, 0.25), "not measured"
+        endless = replace(REPORT, equivalence=Equivalence(6, 0, 0.5, float("inf"), 2.8))
+        assert json.loads(json.dumps(endless.as_dict()))["equivalence"]["noise_floor"] is None
 
     def test_rates_that_are_not_whole_are_never_one(self) -> None:
         almost = PairResult("p", "c", Hits(10**6, 10**6 - 1, 10**6))

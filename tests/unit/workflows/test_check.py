@@ -15,7 +15,7 @@ from deploy.errors import StateError
 from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
 from deploy.runtime.engine_api import EngineApi, TimedOut
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import LOGPROB_TOLERANCE, Answer
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import check_stack, session
 from deploy.workflows.down import stop_stack
@@ -64,6 +64,7 @@ def test_it_passes_again_and_status_counts_what_it_hit(served: Lab) -> None:
         ("producer:stores-nothing", "not_stored", "eligible tokens were loaded"),
         ("consumer:flushes", "keys_lost", "eligible tokens were loaded"),
         ("consumer:wrong-kv", "kv_differs", "answers differ"),
+        ("producer:wrong-own-kv", "self_differs", "producer-0 contradicts itself"),
         ("consumer:fails", "request_failed", "consumer-0 did not answer: HTTP 500"),
         ("producer:fails", "request_failed", "producer-0 did not answer: HTTP 500"),
         ("router:bypasses", "router_bypasses_producers", "reached no producer"),
@@ -81,6 +82,18 @@ def test_a_broken_stack_fails_and_the_cause_is_named(
     assert not report.passed
     assert causes(report)[0] == cause
     assert any(failure in sentence for sentence in report.failures)
+
+
+def test_noise_is_measured_and_judged_by(served: Lab, with_faults: Callable[..., None]) -> None:
+    """Engines that compute a prompt's rest a little otherwise, wherever its KV came from."""
+    with_faults("producer:noisy", "consumer:noisy")
+    report = check(served)
+    assert report.passed, report.failures
+    same = report.equivalence
+    assert LOGPROB_TOLERANCE < same.max_logprob_diff < same.tolerance
+    assert 0 < (same.noise_floor or 0) < same.max_logprob_diff
+    with_faults("producer:noisy", "consumer:noisy", "consumer:wrong-kv")
+    assert causes(check(served)) == ["kv_differs"]
 
 
 def test_where_nothing_is_loaded_the_rest_is_left_out(

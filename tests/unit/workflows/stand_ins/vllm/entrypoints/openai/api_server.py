@@ -43,8 +43,8 @@ class Engine:
         self.counters = dict.fromkeys(("queries", "hits"), 0)
         self.local_hits = 0
         self.finished = 0
-        # Prompts that this engine computed or loaded: its own prefix cache.
-        self.own: list[list[int]] = []
+        # Salts and prompts that this engine computed or loaded: its own prefix cache.
+        self.own: list[tuple[str, list[int]]] = []
 
     def answer(self, path: str, body: Any) -> Answer:
         if path == "/health":
@@ -70,9 +70,10 @@ class Engine:
         tag = (body.get("kv_transfer_params") or {}).get("lmcache.tag.pdkit", "")
         ends = range(self.chunk, len(prompt) + 1, self.chunk)
         chunks = [self.keys(prompt[:end], tag) for end in ends]
-        mine = max((common(prompt, other) for other in self.own), default=0)
+        salt = body.get("cache_salt", "")
+        mine = max((common(prompt, other) for of, other in self.own if of == salt), default=0)
         loaded = 0
-        if body.get("cache_salt"):
+        if salt:
             pass  # shared with nobody
         elif self.role == "producer":
             loaded = self.chunk if self.has_fault("loads") else 0
@@ -85,10 +86,15 @@ class Engine:
         self.counters["hits"] += loaded
         self.local_hits += mine
         self.finished += body.get("user") != "gone"
-        if not body.get("cache_salt"):
-            self.own.append(prompt)
-        damage = 3.0 if loaded and self.has_fault("wrong-kv") else 0.0
+        self.own.append((salt, prompt))
+        damage = self.damage(mine, loaded)
         return 200, completion(prompt, body["max_tokens"], damage, min(mine, len(prompt)) + loaded)
+
+    def damage(self, mine: int, loaded: int) -> float:
+        """Return what is wrong with an answer by where its KV came from."""
+        if any((loaded and self.has_fault("wrong-kv"), mine and self.has_fault("wrong-own-kv"))):
+            return 3.0
+        return 0.3 if (mine or loaded) and self.has_fault("noisy") else 0.0
 
     def store(self, keys: list[str]) -> None:
         for key in keys[:1] if self.has_fault("stores-one-layer") else keys:
