@@ -88,7 +88,7 @@ def self_differences(computed: Answer, cached: Answer) -> list[float]:
     for step, (one, other) in enumerate(
         zip(computed.top_logprobs, cached.top_logprobs, strict=False)
     ):
-        shared = [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
+        shared = [abs(one[token] - other[token]) for token in one if token in other]
         found += [math.inf if math.isnan(value) else value for value in shared or [math.inf]]
         if computed.tokens[step] != cached.tokens[step]:
             break
