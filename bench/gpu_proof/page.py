@@ -1,0 +1,124 @@
+"""The page of results: what was proved on which GPU, and what failed."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.gpu_proof.results import Result
+from bench.gpu_proof.steps import Step
+from deploy.runtime.host import engine_versions
+
+Found = Sequence[tuple[Step, Result | None]]
+_PAGE = """# Proved on {name}
+
+**{verdict}**
+
+`scripts/gpu-proof` wrote this page on {date}. Engines ({engines}) as processes, one producer and
+one consumer, on a Llama with random bfloat16 weights. Machine: {machine}.
+
+- **noise**: largest difference in log-probability between an engine's computed answer and its
+  answer from its own prefix cache; **difference**: between the computed answer and the one from
+  loaded KV; **wrong KV**: to the answer to a prompt with another first half.
+
+{steps}
+
+{pins}{sections}"""
+_PINS = """## Can the pins be lifted?
+
+The vendor table holds engines on GPUs to the first model runner and to synchronous scheduling until
+this table shows that another combination is right.
+
+{table}
+
+"""
+_RUNNER = "runner-"
+
+
+def text(name: str, found: Found, vendor: str) -> str:
+    """Return the page as Markdown."""
+    return _PAGE.format(
+        name=name,
+        verdict=_verdict(found),
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        engines=_engines(),
+        machine=_machine(),
+        steps=steps_table(found),
+        pins="" if vendor == "cpu" else _pins(found),
+        sections="\n".join(_section(step, result) for step, result in found if result),
+    )
+
+
+def _engines() -> str:
+    vllm, lmcache = engine_versions(sys.executable)
+    return f"vLLM {vllm}, LMCache {lmcache}, torch {importlib.metadata.version('torch')}"
+
+
+def _machine() -> str:
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {gib:.0f} GiB, {platform.system()}, Python "
+        f"{platform.python_version()}, load average at the end {os.getloadavg()[0]:.1f}"
+    )
+
+
+def _verdict(found: Found) -> str:
+    ended = [result for _, result in found if result]
+    failed = [result.step for result in ended if not result.passed]
+    if failed:
+        return f"FAILED: {', '.join(failed)}."
+    if len(ended) < len(found):
+        return f"{len(ended)} of {len(found)} steps passed; the others have not run."
+    return f"All {len(found)} steps passed."
+
+
+def steps_table(found: Found) -> str:
+    """Return each step with what became of it."""
+    lines = ["| step | what | result | seconds |", "|---|---|---|---|"]
+    for step, result in found:
+        said = "not run" if result is None else "passed" if result.passed else "FAILED"
+        seconds = "" if result is None else f"{result.seconds:.0f}"
+        lines.append(f"| {step.name} | {step.title} | {said} | {seconds} |")
+    return "\n".join(lines)
+
+
+def _pins(found: Found) -> str:
+    lines = ["| combination | right | why not |", "|---|---|---|"]
+    for step, result in found:
+        if step.name.startswith(_RUNNER):
+            said = "not run" if result is None else "yes" if result.passed else "no"
+            why = "; ".join(result.failures) if result else ""
+            lines.append(f"| {step.title} | {said} | {why or '-'} |")
+    return _PINS.format(table="\n".join(lines))
+
+
+def _section(step: Step, result: Result) -> str:
+    failures = [f"- **{failure}**" for failure in result.failures]
+    plain = [
+        f"- {name}: {_shown(value)}"
+        for name, value in result.facts.items()
+        if not _is_table(value) and value not in ([], None)
+    ]
+    tables = [_table(value) for value in result.facts.values() if _is_table(value)]
+    parts = ["\n".join([*failures, *plain]), *tables, f"Kit: {result.commit or 'no commit'}."]
+    return f"## {step.name}: {step.title}\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    lines += ["| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,185 @@
+"""Prompts that are computed and loaded, and what the two answers have in common."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from bench.gpu_proof.session import Stack
+from deploy.verify.eligible import eligible_tokens
+from deploy.verify.equivalence import LOGPROB_TOLERANCE, compare
+
+CHUNK = 256
+# Around two whole chunks: of 512 and 513 tokens one step is left to compute, which engines on GPUs
+# take by another way than longer ones.
+EDGES = (510, 511, 512, 513, 514, 515)
+# Beyond this an engine's own answers to one prompt differ too much to judge others by.
+_MAX_NOISE = 2.0
+_POLL_S = 0.001
+
+_seeds = itertools.count(time.time_ns())
+
+
+def fresh(tokens: int) -> list[int]:
+    """Return printable characters, one a token, that no engine has seen."""
+    return random.Random(next(_seeds)).choices(range(32, 127), k=tokens)  # noqa: S311
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One prompt: computed by the consumer, then prefilled by the producer and loaded.
+
+    Attributes:
+        noise: largest difference in log-probability between the consumer's computed answer and
+            its answer from its own prefix cache.
+        difference: the same between the computed and the loaded answer.
+        signal: the same to the answer to a prompt with another first half, which is what wrong KV
+            looks like.
+    """
+
+    tokens: int
+    eligible: int
+    hits: int
+    noise: float
+    difference: float
+    signal: float
+    matches: bool
+    tells_apart: bool
+
+    @property
+    def failures(self) -> list[str]:
+        found = []
+        if self.hits != self.eligible:
+            found.append(f"{self.tokens} tokens: {self.hits} of {self.eligible} loaded")
+        if self.noise > _MAX_NOISE:
+            found.append(
+                f"{self.tokens} tokens: an engine's own answers differ by {self.noise:.2f}"
+            )
+        if not self.matches:
+            found.append(
+                f"{self.tokens} tokens: loaded and computed answers differ by {self.difference:.2f}"
+                f" (noise {self.noise:.2f})"
+            )
+        if not self.tells_apart:
+            found.append(f"{self.tokens} tokens: another prompt's answer looks the same")
+        return found
+
+    def row(self) -> dict[str, Any]:
+        """Return a line of the page's table."""
+        shown = {"noise": self.noise, "difference": self.difference, "wrong KV": self.signal}
+        return {
+            "tokens": self.tokens, "eligible": self.eligible, "loaded": self.hits,
+            **{name: "differs" if math.isinf(v) else round(v, 3) for name, v in shown.items()},
+        }  # fmt: skip
+
+
+def cross(stack: Stack, tokens: int) -> Crossing:
+    """Compute a prompt, then load it, and compare."""
+    prompt = fresh(tokens)
+    stack.forget()
+    cold = stack.ask("consumer-0", prompt)
+    own = compare(cold, stack.ask("consumer-0", prompt))
+    half = tokens // 2
+    other = stack.ask("consumer-0", fresh(half) + prompt[half:])
+    stack.forget()
+    stack.ask("producer-0", prompt, 1)
+    before = stack.counters("consumer-0").external_hits
+    loaded = stack.ask("consumer-0", prompt)
+    hits = int(stack.counters("consumer-0").external_hits - before)
+    tolerance = _tolerance(own.max_logprob_diff)
+    found = compare(cold, loaded, tolerance=tolerance)
+    wrong = compare(cold, other, tolerance=tolerance)
+    return Crossing(
+        tokens=tokens,
+        eligible=eligible_tokens(tokens, CHUNK),
+        hits=hits,
+        noise=own.max_logprob_diff,
+        difference=found.max_logprob_diff,
+        signal=wrong.max_logprob_diff,
+        matches=found.matches,
+        tells_apart=not wrong.matches,
+    )
+
+
+def _tolerance(noise: float) -> float:
+    """Return how far an answer may be off where the engine's own are off by `noise`."""
+    return max(LOGPROB_TOLERANCE, 2 * min(noise, _MAX_NOISE))
+
+
+def rates(stack: Stack, tokens: int, rounds: int) -> dict[str, float]:
+    """Measure first tokens, computed against loaded, and how fast KV moved meanwhile."""
+    computed, loaded = [], []
+    stack.timed("consumer-0", fresh(tokens))  # warms it up
+    stored, read = stack.store_path("producer-0"), stack.store_path("consumer-0")
+    for _ in range(rounds):
+        prompt = fresh(tokens)
+        computed.append(stack.timed("consumer-0", fresh(tokens)))
+        stack.ask("producer-0", prompt, 1)
+        loaded.append(stack.timed("consumer-0", prompt))
+    stored = stack.store_path("producer-0").since(stored)
+    read = stack.store_path("consumer-0").since(read)
+    pairs = zip(computed, loaded, strict=True)
+    return {
+        "prompt, tokens": tokens,
+        "rounds": rounds,
+        "first token computed, s": round(statistics.median(computed), 4),
+        "first token loaded, s": round(statistics.median(loaded), 4),
+        "computed / loaded": round(statistics.median(c / done for c, done in pairs), 2),
+        "stored by one connection, GB/s": round(stored.store_gb_s, 3),
+        "loaded, GB/s": round(read.load_gb_s, 3),
+        "chunks loaded": read.loaded_chunks,
+        "chunks not loaded": read.not_loaded + read.refused,
+    }
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A prompt whose KV was found, and whose Redis died before it was loaded."""
+
+    matches: bool
+    not_loaded: float
+    difference: float
+
+
+def kill_redis_before_load(stack: Stack, tokens: int) -> Killed:
+    """Kill Redis once it was asked for chunks that it had said to have; compare the answer.
+
+    Redis closes every connection that a value is to go out by, so that none arrives before it dies,
+    however slow this process is.
+    """
+    prompt = fresh(tokens)
+    stack.forget()
+    reference = stack.ask("consumer-0", prompt)
+    noise = compare(reference, stack.ask("consumer-0", prompt)).max_logprob_diff
+    stack.forget()
+    stack.ask("producer-0", prompt, 1)
+    before = stack.store_path("consumer-0")
+    store = stack.store()
+    store.config_set("client-output-buffer-limit", f"normal {1 << 14} 0 0")
+    store.config_resetstat()
+    killer = threading.Thread(target=_kill_once_read, args=(stack, store))
+    killer.start()
+    answer = stack.ask("consumer-0", prompt)
+    killer.join()
+    found = compare(reference, answer, tolerance=_tolerance(noise))
+    moved = stack.store_path("consumer-0").since(before)
+    return Killed(found.matches, moved.not_loaded, found.max_logprob_diff)
+
+
+def _kill_once_read(stack: Stack, store: redis.Redis) -> None:
+    """Wait for the first read of a value, two minutes at most, and kill Redis."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        reads = store.info("commandstats").get("cmdstat_getrange", {})
+        if reads.get("calls"):
+            break
+        time.sleep(_POLL_S)
+    stack.kill_redis()

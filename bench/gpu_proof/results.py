@@ -1,0 +1,73 @@
+"""What became of each step, kept as one JSON file a step, so that the next run can go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One step.
+
+    Attributes:
+        facts: what was seen, for the page.
+        failures: why it failed; empty where it passed.
+        commit: of the kit that ran it.
+    """
+
+    step: str
+    seconds: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    failures: Sequence[str] = ()
+    commit: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder of results."""
+
+    folder: Path
+
+    def read(self, step: str) -> Result | None:
+        """Return what became of a step; None where it has not ended yet, or the file is cut off."""
+        try:
+            return Result(**json.loads(self._file(step).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, result: Result) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        scratch = self._file(result.step).with_suffix(".new")
+        scratch.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
+        scratch.replace(self._file(result.step))
+
+    def is_done(self, step: str, commit: str) -> bool:
+        """Tell whether a step has passed with this very kit."""
+        result = self.read(step)
+        return result is not None and result.passed and result.commit == commit
+
+    def _file(self, step: str) -> Path:
+        return self.folder / f"{step}.json"
+
+
+def kit_commit() -> str:
+    """Return the commit of this checkout, marked where files differ from it; "" without git."""
+    try:
+        ran = subprocess.run(
+            ("git", "describe", "--always", "--dirty", "--exclude=*"),  # noqa: S607
+            cwd=ROOT, capture_output=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ran.stdout.strip()

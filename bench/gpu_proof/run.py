@@ -1,0 +1,167 @@
+"""Run the steps that are not done yet, and write the page."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import redis
+
+from bench.gpu_proof import page
+from bench.gpu_proof.results import ROOT, Result, Results, kit_commit
+from bench.gpu_proof.session import Session, StepFailed
+from bench.gpu_proof.steps import STEPS, Step
+from bench.redis_path.running_stack import free_ports
+from deploy.runtime.detect import detect_inventory, detected_vendor
+from deploy.runtime.engine_api import ApiError
+
+STEP_S = 460
+# Exit codes.
+DONE, FAILED, USAGE, MISSING, TO_GO_ON, INTERRUPTED = 0, 1, 2, 3, 4, 130
+# What a step may meet on a machine that nobody has seen: it fails, and the next one runs.
+_TROUBLE = (
+    *(StepFailed, ApiError, httpx.HTTPError, redis.RedisError, subprocess.SubprocessError),
+    *(OSError, LookupError, ValueError, TypeError, RuntimeError),
+)
+
+
+class TimeIsUp(StepFailed):
+    """A step took longer than it may."""
+
+
+def run(asked: argparse.Namespace, *, began: float) -> int:
+    """Run what is asked for; return the exit code."""
+    session = _session(asked)
+    if session is None:
+        return MISSING
+    steps = [
+        step
+        for step in STEPS
+        if step.needs_gpus <= session.gpus and (step.short or not asked.short)
+    ]
+    chosen = [step for step in steps if asked.only in (None, step.name)]
+    if not chosen:
+        names = ", ".join(step.name for step in steps)
+        _say(f"error: --only: '{asked.only}' is not one of {names}")
+        return USAGE
+    results = Results(session.state / "results")
+    try:
+        return _run_steps(chosen, session, results, until=began + 60 * asked.minutes, asked=asked)
+    except KeyboardInterrupt:
+        _say("interrupted; run this again to go on")
+        return INTERRUPTED
+    finally:
+        if not asked.keep:
+            _end(session)
+        _write_page(asked, session, steps, results)
+
+
+def _run_steps(
+    steps: Sequence[Step],
+    session: Session,
+    results: Results,
+    *,
+    until: float,
+    asked: argparse.Namespace,
+) -> int:
+    """Run steps that have not passed before, with this very kit; one asked for by name anyway."""
+    commit, code = kit_commit(), DONE
+    for number, step in enumerate(steps, 1):
+        where = f"[{number}/{len(steps)}] {step.name}"
+        if not asked.only and results.is_done(step.name, commit):
+            _say(f"{where}: done before")
+            continue
+        if time.time() > until:
+            _say(f"{asked.minutes:g} minutes are up; run this again to go on")
+            return TO_GO_ON
+        _say(f"{where}: {step.title}")
+        result = _ran(step, session, commit)
+        results.write(result)
+        said = "passed" if result.passed else "FAILED: " + "; ".join(result.failures)
+        _say(f"    {said} ({result.seconds:.0f} s)")
+        code = code if result.passed else FAILED
+    return code
+
+
+def _session(asked: argparse.Namespace) -> Session | None:
+    """Return the session on this machine; None, and say why, where it has no GPU."""
+    machine = detect_inventory()
+    vendor = "cpu" if asked.cpu else detected_vendor(machine)
+    if vendor == "cpu" and not asked.cpu:
+        _say(f"error: there is no GPU here ({'; '.join(machine.seen)}); try: --cpu --short")
+        return None
+    state = asked.state.absolute()
+    state.mkdir(parents=True, exist_ok=True)
+    return Session(state, vendor, _port(asked, state), len(machine.gpus_of(vendor)), asked.short)
+
+
+def _port(asked: argparse.Namespace, state: Path) -> int:
+    """Return the port that was asked for, or of the last run: its stack may be up."""
+    file = state / "port"
+    if asked.port is None and file.is_file():
+        return int(file.read_text(encoding="utf-8"))
+    port = asked.port or free_ports()
+    file.write_text(str(port), encoding="utf-8")
+    return int(port)
+
+
+def _ran(step: Step, session: Session, commit: str) -> Result:
+    began = time.monotonic()
+    try:
+        with _deadline(STEP_S):
+            facts, failures = step.run(session)
+    except _TROUBLE as exc:
+        facts, failures = {}, [f"{type(exc).__name__}: {exc}"]
+    return Result(step.name, round(time.monotonic() - began, 1), facts, list(failures), commit)
+
+
+@contextmanager
+def _deadline(seconds: int) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise TimeIsUp(f"not done within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _end(session: Session) -> None:
+    try:
+        session.down()
+    except StepFailed as exc:
+        _say(f"the stack could not be stopped: {exc}")
+
+
+def _write_page(
+    asked: argparse.Namespace, session: Session, steps: Sequence[Step], results: Results
+) -> None:
+    found = [(step, results.read(step.name)) for step in steps]
+    tools = results.read("tools")
+    name = tools.facts["name"] if tools else session.vendor
+    # What processors did is no result of a GPU: it stays with the state.
+    on_gpus = session.vendor != "cpu"
+    folder = ROOT / "docs/results" if on_gpus else session.state
+    file = asked.results or folder / f"gpu-{name}.md"
+    file.write_text(page.text(name, found, session.vendor), encoding="utf-8")
+    _say(f"\n{page.steps_table(found)}\n\nwritten: {file}")
+    if on_gpus and tools and tools.facts["fixtures"]:
+        shutil.copytree(
+            session.state / "fixtures", ROOT / "tests/fixtures/detect", dirs_exist_ok=True
+        )
+        _say(f"written: {', '.join(tools.facts['fixtures'])} in tests/fixtures/detect")
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)

@@ -1,0 +1,94 @@
+"""The short form of scripts/gpu-proof on processors: one stack, and a step that is made to fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO
+from tests.e2e.conftest import UP_TIMEOUT_S, Deploy, Ran
+from tests.ports import free_row
+
+NAME = "gpu-proof"
+STEPS = ("tools", "model", "up", "check", "edges", "long", "path", "redis-killed")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The command, with its state in a folder of the test."""
+
+    state: Path
+    port: int
+    kit: Deploy
+
+    def run(self, *options: str) -> Ran:
+        argv = ("scripts/gpu-proof", "--cpu", "--short", "--state", str(self.state))
+        done = subprocess.run(
+            (*argv, "--port", str(self.port), *options),
+            cwd=REPO,
+            capture_output=True,
+            text=True,
+            timeout=UP_TIMEOUT_S,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, 0)
+
+    def result(self, step: str) -> Any:
+        return json.loads((self.state / "results" / f"{step}.json").read_text())
+
+    @property
+    def page(self) -> str:
+        return (self.state / "gpu-cpu.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def proof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:
+    state = tmp_path_factory.mktemp("proof")
+    kit = Deploy(state / "home")
+    proof = Proof(state, free_row(), kit)
+    yield proof
+    assert kit.run("down", "--name", NAME).code == 0
+    kit.assert_nothing_left(NAME, proof.port)
+
+
+def test_every_step_passes(proof: Proof) -> None:
+    ran = proof.run("--keep")
+    assert ran.code == 0, ran
+    assert "**All 8 steps passed.**" in proof.page
+    for step in STEPS:
+        assert f"| {step} |" in proof.page
+    prompts = proof.result("edges")["facts"]["prompts"]
+    assert [row["tokens"] for row in prompts] == [510, 511, 512, 513, 514, 515]
+    assert [row["loaded"] for row in prompts] == [256, 256, 511, 512, 512, 512]
+    assert proof.result("redis-killed")["facts"]["chunks found and not loaded"] > 0
+    assert proof.result("path")["facts"]["loaded, GB/s"] > 0
+
+
+def test_a_store_that_takes_nothing_fails_the_proof(proof: Proof) -> None:
+    store = proof.kit.redis(NAME, proof.port)
+    limit, policy = (store.config_get(n)[n] for n in ("maxmemory", "maxmemory-policy"))
+    store.config_set("maxmemory-policy", "noeviction")
+    store.config_set("maxmemory", "1mb")
+    try:
+        ran = proof.run("--only", "edges", "--keep")
+    finally:
+        store.config_set("maxmemory", limit)
+        store.config_set("maxmemory-policy", policy)
+    assert ran.code == 1, ran
+    assert "512 tokens: 0 of 511 loaded" in ran.stderr
+    assert "**FAILED: edges.**" in proof.page and "0 of 511 loaded" in proof.page
+
+
+def test_the_next_run_does_only_what_is_not_proved(proof: Proof) -> None:
+    """And takes the stack down, since nobody asks to keep it."""
+    ran = proof.run()
+    assert ran.code == 0, ran
+    assert ran.stderr.count("done before") == len(STEPS) - 1
+    assert "**All 8 steps passed.**" in proof.page
+    proof.kit.assert_nothing_left(NAME, proof.port)

@@ -1,0 +1,298 @@
+"""The proof on GPUs, without one: what fails a step, what is done again, what is written down."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import signal
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from bench.gpu_proof import page, prompts, run, vendor_tools
+from bench.gpu_proof.install import InstallFailed, engines_python, install, require
+from bench.gpu_proof.model import LARGE, _config
+from bench.gpu_proof.results import ROOT, Result, Results
+from bench.gpu_proof.session import Session, Stack, StepFailed
+from bench.gpu_proof.steps import STEPS, Step
+from deploy.config.model import resolve_model
+from deploy.planning.inventory import Gpu, Inventory
+from deploy.runtime.detect.nvidia import parse_gpus
+from deploy.runtime.detect.tool import Tools
+from deploy.tiny_model.recipe import config_json
+from deploy.verify.equivalence import Answer
+
+RECORDED = ROOT / "tests/fixtures/detect"
+
+
+# Steps, and going on.
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ran]:
+    """Return a proof of two steps on a machine without a GPU."""
+    proof = Ran(tmp_path)
+    steps = tuple(Step(name, f"step {name}", proof.step(name)) for name in ("one", "two"))
+    monkeypatch.setattr(run, "STEPS", steps)
+    monkeypatch.setattr(run, "kit_commit", lambda: proof.commit)
+    monkeypatch.setattr(Session, "down", lambda _: proof.ran.append("down"))
+    monkeypatch.setattr(page, "_engines", lambda: "vLLM, LMCache")
+    return proof
+
+
+@dataclass
+class Ran:
+    """What the steps of a test do, and in which order they ran."""
+
+    folder: Path
+    commit: str = "abc"
+    trouble: dict[str, Exception | str] = field(default_factory=dict)
+    ran: list[str] = field(default_factory=list)
+
+    def step(self, name: str) -> Any:
+        def do(_: Session) -> tuple[dict[str, str], list[str]]:
+            self.ran.append(name)
+            trouble = self.trouble.get(name)
+            if isinstance(trouble, Exception):
+                raise trouble
+            return {"seen": name}, [trouble] if trouble else []
+
+        return do
+
+    def __call__(self, *, began: float = 1e12, **options: Any) -> int:
+        self.ran.clear()
+        plain = {"only": None, "minutes": 30.0, "port": 20000, "keep": False, "short": True}
+        asked = {"cpu": True, "state": self.folder, "results": self.folder / "page.md"}
+        return run.run(argparse.Namespace(**plain | asked | options), began=began)
+
+    @property
+    def page(self) -> str:
+        return (self.folder / "page.md").read_text()
+
+
+def test_all_steps_pass(ran: Ran) -> None:
+    assert ran() == run.DONE
+    assert ran.ran == ["one", "two", "down"]
+    assert "**All 2 steps passed.**" in ran.page
+
+
+@pytest.mark.parametrize("trouble", ["wrong KV", StepFailed("wrong KV"), ValueError("wrong KV")])
+def test_a_step_that_fails_fails_the_command_and_the_page(
+    ran: Ran, trouble: Exception | str
+) -> None:
+    ran.trouble["one"] = trouble
+    assert ran() == run.FAILED
+    assert ran.ran == ["one", "two", "down"], "the others run all the same"
+    assert "**FAILED: one.**" in ran.page and "wrong KV" in ran.page
+    assert "| one | step one | FAILED |" in ran.page
+
+
+def test_the_next_run_goes_on(ran: Ran) -> None:
+    ran.trouble["two"] = "at first"
+    assert ran() == run.FAILED
+    ran.trouble.clear()
+    assert ran() == run.DONE and ran.ran == ["two", "down"]
+    assert ran(only="one") == run.DONE and ran.ran == ["one", "down"]
+    ran.commit = "def"
+    assert ran() == run.DONE and ran.ran == ["one", "two", "down"], "another kit proves it anew"
+
+
+def test_time_is_up(ran: Ran) -> None:
+    assert ran(began=0.0, keep=True) == run.TO_GO_ON
+    assert ran.ran == []
+    assert "0 of 2 steps passed" in ran.page
+
+
+def test_an_unknown_step(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran(only="three") == run.USAGE
+    assert "'three' is not one of one, two" in capsys.readouterr().err
+
+
+def test_no_gpu(ran: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(run, "detect_inventory", lambda: Inventory(1, 1024, (), seen=("none",)))
+    assert ran(cpu=False) == run.MISSING
+    assert "there is no GPU here (none)" in capsys.readouterr().err
+
+
+def test_a_result_that_was_cut_off_is_none(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.write(Result("one", 1.0, {"a": 1}, (), "abc"))
+    assert results.is_done("one", "abc") and not results.is_done("one", "def")
+    (tmp_path / "one.json").write_text('{"step": "one", "sec')
+    assert results.read("one") is None and not results.is_done("one", "abc")
+
+
+def test_a_step_has_a_deadline() -> None:
+    with pytest.raises(run.TimeIsUp, match="within 60 s"), run._deadline(60):
+        signal.raise_signal(signal.SIGALRM)
+
+
+def test_steps_fit_their_time() -> None:
+    assert run.STEP_S < 8 * 60
+    names = [step.name for step in STEPS]
+    assert len(set(names)) == len(names)
+    assert sum("runner-" in name for name in names) == 4
+
+
+# The page.
+
+
+def test_the_page_says_which_pins_can_be_lifted() -> None:
+    runners = [step for step in STEPS if step.name.startswith("runner-")]
+    found = [(step, Result(step.name, 1.0)) for step in runners[:3]]
+    found[1] = (runners[1], Result(runners[1].name, 1.0, {}, ["512 tokens: 0 of 511 loaded"]))
+    pins = page._pins([*found, (runners[3], None)])
+    assert "first model runner, synchronous scheduling | yes | - |" in pins
+    assert "asynchronous scheduling | no | 512 tokens: 0 of 511 loaded |" in pins
+    assert "second model runner, asynchronous scheduling | not run | - |" in pins
+
+
+# Prompts.
+
+
+@dataclass
+class Engines:
+    """Two engines with sound KV, unless a test says otherwise.
+
+    The consumer is asked to compute, again, for another prompt, and to load.
+    """
+
+    loads: int = 512
+    noise: float = 0.0
+    loaded: float = 0.0
+    deaf: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def ask(self, whom: str, prompt: list[int], _tokens: int = 16) -> Answer:
+        self.asked.append(whom)
+        after = sum(whom == "consumer-0" for whom in self.asked)
+        off = {2: self.noise, 3: 0.0 if self.deaf else 5.0, 4: self.loaded}.get(after, 0.0)
+        return Answer(["a"], [{"a": -1.0 - off}], len(prompt))
+
+    def forget(self) -> None:
+        pass
+
+    def counters(self, _whom: str) -> Any:
+        hits = self.loads if len(self.asked) > 4 else 0
+        return argparse.Namespace(external_hits=hits)
+
+
+def crossed(engines: Engines) -> prompts.Crossing:
+    return prompts.cross(cast(Stack, engines), 515)
+
+
+def test_a_prompt_that_crosses() -> None:
+    crossing = crossed(Engines())
+    assert crossing.failures == []
+    assert crossing.row()["loaded"] == crossing.row()["eligible"] == 512
+
+
+@pytest.mark.parametrize(
+    ("engines", "said"),
+    [
+        (Engines(loads=256), "256 of 512 loaded"),
+        (Engines(loaded=0.5), "differ by 0.50"),
+        (Engines(noise=3.0), "own answers differ by 3.00"),
+        (Engines(deaf=True), "another prompt's answer looks the same"),
+    ],
+)
+def test_a_prompt_that_does_not(engines: Engines, said: str) -> None:
+    (failure,) = crossed(engines).failures
+    assert said in failure
+
+
+def test_noise_is_allowed_for() -> None:
+    assert crossed(Engines(noise=0.3, loaded=0.5)).failures == []
+    assert crossed(Engines(noise=0.2, loaded=0.5)).failures != []
+
+
+def test_the_large_model_has_the_kv_of_its_pattern() -> None:
+    shape = resolve_model("tiny", tiny_path=Path(), tiny_config=_config(LARGE, config_json())).shape
+    assert shape is not None and shape.kv_bytes_per_token(2) == 114_688
+
+
+# The vendor's tools.
+
+
+def test_fixtures_are_what_was_printed_without_the_gpus_own_numbers(tmp_path: Path) -> None:
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "nvidia-smi").write_text(f"#!/bin/sh\nexec cat {RECORDED}/nvidia/h100x8.csv\n")
+    (bin_ / "nvidia-smi").chmod(0o755)
+    tools = Tools({"PATH": f"{bin_}:/usr/bin:/bin"}, root=tmp_path)
+    assert vendor_tools.record(tmp_path, "h100", tools, tmp_path / "kfd") == ["nvidia/h100.csv"]
+    was = parse_gpus((RECORDED / "nvidia/h100x8.csv").read_text())
+    now = parse_gpus((tmp_path / "nvidia/h100.csv").read_text())
+    assert [replace(one.gpu, uuid="") for one in was] == [replace(g.gpu, uuid="") for g in now]
+    uuids = {one.gpu.uuid for one in now}
+    assert len(uuids) == 8 and not uuids & {one.gpu.uuid for one in was}
+
+
+def test_serial_numbers_of_amd_gpus_are_left_out() -> None:
+    text = vendor_tools.without_serials(
+        '"asic_serial": "0x2E05319ACB5C7427",\n"market_name": "MI300X"\nunique_id 123456\n'
+    )
+    assert "2E05" not in text and "123456" not in text and '"market_name": "MI300X"' in text
+
+
+def test_names_of_machines() -> None:
+    def named(count: int) -> str:
+        gpus = tuple(Gpu(n, "cuda", "NVIDIA H100 80GB HBM3", 81559) for n in range(count))
+        return vendor_tools.short_name(Inventory(1, 1024, gpus), "cuda")
+
+    assert named(1) == "nvidia-h100-80gb-hbm3"
+    assert named(2) == "nvidia-h100-80gb-hbm3-x2"
+    assert named(0) == "cuda"
+
+
+# The installation.
+
+
+def wheel(folder: Path, name: str, text: str) -> None:
+    """Write a wheel of one module."""
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {path: hashlib.sha256(body.encode()).digest() for path, body in files.items()}
+    lines = [
+        f"{path},sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')},{len(files[path])}"
+        for path, digest in digests.items()
+    ]
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        for path, body in files.items():
+            archive.writestr(path, body)
+        archive.writestr(f"{info}/RECORD", "\n".join([*lines, f"{info}/RECORD,,", ""]))
+
+
+def test_wheels_are_installed_beside_what_the_machine_has(tmp_path: Path) -> None:
+    wheel(tmp_path, "newcomer", "import uv")  # the machine's Python has uv
+    machine = str(ROOT / ".uv/bin/python")
+    install(tmp_path / "engines", tmp_path, machine)
+    python = tmp_path / "engines/bin/python"
+    file = next((tmp_path / "engines").rglob("newcomer.py"))
+    with pytest.raises(InstallFailed, match=r"lacks .*lmcache.* vllm"):
+        require(python)
+    file.unlink()
+    install(tmp_path / "engines", tmp_path, machine)
+    assert not file.exists(), "what is installed is not installed again"
+    wheel(tmp_path, "another", "import uv, newcomer")
+    install(tmp_path / "engines", tmp_path, machine)
+    assert file.exists()
+
+    subprocess.run((python, "-c", "import another"), check=True, timeout=60)
+
+
+def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InstallFailed, match="--wheels FOLDER, or --python"):
+        engines_python(tmp_path, None, None, cpu=False)
+    with pytest.raises(InstallFailed, match="holds no wheels"):
+        engines_python(tmp_path, tmp_path, None, cpu=False)
