@@ -17,7 +17,7 @@ from deploy.home_folder import expanded
 MAX_CHUNK = 8192  # tokens
 VendorChoice = Literal["auto", "cuda", "rocm", "cpu"]
 RuntimeChoice = Literal["auto", "compose", "process"]
-GpuAccess = Literal["auto", "runtime", "cdi"]
+GpuAccess = Literal["auto", "runtime", "cdi", "all"]
 
 
 def _no_boolean(value: object) -> object:
@@ -181,7 +181,10 @@ class StackSpec(_Strict):
         None, description="engines' image: a profile (deploy images list) or a reference"
     )
     allow_unproven: bool = Field(False, description="run versions that nobody has proved together")
-    gpu_access: GpuAccess = Field("auto", description="how containers get GPUs")
+    gpu_access: GpuAccess = Field(
+        "auto",
+        description="how containers get GPUs; all, for ROCm: every one, an engine's own by index",
+    )
     hub_cache: HostPath | None = Field(
         None, description="folder of the hub's models; as the hub's client has it if left out"
     )

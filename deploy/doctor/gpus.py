@@ -17,6 +17,11 @@ _TOOLKIT = (
     "--runtime=docker && sudo systemctl restart docker; or --runtime process"
 )
 _FIRST_DRIVER = {11: "450", 12: "525", 13: "580"}
+# By this variable vLLM loads the newer CUDA libraries of its image; NVIDIA supports that on data
+# centre GPUs only. With a driver that is new enough it must stay off.
+COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
+_DATA_CENTRE = re.compile(r"\b(?:Tesla|(?:GB|GH|[ABHLV])\d{1,3}S?|T4)\b")
+_BY_COMPATIBILITY = f'engine: {{env: {{{COMPATIBILITY}: "1"}}}} in deploy.yaml'
 
 
 def planned(seen: Seen) -> tuple[Gpu, ...]:
@@ -41,16 +46,33 @@ def driver(seen: Seen) -> Verdict | None:
     if not needed:
         return ok(f"{said} runs CUDA {have}; what the engines are built for is not known")
     if _major(have) < _major(needed):
-        least = _FIRST_DRIVER.get(_major(needed))
-        return Verdict(
-            "fail",
-            f"{said} runs CUDA up to {have}, and the engines are built for CUDA {needed}",
-            "torch finds no GPU, and every engine ends at its start",
-            f"install driver {least} or newer"
-            if least
-            else "install a newer driver, or an image for the older CUDA: --image REF",
-        )
+        return _older_driver(seen, f"{said} runs CUDA up to {have}", needed)
     return ok(f"{said} runs CUDA {have}, the engines are built for {needed}")
+
+
+def _older_driver(seen: Seen, said: str, needed: str) -> Verdict:
+    """Say whether engines for a newer CUDA may run all the same."""
+    said = f"{said}, and the engines are built for CUDA {needed}"
+    by_libraries = all(_DATA_CENTRE.search(gpu.name) for gpu in planned(seen))
+    if by_libraries and seen.spec.engine.env.get(COMPATIBILITY) == "1":
+        return Verdict(
+            "warn",
+            f"{said}; {COMPATIBILITY} is set",
+            "engines run if their image has NVIDIA's compatibility libraries for this driver",
+            "a newer driver, if they find no GPU",
+        )
+    least = _FIRST_DRIVER.get(_major(needed))
+    newer = (
+        f"install driver {least} or newer"
+        if least
+        else "install a newer driver, or an image for the older CUDA: --image REF"
+    )
+    return Verdict(
+        "fail",
+        said,
+        "torch finds no GPU, and every engine ends at its start",
+        f"{newer}; on this data centre GPU, or {_BY_COMPATIBILITY}" if by_libraries else newer,
+    )
 
 
 def _major(version: str) -> int:
@@ -251,7 +273,8 @@ RULES = (
         looks_at="the driver and the CUDA it runs, against what the image or interpreter is built "
         "for",
         fails="the driver's CUDA is of an older major release",
-        mend="a newer driver, or `--image REF` for the older CUDA",
+        warns="it is, and `VLLM_ENABLE_CUDA_COMPATIBILITY` is set, on a data centre GPU",
+        mend="a newer driver, `--image REF` for the older CUDA, or that variable",
     ),
     Rule(
         "gpu.arch",

@@ -255,6 +255,7 @@ def _engines(
 def _check(spec: StackSpec, model: Model, block_size: int, topology: Topology) -> None:
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
+    _check_gpu_access(spec)
     _check_redis(spec)
     _check_equal_ranks(spec)
     _check_tensor_parallel(spec, model, topology)
@@ -284,6 +285,14 @@ def _check_engine_settings(spec: StackSpec) -> None:
         raise ConfigError(
             "engine.env: PYTHONHASHSEED is the plan's to set: keys match only where it is equal",
             hint="leave it out of engine.env",
+        )
+
+
+def _check_gpu_access(spec: StackSpec) -> None:
+    if spec.gpu_access == "all" and not vendor_named(spec.vendor).container.nodes:
+        raise ConfigError(
+            f"gpu_access: 'all' is for ROCm, and the vendor is {spec.vendor}",
+            hint="leave gpu_access out of deploy.yaml",
         )
 
 

@@ -25,6 +25,7 @@ from deploy.stack.service import Container, DeviceAccess, Mount, Published, Serv
 ROOTLESS = "0:0"
 STORE_NETWORK = "store"
 FRONT_NETWORK = "front"
+_ALL_RENDER_NODES = "/dev/dri"
 _ROUTER_LIMIT_MIB = 2048
 # Fragmentation, and the buffers of clients that read values of megabytes.
 _REDIS_OVERHEAD_MIB = 512
@@ -144,7 +145,7 @@ def _engine(
         mounts=tuple(mounts),
         published=(Published(LOOPBACK, engine.port, port),),
         secrets=("hf_token",) if layout.hub_token and plan.model.source == "hub" else (),
-        devices=device_access(engine.gpus, plan, cdi=uses_cdi(plan, spec)),
+        devices=device_access(engine.gpus, plan, spec),
         shm_mib=_SHM_MIB_A_RANK * (1 + plan.tp),
         # Nobody has seen yet where the vendors' libraries write.
         read_only=not plan.vendor.has_gpus,
@@ -183,18 +184,19 @@ def uses_cdi(plan: Plan, spec: StackSpec) -> bool:
     )
 
 
-def device_access(gpus: tuple[Gpu, ...], plan: Plan, *, cdi: bool) -> DeviceAccess:
+def device_access(gpus: tuple[Gpu, ...], plan: Plan, spec: StackSpec) -> DeviceAccess:
     """Return how a container gets its GPUs; nothing where it has none."""
     if not gpus:
         return DeviceAccess()
     vendor: Vendor = plan.vendor
     access = vendor.container
     rights = DeviceAccess(security_opt=access.security_opt)
-    if cdi:
+    if uses_cdi(plan, spec):
         # As a reservation: as plain devices, Compose before 2.30 takes their names for paths.
         ids = tuple(f"{access.cdi_kind}={gpu.index}" for gpu in gpus)
         return replace(rights, driver="cdi", ids=ids, groups=plan.gpu_groups)
     if access.driver:
         return replace(rights, driver=access.driver, ids=tuple(str(gpu.index) for gpu in gpus))
-    nodes = tuple(gpu.render_node for gpu in gpus)
+    own = tuple(gpu.render_node for gpu in gpus)
+    nodes = (_ALL_RENDER_NODES,) if spec.gpu_access == "all" else own
     return replace(rights, names=(*access.nodes, *nodes), groups=plan.gpu_groups)

@@ -194,6 +194,7 @@ class ContainerLayout:
         engine_cache: on this machine; what engines of this image compile or look up once.
         hub_cache: on this machine; None where the model does not come from a hub.
         hub_token: whether there is a secret with a token of the hub.
+        sees_all_gpus: containers are given every GPU, and told which are an engine's.
     """
 
     run_dir: Path
@@ -204,6 +205,7 @@ class ContainerLayout:
     engine_cache: Path
     hub_cache: Path | None = None
     hub_token: bool = False
+    sees_all_gpus: bool = False
 
     redis_program = "redis-server"
     connector_dir = CONNECTOR
@@ -254,19 +256,33 @@ class ContainerLayout:
         return str(MODELS / Path(plan.model.ref).name)
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
-        # The user has no entry in the image's list of users, and no home.
-        env = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
+        # The user has no entry in the image's list of users.
+        env = {"TMPDIR": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
         env["VLLM_CACHE_ROOT"] = f"{ENGINE_CACHE}/vllm"
         visible = plan.vendor.container.visible
         if visible and engine.gpus:
-            env[visible] = ",".join(str(own) for own in range(len(engine.gpus)))
-        return {**env, **self._hub_env(plan)}
+            own = engine.devices if self.sees_all_gpus else range(len(engine.gpus))
+            env[visible] = ",".join(map(str, own))
+        return {**env, **_home_env(engine, plan), **self._hub_env(plan)}
 
     def _hub_env(self, plan: Plan) -> Mapping[str, str]:
         if plan.model.source != "hub":
             return {}
         token = {"HF_TOKEN_PATH": str(SECRETS / "hf_token")} if self.hub_token else {}
         return {"HF_HUB_CACHE": HUB_CACHE, **token}
+
+
+def _home_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
+    """Name an engine's home, below which Triton, FlashInfer, AITER and CUDA keep what they compile.
+
+    On GPUs it outlives the container. Each engine has its own: AITER copies itself there at its
+    first start, and one engine could meet another's copy half done.
+    """
+    if not plan.vendor.has_gpus:
+        return {"HOME": "/tmp"}  # noqa: S108 - the container's own
+    home = f"{ENGINE_CACHE}/{engine.name}"
+    # Not below the home, if left out, but in the temporary folder, which is memory.
+    return {"HOME": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}
 
 
 def _on_loopback(port: int) -> Endpoint:

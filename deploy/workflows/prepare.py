@@ -143,6 +143,7 @@ def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Mo
         engine_cache=home.engine_cache(means.images.engine_id or means.images.engine),
         hub_cache=Path(means.hub_cache) if from_hub else None,
         hub_token=means.hub_token and from_hub,
+        sees_all_gpus=spec.gpu_access == "all",
     )
 
 

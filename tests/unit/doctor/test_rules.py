@@ -46,6 +46,8 @@ X86 = HostSeen(architecture="x86_64", cpu_flags=frozenset({"avx2", "avx512f", "a
 TWO_NODES = {0: "0-7", 1: "8-15"}
 REDIS = RedisSeen("7.2.4", 8 * 2**30, "allkeys-lru", False, "")
 FREE_GPUS = GpusSeen("580.65", "13.0", (GpuUse("cuda", 0, 400), GpuUse("cuda", 1, 400)))
+OLD_DRIVER = {"gpus": replace(FREE_GPUS, cuda="12.8"), "code": CUDA_CODE}
+COMPATIBLE = {"env": {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}}
 BAD = Outcome(trouble="it is broken", mend="mend it", details=("a detail",))
 
 
@@ -152,6 +154,8 @@ CASES = [
          {"gpus": replace(FREE_GPUS, cuda="12.4"), "images": (IMAGE,)}),
     cuda("gpu.driver", "fail", "install driver 580 or newer",
          {"gpus": replace(FREE_GPUS, cuda="12.8"), "code": CUDA_CODE}),
+    cuda("gpu.driver", "fail", "VLLM_ENABLE_CUDA_COMPATIBILITY", OLD_DRIVER),
+    cuda("gpu.driver", "warn", "NVIDIA's compatibility libraries", OLD_DRIVER, engine=COMPATIBLE),
     cuda("gpu.driver", "unknown", "no answer in 5 s",
          {"gpus": GpusSeen(trouble="no answer in 5 s"), "images": (IMAGE,)}),
     rocm("gpu.driver", "ok", "amdgpu driver 6.12", {"gpus": GpusSeen(driver="6.12")}),
@@ -321,6 +325,29 @@ def seen_in(case: Case) -> Seen:
     spec = StackSpec.model_validate(fields)
     plan: Plan = make_plan(spec, case.model, case.machine)
     return Seen(spec=spec, inventory=case.machine, plan=plan, **case.seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA GH200 480GB", True),
+        ("NVIDIA L40S", True),
+        ("Tesla V100-SXM2-32GB", True),
+        ("NVIDIA GeForce RTX 4090", False),
+        ("NVIDIA RTX A6000", False),
+    ],
+)
+def test_newer_libraries_are_for_data_centre_gpus(name: str, takes: bool) -> None:
+    case = cuda("gpu.driver", "", "", OLD_DRIVER, engine=COMPATIBLE)
+    gpus = tuple(replace(gpu, name=name) for gpu in case.machine.gpus)
+    verdict = BY_ID["gpu.driver"].judge(
+        seen_in(replace(case, machine=replace(case.machine, gpus=gpus)))
+    )
+    assert verdict is not None
+    assert verdict.status == ("warn" if takes else "fail")
+    assert ("VLLM_ENABLE" in verdict.message) is takes and "VLLM_ENABLE" not in verdict.mend
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule} {case.status} {case.words}")

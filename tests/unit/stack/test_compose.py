@@ -205,6 +205,18 @@ class TestGpus:
         made = contained(vendor="rocm", machine=machine, gpu_access="cdi")
         assert devices(made.services["producer-0"]) == ["amd.com/gpu=0"]
 
+    def test_all_of_rocms_nodes_and_an_engines_own_by_their_indices(self, contained: Make) -> None:
+        machine = machine_with("rocm", 0, 1, 2, 3)
+        made = contained(vendor="rocm", machine=machine, gpus=4, tp=2, gpu_access="all")
+        engine = made.services["consumer-0"]
+        assert engine["devices"] == ["/dev/kfd", "/dev/dri"]
+        assert engine["environment"]["HIP_VISIBLE_DEVICES"] == "2,3"
+
+    @pytest.mark.parametrize("vendor", ["cuda", "cpu"])
+    def test_all_nodes_are_rocms(self, contained: Make, vendor: str) -> None:
+        with pytest.raises(ConfigError, match="gpu_access: 'all' is for ROCm"):
+            contained(vendor=vendor, gpu_access="all")
+
 
 class TestRights:
     def test_every_service_is_held_in(self, cases: list[Case]) -> None:
@@ -487,6 +499,27 @@ class TestDocument:
         } in engine["volumes"]
         command = engine["command"]
         assert command[command.index("--model") + 1] == "/models/Llama-3B"
+
+
+class TestCaches:
+    def test_what_gpu_engines_compile_outlives_their_containers(self, cases: list[Case]) -> None:
+        """And no two engines write to the same home: AITER copies itself there."""
+        for case in cases:
+            names = ("HOME", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
+            places = [[e["environment"].get(n) for n in names] for e in case.engines.values()]
+            if case.vendor == "cpu":
+                assert places == [["/tmp", None, "/cache/vllm"]] * len(places), case.name
+                continue
+            assert all(path.startswith("/cache/") for one in places for path in one), case.name
+            assert len({home for home, *_ in places}) == len(places), case.name
+
+    def test_it_is_the_images_own_and_may_be_written(self, contained: Make) -> None:
+        mounts = [
+            {m["target"]: m for m in contained(image=image).services["producer-0"]["volumes"]}
+            for image in ("mine/vllm:1", "mine/vllm:2")
+        ]
+        assert mounts[0]["/cache"]["source"] != mounts[1]["/cache"]["source"]
+        assert not mounts[0]["/cache"]["read_only"]
 
 
 class TestEngines:
