@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from pdkit_connector.counters import Counters
@@ -23,9 +23,13 @@ OF_ONE_KEY = frozenset({"WRONGTYPE", "ASK", "TRYAGAIN"})
 class Attempts:
     """One way of using Redis, such as reading; raises nothing that Redis does."""
 
-    def __init__(self, what: str, counters: Counters) -> None:
+    def __init__(
+        self, what: str, counters: Counters, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Count failures under these labels, beside their kind."""
         self._health = Health(what)
         self._counters = counters
+        self._labels = labels or {}
         self._told: set[str] = set()
 
     def pausing(self) -> bool:
@@ -59,7 +63,7 @@ class Attempts:
         return None
 
     def _failed(self, error: Exception, links: Links) -> None:
-        self._counters.add("failures", kind=_kind(error))
+        self._counters.add("failures", kind=_kind(error), **self._labels)
         if isinstance(error, ReplyError):
             if error.code in OF_ONE_KEY:
                 return

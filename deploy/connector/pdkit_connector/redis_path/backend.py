@@ -2,7 +2,7 @@
 
 LMCache's configuration names it (`storage_plugins`) and gives its settings under `extra_config`:
 
-    pdkit.url        address of Redis (see `address`)
+    pdkit.url        address of Redis (see `address`), or a list: keys are spread over all
     pdkit.namespace  what comes before every key; KV of one namespace can be read by all of it
     pdkit.<limit>    a field of `client.Limits`
 
@@ -30,6 +30,7 @@ from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.client import Client, Limits
 from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.redis_path.link import Deadline, ReplyError
+from pdkit_connector.redis_path.names import Names
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 from pdkit_connector.registry import describe
 from pdkit_connector.worker import open_socket
@@ -71,13 +72,18 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
     def _start(self, config: Any, metadata: Any) -> None:
         settings = _settings(config)
         self._codec = Codec(layout_of(config, metadata))
-        self._namespace, self._url = _required(settings, "namespace"), _required(settings, "url")
-        self._prefix = f"{self._namespace}:{self._codec.layout.hex()[:8]}:"
-        self._client = Client(self._url, self._codec, COUNTERS, _limits(settings))
+        self._namespace = str(_required(settings, "namespace"))
+        url = _required(settings, "url")
+        self._urls = [str(one) for one in url] if isinstance(url, list) else [str(url)]
+        self._names = Names(
+            f"{self._namespace}:{self._codec.layout.hex()[:8]}:",
+            # All ranks of an MLA model hold the same KV, and LMCache stores that of the first.
+            first_rank_only=bool(metadata.use_mla and metadata.world_size > 1),
+        )
+        self._client = Client(self._urls, self._codec, COUNTERS, _limits(settings))
         # All values have one length, known from the first that comes by.
         self._value_bytes: int | None = None
         self._one_length = not config.save_unfull_chunk
-        self._first_rank_only = bool(metadata.use_mla and metadata.world_size > 1)
         self._storing: set[Any] = set()
         # The page shows from the start that this engine has such a path.
         COUNTERS.add("chunks", 0, operation="store", result="stored")
@@ -87,7 +93,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
     def pdkit_facts(self) -> dict[str, str]:
         """Return what `kv_report` says of this way to Redis."""
         return {
-            "redis": public_address(self._url),
+            "redis": ", ".join(map(public_address, self._urls)),
             "namespace": self._namespace,
             "layout": self._codec.layout.hex()[:8],
             "checksum": self._codec.algorithm,
@@ -95,12 +101,12 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
 
     def _greet(self) -> None:
         """Say now what a wrong password would make of every call; a Redis may come later."""
-        try:
-            self._client.lookups.ping()
-        except Exception as exc:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
-            if _is_refusal(exc):
-                raise ConnectorError(f"Redis refuses this engine: {describe(exc)}") from None
-            get_logger().warning("pdkit-connector WARNING Redis is not there: %s", describe(exc))
+        for trouble in self._client.troubles():
+            if _is_refusal(trouble):
+                raise ConnectorError(f"Redis refuses this engine: {describe(trouble)}") from None
+            get_logger().warning(
+                "pdkit-connector WARNING Redis is not there: %s", describe(trouble)
+            )
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -113,7 +119,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
 
     def batched_contains(self, keys: Sequence[Any], pin: bool = False) -> int:  # noqa: ARG002
         """Return how many keys Redis has, from the first on; nothing is pinned there."""
-        return self._client.lookups.held(self._names(keys), self._value_bytes)
+        return self._client.lookups.held(self._names.many(keys), self._value_bytes)
 
     async def batched_async_contains(
         self,
@@ -147,7 +153,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
     def _load(self, keys: Sequence[Any]) -> list[Any]:
         if self.local_cpu_backend is None:
             return []
-        targets = self._client.loads.load(self._names(keys), self._allocate)
+        targets = self._client.loads.load(self._names.many(keys), self._allocate)
         return [target.memory_obj for target in targets]
 
     def _allocate(self, header: Header, deadline: Deadline) -> _Staged | None:
@@ -190,7 +196,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
                 self._submit(key, memory_obj, on_complete_callback)
 
     def _submit(self, key: Any, memory_obj: Any, told: Callable[[Any], None] | None) -> None:
-        name = self._name(key)
+        name = self._names.one(key)
         payload = _bytes_of(memory_obj)
         self._learn(len(payload))
         header = Header(
@@ -227,11 +233,11 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
 
     def remove(self, key: Any, force: bool = True) -> bool:  # noqa: ARG002
         """Remove a key; tell whether it was there."""
-        return self._client.lookups.remove([self._name(key)]) == 1
+        return self._client.lookups.remove([self._names.one(key)]) == 1
 
     def batched_remove(self, keys: Sequence[Any], force: bool = True) -> int:  # noqa: ARG002
         """Remove keys; return how many were there."""
-        return self._client.lookups.remove(self._names(keys))
+        return self._client.lookups.remove(self._names.many(keys))
 
     def touch_cache(self) -> None:
         """Do nothing: Redis notes each use itself."""
@@ -247,15 +253,6 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
     def _learn(self, payload_bytes: int) -> None:
         if self._one_length:
             self._value_bytes = HEADER_BYTES + payload_bytes
-
-    def _name(self, key: Any) -> bytes:
-        if self._first_rank_only:
-            # All ranks of an MLA model hold the same KV, and LMCache stores that of the first.
-            key = key.with_new_worker_id(0)
-        return f"{self._prefix}{key.to_string()}".encode()
-
-    def _names(self, keys: Sequence[Any]) -> list[bytes]:
-        return [self._name(key) for key in keys]
 
 
 class _Staged:
@@ -320,10 +317,10 @@ def _settings(config: Any) -> dict[str, Any]:
     }
 
 
-def _required(settings: dict[str, Any], name: str) -> str:
+def _required(settings: dict[str, Any], name: str) -> Any:
     if not settings.get(name):
         raise ConnectorError(f"extra_config of LMCache's configuration has no {_SETTING}{name}")
-    return str(settings[name])
+    return settings[name]
 
 
 def _limits(settings: dict[str, Any]) -> Limits:

@@ -1,4 +1,4 @@
-"""One engine's worker and its Redis: look up, load and store values, within limits.
+"""One engine's worker and its Redis, one or several: look up, load and store values, within limits.
 
 No call raises for what Redis does: what cannot be had in time is a miss, what cannot be stored is
 left out. Both are counted, and told once.
@@ -6,16 +6,14 @@ left out. Both are counted, and told once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.address import parse
-from pdkit_connector.redis_path.attempts import Attempts
-from pdkit_connector.redis_path.lanes import Lanes, Links
 from pdkit_connector.redis_path.loads import Loads
 from pdkit_connector.redis_path.lookups import Lookups
+from pdkit_connector.redis_path.shards import Shards
 from pdkit_connector.redis_path.stores import Stores
-from pdkit_connector.redis_path.topology import topology
 from pdkit_connector.redis_path.value import Codec
 
 
@@ -27,7 +25,7 @@ class Limits:
         lookup_s: seconds after which a lookup is a miss.
         load_s: seconds after which what has not come of a prompt is a miss.
         store_s: seconds after which a chunk that was handed over is given up.
-        load_lanes, store_lanes: connections that values move over, each way.
+        load_lanes, store_lanes: connections that values move over, each way; at least one a shard.
         queued_bytes: payload that may wait to be stored; more is not stored.
     """
 
@@ -40,32 +38,34 @@ class Limits:
 
 
 class Client:
-    """`lookups`, `loads` and `stores` of one Redis; nothing is connected before it is needed.
+    """`lookups`, `loads` and `stores`; nothing is connected before it is needed.
 
-    Raises ConnectorError where the URL is no address (see `address`).
+    Raises ConnectorError where a URL is no address (see `address`).
     """
 
     def __init__(
-        self, url: str, codec: Codec, counters: Counters, limits: Limits | None = None
+        self,
+        urls: str | Sequence[str],
+        codec: Codec,
+        counters: Counters,
+        limits: Limits | None = None,
     ) -> None:
-        limits = limits or Limits()
-        where = topology(parse(url))
+        """Take the URL of a Redis, or those of several that share the keys."""
+        self._limits = limits = limits or Limits()
+        self._shards = shards = Shards([urls] if isinstance(urls, str) else urls, counters, limits)
+        self.lookups = Lookups(shards, counters, limits.lookup_s)
+        self.loads = Loads(shards, codec, counters, limits.load_s)
+        self.stores = Stores(shards, codec, counters, limits.store_s, limits.queued_bytes)
 
-        def links() -> Links:
-            return Links(where, counters)
-
-        reads, writes = Attempts("reading", counters), Attempts("storing", counters)
-        self._limits = limits
-        self._load_lanes = Lanes("load", limits.load_lanes, links)
-        self._store_lanes = Lanes("store", limits.store_lanes, links)
-        self.lookups = Lookups(links(), reads, counters, limits.lookup_s)
-        self.loads = Loads(self._load_lanes, codec, reads, counters, limits.load_s)
-        self.stores = Stores(
-            self._store_lanes, codec, writes, counters, limits.store_s, limits.queued_bytes
-        )
+    def troubles(self) -> Iterator[Exception]:
+        """Ask each Redis for a sign of life; yield what goes wrong."""
+        for shard in self._shards:
+            try:
+                self.lookups.ping(shard)
+            except Exception as exc:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
+                yield exc
 
     def close(self) -> None:
         """Finish the stores that began, within their limit, and close the connections."""
-        self._store_lanes.close(self._limits.store_s)
-        self._load_lanes.close(self._limits.load_s)
+        self._shards.close(self._limits.store_s, self._limits.load_s)
         self.lookups.close()

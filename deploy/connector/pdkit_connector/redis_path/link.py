@@ -10,7 +10,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _BUFFER_BYTES = 4096
@@ -18,6 +18,8 @@ _BUFFER_BYTES = 4096
 _TIMEVAL = struct.Struct("@ll")
 # No line that Redis says is longer.
 _LINE_BYTES = 1 << 16
+# What a server may say in answer to a command, beyond a line: an error of it each.
+_ERROR_BYTES = 1 << 9
 # What a call on a socket may take beyond its deadline.
 _LATE_S = 0.02
 
@@ -156,6 +158,43 @@ class Link:
         if line[:1] in b"+:" and line:
             return line[1:]
         raise self._unexpected(line)
+
+    def numbers(
+        self, count: int, deadline: Deadline, otherwise: Callable[[ReplyError], int]
+    ) -> list[int]:
+        """Return the answers to that many commands, which are all that was asked on this link.
+
+        What Redis refused becomes what `otherwise` returns, or what it raises.
+        """
+        text, seen = b"", 0
+        while True:
+            more = self._view[self._start : self._end]
+            text += more
+            seen += self._buffer.count(b"\n", self._start, self._end)
+            if seen >= count:
+                break
+            if len(text) > _LINE_BYTES + count * _ERROR_BYTES:
+                raise LinkBroken("answers without an end")
+            self._fill(deadline)
+        self._start = self._end
+        try:
+            # All are numbers, as nearly always: the fewest steps for each.
+            found = list(map(int, text[1:-2].split(b"\r\n:"))) if text[:1] == b":" else []
+        except ValueError:
+            found = []
+        if len(found) != count:
+            found = [self._number(line, otherwise) for line in text[:-2].split(b"\r\n")]
+        if len(found) != count or not text.endswith(b"\r\n"):
+            raise LinkBroken(f"{len(found)} answers to {count} questions")
+        return found
+
+    def _number(self, line: bytes, otherwise: Callable[[ReplyError], int]) -> int:
+        if line[:1] == b":" and line[1:].isdigit():
+            return int(line[1:])
+        error = self._unexpected(line)
+        if isinstance(error, ReplyError):
+            return otherwise(error)
+        raise error
 
     def length(self, deadline: Deadline) -> int | None:
         """Return the length of the string that follows, or None where there is no such key."""

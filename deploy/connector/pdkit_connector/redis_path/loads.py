@@ -9,10 +9,11 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.attempts import OF_ONE_KEY, Attempts
-from pdkit_connector.redis_path.lanes import Lanes, Links, dropping
+from pdkit_connector.redis_path.attempts import OF_ONE_KEY
+from pdkit_connector.redis_path.lanes import Links, dropping
 from pdkit_connector.redis_path.link import Deadline, ReplyError
 from pdkit_connector.redis_path.reading import Reading
+from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Check, Codec, Header
 
 # What a lane may take beyond the deadline to notice it.
@@ -40,12 +41,9 @@ Allocate = Callable[[Header, Deadline], T | None]
 class Loads:
     """Loads prompts over several connections."""
 
-    def __init__(
-        self, lanes: Lanes, codec: Codec, attempts: Attempts, counters: Counters, limit_s: float
-    ) -> None:
-        self._lanes = lanes
+    def __init__(self, shards: Shards, codec: Codec, counters: Counters, limit_s: float) -> None:
+        self._shards = shards
         self._codec = codec
-        self._attempts = attempts
         self._counters = counters
         self._limit_s = limit_s
 
@@ -54,14 +52,12 @@ class Loads:
         if not keys:
             return []
         self._counters.add("calls", operation="load")
-        if self._attempts.pausing():
-            self._count("paused", len(keys))
-            return []
         began = time.perf_counter()
         prompt = _Prompt(keys, allocate, Deadline(self._limit_s))
-        for share in prompt.shares(self._lanes.count):
-            if not self._lanes.submit(partial(self._load, prompt, share)):
-                prompt.give_up(share)
+        # Those that pause come first: they end the prompt, and what comes after is not asked for.
+        parts = sorted(self._shards.split(keys), key=lambda part: not part[0].reads.pausing())
+        for shard, indices in parts:
+            self._begin(prompt, shard, indices)
         loaded = prompt.loaded(self._limit_s + _GRACE_S)
         self._counters.add("seconds", time.perf_counter() - began, operation="load")
         size = sum(len(target.memory()) for target in loaded)
@@ -69,13 +65,26 @@ class Loads:
         self._count("loaded", len(loaded))
         return loaded
 
-    def _load(self, prompt: _Prompt[T], share: Sequence[int], links: Links) -> None:
+    def _begin(self, prompt: _Prompt[T], shard: Shard, indices: Sequence[int]) -> None:
+        """Have a shard's lanes load what is on it."""
+        if shard.reads.pausing():
+            prompt.give_up(indices)
+            self._count("paused", len(indices))
+            return
+        count = min(shard.load_lanes.count, len(indices))
+        for lane in range(count):
+            # Each has early chunks, since those count most.
+            share = indices[lane::count]
+            if not shard.load_lanes.submit(partial(self._load, prompt, shard, share)):
+                prompt.give_up(share)
+
+    def _load(self, prompt: _Prompt[T], shard: Shard, share: Sequence[int], links: Links) -> None:
         """Load a lane's share of a prompt; what is left of it ends the prompt there."""
         left = list(share)
         try:
             # A job that waited too long for its turn says nothing of Redis.
             if not prompt.deadline.passed():
-                self._attempts.run(lambda: self._read(links, prompt, left), links)
+                shard.reads.run(lambda: self._read(links, prompt, left), links)
         finally:
             prompt.give_up(left)
             self._count("unread", len(left))
@@ -132,7 +141,7 @@ class Loads:
 
     def _useless(self, kind: str, why: Exception, key: bytes) -> None:
         self._count(kind)
-        self._attempts.tell_once(
+        self._shards.of(key).reads.tell_once(
             f"{kind} value",
             f"a value is not used, because {why} (key {key.decode(errors='replace')}); "
             "its chunk is computed again, and so is that of any other like it",
@@ -175,11 +184,6 @@ class _Prompt(Generic[T]):
         self._awaited = len(keys)
         self._closed = False
         self._condition = threading.Condition()
-
-    def shares(self, lanes: int) -> list[range]:
-        """Return every lane's indices; each has early chunks, since those count most."""
-        count = min(lanes, len(self.keys))
-        return [range(lane, len(self.keys), count) for lane in range(count)]
 
     def give_up(self, indices: Sequence[int]) -> None:
         """Learn that there are no such values."""

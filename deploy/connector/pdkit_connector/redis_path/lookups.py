@@ -1,28 +1,29 @@
-"""What Redis has, asked over one connection of its own."""
+"""What Redis has, asked over connections of its own."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.address import Node
-from pdkit_connector.redis_path.attempts import OF_ONE_KEY, Attempts
-from pdkit_connector.redis_path.lanes import Links, dropping
+from pdkit_connector.redis_path.attempts import OF_ONE_KEY
+from pdkit_connector.redis_path.lanes import dropping
 from pdkit_connector.redis_path.link import Deadline, ReplyError, command
+from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import HEADER_BYTES
 
-R = TypeVar("R")
+# Within this, an answer is read that came while another shard took all of the time.
+_GRACE_S = 0.05
 
 
 class Lookups:
     """Questions and removals; callers take turns."""
 
-    def __init__(self, links: Links, attempts: Attempts, counters: Counters, limit_s: float):
-        self._links = links
-        self._attempts = attempts
+    def __init__(self, shards: Shards, counters: Counters, limit_s: float) -> None:
+        self._shards = shards
         self._counters = counters
         self._limit_s = limit_s
         self._lock = threading.Lock()
@@ -33,8 +34,7 @@ class Lookups:
         With `value_bytes`, a value of another length counts as none. One round trip a server.
         """
         began = time.perf_counter()
-        lengths = self._in_turn(lambda deadline: self._each(b"STRLEN", keys, deadline))
-        found = _prefix(lengths or (), value_bytes)
+        found = _prefix(self._each(b"STRLEN", keys), value_bytes)
         self._counters.add("calls", operation="lookup")
         self._counters.add("seconds", time.perf_counter() - began, operation="lookup")
         self._counters.add("chunks", found, operation="lookup", result="hit")
@@ -43,17 +43,22 @@ class Lookups:
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Remove values; return how many there were."""
-        return sum(self._in_turn(lambda deadline: self._each(b"UNLINK", keys, deadline)) or ())
+        return sum(self._each(b"UNLINK", keys))
 
-    def ping(self) -> None:
-        """Ask Redis for a sign of life; raise what went wrong."""
+    def ping(self, shard: Shard | None = None) -> None:
+        """Ask a shard, or each in turn, for a sign of life; raise what went wrong."""
+        if shard is None:
+            for each in self._shards:
+                self.ping(each)
+            return
         deadline = Deadline(self._limit_s + 2)
         if not self._lock.acquire(timeout=self._limit_s):
             raise TimeoutError("others ask Redis")
         try:
-            node = self._links.route(deadline)(b"")
-            with dropping(self._links, node):
-                link = self._links.to(node, deadline)
+            links = shard.asking
+            node = links.route(deadline)(b"")
+            with dropping(links, node):
+                link = links.to(node, deadline)
                 link.send([command(b"PING")], deadline)
                 link.status(deadline)
         finally:
@@ -62,50 +67,114 @@ class Lookups:
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
-            self._links.close()
+            for shard in self._shards:
+                shard.asking.close()
 
-    def _in_turn(self, work: Callable[[Deadline], R]) -> R | None:
-        deadline = Deadline(self._limit_s)
-        if self._attempts.pausing() or not self._lock.acquire(timeout=self._limit_s):
-            return None
-        try:
-            # Whoever had the turn before may have found out.
-            if self._attempts.pausing() or deadline.passed():
-                return None
-            return self._attempts.run(lambda: work(deadline), self._links)
-        finally:
-            self._lock.release()
-
-    def _each(self, name: bytes, keys: Sequence[bytes], deadline: Deadline) -> list[int]:
-        """Return the number that a command answers for each key.
+    def _each(self, name: bytes, keys: Sequence[bytes]) -> list[int]:
+        """Return the number that a command answers for each key; 0 where nobody answers.
 
         STRLEN, unlike EXISTS, also counts as a use, so that a chunk is not evicted before its load.
         """
-        head = b"*2\r\n$%d\r\n%s\r\n" % (len(name), name)
         numbers = [0] * len(keys)
-        nodes = self._by_node(keys, deadline)
-        with dropping(self._links, *nodes):
-            for node, indices in nodes.items():
-                # `command`, written out: there may be thousands.
-                ours = [keys[i] for i in indices]
-                asked = b"".join([b"%s$%d\r\n%s\r\n" % (head, len(key), key) for key in ours])
-                self._links.to(node, deadline).send([asked], deadline)
-            for node, indices in nodes.items():
-                link = self._links.to(node, deadline)
-                for i in indices:
-                    try:
-                        numbers[i] = int(link.status(deadline))
-                    except ReplyError as error:
-                        if error.code not in OF_ONE_KEY:
-                            raise
+        deadline = Deadline(self._limit_s)
+        parts = _well(self._shards.split(keys))
+        if not parts or not self._lock.acquire(timeout=self._limit_s):
+            return numbers
+        questions: list[_Question] = []
+        try:
+            # Whoever had the turn before may have found out.
+            if not deadline.passed():
+                questions += [_Question(shard, name, keys, own) for shard, own in _well(parts)]
+            for question in questions if len(questions) > 1 else ():
+                question.ask_early(deadline)
+            for question in questions:
+                question.answer(numbers, deadline)
+        finally:
+            for question in questions:
+                question.forget()
+            self._lock.release()
         return numbers
 
-    def _by_node(self, keys: Sequence[bytes], deadline: Deadline) -> dict[Node, list[int]]:
+
+class _Question:
+    """The same command for many keys of one shard. What it fails is counted, not raised."""
+
+    def __init__(
+        self, shard: Shard, name: bytes, keys: Sequence[bytes], indices: Sequence[int]
+    ) -> None:
+        self._shard = shard
+        self._links = shard.asking
+        self._name = name
+        self._keys = keys
+        self._indices = indices
+        # The servers that were asked and not heard yet, each with the indices of its keys.
+        self._asked: Mapping[Node, Sequence[int]] = {}
+
+    def ask_early(self, deadline: Deadline) -> None:
+        """Ask, so that several shards look at the same time; `answer` asks again if this fails."""
+        with suppress(Exception):
+            self._ask(deadline)
+
+    def answer(self, numbers: list[int], deadline: Deadline) -> None:
+        """Write what the servers answer into `numbers`."""
+        # One shard that hangs takes all of the time, and says nothing of the others.
+        in_time = Deadline(_GRACE_S) if deadline.passed() else deadline
+        self._shard.reads.run(lambda: self._answer(numbers, in_time), self._links)
+
+    def forget(self) -> None:
+        """Close connections whose answers nobody read: the next question must not meet them."""
+        self._links.drop(*self._asked)
+
+    def _ask(self, deadline: Deadline) -> None:
+        nodes = self._by_node(deadline)
+        with dropping(self._links, *nodes):
+            for node, indices in nodes.items():
+                asked = _commands(self._name, [self._keys[i] for i in indices])
+                self._links.to(node, deadline).send([asked], deadline)
+        self._asked = nodes
+
+    def _answer(self, numbers: list[int], deadline: Deadline) -> None:
+        if not self._asked:
+            self._ask(deadline)
+        nodes, self._asked = self._asked, {}
+        with dropping(self._links, *nodes):
+            for node, indices in nodes.items():
+                link = self._links.to(node, deadline)
+                found = link.numbers(len(indices), deadline, _of_one_key)
+                for index, number in zip(indices, found, strict=True):
+                    numbers[index] = number
+
+    def _by_node(self, deadline: Deadline) -> Mapping[Node, Sequence[int]]:
         route = self._links.route(deadline)
+        nodes = [route(self._keys[index]) for index in self._indices]
+        if len(set(nodes)) == 1:
+            return {nodes[0]: self._indices}
         found: dict[Node, list[int]] = {}
-        for i, key in enumerate(keys):
-            found.setdefault(route(key), []).append(i)
+        for index, node in zip(self._indices, nodes, strict=True):
+            found.setdefault(node, []).append(index)
         return found
+
+
+def _commands(name: bytes, keys: Sequence[bytes]) -> bytes:
+    """Return `command` of each key, with the fewest steps for each: there may be thousands."""
+    starts: dict[int, bytes] = {}  # by the length of the key
+    pieces: list[bytes] = []
+    for key in keys:
+        size = len(key)
+        if size not in starts:
+            starts[size] = b"*2\r\n$%d\r\n%s\r\n$%d\r\n" % (len(name), name, size)
+        pieces += (starts[size], key, b"\r\n")
+    return b"".join(pieces)
+
+
+def _well(parts: Sequence[tuple[Shard, Sequence[int]]]) -> list[tuple[Shard, Sequence[int]]]:
+    return [part for part in parts if not part[0].reads.pausing()]
+
+
+def _of_one_key(error: ReplyError) -> int:
+    if error.code in OF_ONE_KEY:
+        return 0
+    raise error
 
 
 def _prefix(lengths: Sequence[int], value_bytes: int | None) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.attempts import Attempts
-from pdkit_connector.redis_path.lanes import Lanes, Links, dropping
+from pdkit_connector.redis_path.lanes import Links, dropping
 from pdkit_connector.redis_path.link import Deadline, LinkBroken
+from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Codec, Header
 
 
@@ -19,16 +19,14 @@ class Stores:
 
     def __init__(
         self,
-        lanes: Lanes,
+        shards: Shards,
         codec: Codec,
-        attempts: Attempts,
         counters: Counters,
         limit_s: float,
         queued_bytes: int,
     ) -> None:
-        self._lanes = lanes
+        self._shards = shards
         self._codec = codec
-        self._attempts = attempts
         self._counters = counters
         self._limit_s = limit_s
         self._room = _Room(queued_bytes)
@@ -40,12 +38,13 @@ class Stores:
 
         `payload` must stay as it is until `done` is called, with whether Redis has the value.
         """
-        if self._attempts.pausing():
+        shard = self._shards.of(key)
+        if shard.writes.pausing():
             self._count("paused")
             return False
         if not self._room.take(len(payload)):
             self._count("no_room")
-            self._attempts.tell_once(
+            shard.writes.tell_once(
                 "room", "chunks come faster than Redis takes them; some are not stored"
             )
             return False
@@ -54,30 +53,36 @@ class Stores:
         def job(links: Links) -> None:
             stored = False
             try:
-                stored = self._store(links, key, header, payload, deadline)
+                stored = self._store(shard, links, key, header, payload, deadline)
             finally:
                 self._room.give(len(payload))
                 done(stored)
 
-        taken = self._lanes.submit(job)
+        taken = shard.store_lanes.submit(job)
         if not taken:
             self._room.give(len(payload))
         return taken
 
     def _store(
-        self, links: Links, key: bytes, header: Header, payload: memoryview, deadline: Deadline
+        self,
+        shard: Shard,
+        links: Links,
+        key: bytes,
+        header: Header,
+        payload: memoryview,
+        deadline: Deadline,
     ) -> bool:
-        if self._attempts.pausing() or deadline.passed():
-            self._count("paused" if self._attempts.pausing() else "late")
+        if shard.writes.pausing() or deadline.passed():
+            self._count("paused" if shard.writes.pausing() else "late")
             return False
         began = time.perf_counter()
         try:
             raw = self._codec.header(header, payload)
         except BadValue as bad:
             self._count(bad.kind)
-            self._attempts.tell_once("unfit", f"a chunk is not stored, because {bad}")
+            shard.writes.tell_once("unfit", f"a chunk is not stored, because {bad}")
             return False
-        stored = bool(self._attempts.run(partial(_set, links, key, raw, payload, deadline), links))
+        stored = bool(shard.writes.run(partial(_set, links, key, raw, payload, deadline), links))
         self._counters.add("seconds", time.perf_counter() - began, operation="store")
         if stored:
             self._counters.add("bytes", len(payload), operation="store")

@@ -1,0 +1,60 @@
+"""The keys of LMCache as Redis has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from lmcache.utils import CacheEngineKey
+
+# What LMCache's text of a key is made of, beside its hash.
+_ALIKE = attrgetter("__class__", "model_name", "world_size", "worker_id", "dtype", "tags")
+_KNOWN = {
+    "model_name", "world_size", "worker_id", "chunk_hash", "dtype",
+    "request_configs", "tags", "_dtype_str",
+}  # fmt: skip
+# Another release's keys may be made of more.
+_KNOWS_ALL = {field.name for field in dataclasses.fields(CacheEngineKey)} == _KNOWN
+
+
+class Names:
+    """Spells out keys, after a prefix."""
+
+    def __init__(self, prefix: str, *, first_rank_only: bool) -> None:
+        """Name all ranks' keys as those of the first, if asked to."""
+        self._prefix = prefix
+        self._first_rank_only = first_rank_only
+
+    def one(self, key: Any) -> bytes:
+        """Return the name of a key."""
+        if self._first_rank_only:
+            key = key.with_new_worker_id(0)
+        return f"{self._prefix}{key.to_string()}".encode()
+
+    def many(self, keys: Sequence[Any]) -> list[bytes]:
+        """Return the names of keys.
+
+        Those of a prompt differ in their hashes only. Then one is spelled out by LMCache, which
+        takes three times as long as all the rest of a lookup here.
+        """
+        return self._alike(keys) or [self.one(key) for key in keys]
+
+    def _alike(self, keys: Sequence[Any]) -> list[bytes]:
+        """Return the names of keys that differ in their hashes only; nothing where more differs."""
+        if not _KNOWS_ALL or not keys:
+            return []
+        first = keys[0]
+        try:
+            if type(first) is not CacheEngineKey or len(set(map(_ALIKE, keys))) > 1:
+                return []
+            spelled, mark = self.one(first), b"@%x@" % first.chunk_hash
+            if spelled.count(mark) != 1:
+                return []
+            # From the right: the rank before the hash may be the same number.
+            head, _, tail = spelled.rpartition(mark)
+            names = [b"%b@%x@%b" % (head, key.chunk_hash, tail) for key in keys]
+        except TypeError:  # a tag that has no hash, or hashes that are bytes
+            return []
+        return names if names[-1] == self.one(keys[-1]) else []

@@ -1,0 +1,103 @@
+"""Several Redis that share the keys: each with connections, threads and a health of its own.
+
+What fails on one holds up nothing that lies on another. Most stacks have one.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdkit_connector.counters import Counters
+from pdkit_connector.redis_path.address import parse
+from pdkit_connector.redis_path.attempts import Attempts
+from pdkit_connector.redis_path.lanes import Lanes, Links
+from pdkit_connector.redis_path.topology import topology
+
+
+class LaneCounts(Protocol):
+    """How many connections values move over, each way, all shards together."""
+
+    @property
+    def load_lanes(self) -> int: ...
+    @property
+    def store_lanes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One Redis: a server, a Sentinel's master or a cluster.
+
+    Attributes:
+        reads, writes: how using it fares.
+        asking: connections of whoever looks up; callers take turns.
+    """
+
+    reads: Attempts
+    writes: Attempts
+    load_lanes: Lanes
+    store_lanes: Lanes
+    asking: Links
+
+
+class Shards:
+    """The shards of a client, in the order that every client of the stack has them in."""
+
+    def __init__(self, urls: Sequence[str], counters: Counters, lanes: LaneCounts) -> None:
+        """Connect to nothing yet; raise ConnectorError where a URL is no address."""
+        self._all = tuple(
+            _shard(url, counters, lanes, number if len(urls) > 1 else None, len(urls))
+            for number, url in enumerate(urls)
+        )
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self._all)
+
+    def of(self, key: bytes) -> Shard:
+        """Return the shard that a key lies on: the same in every engine."""
+        return self._all[zlib.crc32(key) % len(self._all)]
+
+    def split(self, keys: Sequence[bytes]) -> list[tuple[Shard, Sequence[int]]]:
+        """Return the shards that have some of the keys, each with the indices of its own."""
+        count = len(self._all)
+        if count == 1:
+            return [(self._all[0], range(len(keys)))]
+        indices: list[list[int]] = [[] for _ in self._all]
+        for index, key in enumerate(keys):
+            indices[zlib.crc32(key) % count].append(index)
+        return [(shard, own) for shard, own in zip(self._all, indices, strict=True) if own]
+
+    def close(self, store_s: float, load_s: float) -> None:
+        """Finish the stores that began and close all connections, within these limits in all."""
+        _close([shard.store_lanes for shard in self], store_s)
+        _close([shard.load_lanes for shard in self], load_s)
+
+
+def _shard(
+    url: str, counters: Counters, lanes: LaneCounts, number: int | None, count: int
+) -> Shard:
+    where = topology(parse(url))
+    name, labels = ("", {}) if number is None else (f" shard {number}", {"shard": str(number)})
+
+    def links() -> Links:
+        return Links(where, counters)
+
+    def share(total: int) -> int:
+        return max(1, total // count)
+
+    return Shard(
+        Attempts(f"reading{name}", counters, labels),
+        Attempts(f"storing{name}", counters, labels),
+        Lanes(f"load{name}", share(lanes.load_lanes), links),
+        Lanes(f"store{name}", share(lanes.store_lanes), links),
+        links(),
+    )
+
+
+def _close(lanes: Sequence[Lanes], limit_s: float) -> None:
+    ends = time.monotonic() + limit_s
+    for one in lanes:
+        one.close(max(0.0, ends - time.monotonic()))
