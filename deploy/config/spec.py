@@ -131,10 +131,15 @@ class RedisSpec(_Strict):
         None,
         description="containers: redis:8.4.0, if left out; redis-local for one that is built here",
     )
+    shards: Annotated[int, Field(ge=1, le=16), BeforeValidator(_no_boolean)] | None = Field(
+        None,
+        description="how many Redis share the keys and memory_gib; if left out one a GPU, with 16 "
+        "processors for each and at most 8, and 1 on CPUs",
+    )
     url_file: HostPath | None = Field(
         None,
         description="a file with the URL of a Redis of your own, in the place of the kit's; not "
-        "with the three above",
+        "with the four above",
     )
     tls_files: tuple[HostPath, ...] = Field(
         (), description="containers: files that this URL names for TLS"
@@ -202,7 +207,7 @@ class StackSpec(_Strict):
     port: Port = Field(
         8000,
         description="where clients come; +1 Redis (processes only), +2 the router's metrics, +3 "
-        "the router behind a gateway, +10 on the engines",
+        "the router behind a gateway, +10 on the engines, then Redis's further shards",
     )
     bind: Annotated[str, AfterValidator(_address)] = Field(
         "127.0.0.1", description="address for clients; all else stays on loopback"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,31 @@ class StoreStats:
         if before is None or after is None or self.restarted_since(earlier) or after < before:
             return None
         return int(after - before)
+
+
+def combined(readings: Sequence[StoreStats]) -> StoreStats:
+    """Return the sums over servers that share the keys; without a limit, if one has none."""
+    if len(readings) == 1:
+        return readings[0]
+    most = [one.max_memory_bytes for one in readings]
+    ids = [one.run_id for one in readings]
+    return replace(
+        readings[0],
+        keys=_sum([one.keys for one in readings]),
+        used_memory_bytes=_sum([one.used_memory_bytes for one in readings]),
+        max_memory_bytes=0 if 0 in most else _sum(most),
+        evicted_keys=_sum([one.evicted_keys for one in readings]),
+        flushes=_sum([one.flushes for one in readings]),
+        run_id=None if None in ids else " ".join(sorted(map(str, ids))),
+        commands=_sum([one.commands for one in readings]),
+        received_bytes=_sum([one.received_bytes for one in readings]),
+        sent_bytes=_sum([one.sent_bytes for one in readings]),
+        clients=_sum([one.clients for one in readings]),
+        errors=dict(sum((Counter(one.errors) for one in readings), Counter())),
+        replica=any(one.replica for one in readings),
+    )
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from deploy.output.table import duration, percent, size, table, told, told_size
 from deploy.planning.plan import Plan
+from deploy.planning.redis import RedisPlan
 from deploy.verify.store_path import StorePath
 from deploy.workflows.down import DownResult
 from deploy.workflows.generations import Generation, engine_image
@@ -26,6 +27,7 @@ def plan_view(prepared: Prepared) -> str:
     plan = prepared.plan
     shared = plan.url + (", with a key" if plan.keyed else "")
     tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
+    shards = f" in {len(plan.redis)} shards" if len(plan.redis) > 1 else ""
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
@@ -35,13 +37,13 @@ def plan_view(prepared: Prepared) -> str:
         f"memory   {size(plan.memory_mib)} expected",
         f"store    your own Redis, by {prepared.spec.redis.url_file}"
         if plan.redis_brought
-        else f"store    {size(plan.redis_memory_mib)} of Redis{tokens}",
+        else f"store    {size(plan.redis_memory_mib)} of Redis{shards}{tokens}",
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared}",
         *(f"note     {line}" for line in prepared.notes),
     ]
     rows: list[tuple[object, ...]] = [
-        *([] if plan.redis_brought else [_redis_row(plan)]),
+        *(_redis_row(shard, plan) for shard in plan.redis),
         *(
             (
                 engine.name,
@@ -59,9 +61,9 @@ def plan_view(prepared: Prepared) -> str:
     return "\n".join((*facts, "", body))
 
 
-def _redis_row(plan: Plan) -> tuple[object, ...]:
-    port = plan.redis_port if plan.runtime == "process" else "-"
-    return ("redis", "store", "-", port, size(plan.redis_memory_mib))
+def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
+    port = shard.port if plan.runtime == "process" else "-"
+    return (shard.name, "store", "-", port, size(shard.memory_mib))
 
 
 def plan_data(prepared: Prepared) -> dict[str, Any]:
@@ -83,7 +85,8 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "front": {"host": plan.bind, "port": plan.port, "url": plan.url, "keyed": plan.keyed},
         "redis": {
             "brought": plan.redis_brought,
-            "port": plan.redis_port if plan.runtime == "process" else 0,
+            "shards": len(plan.redis),
+            "port": plan.redis[0].port if plan.redis and plan.runtime == "process" else 0,
             "memory_mib": plan.redis_memory_mib,
             "tokens": plan.store_tokens,
         },

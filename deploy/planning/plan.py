@@ -21,10 +21,12 @@ from deploy.planning.memory import (
     max_model_len,
     store_mib,
 )
+from deploy.planning.redis import RedisPlan, redis_shards, shard_count
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
 Role = Literal["producer", "consumer"]
 _FIRST_ENGINE_OFFSET = 10
+_LAST_PORT = 65535
 # vLLM's options that follow from the plan, and what sets them.
 _OWN_OPTIONS = {
     "--model": "--model",
@@ -79,8 +81,8 @@ class Plan:
             of the GPU leaves.
         bind, port: where clients reach the stack: the router, or the gateway before it.
         keyed: clients must bring a key, which the gateway asks for.
-        redis_brought: Redis is the user's own, and no service of the stack; its port and memory
-            are 0 here.
+        redis_brought: Redis is the user's own, and no service of the stack.
+        redis: the kit's own, in the order in which engines name them; none where it is brought.
         gpu_share: of its GPUs' memory that an engine may use; None where there are no GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
@@ -99,7 +101,7 @@ class Plan:
     router_port: int
     router_metrics_port: int
     redis_brought: bool
-    redis_port: int
+    redis: tuple[RedisPlan, ...]
     engines: tuple[EnginePlan, ...]
     dtype: str
     block_size: int
@@ -109,7 +111,6 @@ class Plan:
     gpu_share: float | None
     max_model_len: int | None
     staging_gib: float
-    redis_memory_mib: int
     gpu_groups: tuple[int, ...]
     container_gpus: tuple[str, ...]
 
@@ -143,6 +144,11 @@ class Plan:
         return self.model.shape.layers if self.layerwise and self.model.shape else 1
 
     @property
+    def redis_memory_mib(self) -> int:
+        """Redis's maxmemory, all shards together."""
+        return sum(shard.memory_mib for shard in self.redis)
+
+    @property
     def store_tokens(self) -> int | None:
         """Tokens whose KV the store holds before it drops the least recently used, if known."""
         if self.redis_brought or not self.kv_bytes_per_token:
@@ -161,7 +167,7 @@ class Plan:
             **({self.port: "gateway"} if self.keyed else {}),
             self.router_port: "router",
             # In containers Redis has no port on this machine.
-            **({self.redis_port: "redis"} if self.redis_port and self.runtime == "process" else {}),
+            **{shard.port: shard.name for shard in self.redis if self.runtime == "process"},
             self.router_metrics_port: "router metrics",
             **{engine.port: engine.name for engine in self.engines},
         }
@@ -187,6 +193,15 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     space = kv_space(spec, vendor, model, memory, a_token)
     length = max_model_len(spec, model.shape, space)
     engines = _engines(spec, vendor, topology, inventory, gpus, space)
+    store = store_mib(
+        spec,
+        space,
+        inventory,
+        producers=topology.producers,
+        a_token=a_token,
+        context=length,
+    )
+    shards = shard_count(spec, inventory, gpus=len({gpu for own in gpus for gpu in own}))
     return Plan(
         name=spec.name,
         vendor=vendor,
@@ -203,7 +218,9 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         router_port=spec.port + 3 if spec.api_key_file else spec.port,
         router_metrics_port=spec.port + 2,
         redis_brought=spec.redis.url_file is not None,
-        redis_port=0 if spec.redis.url_file else spec.port + 1,
+        redis=()
+        if spec.redis.url_file
+        else redis_shards(_redis_ports(spec, topology, shards), store),
         engines=engines,
         dtype=dtype,
         block_size=block_size,
@@ -213,17 +230,26 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         gpu_share=memory.share if memory else None,
         max_model_len=length,
         staging_gib=_staging_gib(spec, vendor),
-        redis_memory_mib=store_mib(
-            spec,
-            space,
-            inventory,
-            producers=topology.producers,
-            a_token=a_token,
-            context=length,
-        ),
         gpu_groups=inventory.gpu_groups,
         container_gpus=inventory.container_gpus,
     )
+
+
+def _redis_ports(spec: StackSpec, topology: Topology, shards: int) -> tuple[int, ...]:
+    """Return the port of each Redis; those beyond the first are behind the engines'.
+
+    Raises:
+        ConfigError: there are no such ports.
+    """
+    behind = spec.port + _FIRST_ENGINE_OFFSET + topology.engines
+    ports = (spec.port + 1, *range(behind, behind + shards - 1))
+    if ports[-1] > _LAST_PORT:
+        raise ConfigError(
+            f"--port: {spec.port} leaves no room: the last of {shards} redis.shards would listen "
+            f"on {ports[-1]}",
+            retry=({"--port": str(_LAST_PORT - (ports[-1] - spec.port))},),
+        )
+    return ports
 
 
 def _staging_gib(spec: StackSpec, vendor: Vendor) -> float:
@@ -299,6 +325,12 @@ def _check_gpu_access(spec: StackSpec) -> None:
 def _check_redis(spec: StackSpec) -> None:
     """Refuse settings of the kit's own Redis beside a URL of another, and the other way round."""
     file = spec.redis.url_file
+    if spec.redis.client == "lmcache" and (spec.redis.shards or 1) > 1:
+        raise ConfigError(
+            f"redis.shards: {spec.redis.shards} do not go with redis.client lmcache, which knows "
+            "one address",
+            hint="leave redis.shards out of deploy.yaml, or redis.client",
+        )
     if file is None:
         if spec.redis.tls_files:
             raise ConfigError(
@@ -307,7 +339,7 @@ def _check_redis(spec: StackSpec) -> None:
                 "redis.url_file",
             )
         return
-    for name in ("memory_gib", "server", "image"):
+    for name in ("memory_gib", "server", "image", "shards"):
         value = getattr(spec.redis, name)
         if value is not None:
             raise ConfigError(
@@ -352,8 +384,8 @@ def _divides(tp: int, shape: ModelShape) -> bool:
 
 def _check_ports(port: int, topology: Topology) -> None:
     last = port + _FIRST_ENGINE_OFFSET + topology.engines - 1
-    if last > 65535:
+    if last > _LAST_PORT:
         raise ConfigError(
             f"--port: {port} leaves no room: the stack's last engine would listen on {last}",
-            retry=({"--port": str(65535 - (last - port))},),
+            retry=({"--port": str(_LAST_PORT - (last - port))},),
         )

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 from deploy.errors import StackUnhealthy
 from deploy.runtime.logs import LogReader
 from deploy.runtime.secrets import Secret
+from deploy.runtime.shard_stores import ShardStore
 from deploy.runtime.state import ServiceRecord
-from deploy.runtime.store import Store
 from deploy.stack.service import Service, Stack
 
 ServiceState = Literal["running", "exited", "not started"]
@@ -78,7 +78,9 @@ class Launcher(Protocol):
 
     def open_store(
         self, redis: Service, password: Secret | None
-    ) -> AbstractContextManager[Store]: ...
+    ) -> AbstractContextManager[ShardStore]:
+        """Open one Redis of the stack, which may be one of several that share the keys."""
+        ...
 
     def where_log(self, name: str) -> str:
         """Return the path, or the command, by which a person reads the service's log."""

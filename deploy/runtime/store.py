@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -210,8 +210,20 @@ class SocketStore:
 
     def count_marked(self, mark: str) -> int | None:
         """Return how many keys contain a mark; None where Redis does not answer."""
+        keys = self.marked_keys(mark)
+        return None if keys is None else len(keys)
+
+    def marked_keys(self, mark: str) -> set[bytes] | None:
+        """Return the keys that contain a mark; None where Redis does not answer."""
         try:
-            return len({key for keys in marked(self._client, mark) for key in keys})
+            return {key for keys in marked(self._client, mark) for key in keys}
+        except self._errors:
+            return None
+
+    def unlink(self, keys: Sequence[bytes]) -> int | None:
+        """Remove what there is of the keys; None where Redis does not answer."""
+        try:
+            return int(self._client.unlink(*keys)) if keys else 0
         except self._errors:
             return None
 
@@ -227,7 +239,7 @@ class SocketStore:
 
 
 @contextmanager
-def open_store(host: str, port: int, password: Secret | None) -> Iterator[Store]:
+def open_store(host: str, port: int, password: Secret | None) -> Iterator[SocketStore]:
     """Open a store and close it again."""
     store = SocketStore(host, port, password)
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.doctor.seen import RedisSeen
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store import StoreStats, combined
 from deploy.planning.redis_url import Node, RedisUrl
 from deploy.runtime.store import (
     Refusal,
@@ -268,34 +267,6 @@ def _settings(client: Any) -> RedisSeen:
         append_only=None if append_only is None else bool(append_only),
         snapshots=saves.get("save"),
     )
-
-
-def combined(readings: Sequence[StoreStats]) -> StoreStats:
-    """Return the sums over the servers of a cluster; without a limit, if one has none."""
-    if len(readings) == 1:
-        return readings[0]
-    most = [one.max_memory_bytes for one in readings]
-    ids = [one.run_id for one in readings]
-    return replace(
-        readings[0],
-        keys=_sum([one.keys for one in readings]),
-        used_memory_bytes=_sum([one.used_memory_bytes for one in readings]),
-        max_memory_bytes=0 if 0 in most else _sum(most),
-        evicted_keys=_sum([one.evicted_keys for one in readings]),
-        flushes=_sum([one.flushes for one in readings]),
-        run_id=None if None in ids else " ".join(sorted(map(str, ids))),
-        commands=_sum([one.commands for one in readings]),
-        received_bytes=_sum([one.received_bytes for one in readings]),
-        sent_bytes=_sum([one.sent_bytes for one in readings]),
-        clients=_sum([one.clients for one in readings]),
-        errors=dict(sum((Counter(one.errors) for one in readings), Counter())),
-        replica=any(one.replica for one in readings),
-    )
-
-
-def _sum(numbers: Sequence[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
 
 
 def _text(word: bytes | str) -> str:

@@ -10,6 +10,7 @@ import json
 from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.redis import RedisPlan
 from deploy.stack.containers import in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.layout import LOOPBACK, ContainerLayout, Layout
@@ -29,7 +30,7 @@ def build_stack(plan: Plan, spec: StackSpec, layout: Layout) -> Stack:
         before = [engines[-1].name] if plan.shares_gpus and engines else []
         engines.append(_engine(engine, plan, spec, layout, before))
     services = [
-        *([] if plan.redis_brought else [_redis(plan, spec, layout)]),
+        *(_redis(shard, spec, layout) for shard in plan.redis),
         *engines,
         _router(plan, spec, layout),
         *([_gateway(plan, spec, layout)] if plan.keyed else []),
@@ -40,28 +41,29 @@ def build_stack(plan: Plan, spec: StackSpec, layout: Layout) -> Stack:
     return Stack(plan.name, plan.runtime, tuple(services), made, brought)
 
 
-def _redis(plan: Plan, spec: StackSpec, layout: Layout) -> Service:
-    place = layout.redis(plan)
-    file = layout.file("redis", "redis.conf")
+def _redis(shard: RedisPlan, spec: StackSpec, layout: Layout) -> Service:
+    place = layout.redis(shard)
+    file = layout.file(shard.name, "redis.conf")
     own = (
         f"bind {place.bind}",
         f"port {place.port}",
-        f"dir {json.dumps(layout.redis_dir())}",  # quoted as Redis reads it: it may have spaces
-        f"maxmemory {plan.redis_memory_mib}mb",
+        # Quoted as Redis reads it: it may have spaces.
+        f"dir {json.dumps(layout.redis_dir(shard))}",
+        f"maxmemory {shard.memory_mib}mb",
         f"requirepass @{{{REDIS_PASSWORD}}}",
-        *_socket(layout.redis_socket()),
+        *_socket(layout.redis_socket(shard)),
     )
     text = asset("compose", "redis.conf").read_text(encoding="utf-8") + "\n".join(own) + "\n"
     return Service(
-        name="redis",
+        name=shard.name,
         role="redis",
         argv=(layout.redis_program, file.seen_at),
         host=LOOPBACK,
-        port=plan.redis_port,
+        port=shard.port,
         health=Health("redis"),
         ready_s=min(30.0, spec.timeouts.ready_s),
         files=(ConfigFile(file.path, text, file.target),),
-        memory_mib=plan.redis_memory_mib,
+        memory_mib=shard.memory_mib,
     )
 
 
@@ -85,26 +87,28 @@ def _engine(
         files=(
             ConfigFile(
                 file.path,
-                lmcache_config(engine.role, plan, spec, layout, _redis_url(plan, spec, layout)),
+                lmcache_config(engine.role, plan, spec, layout, _redis_urls(plan, spec, layout)),
                 file.target,
             ),
         ),
-        depends_on=(*(() if plan.redis_brought else ("redis",)), *before),
+        depends_on=(*(shard.name for shard in plan.redis), *before),
         devices=engine.devices,
         memory_mib=engine.memory_mib,
     )
 
 
-def _redis_url(plan: Plan, spec: StackSpec, layout: Layout) -> str:
-    """Return the URL by which engines reach Redis, what is secret of it as placeholders.
+def _redis_urls(plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
+    """Return the URLs by which engines reach Redis, what is secret of them as placeholders.
 
     A Unix socket moves KV faster than loopback (`bench/redis_path`); LMCache's client knows none.
     """
     if plan.redis_brought:
-        return f"@{{{REDIS_URL}}}"
-    if (path := layout.redis_socket()) and spec.redis.client == "pdkit":
-        return f"unix://:@{{{REDIS_PASSWORD}}}@{path}"
-    return f"redis://:@{{{REDIS_PASSWORD}}}@{layout.redis(plan).reached_at}"
+        return (f"@{{{REDIS_URL}}}",)
+    sockets = [layout.redis_socket(shard) for shard in plan.redis]
+    if all(sockets) and spec.redis.client == "pdkit":
+        return tuple(f"unix://:@{{{REDIS_PASSWORD}}}@{path}" for path in sockets)
+    places = (layout.redis(shard).reached_at for shard in plan.redis)
+    return tuple(f"redis://:@{{{REDIS_PASSWORD}}}@{place}" for place in places)
 
 
 def _router(plan: Plan, spec: StackSpec, layout: Layout) -> Service:

@@ -67,7 +67,7 @@ def in_container(service: Service, plan: Plan, spec: StackSpec, layout: Containe
     """Return the service with what it gets as a container of the stack."""
     if service.role == "redis":
         # No port of this machine: nothing but the engines can reach it.
-        return replace(service, host="", port=0, container=_redis(plan, layout))
+        return replace(service, host="", port=0, container=_redis(service, layout))
     if service.role == "router":
         return replace(service, container=_router(service, plan, layout))
     if service.role == "gateway":
@@ -76,7 +76,7 @@ def in_container(service: Service, plan: Plan, spec: StackSpec, layout: Containe
     return replace(service, container=_engine(service, engine, plan, spec, layout))
 
 
-def _redis(plan: Plan, layout: ContainerLayout) -> Container:
+def _redis(service: Service, layout: ContainerLayout) -> Container:
     # The password goes from its file to the command's input: arguments and environments are seen.
     log_in = f"printf 'AUTH '; cat {SECRETS}/redis_password"
     ping = f"{{ {log_in}; echo PING; }} | redis-cli | grep -q PONG"
@@ -85,7 +85,7 @@ def _redis(plan: Plan, layout: ContainerLayout) -> Container:
         user=layout.user,
         networks=(STORE_NETWORK,),
         health_argv=("sh", "-c", ping),
-        limit_mib=plan.redis_memory_mib * 5 // 4 + _REDIS_OVERHEAD_MIB,
+        limit_mib=service.memory_mib * 5 // 4 + _REDIS_OVERHEAD_MIB,
         secrets=("redis_password",),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -110,12 +110,15 @@ def _socket_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
     }
 
 
-def lmcache_config(role: Role, plan: Plan, spec: StackSpec, layout: Layout, redis_url: str) -> str:
-    """Return the text of LMCache's configuration file; the URL may hold secret placeholders."""
+def lmcache_config(
+    role: Role, plan: Plan, spec: StackSpec, layout: Layout, urls: Sequence[str]
+) -> str:
+    """Return the text of LMCache's configuration file; URLs may hold secret placeholders."""
     if spec.redis.client == "pdkit":
-        store = _redis_path(redis_url, key_prefix(plan.name) + hash_seed(plan, spec, layout))
+        store = _redis_path(urls, key_prefix(plan.name) + hash_seed(plan, spec, layout))
     else:
-        store = {"remote_url": redis_url, "remote_serde": "naive"}
+        (url,) = urls
+        store = {"remote_url": url, "remote_serde": "naive"}
     settings = {
         **_template(role),
         "chunk_size": plan.chunk_size,
@@ -133,14 +136,15 @@ def _template(role: Role) -> Mapping[str, Any]:
     return MappingProxyType(yaml.safe_load(text))
 
 
-def _redis_path(url: str, namespace: str) -> dict[str, Any]:
+def _redis_path(urls: Sequence[str], namespace: str) -> dict[str, Any]:
     """Return LMCache's settings for the connector's own way to Redis, a storage plug-in."""
     return {
         "storage_plugins": ["pdkit"],
         "extra_config": {
             "storage_plugin.pdkit.module_path": "pdkit_connector.redis_path.backend",
             "storage_plugin.pdkit.class_name": "RedisPath",
-            "pdkit.url": url,
+            # Keys are spread over several in their order, which is the same for all engines.
+            "pdkit.url": urls[0] if len(urls) == 1 else list(urls),
             "pdkit.namespace": namespace,
         },
     }

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from deploy.planning.address import host_port
 from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.redis import RedisPlan
 
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
@@ -64,8 +65,8 @@ class Layout(Protocol):
         """What tells one engine image from another; "" for processes."""
         ...
 
-    def redis(self, plan: Plan) -> Endpoint: ...
-    def redis_socket(self) -> str:
+    def redis(self, shard: RedisPlan) -> Endpoint: ...
+    def redis_socket(self, shard: RedisPlan) -> str:
         """Return the Unix socket by which engines reach Redis; "" where they share no folder."""
         ...
 
@@ -78,7 +79,7 @@ class Layout(Protocol):
         ...
 
     def file(self, service: str, name: str) -> FilePlace: ...
-    def redis_dir(self) -> str: ...
+    def redis_dir(self, shard: RedisPlan) -> str: ...
     def model_ref(self, plan: Plan) -> str: ...
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]: ...
 
@@ -128,11 +129,11 @@ class ProcessLayout:
     def gateway_dir(self) -> str:
         return str(self.gateway_code)
 
-    def redis(self, plan: Plan) -> Endpoint:
-        return _on_loopback(plan.redis_port)
+    def redis(self, shard: RedisPlan) -> Endpoint:
+        return _on_loopback(shard.port)
 
-    def redis_socket(self) -> str:
-        return str(self.temp_dir / "redis.sock")
+    def redis_socket(self, shard: RedisPlan) -> str:
+        return str(self.temp_dir / f"{shard.name}.sock")
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         return _on_loopback(engine.port)
@@ -153,8 +154,8 @@ class ProcessLayout:
     def file(self, service: str, name: str) -> FilePlace:
         return FilePlace(str(self.run_dir / service / name), "")
 
-    def redis_dir(self) -> str:
-        return str(self.run_dir / "redis")
+    def redis_dir(self, shard: RedisPlan) -> str:
+        return str(self.run_dir / shard.name)
 
     def model_ref(self, plan: Plan) -> str:
         return plan.model.ref
@@ -223,10 +224,10 @@ class ContainerLayout:
     def router_program(self) -> str:
         return self.images.router_program
 
-    def redis(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
-        return _in_network("redis", _REDIS_PORT)
+    def redis(self, shard: RedisPlan) -> Endpoint:
+        return _in_network(shard.name, _REDIS_PORT)
 
-    def redis_socket(self) -> str:
+    def redis_socket(self, shard: RedisPlan) -> str:  # noqa: ARG002 - they share no folder
         return ""
 
     def engine(self, engine: EnginePlan) -> Endpoint:
@@ -247,7 +248,7 @@ class ContainerLayout:
     def file(self, service: str, name: str) -> FilePlace:
         return FilePlace(str(self.run_dir / service / name), str(SECRETS / name))
 
-    def redis_dir(self) -> str:
+    def redis_dir(self, shard: RedisPlan) -> str:  # noqa: ARG002 - each has a container
         return "/tmp"  # noqa: S108 - the container's own
 
     def model_ref(self, plan: Plan) -> str:

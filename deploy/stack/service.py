@@ -160,6 +160,11 @@ class Stack:
         """The service that clients talk to: the last, which depends on all others."""
         return self.services[-1]
 
+    @property
+    def redis(self) -> tuple[Service, ...]:
+        """The kit's own Redis: one, several that share the keys, or none."""
+        return tuple(service for service in self.services if service.role == "redis")
+
     def service(self, name: str) -> Service:
         """Return the service of that name; KeyError if there is none."""
         for service in self.services:

@@ -215,6 +215,7 @@ def _store_facts(running: RunningStack, seen: Seen, store: Store) -> StoreFacts:
         policy=known.policy if known else None,
         max_memory_bytes=known.max_memory_bytes if known else None,
         brought=running.prepared.plan.redis_brought,
+        services=[one.name for one in sorted(running.stack.redis, key=running.is_ready)],
     )
 
 

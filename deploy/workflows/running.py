@@ -20,6 +20,7 @@ from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.secrets import Secret, read_secrets
+from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.state import StackState, read_state
 from deploy.runtime.store import Store
 from deploy.runtime.url_store import UrlStore
@@ -82,8 +83,8 @@ def store_of(running: RunningStack) -> AbstractContextManager[Store]:
     """Open a connection to the stack's Redis, the kit's or the user's own, for a with block."""
     if running.prepared.plan.redis_brought:
         return _brought_store(running)
-    redis = running.stack.service("redis")
-    return running.launcher.open_store(redis, running.secrets.get(REDIS_PASSWORD))
+    password = running.secrets.get(REDIS_PASSWORD)
+    return open_shards([running.launcher.open_store(one, password) for one in running.stack.redis])
 
 
 @contextmanager

@@ -243,7 +243,8 @@ class _Exchange:
     def _renew_connections(self, took: Mapping[str, float]) -> None:
         """Let engines that went on running find a Redis that did not."""
         engines = {engine.name for engine in self._start.prepared.plan.engines}
-        if "redis" in took and engines - took.keys():
+        redis = {service.name for service in self._start.prepared.stack.redis}
+        if redis & took.keys() and engines - took.keys():
             renew_store_connections(self._home, require_stack(self._home, self._running.stack.name))
 
     def _stop_old(self) -> None:

@@ -47,8 +47,9 @@ class UpResult:
 
     @property
     def outlived_redis(self) -> bool:
-        """Whether Redis was started and an engine was not, which holds dead connections then."""
-        return "redis" in self.started and not self._engines <= self.started.keys()
+        """Whether a Redis was started and an engine was not, which holds dead connections then."""
+        redis = {service.name for service in self.running.stack.redis}
+        return bool(redis & self.started.keys()) and not self._engines <= self.started.keys()
 
     @property
     def _engines(self) -> set[str]:

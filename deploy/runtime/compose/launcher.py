@@ -23,13 +23,12 @@ from deploy.errors import (
 )
 from deploy.runtime.compose.docker import docker_client, run_docker
 from deploy.runtime.compose.logs import ContainerReader
-from deploy.runtime.compose.store import open_container_store
+from deploy.runtime.compose.store import ContainerStore, open_container_store
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import first_error, last_lines, plain
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord, write_private
-from deploy.runtime.store import Store
 from deploy.stack.compose import LABEL, compose_document, project_name, secrets_used
 from deploy.stack.document import document_yaml
 from deploy.stack.service import Service, Stack
@@ -195,7 +194,7 @@ class ComposeLauncher:
         self,
         redis: Service,
         password: Secret | None,  # noqa: ARG002 - read from its file inside the container
-    ) -> AbstractContextManager[Store]:
+    ) -> AbstractContextManager[ContainerStore]:
         return open_container_store(self._running(redis.name))
 
     def log_path(self, name: str) -> Path:

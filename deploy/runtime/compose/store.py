@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ _SCAN = (
     "for _, key in ipairs(page[2]) do found[#found + 1] = key end "
     "until cursor == '0'"
 )
+# The number of keys, then the keys: an error is neither.
+_TELL = "local told = {tostring(#found)} for _, key in ipairs(found) do told[#told + 1] = key end"
 # `store.plain_twin`, for each of them.
 _REMOVE = (
     "local removed = 0 "
@@ -77,6 +79,20 @@ class ContainerStore:
         """Remove marked keys and their twins (see `Store`); None if Redis does not answer."""
         return self._number(f'EVAL "{_SCAN} {_REMOVE}" 0 {mark}')
 
+    def marked_keys(self, mark: str) -> set[bytes] | None:
+        """Return the keys that contain a mark, or None if Redis does not answer."""
+        lines = self._ask(f'EVAL "{_SCAN} {_TELL} return told" 0 {mark}').splitlines()
+        if len(lines) < 2 or lines[:2] != ["OK", str(len(lines) - 2)]:
+            return None
+        return {line.encode() for line in lines[2:]}
+
+    def unlink(self, keys: Sequence[bytes]) -> int | None:
+        """Remove what there is of the keys, or return None if Redis does not answer."""
+        lines = self._ask(*(f"UNLINK {_quoted(key)}" for key in keys)).split()
+        if lines[:1] != ["OK"] or not all(line.isdigit() for line in lines[1:]):
+            return None
+        return sum(map(int, lines[1:]))
+
     def _number(self, command: str) -> int | None:
         lines = self._ask(command).split()
         return int(lines[-1]) if len(lines) == 2 and lines[-1].isdigit() else None
@@ -96,6 +112,14 @@ class ContainerStore:
         except (DockerException, RequestException):
             return ""
         return output.decode("utf-8", "replace") if code == 0 else ""
+
+
+def _quoted(word: bytes) -> str:
+    """Return a word as redis-cli reads it on a line of its input."""
+    plain = (
+        chr(byte) if 32 < byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in word
+    )
+    return f'"{"".join(plain)}"'
 
 
 def _calls(values: dict[str, Any]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.process import sessions
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord, write_private
-from deploy.runtime.store import Store, open_store
+from deploy.runtime.store import SocketStore, open_store
 from deploy.stack.service import Service, Stack
 
 # Set in every process of a stack, so that they can be found even without a state file.
@@ -124,7 +124,9 @@ class ProcessLauncher:
         members = sessions.session_members(record.pid, record.start_time)
         return next((process for process in members if process.pid == record.pid), None)
 
-    def open_store(self, redis: Service, password: Secret | None) -> AbstractContextManager[Store]:
+    def open_store(
+        self, redis: Service, password: Secret | None
+    ) -> AbstractContextManager[SocketStore]:
         return open_store(redis.host, redis.port, password)
 
     def where_log(self, name: str) -> str:

@@ -71,6 +71,7 @@ class StoreFacts:
         policy: what it does when it is full.
         max_memory_bytes: 0 where there is no limit.
         brought: it is the user's own, and has no log here.
+        services: names of the kit's own, those first that do not answer.
     """
 
     reachable: bool = True
@@ -83,6 +84,7 @@ class StoreFacts:
     policy: str | None = None
     max_memory_bytes: int | None = None
     brought: bool = False
+    services: Sequence[str] = ("redis",)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def unreachable(evidence: Evidence) -> Diagnosis | None:
         "Redis does not answer, so nothing can be stored or found",
         f"see to the Redis of redis.url_file; deploy status --name {evidence.stack} asks it again"
         if evidence.store.brought
-        else f"deploy logs redis --name {evidence.stack}",
+        else f"deploy logs {evidence.store.services[0]} --name {evidence.stack}",
     )
 
 
@@ -155,7 +155,8 @@ def fails(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "store_fails",
         f"Redis failed calls of the engines: {'; '.join(parts)}{lost}",
-        f"deploy logs redis {_first_failed(evidence)} --name {evidence.stack}"
+        f"deploy logs {evidence.store.services[0]} {_first_failed(evidence)} "
+        f"--name {evidence.stack}"
         if not evidence.store.brought
         else f"deploy logs {_first_failed(evidence)} --name {evidence.stack}, and see to the Redis "
         "of redis.url_file",

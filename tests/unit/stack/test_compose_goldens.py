@@ -15,10 +15,14 @@ from deploy.stack.document import document_yaml
 from tests.unit.stack.cases import OPTIONS, machine_with
 from tests.unit.stack.conftest import Case
 
+ONE_REDIS = {"redis": {"shards": 1}}
 CASES: dict[str, dict[str, Any]] = {
     "cuda-1p1d": {"vendor": "cuda"},
     "cuda-1p3d-layerwise": {"vendor": "cuda", "topology": "1p3d", **OPTIONS["layerwise"]},
-    "cuda-4p4d": {"vendor": "cuda", "machine": machine_with("cuda", *range(8)), "gpus": 8},
+    "cuda-4p4d": {
+        "vendor": "cuda", "machine": machine_with("cuda", *range(8)), "gpus": 8, **ONE_REDIS,
+    },
+    "cuda-shards": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "gpus": 2},
     "cuda-tp2": {"vendor": "cuda", "gpus": 4, "tp": 2},
     "cuda-shared": {"vendor": "cuda", "gpus": 1},
     "cuda-cdi": {"vendor": "cuda", **OPTIONS["cdi"]},
@@ -29,7 +33,10 @@ CASES: dict[str, dict[str, Any]] = {
     "rocm-2p2d-save-decode-cache": {
         "vendor": "rocm", "topology": "2p2d", **OPTIONS["save-decode-cache"],
     },
-    "rocm-tp2": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1, 2, 3), "gpus": 4, "tp": 2},
+    "rocm-tp2": {
+        "vendor": "rocm", "machine": machine_with("rocm", 0, 1, 2, 3), "gpus": 4, "tp": 2,
+        **ONE_REDIS,
+    },
     "rocm-shared-folder": {"vendor": "rocm", "gpus": 1, **OPTIONS["folder"]},
     "cpu-1p1d": {"vendor": "cpu"},
     "cpu-2p2d-engine": {"vendor": "cpu", "topology": "2p2d", **OPTIONS["engine"]},

@@ -21,6 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
     "2p2d": {"gpus": 4},
     "layerwise": {"layerwise": True},
     "save-decode-cache": {"save_decode_cache": True},
+    "shards": {"redis": {"shards": 2}},
     "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
 }
 ON_GPUS: dict[str, dict[str, Any]] = {

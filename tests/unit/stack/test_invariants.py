@@ -28,6 +28,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"layerwise": True},
     {"save_decode_cache": True},
     {"layerwise": True, "save_decode_cache": True, "tp": 2},
+    {"redis": {"shards": 3}},
     {"bind": "192.0.2.1", "port": 30000, "name": "other"},
     {"engine": {"block_size": 16, "args": ["--seed", "1"], "env": {"OMP_NUM_THREADS": "7"}}},
     {"lmcache": {"chunk_size": 512}, "model": "owner/name", "redis": {"memory_gib": 4}},
@@ -105,15 +106,32 @@ def test_every_placeholder_is_a_secret_of_the_stack(made: Prepared) -> None:
 
 
 def test_redis_asks_for_a_password_and_listens_on_loopback_only(made: Prepared) -> None:
-    redis = made.stack.service("redis")
-    (file,) = redis.files
-    settings = [line for line in file.text.splitlines() if line and not line.startswith("#")]
-    assert [line for line in settings if line.startswith("bind ")] == ["bind 127.0.0.1"]
-    assert "requirepass @{redis_password}" in settings
-    assert f"port {made.plan.redis_port}" in settings
-    assert f"maxmemory {made.plan.redis_memory_mib}mb" in settings
-    assert "protected-mode yes" in settings
-    assert redis.host == "127.0.0.1"
+    for shard, redis in zip(made.plan.redis, made.stack.redis, strict=True):
+        (file,) = redis.files
+        settings = [line for line in file.text.splitlines() if line and not line.startswith("#")]
+        assert [line for line in settings if line.startswith("bind ")] == ["bind 127.0.0.1"]
+        assert "requirepass @{redis_password}" in settings
+        assert f"port {shard.port}" in settings
+        assert f"maxmemory {shard.memory_mib}mb" in settings
+        assert "protected-mode yes" in settings
+        assert redis.host == "127.0.0.1"
+
+
+def test_engines_have_all_shards_in_one_order(made: Prepared) -> None:
+    sockets = []
+    for redis in made.stack.redis:
+        (line,) = [
+            line
+            for line in redis.files[0].text.splitlines()
+            if "unixsocket /" in line or 'unixsocket "' in line
+        ]
+        sockets.append(line.split('"')[1])
+    assert len(set(sockets)) == (made.spec.redis.shards or 1)
+    wanted = [f"unix://:@{{redis_password}}@{path}" for path in sockets]
+    for engine in engines_of(made.stack):
+        config = yaml.safe_load(engine.files[0].text)
+        urls = config["extra_config"]["pdkit.url"]
+        assert urls == (wanted if len(wanted) > 1 else wanted[0])
 
 
 def test_only_the_router_may_listen_elsewhere(made: Prepared) -> None:

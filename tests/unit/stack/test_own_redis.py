@@ -31,9 +31,9 @@ def test_no_service_port_memory_or_password_of_it(own: Prepared, prepared: Make)
     ]  # fmt: skip
     assert (own.stack.secrets, own.stack.brought) == ((), (REDIS_URL,))
     ours = prepared(topology="2p1d").plan
-    assert own.plan.redis_memory_mib == own.plan.redis_port == 0
+    assert (own.plan.redis_memory_mib, own.plan.redis) == (0, ())
     assert own.plan.memory_mib == ours.memory_mib - ours.redis_memory_mib
-    assert ours.ports.keys() - own.plan.ports.keys() == {ours.redis_port}
+    assert ours.ports.keys() - own.plan.ports.keys() == {ours.redis[0].port}
     assert own.plan.store_tokens is None
 
 
@@ -69,7 +69,9 @@ def test_plan_and_render_show_the_file_and_no_redis(own: Prepared) -> None:
     text = plan_view(own)
     assert "store    your own Redis, by /home/user/redis-url\n" in text
     assert "\nredis " not in text
-    assert plan_data(own)["redis"] == {"brought": True, "port": 0, "memory_mib": 0, "tokens": None}
+    assert plan_data(own)["redis"] == {
+        "brought": True, "shards": 0, "port": 0, "memory_mib": 0, "tokens": None,
+    }  # fmt: skip
     shown = document_yaml(stack_document(own.stack))
     assert yaml.safe_load(shown)["secrets"] == [REDIS_URL]
     assert "redis-url" not in shown, "where the file lies is nobody's business but the spec's"

@@ -39,7 +39,7 @@ SMALL = {
     "allow_unproven": True,  # the stand-ins are of no version
     "engine": {"kv_cache_gib": 0.1, "block_size": 16, "max_model_len": 512},
     "lmcache": {"chunk_size": 64, "staging_gib": 0.1},
-    "redis": {"memory_gib": 0.1},
+    "redis": {"memory_gib": 0.1, "shards": 1},  # as many on every vendor, so that a swap keeps it
     "timeouts": {"ready_s": 20, "stop_s": 5},
 }
 

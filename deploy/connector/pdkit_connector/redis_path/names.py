@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -16,7 +15,7 @@ _KNOWN = {
     "request_configs", "tags", "_dtype_str",
 }  # fmt: skip
 # Another release's keys may be made of more.
-_KNOWS_ALL = {field.name for field in dataclasses.fields(CacheEngineKey)} == _KNOWN
+_KNOWS_ALL = set(getattr(CacheEngineKey, "__dataclass_fields__", ())) == _KNOWN
 
 
 class Names:

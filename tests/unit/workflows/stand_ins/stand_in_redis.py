@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import zlib
 from urllib.parse import unquote, urlsplit
 
 
@@ -11,6 +12,12 @@ class Redis:
 
     def __init__(self, url: str) -> None:
         self.url = urlsplit(url)
+
+    @classmethod
+    def of(cls, urls: str | list[str], key: str) -> Redis:
+        """Return the Redis that a key lies on."""
+        every = [urls] if isinstance(urls, str) else urls
+        return cls(every[zlib.crc32(key.encode()) % len(every)])
 
     def ask(self, *words: str) -> str:
         """Return the reply to a command, as the line that it is."""

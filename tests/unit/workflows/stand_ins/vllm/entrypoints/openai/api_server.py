@@ -38,7 +38,7 @@ class Engine:
         self.chunk = int(settings["chunk_size"])
         self.layerwise = bool(settings["use_layerwise"])
         self.stores_tags = not self.layerwise or "fix=B16c state=applied" in FIXES
-        self.redis = Redis(settings["extra_config"]["pdkit.url"])
+        self.urls = settings["extra_config"]["pdkit.url"]
         self.namespace = settings["extra_config"]["pdkit.namespace"]
         self.counters = dict.fromkeys(("queries", "hits"), 0)
         self.local_hits = 0
@@ -98,18 +98,18 @@ class Engine:
 
     def store(self, keys: list[str]) -> None:
         for key in keys[:1] if self.has_fault("stores-one-layer") else keys:
-            self.redis.ask("SET", key, "kv")
+            Redis.of(self.urls, key).ask("SET", key, "kv")
 
     def load(self, chunks: list[list[str]], prompt_tokens: int) -> int:
         if self.has_fault("flushes"):
-            self.redis.ask("FLUSHALL")
+            Redis.of(self.urls, "").ask("FLUSHALL")
         found = 0
         while found < len(chunks) and self.has_all(chunks[found]):
             found += 1
         return min(found * self.chunk, prompt_tokens - 1)
 
     def has_all(self, keys: list[str]) -> bool:
-        return self.redis.ask("EXISTS", *keys) == f":{len(keys)}"
+        return all(Redis.of(self.urls, key).ask("EXISTS", key) == ":1" for key in keys)
 
     def keys(self, prefix: list[int], tag: str) -> list[str]:
         """Return the keys of the chunk that ends a prefix; a tag comes last, as on GPUs."""

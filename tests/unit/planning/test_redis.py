@@ -1,0 +1,89 @@
+"""How many Redis share the keys, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.config.model import Model
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.plan import Plan, make_plan
+from deploy.planning.redis import RedisPlan
+
+MODEL = Model(ref="/m", served_name="m", source="folder", shape=None, weight_bytes=None)
+
+
+def planned(gpus: int = 0, cpus: int = 16, **fields: Any) -> Plan:
+    there = tuple(Gpu(index, "cuda", "H100", 81559, uuid=f"GPU-{index}") for index in range(gpus))
+    machine = Inventory(cpus=cpus, memory_mib=1 << 20, gpus=there)
+    vendor = "cuda" if gpus else "cpu"
+    asked = {"vendor": vendor, "runtime": "process", **({"gpus": gpus} if gpus else {}), **fields}
+    return make_plan(StackSpec.model_validate(asked), MODEL, machine)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "shards"),
+    [
+        (0, 256, 1),
+        (1, 256, 1),
+        (2, 31, 1),
+        (2, 32, 2),
+        (4, 48, 3),
+        (8, 96, 6),
+        (8, 224, 8),
+        (16, 512, 8),
+    ],
+)
+def test_one_a_gpu_as_far_as_there_are_processors(gpus: int, cpus: int, shards: int) -> None:
+    assert len(planned(gpus, cpus).redis) == shards
+
+
+def test_gpus_that_the_stack_does_not_use_do_not_count() -> None:
+    there = tuple(Gpu(index, "cuda", "H100", 81559, uuid=f"GPU-{index}") for index in range(8))
+    machine = Inventory(cpus=224, memory_mib=1 << 20, gpus=there)
+    spec = StackSpec.model_validate({"vendor": "cuda", "runtime": "process", "gpus": 2})
+    assert len(make_plan(spec, MODEL, machine).redis) == 2
+
+
+def test_they_share_the_memory_and_have_ports_behind_the_engines() -> None:
+    plan = planned(topology="2p1d", redis={"shards": 3, "memory_gib": 1.5})
+    assert plan.redis == (
+        RedisPlan("redis-0", 8001, 512),
+        RedisPlan("redis-1", 8013, 512),
+        RedisPlan("redis-2", 8014, 512),
+    )
+    assert plan.redis_memory_mib == 1536
+    assert plan.ports.keys() >= {8001, 8013, 8014}
+    assert len(plan.ports) == 1 + 1 + 3 + 3  # router, its metrics, engines, Redis
+
+
+def test_one_is_named_and_placed_as_ever() -> None:
+    assert planned(redis={"memory_gib": 1}).redis == (RedisPlan("redis", 8001, 1024),)
+
+
+def test_no_room_for_their_ports() -> None:
+    with pytest.raises(ConfigError, match=r"--port: 65520 leaves no room: the last of 8 redis.sha"):
+        planned(port=65520, redis={"shards": 8})
+    assert planned(port=65517, redis={"shards": 8}).redis[-1].port == 65535
+
+
+@pytest.mark.parametrize("shards", [0, 17, True, "many"])
+def test_a_number_of_shards_that_is_none(shards: object) -> None:
+    with pytest.raises(ValueError, match="shards"):
+        StackSpec.model_validate({"redis": {"shards": shards}})
+
+
+def test_lmcaches_own_client_knows_one() -> None:
+    assert len(planned(4, 256, redis={"client": "lmcache"}).redis) == 1
+    with pytest.raises(ConfigError, match=r"redis.shards: 2 do not go with redis.client lmcache"):
+        planned(redis={"client": "lmcache", "shards": 2})
+    assert len(planned(redis={"client": "lmcache", "shards": 1}).redis) == 1
+
+
+def test_a_redis_of_the_users_own_is_not_shared_out() -> None:
+    assert planned(4, 256, redis={"url_file": "/url"}).redis == ()
+    with pytest.raises(ConfigError, match=r"redis.shards: 2 is for the Redis that the kit starts"):
+        planned(redis={"url_file": "/url", "shards": 2})

@@ -1,0 +1,175 @@
+"""Several Redis as one store, each a process or in a container, against real servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from deploy.runtime.compose.store import open_container_store
+from deploy.runtime.host import find_redis_server
+from deploy.runtime.secrets import Secret
+from deploy.runtime.shard_stores import open_shards
+from deploy.runtime.store import Store, open_store
+from tests.conftest import unused_port
+from tests.unit.runtime.compose.conftest import FakeContainer
+
+PASSWORD = "open-sesame"
+HOST = "127.0.0.1"
+MARK = "@pdkit%check-0a1b"
+# Marked keys and, on the other server, the twin of each; among them what a shell would take apart.
+MARKED = [f"a:{odd}@1@h{n}@bf16{MARK}-{n}-" for n, odd in enumerate(("m", "m/n", 'm "o" $(p)\\x'))]
+TWINS = [key.partition(MARK)[0] for key in MARKED]
+OTHERS = ["a:m@1@h9@bf16", "a:m@1@h0@bf16@pdkit%check-ffff-1"]
+
+Open = Callable[[], Any]
+
+
+class Server:
+    """One redis-server, as a process and as what a container would run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, self._folder = unused_port(), folder
+        folder.mkdir()
+        self._program = find_redis_server(None, sys.executable)
+        argv = (
+            self._program, "--bind", HOST, "--port", str(self.port), "--requirepass", PASSWORD,
+            "--save", "", "--maxmemory", "64mb",
+        )  # fmt: skip
+        self.process = subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL)
+        self.client = redis.Redis(host=HOST, port=self.port, password=PASSWORD)
+        self._await()
+        (folder / "redis_password").write_text(f"{PASSWORD}\n")
+        cli = folder / "redis-cli"
+        real = Path(self._program).with_name("redis-cli")
+        cli.write_text(f'#!/bin/sh\nexec {real} -p {self.port} "$@"\n')
+        cli.chmod(0o755)
+
+    def _await(self) -> None:
+        ends = time.monotonic() + 20
+        while True:
+            try:
+                self.client.ping()
+            except redis.ConnectionError:
+                assert time.monotonic() < ends
+                time.sleep(0.01)
+            else:
+                return
+
+    def as_process(self) -> Any:
+        return open_store(HOST, self.port, Secret(PASSWORD))
+
+    def as_container(self) -> Any:
+        return open_container_store(FakeContainer("redis", {}, answer=self._run))
+
+    def _run(self, command: tuple[str, ...]) -> tuple[int, bytes]:
+        shell, option, script, *asked = command
+        done = subprocess.run(
+            (shell, option, script.replace("/run/secrets", str(self._folder)), *asked),
+            env={"PATH": f"{self._folder}:/usr/bin:/bin"},
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    folder = tmp_path_factory.mktemp("shards")
+    made = [Server(folder / name) for name in ("a", "b")]
+    yield made
+    for server in made:
+        server.client.close()
+        server.kill()
+
+
+@pytest.fixture
+def servers(running: list[Server]) -> list[Server]:
+    """Two servers with keys, whose twins are on the other one."""
+    first, second = running
+    for client in (first.client, second.client):
+        client.flushall()
+        client.config_resetstat()
+        for key in OTHERS:
+            client.set(key, 1)
+    first.client.mset(dict.fromkeys([MARKED[0], *TWINS[1:]], 1))
+    second.client.mset(dict.fromkeys([TWINS[0], *MARKED[1:]], 1))
+    return running
+
+
+@pytest.fixture(params=["as_process", "as_container"])
+def store(request: pytest.FixtureRequest, servers: list[Server]) -> Iterator[Store]:
+    with open_shards([getattr(server, request.param)() for server in servers]) as opened:
+        yield opened
+
+
+def test_keys_are_counted_on_all(store: Store) -> None:
+    assert store.ping()
+    assert store.refusal() is None
+    assert store.count_marked(MARK) == 3
+    assert store.count_marked(f"{MARK}-1-") == 1
+
+
+def test_twins_are_removed_wherever_they_lie(store: Store, servers: list[Server]) -> None:
+    assert store.remove_marked(MARK) == 6
+    for server in servers:
+        assert sorted(server.client.keys()) == sorted(key.encode() for key in OTHERS)
+    assert store.remove_marked(MARK) == 0
+
+
+def test_sums(store: Store, servers: list[Server]) -> None:
+    servers[1].client.flushall()
+    stats = store.stats()
+    assert stats is not None
+    assert (stats.keys, stats.max_memory_bytes, stats.flushes) == (5, 128 * 2**20, 1)
+
+
+def test_restart_of_one_is_seen(servers: list[Server], tmp_path: Path) -> None:
+    before, after = (_stats(servers), _stats([servers[0], other := Server(tmp_path / "c")]))
+    other.client.close()
+    other.kill()
+    assert after.restarted_since(before)
+    assert not _stats(servers).restarted_since(before)
+
+
+def _stats(servers: list[Server]) -> Any:
+    with open_shards([server.as_process() for server in servers]) as store:
+        return store.stats()
+
+
+@pytest.mark.parametrize("kind", ["as_process", "as_container"])
+def test_one_that_is_dead_is_no_store(servers: list[Server], tmp_path: Path, kind: str) -> None:
+    dead = Server(tmp_path / "dead")
+    dead.kill()
+    with open_shards([getattr(one, kind)() for one in (servers[0], dead)]) as store:
+        assert not store.ping()
+        assert store.stats() is None
+        assert store.refusal() is None
+        assert store.count_marked(MARK) is None
+        assert store.remove_marked(MARK) is None
+    # What can be removed is.
+    assert not servers[0].client.exists(MARKED[0])
+
+
+def test_one_that_refuses_is_heard(servers: list[Server]) -> None:
+    shards = [servers[0].as_process(), open_store(HOST, servers[1].port, Secret("wrong"))]
+    with open_shards(shards) as store:
+        refusal = store.refusal()
+        assert refusal is not None
+        assert refusal.denied
+
+
+def test_one_is_itself(servers: list[Server]) -> None:
+    with open_shards([servers[0].as_process()]) as store:
+        assert store.count_marked(MARK) == 1
+        assert store.remove_marked(MARK) == 1
