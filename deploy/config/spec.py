@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from deploy.home_folder import expanded
 
 MAX_CHUNK = 8192  # tokens
+MAX_SHARDS = 16
 VendorChoice = Literal["auto", "cuda", "rocm", "cpu"]
 RuntimeChoice = Literal["auto", "compose", "process"]
 GpuAccess = Literal["auto", "runtime", "cdi", "all"]
@@ -131,7 +132,7 @@ class RedisSpec(_Strict):
         None,
         description="containers: redis:8.4.0, if left out; redis-local for one that is built here",
     )
-    shards: Annotated[int, Field(ge=1, le=16), BeforeValidator(_no_boolean)] | None = Field(
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), BeforeValidator(_no_boolean)] | None = Field(
         None,
         description="how many Redis share the keys and memory_gib; if left out one a GPU, with 16 "
         "processors for each and at most 8, and 1 on CPUs",

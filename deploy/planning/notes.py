@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.config.spec import StackSpec
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
+from deploy.planning.rates import rate_note
 
 _SMALL_STORE_MIB = 1024
 _SMALL_PART_MIB = 512  # of KV or staging, for each rank
@@ -19,6 +20,7 @@ def plan_notes(plan: Plan, spec: StackSpec, inventory: Inventory) -> tuple[str, 
         *_unknown_model(plan, spec),
         *_too_big(plan, inventory),
         *_low_limit(plan, spec),
+        *rate_note(plan),
     )
 
 

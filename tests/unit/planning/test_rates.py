@@ -1,0 +1,85 @@
+"""What GPUs compute and the store carries, as plans estimate it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deploy.config.model import Model, ModelShape
+from deploy.config.spec import StackSpec
+from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.notes import plan_notes
+from deploy.planning.plan import make_plan
+from deploy.planning.rates import computed_gb_s
+
+LLAMA_8B = Model("/m", "llama-8b", "folder", ModelShape(32, 32, 8, 128, 131072), 16_060_522_496)
+LLAMA_70B = Model("/m", "llama-70b", "folder", ModelShape(80, 64, 8, 128, 131072), 141_107_412_992)
+
+
+def noted(
+    model: Model, name: str = "NVIDIA H100 80GB HBM3", **fields: Any
+) -> tuple[Any, list[str]]:
+    gpus = tuple(Gpu(index, "cuda", name, 81559, uuid=f"GPU-{index}") for index in range(8))
+    machine = Inventory(cpus=208, memory_mib=1 << 21, gpus=gpus)
+    spec = StackSpec.model_validate({"vendor": "cuda", "runtime": "process", **fields})
+    plan = make_plan(spec, model, machine)
+    return plan, [line for line in plan_notes(plan, spec, machine) if "estimate" in line]
+
+
+def test_an_h100_and_an_8b_model_as_reported() -> None:
+    plan, _ = noted(LLAMA_8B, gpus=2)
+    assert computed_gb_s(plan) == pytest.approx(3.2, abs=0.1)  # 2.6 to 5.2 are
+
+
+def test_all_producers_count_and_consumers_do_not() -> None:
+    two, four = (computed_gb_s(noted(LLAMA_70B, gpus=n, tp=2)[0]) for n in (4, 8))
+    assert two is not None
+    assert four == pytest.approx(2 * two)
+
+
+def test_a_gpu_that_engines_share_counts_once() -> None:
+    assert computed_gb_s(noted(LLAMA_8B, gpus=1)[0]) == computed_gb_s(noted(LLAMA_8B, gpus=2)[0])
+
+
+def test_a_store_that_is_too_narrow_is_warned_of_with_what_would_do() -> None:
+    _, notes = noted(LLAMA_8B, gpus=2)
+    assert notes == [
+        "estimate: prefill computes up to 3.2 GB/s of KV, 2 Redis carry 2.4; under full load, "
+        "loading KV is slower than computing it (redis.shards: 3 would do)"
+    ]
+    _, notes = noted(LLAMA_8B, gpus=2, redis={"shards": 3})
+    assert notes == ["estimate: prefill computes up to 3.2 GB/s of KV, 3 Redis carry 3.6"]
+
+
+def test_what_no_number_of_shards_carries() -> None:
+    small = replace(LLAMA_8B, weight_bytes=1_500_000_000)
+    _, (note,) = noted(small, gpus=8)
+    assert "no redis.shards would do" in note
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (LLAMA_8B, "Some GPU of next year"),
+        (replace(LLAMA_8B, weight_bytes=None), "NVIDIA H100 80GB HBM3"),
+        (replace(LLAMA_8B, shape=None), "NVIDIA H100 80GB HBM3"),
+    ],
+)
+def test_nothing_is_estimated_from_nothing(model: Model, name: str) -> None:
+    assert noted(model, name, gpus=2)[1] == []
+
+
+def test_nothing_of_a_redis_of_the_users_own() -> None:
+    assert noted(LLAMA_8B, gpus=2, redis={"url_file": "/url"})[1] == []
+
+
+def test_the_first_row_that_fits_is_taken() -> None:
+    by_name = {
+        name: computed_gb_s(noted(LLAMA_8B, name, gpus=2)[0])
+        for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "nvidia a100-sxm4-80gb")
+    }
+    assert sorted(by_name, key=lambda name: by_name[name] or 0) == [
+        "nvidia a100-sxm4-80gb", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3",
+    ]  # fmt: skip
