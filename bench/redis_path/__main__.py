@@ -3,6 +3,7 @@
     .venv/bin/python -m bench.redis_path [--quick] [--json] [--results FILE]
     .venv/bin/python -m bench.redis_path --stack [--json]      in a real stack
     .venv/bin/python -m bench.redis_path --clients [--json]    stock and ours in real engines
+    .venv/bin/python -m bench.redis_path --shards [--json]     several Redis, and io-threads
 
 Run it in the checkout's folder; it needs redis-server on PATH. Every contender has a process of its
 own; they take turns at every round, so that a noisy machine hurts all alike, and what is told of
@@ -44,6 +45,11 @@ def main() -> None:
 
         clients.run(options.rounds, as_json=options.json, results=options.results)
         return
+    if options.shards:
+        from bench.redis_path import shards
+
+        shards.run(options.rounds, as_json=options.json, results=options.results)
+        return
     with hiredis_folder(_say) as hiredis, redis_server(REDIS_MIB) as server:
         version = server.version()
         found = _measure(options, server, hiredis)
@@ -68,6 +74,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="16 MiB, one engine, 3 rounds")
     parser.add_argument("--stack", action="store_true", help="measure a real stack instead")
     parser.add_argument("--clients", action="store_true", help="stock and ours in real engines")
+    parser.add_argument("--shards", action="store_true", help="several Redis, and io-threads")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write a page, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -88,10 +88,15 @@ blocks.
 """
 
 
+def today() -> datetime.date:
+    """Return the date that stands on a page."""
+    return datetime.datetime.now(tz=datetime.timezone.utc).date()
+
+
 def clients_page(table: str, rounds: int, path: str) -> str:
     """Return the page of what stock and ours did in engines, as Markdown."""
     return _CLIENTS_PAGE.format(
-        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        date=today(),
         machine=machine("as installed"),
         rounds=rounds,
         table=table,
@@ -102,7 +107,7 @@ def clients_page(table: str, rounds: int, path: str) -> str:
 def stack_page(table: str, judged: Sequence[report.Target]) -> str:
     """Return the page of what a stack did, as Markdown."""
     return _STACK_PAGE.format(
-        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        date=today(),
         machine=machine("as installed"),
         targets=report.target_table(judged),
         table=table,
@@ -112,7 +117,7 @@ def stack_page(table: str, judged: Sequence[report.Target]) -> str:
 def page(found: Sequence[report.Row], judged: Sequence[report.Target], redis_version: str) -> str:
     """Return the page as Markdown."""
     return _PAGE.format(
-        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        date=today(),
         machine=machine(redis_version),
         rounds=found[-1].rounds,
         targets=report.target_table(judged),

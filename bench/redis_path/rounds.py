@@ -7,12 +7,13 @@ import json
 import os
 import select
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.redis_path.contenders import MIB, TINY_BYTES
 from bench.redis_path.server import Server
@@ -20,9 +21,21 @@ from bench.redis_path.server import Server
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT_BYTES = 172 * MIB
 LOOKUPS = (10, 100, 1000)
+REPEATS = 20  # of a lookup, which takes a millisecond
 PATIENCE_S = 60
 
 Say = Callable[[str], None]
+
+
+class Measurable(Protocol):
+    """A Redis of the benchmark's own, or several that share the keys."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def socket(self) -> str: ...
+    def cpu_s(self) -> float: ...
+    def flush(self) -> None: ...
 
 
 class SideFailed(RuntimeError):
@@ -43,6 +56,10 @@ class Sample:
     server_cpu_s: float
 
 
+def _mean(samples: Sequence[Sample]) -> Sample:
+    return Sample(*(statistics.mean(values) for values in zip(*map(astuple, samples), strict=True)))
+
+
 # operation → contender → one sample a round
 Measured = dict[str, dict[str, list[Sample]]]
 
@@ -50,8 +67,16 @@ Measured = dict[str, dict[str, list[Sample]]]
 class Side:
     """A contender's process."""
 
-    def __init__(self, name: str, engines: int, server: Server, hiredis: Path | None) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        engines: int,
+        server: Measurable,
+        hiredis: Path | None,
+        label: str | None = None,
+    ) -> None:
+        """Start it; what it measures goes under the label, else its name."""
+        self.name = label or name
         self._server = server
         path = [str(ROOT), str(ROOT / "deploy" / "connector")]
         if name == "hiredis":
@@ -136,13 +161,18 @@ def lookups(ready: Sequence[Side], rounds: int, say: Say) -> Measured:
     """Measure lookups of values that are all there; `sides` stored them."""
 
     def turn(side: Side, _number: int) -> dict[str, Sample]:
-        return {f"lookup of {count}": side.measure("lookup", count=count) for count in LOOKUPS}
+        return {
+            f"lookup of {count}": _mean(
+                [side.measure("lookup", count=count) for _ in range(REPEATS)]
+            )
+            for count in LOOKUPS
+        }
 
     return _in_turns(ready, rounds, turn, lambda what: say(f"lookups: {what}"))
 
 
 def transfers(
-    ready: Sequence[Side], value_bytes: int, rounds: int, server: Server, say: Say
+    ready: Sequence[Side], value_bytes: int, rounds: int, server: Measurable, say: Say
 ) -> Measured:
     """Measure storing and retrieving a prompt."""
     count = values_of_a_prompt(value_bytes)

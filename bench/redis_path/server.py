@@ -46,8 +46,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def redis_server(max_memory_mib: int) -> Iterator[Server]:
-    """Run a Redis until the context ends."""
+def redis_server(max_memory_mib: int, *options: str) -> Iterator[Server]:
+    """Run a Redis, with further options, until the context ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -56,7 +56,7 @@ def redis_server(max_memory_mib: int) -> Iterator[Server]:
         argv = (
             "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", at,
             "--save", "", "--appendonly", "no", "--maxmemory", f"{max_memory_mib}mb",
-            "--maxmemory-policy", "allkeys-lru",
+            "--maxmemory-policy", "allkeys-lru", *options,
         )  # fmt: skip
         process = subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL)
         try:
