@@ -15,6 +15,7 @@ from deploy.stack.document import document_yaml, stack_document
 from deploy.workflows.prepare import Prepared
 from tests.unit.stack.cases import machine_with
 
+ONE_REDIS = {"redis": {"shards": 1}}
 CASES: dict[str, dict[str, Any]] = {
     "1p1d": {},
     "1p3d": {"topology": "1p3d"},
@@ -25,8 +26,8 @@ CASES: dict[str, dict[str, Any]] = {
     "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
 }
 ON_GPUS: dict[str, dict[str, Any]] = {
-    "cuda-1p1d": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1)},
-    "rocm-1p1d": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1)},
+    "cuda-1p1d": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), **ONE_REDIS},
+    "rocm-1p1d": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1), **ONE_REDIS},
 }
 
 
