@@ -6,6 +6,8 @@ process is done in forks of it.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.metadata
 import json
 import os
@@ -22,6 +24,17 @@ from unittest import mock
 from tests.gpu import emulated, goldens
 
 PROMPTS = range(510, 516)
+# What forks would each import.
+_SHARED = (
+    "lmcache.integration.vllm.vllm_v1_adapter",
+    "lmcache.v1.cache_engine",
+    "lmcache.v1.gpu_connector",
+    "lmcache.v1.storage_backend.connector.redis_adapter",
+    "vllm.v1.core.sched.async_scheduler",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.worker.gpu_model_runner",
+)
+
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
@@ -29,6 +42,9 @@ def main(vendor: str) -> None:
     told = os.dup(1)
     os.dup2(2, 1)  # what vLLM and LMCache print
     emulated.install(vendor)
+    for name in _SHARED:
+        importlib.import_module(name)
+    gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         facts = _facts(vendor, Path(folder))
     with os.fdopen(told, "w") as stdout:
@@ -51,9 +67,7 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
         "ranks": {tp: _ranks(consumer, tp) for tp in ("1", "2", "4")},
         "unpinned": _configuration(_unpinned(consumer)),
         "lifted": _configuration(_lifted(consumer)),
-        "settings": {
-            one.golden: _in_fork(lambda one=one: _settings(one, folder)) for one in engines
-        },
+        "settings": {one.golden: _settings(one, folder) for one in engines},
         "fixes": {
             f"{one.golden} {one.name}": _in_fork(lambda one=one: _fixes(one, folder))
             for one in engines
