@@ -43,8 +43,8 @@ class Model:
 
     Attributes:
         ref: what `--model` of vLLM gets: a folder or a hub id.
-        source: 'tiny' is made on the spot before the start, 'folder' is there, 'hub' is fetched by
-            the engine.
+        source: 'tiny' is made on the spot before the start, 'folder' is there, 'hub' is fetched
+            before the engines start.
         shape: None for a hub model that is not in the local cache, since nothing says it yet.
         weight_bytes: of the weight files; None where they are not here yet.
         version: tells one content under the same name from another; "" where nothing does.

@@ -26,7 +26,7 @@ def model(seen: Seen) -> Verdict | None:
 
 def _to_fetch(name: str, hub: HubSeen) -> Verdict:
     if not hub.asked:
-        return ok(f"{name} is not here yet; engines fetch it from the hub")
+        return ok(f"{name} is not here yet; up fetches it from the hub")
     if hub.refused:
         return refused(name, hub.trouble)
     if hub.trouble:

@@ -126,7 +126,7 @@ def provide_caches(prepared: Prepared) -> None:
             if not folder.exists():
                 folder.mkdir(parents=True)
                 if os.getuid() == 0:
-                    os.chown(folder, *_owner(means))
+                    os.chown(folder, *owner(means))
     _require_own_hub_cache(prepared)
 
 
@@ -140,7 +140,7 @@ def _require_own_hub_cache(prepared: Prepared) -> None:
     means = prepared.facts.means
     if not isinstance(means, Containers) or prepared.model.source != "hub":
         return
-    folder, (uid, _) = Path(means.hub_cache), _owner(means)
+    folder, (uid, _) = Path(means.hub_cache), owner(means)
     if folder.exists() and uid not in (0, folder.stat().st_uid):
         raise MachineError(
             f"hub_cache: {folder} belongs to user {folder.stat().st_uid}, and containers run as "
@@ -149,7 +149,8 @@ def _require_own_hub_cache(prepared: Prepared) -> None:
         )
 
 
-def _owner(means: Containers) -> tuple[int, int]:
+def owner(means: Containers) -> tuple[int, int]:
+    """Return the numbers of the user and the group that containers run as."""
     uid, _, gid = means.user.partition(":")
     return int(uid), int(gid or uid)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from deploy.config.model import Model, with_config
+from deploy.config.model import Model, default_hub_cache, with_config
 from deploy.config.spec import StackSpec
 from deploy.doctor.hub import refused
 from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
-from deploy.workflows.brought import hub_token
-from deploy.workflows.prepare import Report, find_model
+from deploy.runtime.weights import Wanted, fetch, give_to
+from deploy.workflows.brought import hub_token, owner, provide_caches
+from deploy.workflows.prepare import Containers, Prepared, Report, find_model
 
 _UNKNOWN = (
     "KV size and context are unknown, and Redis gets redis.memory_gib, else a quarter of the memory"
@@ -46,6 +48,45 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
         return None
     report(f"config.json of {model.ref} fetched from {hub_of(spec)}")
     return described
+
+
+def fetch_weights(prepared: Prepared, report: Report) -> None:
+    """Fetch a hub's model before engines start, so that their deadline is for loading it alone.
+
+    Raises:
+        MissingModel: the hub does not give all of it.
+    """
+    spec, wanted = prepared.spec, _wanted(prepared)
+    if wanted is None or wanted.is_here() or not may_ask(spec):
+        return
+    means = prepared.facts.means
+    if isinstance(means, Containers):
+        provide_caches(prepared)
+    report(f"fetching {wanted.model} from {hub_of(spec)} into {wanted.cache}")
+    try:
+        fetch(wanted, hub_of(spec), hub_token(spec))
+    except HubError as exc:
+        raise MissingModel(
+            f"{wanted.model} could not be fetched: {exc}",
+            hint="deploy up, which goes on where this ended; or --model FOLDER",
+        ) from exc
+    if isinstance(means, Containers) and os.getuid() == 0:
+        give_to(wanted, *owner(means))
+
+
+def _wanted(prepared: Prepared) -> Wanted | None:
+    """Return the model as engines would fetch it; None where it does not come from a hub.
+
+    Nor is it fetched for engines that the user's own variables send to another folder, which may be
+    one inside of their container.
+    """
+    spec, model, means = prepared.spec, prepared.model, prepared.facts.means
+    theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
+    if model.source != "hub" or theirs:
+        return None
+    cache = means.hub_cache if isinstance(means, Containers) else spec.hub_cache
+    revision = model.version or _revision(spec.engine.args)
+    return Wanted(model.ref, revision, Path(cache or default_hub_cache()))
 
 
 def may_ask(spec: StackSpec) -> bool:

@@ -21,7 +21,7 @@ from deploy.workflows.facts import facts_here, with_images
 from deploy.workflows.fitness import require_code, require_fit, require_gpus_beside
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.generations import following, new_state, with_outcome
-from deploy.workflows.hub import described_model
+from deploy.workflows.hub import described_model, fetch_weights
 from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Containers, Facts, Prepared, Report, find_model, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
@@ -149,6 +149,7 @@ def _claimed(
         start.save(start.state)
     with start.undone_on((BaseException,)):
         start.prepared = provided(planned, home, report)
+        fetch_weights(start.prepared, report)
         start.save(_first_state(start.prepared, before))
     return start
 

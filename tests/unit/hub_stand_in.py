@@ -26,6 +26,8 @@ class Hub:
 
     Attributes:
         asked: (path, Authorization) of each request.
+        files: of a whole model, beside the body; with them it answers as the hub's client asks.
+        cut: a file of which half is sent before the connection ends.
     """
 
     address: str = ""
@@ -33,6 +35,21 @@ class Hub:
     body: bytes = json.dumps(LLAMA).encode()
     headers: dict[str, str] = field(default_factory=lambda: {"X-Repo-Commit": COMMIT})
     asked: list[tuple[str, str | None]] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    cut: str = ""
+
+    def listing(self, path: str) -> bytes:
+        """Return what the hub tells of the model: itself, or its tree of files."""
+        tree = [
+            {"type": "file", "path": name, "size": len(content), "oid": COMMIT}
+            for name, content in self.files.items()
+        ]
+        model = {
+            "id": "owner/70b",
+            "sha": COMMIT,
+            "siblings": [{"rfilename": n} for n in self.files],
+        }
+        return json.dumps(tree if "/tree/" in path else model).encode()
 
 
 @contextmanager
@@ -40,8 +57,16 @@ def open_hub() -> Iterator[Hub]:
     hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
             hub.asked.append((self.path, self.headers["Authorization"]))
+            if hub.files:
+                name = self.path.rpartition("/")[2]
+                listing = self.path.startswith("/api/")
+                self.send_file(hub.listing(self.path) if listing else hub.files.get(name), name)
+                return
             moved = self.path.startswith("/elsewhere")
             self.send_response(200 if moved else hub.status)
             for name, value in ({} if moved else hub.headers).items():
@@ -49,6 +74,18 @@ def open_hub() -> Iterator[Hub]:
             self.send_header("Content-Length", str(len(hub.body)))
             self.end_headers()
             self.wfile.write(hub.body)
+
+        def send_file(self, content: bytes | None, name: str) -> None:
+            if content is None:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("ETag", f'"{len(content)}-{name}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content[: len(content) // 2] if name == hub.cut else content)
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

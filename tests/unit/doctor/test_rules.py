@@ -265,7 +265,7 @@ CASES = [
     Case("host.clock", "warn", "not set by a time server", host(now=1.8e9, synced=False)),
     Case("host.clock", "warn", "before the kit's first release", host(now=0.0)),
     hub_case("ok", "is in /hub", cached=True),
-    hub_case("ok", "engines fetch it"),
+    hub_case("ok", "up fetches it"),
     hub_case("ok", "https://h has it", asked=True, address="https://h"),
     hub_case("warn", "does not answer", asked=True, trouble="https://h does not answer"),
     hub_case("fail", "HF_HUB_OFFLINE", offline=True),

@@ -13,7 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy.errors import MissingImage, NotEnoughMemory, PortTaken, StackUnhealthy, StateError
+from deploy.errors import (
+    MissingImage,
+    MissingModel,
+    NotEnoughMemory,
+    PortTaken,
+    StackUnhealthy,
+    StateError,
+)
 from deploy.runtime import host
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
@@ -101,6 +108,22 @@ def test_a_start_that_is_refused_late_leaves_no_folder(
     monkeypatch.setattr(up, "with_images", refuse)
     with pytest.raises(MissingImage):
         lab.up(lab.spec())
+    assert not lab.home.stack("pdkit").root.exists()
+
+
+def test_weights_are_there_before_anything_starts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[list[int]] = []
+
+    def refuse(*_: object) -> None:
+        running.append(lab.pids())
+        raise MissingModel("cut off")
+
+    monkeypatch.setattr(up, "fetch_weights", refuse)
+    with pytest.raises(MissingModel):
+        lab.up(lab.spec())
+    assert running == [[]]
     assert not lab.home.stack("pdkit").root.exists()
 
 

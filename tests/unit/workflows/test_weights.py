@@ -1,0 +1,156 @@
+"""A hub's model is fetched before engines start: all of it, once, and from where it was cut off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.config.spec import StackSpec
+from deploy.errors import MissingModel
+from deploy.runtime.home import Home
+from deploy.runtime.weights import Wanted, give_to
+from deploy.workflows import up
+from deploy.workflows.facts import stated_facts
+from deploy.workflows.hub import fetch_weights
+from deploy.workflows.prepare import Prepared
+from deploy.workflows.up import prepare_here
+from tests.unit.conftest import MACHINE
+from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub, open_hub
+
+SHARDS = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 100_000 for n in (1, 2)}
+INDEX = {"weight_map": {f"layer.{n}": name for n, name in enumerate(SHARDS)}}
+MODEL = {
+    "config.json": json.dumps(LLAMA).encode(),
+    "model.safetensors.index.json": json.dumps(INDEX).encode(),
+    **SHARDS,
+}
+LEFT_OUT = {"pytorch_model.bin": b"the same once more"}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with open_hub() as made:
+        made.files = {**MODEL, **LEFT_OUT}
+        monkeypatch.setenv("HF_ENDPOINT", made.address)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield made
+
+
+@pytest.fixture
+def planned(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Prepared]:
+    monkeypatch.setattr(
+        up, "facts_here", lambda spec, *_: stated_facts(spec, MACHINE, runtime="process")
+    )
+
+    def make(**fields: object) -> Prepared:
+        asked = {"model": "owner/70b", "vendor": "cpu", "runtime": "process", **fields}
+        spec = StackSpec.model_validate(asked)
+        return prepare_here(spec, Home(tmp_path, tmp_path), lambda _: None)
+
+    return make
+
+
+def snapshot(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "models--owner--70b" / "snapshots" / COMMIT
+
+
+def test_all_that_engines_read_is_fetched_once(
+    hub: Hub, planned: Callable[..., Prepared], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    made = planned()
+    fetch_weights(made, said.append)
+    assert said == [f"fetching owner/70b from {hub.address} into {tmp_path / 'cache'}"]
+    found = {file.name: file.read_bytes() for file in snapshot(tmp_path).iterdir()}
+    assert found == MODEL
+    assert capsys.readouterr().out == "", "the bar is no answer"
+    hub.asked.clear()
+    fetch_weights(made, said.append)
+    assert (hub.asked, len(said)) == ([], 1)
+
+
+def test_a_download_that_was_cut_off_goes_on(
+    hub: Hub, planned: Callable[..., Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned()
+    # The client tries again by itself, after a second each time.
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    first, second = SHARDS
+    hub.cut = second
+    with pytest.raises(MissingModel, match="owner/70b could not be fetched") as caught:
+        fetch_weights(made, lambda _: None)
+    assert "goes on where this ended" in caught.value.hint
+    assert not (snapshot(tmp_path) / second).exists()
+    hub.cut = ""
+    hub.asked.clear()
+    fetch_weights(made, lambda _: None)
+    asked = " ".join(path for path, _ in hub.asked)
+    assert second in asked and first not in asked, "what came whole is not asked for again"
+    assert all((snapshot(tmp_path) / name).read_bytes() == SHARDS[name] for name in SHARDS)
+
+
+def test_what_is_here_in_part_is_not_here(tmp_path: Path) -> None:
+    wanted = Wanted("owner/70b", "main", tmp_path / "cache")
+    assert not wanted.is_here()
+    folder = snapshot(tmp_path)
+    folder.mkdir(parents=True)
+    refs = wanted.folder / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    for name, content in list(MODEL.items())[:-1]:
+        (folder / name).write_bytes(content)
+    assert not wanted.is_here()
+    (folder / list(MODEL)[-1]).write_bytes(b"x")
+    assert wanted.is_here()
+    (folder / "model.safetensors.index.json").unlink()
+    assert wanted.is_here(), "a single file has no index"
+
+
+def test_the_users_token_is_sent_and_only_that(
+    hub: Hub, planned: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    fetch_weights(planned(), lambda _: None)
+    assert {token for _, token in hub.asked} == {"Bearer hf_x"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "fields"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, {}),
+        ({}, {"model": "tiny"}),
+        ({}, {"engine": {"env": {"HF_HOME": "/elsewhere"}}}),
+    ],
+)
+def test_what_engines_do_not_fetch_there_is_not_fetched(
+    hub: Hub,
+    planned: Callable[..., Prepared],
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    fields: dict[str, object],
+) -> None:
+    made = planned(**fields)
+    hub.asked.clear()
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    fetch_weights(made, lambda _: None)
+    assert hub.asked == []
+
+
+def test_files_are_given_to_the_containers_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Wanted("owner/70b", COMMIT, tmp_path / "cache")
+    snapshot(tmp_path).mkdir(parents=True)
+    (snapshot(tmp_path) / "config.json").symlink_to("../../blobs/gone")
+    (tmp_path / "cache" / "models--another").mkdir()
+    given: list[str] = []
+    monkeypatch.setattr(
+        "os.chown", lambda path, *who, **_: given.append(f"{Path(path).name} {who}")
+    )
+    give_to(wanted, 5, 6)
+    names = ("models--owner--70b", "snapshots", COMMIT, "config.json")
+    assert sorted(given) == sorted(f"{name} (5, 6)" for name in names)
