@@ -45,7 +45,8 @@ def run(asked: argparse.Namespace, *, began: float) -> int:
     steps = [
         step
         for step in STEPS
-        if step.needs_gpus <= session.gpus and (step.short or not asked.short)
+        if step.needs_gpus <= session.gpus
+        and (step.short or not asked.short or step.name == asked.only)
     ]
     chosen = [step for step in steps if asked.only in (None, step.name)]
     if not chosen:
@@ -120,6 +121,8 @@ def _ran(step: Step, session: Session, commit: str) -> Result:
             facts, failures = step.run(session)
     except _TROUBLE as exc:
         facts, failures = {}, [f"{type(exc).__name__}: {exc}"]
+    if failures:
+        session.keep_logs(step.name)
     return Result(step.name, round(time.monotonic() - began, 1), facts, list(failures), commit)
 
 
@@ -147,7 +150,9 @@ def _end(session: Session) -> None:
 def _write_page(
     asked: argparse.Namespace, session: Session, steps: Sequence[Step], results: Results
 ) -> None:
-    found = [(step, results.read(step.name)) for step in steps]
+    # One that was asked for by name may not be of this form.
+    listed = [step for step in STEPS if step in steps or results.read(step.name)]
+    found = [(step, results.read(step.name)) for step in listed]
     tools = results.read("tools")
     name = tools.facts["name"] if tools else session.vendor
     # What processors did is no result of a GPU: it stays with the state.

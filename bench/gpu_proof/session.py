@@ -124,11 +124,14 @@ class Session:
         }
 
     def down(self) -> None:
-        """Stop the stack, whatever it is; keep its logs."""
-        if self.files.logs_dir.is_dir():
-            shutil.copytree(self.files.logs_dir, self.state / "logs", dirs_exist_ok=True)
+        """Stop the stack, whatever it is."""
         self.deploy("down", "--name", STACK)
         (self.state / "setup.json").unlink(missing_ok=True)
+
+    def keep_logs(self, step: str) -> None:
+        """Copy what the services have said so far, for whoever looks for the reason."""
+        if self.files.logs_dir.is_dir():
+            shutil.copytree(self.files.logs_dir, self.state / "logs" / step, dirs_exist_ok=True)
 
     def deploy(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> Any:
         """Run a command of the kit; return its data.

@@ -87,7 +87,12 @@ def test_a_step_that_fails_fails_the_command_and_the_page(
     ran: Ran, trouble: Exception | str
 ) -> None:
     ran.trouble["one"] = trouble
+    logs = ran.folder / "home" / "stacks" / "gpu-proof" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "producer-0.log").write_text("why")
     assert ran() == run.FAILED
+    assert [file.name for file in (ran.folder / "logs").iterdir()] == ["one"]
+    assert (ran.folder / "logs" / "one" / "producer-0.log").read_text() == "why"
     assert ran.ran == ["one", "two", "down"], "the others run all the same"
     assert "**FAILED: one.**" in ran.page and "wrong KV" in ran.page
     assert "| one | step one | FAILED |" in ran.page
