@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
-from pdkit_connector import store_barrier
-from pdkit_connector.connector import require_plugins
+from pdkit_connector import metrics, store_barrier, worker_socket
+from pdkit_connector.connector import PatchedLMCacheConnector, require_plugins
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.failures import failures
+from pdkit_connector.registry import Registry
+from pdkit_connector.store_barrier import HoldUntilStored
+from pdkit_connector.worker_socket import ask_now
 from redis_servers import eventually
+from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
 from tests.connector import fair_clock
 
@@ -183,6 +189,51 @@ def test_ranks_of_a_model_with_shared_kv_read_what_the_first_stores(server):
     )
     for each in (first, second):
         each.close()
+
+
+def test_ranks_that_store_nothing_say_so(server, monkeypatch):
+    """Of an MLA model ranks beyond the first have no store, and answers must not wait for them."""
+    from lmcache.v1.cache_engine import LMCacheEngine
+    from lmcache.v1.token_database import ChunkedTokenDatabase
+
+    name = f"mla-{os.getpid()}"
+    monkeypatch.setenv(worker_socket.NAME_ENV, name)
+    monkeypatch.setenv(worker_socket.WORKERS_ENV, "2")
+    settings = redis_path_config(server.url)
+    for rank in (0, 1):
+        shape = (LAYERS, 1, CHUNK, 1, 8)
+        facts = metadata(worker_id=rank, world_size=2, use_mla=True, kv_shape=shape)
+        database = ChunkedTokenDatabase(settings, facts)
+        with mock.patch("gc.collect"):
+            engine = LMCacheEngine(settings, facts, database, None, None, None)
+            engine.post_init(kvcaches=[])
+        assert (engine.storage_manager is None) == bool(rank)
+        registered(SimpleNamespace(lmcache_engine=engine), monkeypatch)
+    before = {each: COUNTERS.value("barrier_waits", result=each) for each in ("stored", "absent")}
+    asyncio.run(answered())
+    after = {each: COUNTERS.value("barrier_waits", result=each) for each in before}
+    assert after == {"stored": before["stored"] + 1, "absent": before["absent"]}
+    assert ask_now(name, 1, metrics.QUESTION, 5)
+
+
+def registered(adapter, monkeypatch) -> None:
+    """Do what the connector does once vLLM has made its KV tensors."""
+    monkeypatch.setattr(LMCacheConnectorV1, "register_kv_caches", lambda *_: None)
+    one = object.__new__(PatchedLMCacheConnector)
+    one._registry, one._tells, one._lmcache_engine = Registry(()), False, adapter
+    one.register_kv_caches({})
+
+
+async def answered() -> None:
+    """Answer a request through the engine's middleware."""
+
+    async def engine(scope, receive, send):
+        await send({"type": "http.response.body", "body": b"answer"})
+
+    async def send(message):
+        pass
+
+    await HoldUntilStored(engine)({"type": "http", "method": "POST"}, None, send)
 
 
 def test_a_callback_hears_of_what_is_stored(backend):

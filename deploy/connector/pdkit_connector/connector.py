@@ -15,6 +15,7 @@ from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Registry, State, disabled_ids, discover
 from pdkit_connector.releases import release_line
 from pdkit_connector.setting import Setting
+from pdkit_connector.worker import open_socket
 
 
 @cache
@@ -51,6 +52,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         super().register_kv_caches(kv_caches)
         self._require_lmcache("take vLLM's KV tensors")
         require_plugins(self._lmcache_engine)
+        open_idle_socket(self._lmcache_engine)
         if self._tells:
             get_logger().info("%s", kv_line(self._lmcache_engine))
 
@@ -104,6 +106,16 @@ def require_plugins(adapter: Any) -> None:
         raise ConnectorError(
             f"LMCache has no store {', '.join(missing)}, so this engine can never share KV: {why}"
         )
+
+
+def open_idle_socket(adapter: Any) -> None:
+    """Let a worker without a store answer that nothing of it is under way.
+
+    Of an MLA model all ranks hold the same KV, which the first one stores and loads for all.
+    """
+    engine: Any = getattr(adapter, "lmcache_engine", None)
+    if engine is not None and engine.storage_manager is None:
+        open_socket(engine.metadata.worker_id)
 
 
 def announce(registry: Registry) -> None:
