@@ -31,7 +31,8 @@ def unpacked(requirements: str, folder: Path, *, without: str = "") -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             _install(requirements, folder, cached=not without)
             for file in folder.glob(without) if without else ():
-                file.unlink()
+                if file.is_file():
+                    file.unlink()
             done.write_text(requirements, encoding="utf-8")
     return folder
 
