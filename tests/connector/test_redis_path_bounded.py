@@ -8,11 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from pdkit_connector.redis_path import health
-from pdkit_connector.redis_path.client import Limits
 from pdkit_connector.redis_path.health import Health
 from redis_chunks import LIMITS as PATIENT
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
-from redis_limits import BACK_S, LIMITS, SLACK_S, all_miss_in_time, within, works
+from redis_limits import BACK_S, LIMITS, SLACK_S, all_miss_in_time, unpaused, within, works
 from redis_servers import eventually, free_port
 
 from tests.connector import fair_clock
@@ -219,20 +218,22 @@ def test_loading(server, make):
     eventually(lambda: works(one, prompt("more", 2)), BACK_S)
 
 
-def test_queued_bytes_are_capped(server, make):
-    one = make(server.url, Limits(store_s=0.6, queued_bytes=3 << 20))
-    eventually(lambda: stored(one, prompt("first", 1)), 10)
-    server.stop_answering()
-    storing = Storing(one, prompt("queue", 10, 1 << 20))
-    assert sum(storing.begun.values()) == 3
-    assert one.counters.value("chunks", operation="store", result="no_room") == 7
-    with within(LIMITS.store_s):
-        assert storing.wait() == []
+def test_a_silent_redis_is_left_before_the_limit(server, make):
+    """Limits are as long as much KV takes; a Redis that says nothing is given up long before."""
+    one = make(server.url, replace(PATIENT, load_s=600, store_s=600, silent_s=0.5))
+    chunks = prompt("silent", 6, 1 << 20)
+    eventually(lambda: works(one, chunks), 10)
+    pool = Pool(lambda count: count == 3 and server.stop_answering())
+    with within(0.5):
+        assert len(one.loads.load(list(chunks), pool.allocate)) < 6
+    unpaused(one)
+    with within(0.5):
+        assert stored(one, prompt("behind", 40, 1 << 20)) == []
+    unpaused(one)
+    with within(0.5):  # a new connection that nobody accepts
+        assert loaded(one, list(chunks)) == []
     server.answer_again()
-    # The room is given back; and a value that is larger than all of it is let in alone.
-    eventually(lambda: stored(one, prompt("large", 1, 4 << 20)), BACK_S)
-    again = prompt("again", 3, 1 << 20)
-    eventually(lambda: stored(one, again) == list(again), BACK_S)
+    eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), BACK_S)
 
 
 def test_after_close_nothing_is_begun_or_left_behind(server):

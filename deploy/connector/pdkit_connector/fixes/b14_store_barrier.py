@@ -77,7 +77,7 @@ FIX = Fix(
     reason=(
         "Stores go on after the step that began them, so a decode sent right after its prefill "
         "finds some of the KV missing and computes it again. The fix holds a producer's answer, "
-        "not its next step, until what it stores is in Redis or ten seconds have passed."
+        "not its next step, until what it stores is in Redis or a deadline has passed."
     ),
     probe=probe,
     apply=apply,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdkit_connector.counters import Counters
+from pdkit_connector.redis_path.link import Patience
 from pdkit_connector.redis_path.loads import Loads
 from pdkit_connector.redis_path.lookups import Lookups
 from pdkit_connector.redis_path.shards import Shards
@@ -19,22 +20,22 @@ from pdkit_connector.redis_path.value import Codec
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a client.
+    """Limits of a client; the kit's plan sets those in seconds.
 
     Attributes:
         lookup_s: seconds after which a lookup is a miss.
-        load_s: seconds after which what has not come of a prompt is a miss.
+        load_s: seconds after which what has not come of a prompt's piece is a miss.
         store_s: seconds after which a chunk that was handed over is given up.
+        silent_s: seconds without a byte after which a load or a store has failed.
         load_lanes, store_lanes: connections that values move over, each way; at least one a shard.
-        queued_bytes: payload that may wait to be stored; more is not stored.
     """
 
     lookup_s: float = 0.5
-    load_s: float = 5.0
-    store_s: float = 10.0
+    load_s: float = 60.0
+    store_s: float = 60.0
+    silent_s: float = 5.0
     load_lanes: int = 2
     store_lanes: int = 2
-    queued_bytes: int = 1 << 30
 
 
 class Client:
@@ -54,8 +55,9 @@ class Client:
         self._limits = limits = limits or Limits()
         self._shards = shards = Shards([urls] if isinstance(urls, str) else urls, counters, limits)
         self.lookups = Lookups(shards, counters, limits.lookup_s)
-        self.loads = Loads(shards, codec, counters, limits.load_s)
-        self.stores = Stores(shards, codec, counters, limits.store_s, limits.queued_bytes)
+        load, store = (Patience(s, limits.silent_s) for s in (limits.load_s, limits.store_s))
+        self.loads = Loads(shards, codec, counters, load)
+        self.stores = Stores(shards, codec, counters, store)
 
     def troubles(self) -> Iterator[Exception]:
         """Ask each Redis for a sign of life; yield what goes wrong."""

@@ -66,7 +66,7 @@ class Links:
 
     def _aside(self, name: object, work: Callable[[], Any], deadline: Deadline) -> Any:
         """Return what `work` returns, or leave it to the next who asks for the same."""
-        left_s = deadline.left_s()
+        left_s = deadline.call_s()
         future = self._coming.pop(name, None)
         if future is None or (future.done() and future.exception()):
             future = _begun(work)

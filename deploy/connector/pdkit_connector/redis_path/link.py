@@ -6,11 +6,13 @@ bytes then go straight between the socket and the caller's memory.
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _BUFFER_BYTES = 4096
@@ -36,11 +38,24 @@ class LinkBroken(ConnectionError):
     """The other end went away, or said what no Redis says."""
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long some work may take, and how long the other end may be silent meanwhile."""
+
+    limit_s: float
+    silent_s: float
+
+    def begin(self) -> Deadline:
+        """Return the deadline of work that begins now."""
+        return Deadline(self.limit_s, self.silent_s)
+
+
 class Deadline:
     """A moment after which nobody waits any more."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, silent_s: float = math.inf) -> None:
         self._at = time.monotonic() + seconds
+        self._silent_s = silent_s
 
     def passed(self) -> bool:
         """Tell whether no time is left."""
@@ -52,6 +67,10 @@ class Deadline:
         if left <= 0:
             raise TimeoutError("deadline passed")
         return left
+
+    def call_s(self) -> float:
+        """Return how long the next call may wait for a byte; raise as `left_s` does."""
+        return min(self.left_s(), self._silent_s)
 
 
 class _Limited:
@@ -75,7 +94,7 @@ class _Limited:
         try:
             return int(self._socket.send(data))
         except BlockingIOError:
-            raise TimeoutError("deadline passed") from None
+            raise TimeoutError("Redis took too long") from None
 
     def receive(self, target: memoryview, deadline: Deadline, *, whole: bool = False) -> int:
         """Receive some bytes, at least one, and if possible the whole; return how many."""
@@ -87,7 +106,7 @@ class _Limited:
                 else self._socket.recv_into(target)
             )
         except BlockingIOError:
-            raise TimeoutError("deadline passed") from None
+            raise TimeoutError("Redis took too long") from None
         if not count:
             raise LinkBroken("Redis closed the connection")
         return count
@@ -97,7 +116,7 @@ class _Limited:
 
         To tell the socket costs as much as to read some KiB: it is told now and then.
         """
-        left_s = deadline.left_s()
+        left_s = deadline.call_s()
         if deadline is self._limited_by and left_s >= self._told_left_s - _LATE_S:
             return
         if self._plain:

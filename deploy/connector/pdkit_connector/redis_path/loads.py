@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.attempts import OF_ONE_KEY
 from pdkit_connector.redis_path.lanes import Links, dropping
-from pdkit_connector.redis_path.link import Deadline, ReplyError
+from pdkit_connector.redis_path.link import Deadline, Patience, ReplyError
 from pdkit_connector.redis_path.reading import Reading
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Check, Codec, Header
@@ -41,11 +41,13 @@ Allocate = Callable[[Header, Deadline], T | None]
 class Loads:
     """Loads prompts over several connections."""
 
-    def __init__(self, shards: Shards, codec: Codec, counters: Counters, limit_s: float) -> None:
+    def __init__(
+        self, shards: Shards, codec: Codec, counters: Counters, patience: Patience
+    ) -> None:
         self._shards = shards
         self._codec = codec
         self._counters = counters
-        self._limit_s = limit_s
+        self._patience = patience
 
     def load(self, keys: Sequence[bytes], allocate: Allocate[T]) -> list[T]:
         """Return the values of the keys, from the first on until one cannot be had in time."""
@@ -53,12 +55,12 @@ class Loads:
             return []
         self._counters.add("calls", operation="load")
         began = time.perf_counter()
-        prompt = _Prompt(keys, allocate, Deadline(self._limit_s))
+        prompt = _Prompt(keys, allocate, self._patience.begin())
         # Those that pause come first: they end the prompt, and what comes after is not asked for.
         parts = sorted(self._shards.split(keys), key=lambda part: not part[0].reads.pausing())
         for shard, indices in parts:
             self._begin(prompt, shard, indices)
-        loaded = prompt.loaded(self._limit_s + _GRACE_S)
+        loaded = prompt.loaded(self._patience.limit_s + _GRACE_S)
         self._counters.add("seconds", time.perf_counter() - began, operation="load")
         size = sum(len(target.memory()) for target in loaded)
         self._counters.add("bytes", size, operation="load")

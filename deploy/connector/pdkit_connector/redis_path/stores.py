@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
 
 from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.lanes import Links, dropping
-from pdkit_connector.redis_path.link import Deadline, LinkBroken
+from pdkit_connector.redis_path.link import Deadline, LinkBroken, Patience
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Codec, Header
 
@@ -22,14 +21,12 @@ class Stores:
         shards: Shards,
         codec: Codec,
         counters: Counters,
-        limit_s: float,
-        queued_bytes: int,
+        patience: Patience,
     ) -> None:
         self._shards = shards
         self._codec = codec
         self._counters = counters
-        self._limit_s = limit_s
-        self._room = _Room(queued_bytes)
+        self._patience = patience
 
     def store(
         self, key: bytes, header: Header, payload: memoryview, done: Callable[[bool], None]
@@ -42,26 +39,16 @@ class Stores:
         if shard.writes.pausing():
             self._count("paused")
             return False
-        if not self._room.take(len(payload)):
-            self._count("no_room")
-            shard.writes.tell_once(
-                "room", "chunks come faster than Redis takes them; some are not stored"
-            )
-            return False
-        deadline = Deadline(self._limit_s)
+        deadline = self._patience.begin()
 
         def job(links: Links) -> None:
             stored = False
             try:
                 stored = self._store(shard, links, key, header, payload, deadline)
             finally:
-                self._room.give(len(payload))
                 done(stored)
 
-        taken = shard.store_lanes.submit(job)
-        if not taken:
-            self._room.give(len(payload))
-        return taken
+        return shard.store_lanes.submit(job)
 
     def _store(
         self,
@@ -103,23 +90,3 @@ def _set(links: Links, key: bytes, header: bytes, payload: memoryview, deadline:
         if (said := link.status(deadline)) != b"OK":
             raise LinkBroken(f"{said[:20]!r} in answer to SET")
     return True
-
-
-class _Room:
-    """Bytes that may wait to be stored; one value is always let in."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._taken = 0
-        self._lock = threading.Lock()
-
-    def take(self, count: int) -> bool:
-        with self._lock:
-            if self._taken and self._taken + count > self._total:
-                return False
-            self._taken += count
-            return True
-
-    def give(self, count: int) -> None:
-        with self._lock:
-            self._taken -= count

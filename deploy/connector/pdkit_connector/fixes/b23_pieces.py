@@ -1,0 +1,49 @@
+"""B23: what does not fit into staging memory at once is not stored, and not loaded."""
+
+from __future__ import annotations
+
+from pdkit_connector import pieces
+from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.setting import Setting
+
+_MARK = "_pdkit_in_pieces"
+
+
+def probe(_setting: Setting) -> Finding:
+    """See whether a prompt larger than staging memory is moved in pieces."""
+    from lmcache.v1.cache_engine import LMCacheEngine
+
+    if hasattr(LMCacheEngine, _MARK):
+        return Finding(Verdict.NOT_NEEDED, "KV crosses staging memory in pieces")
+    return Finding(Verdict.NEEDED, "all KV of a call is staged at once, or dropped")
+
+
+def apply(_setting: Setting) -> str:
+    """Store and load in pieces that fit, and let a store wait for room."""
+    from lmcache.v1.cache_engine import LMCacheEngine
+    from lmcache.v1.storage_backend.storage_manager import StorageManager
+
+    replace_method(LMCacheEngine, "store", pieces.storing)
+    replace_method(LMCacheEngine, "retrieve", pieces.loading)
+    replace_method(StorageManager, "allocate", pieces.waiting)
+    replace_method(StorageManager, "batched_allocate", pieces.waiting_layerwise)
+    setattr(LMCacheEngine, _MARK, True)
+    return "KV crosses staging memory in pieces, and a store waits for room"
+
+
+FIX = Fix(
+    id="B23",
+    title="a prompt larger than free staging memory is stored and loaded in part",
+    link="none",
+    reason=(
+        "LMCache takes staging memory for all chunks of a step before it moves the first, and "
+        "drops those that find none: while Redis is still taking the last step, or of a prompt "
+        "that is larger than staging memory. A load falls short in the same way. The fix moves "
+        "pieces that fit, and a store waits for the room that earlier ones give back."
+    ),
+    probe=probe,
+    apply=apply,
+    # Around B21, whose probe stores without slots.
+    rank=400,
+)
