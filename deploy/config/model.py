@@ -20,21 +20,50 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _FOLDER_HINT = "deploy plan --model FOLDER, with a folder that holds config.json and the weights"
 _HEADS = ("num_attention_heads", "n_head")
 _LAYERS = ("num_hidden_layers", "n_layer")
+# Whose every layer vLLM runs with multi-head latent attention.
+_MLA_TYPES = frozenset({
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2",
+    "longcat_flash", "pangu_ultra_moe",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a config.json that decide KV size and which splits are possible."""
+    """The numbers of a config.json that decide KV size and which splits are possible.
+
+    Attributes:
+        latent_dim: multi-head latent attention (MLA): numbers that a layer keeps of a token, in the
+            place of K and V of every head; None for all other models.
+    """
 
     layers: int
     attention_heads: int
     kv_heads: int
     head_dim: int
     max_positions: int | None
+    latent_dim: int | None = None
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the bytes of K and V that one token takes over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+        """Return the bytes of KV that one token takes over all layers."""
+        a_layer = self.latent_dim or 2 * self.kv_heads * self.head_dim
+        return self.layers * a_layer * dtype_bytes
+
+    def kv_parts(self, tp: int) -> int:
+        """Return into how many parts ranks divide KV: one a KV head at most, MLA not at all."""
+        return 1 if self.latent_dim else min(tp, self.kv_heads)
+
+    def rank_kv_bytes_per_token(self, dtype_bytes: int, tp: int) -> int:
+        """Return the bytes of KV that one token takes on each rank."""
+        return self.kv_bytes_per_token(dtype_bytes) // self.kv_parts(tp)
+
+    def storing_ranks(self, tp: int) -> int:
+        """Return how many ranks store KV; of an MLA model the first one, as all hold the same."""
+        return 1 if self.latent_dim else tp
+
+    def divides(self, tp: int) -> bool:
+        """Tell whether attention splits evenly over ranks."""
+        fits_kv = self.latent_dim or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
+        return bool(fits_kv) and self.attention_heads % tp == 0
 
 
 @dataclass(frozen=True)
@@ -188,12 +217,23 @@ def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
             kv_heads=int(text.get("num_key_value_heads") or heads),
             head_dim=int(text.get("head_dim") or hidden // heads),
             max_positions=_first(text, ("max_position_embeddings", "n_positions")),
+            latent_dim=_latent_dim(text),
         )
     except (TypeError, ValueError) as exc:
         raise ConfigError(
             f"--model: config.json of '{name}' has a number that is none ({exc})",
             hint="restore that file",
         ) from exc
+
+
+def _latent_dim(text: Mapping[str, Any]) -> int | None:
+    """Return what a layer of an MLA model keeps of a token: the latent, and K's rotated part.
+
+    vLLM goes by the model's type, too: others with such a rank, like MiniCPM3, keep K and V.
+    """
+    if text.get("model_type") not in _MLA_TYPES or not text.get("kv_lora_rank"):
+        return None
+    return int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim") or 0)
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

@@ -106,8 +106,8 @@ class LMCacheSpec(_Strict):
     )
     staging_gib: Gibibytes | None = Field(
         None,
-        description="host memory of an engine's rank for chunks on their way; 5 on GPUs, 0.5 on "
-        "CPUs",
+        description="host memory of an engine's rank for chunks on their way; if left out the "
+        "longest prompt's KV, at most 32,768 tokens of it and a quarter of the machine's memory",
     )
 
 

@@ -59,7 +59,7 @@ class Vendor:
         kv_cache_gib: KV space of one engine when none is named; None where the engine takes what
             its share of the GPU leaves.
         block_size: tokens a KV block when none is named.
-        staging_gib: host memory of one engine's rank for chunks on their way.
+        max_threads: of a rank on the host's processors; None for all that are its share.
         libraries: shared libraries that engines load and no wheel brings, and the Debian package
             of each; only where engines are processes of this machine.
         engine_base_mib: resident host memory of one rank beside weights, KV space and staging.
@@ -76,9 +76,9 @@ class Vendor:
     slot: str
     default_model: str
     block_size: int
-    staging_gib: float
     engine_base_mib: int
     has_gpus: bool = True
+    max_threads: int | None = None
     kv_cache_gib: float | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
     engine_args: tuple[str, ...] = ()
@@ -121,6 +121,8 @@ _GPU_PINS = (
         args=("--no-async-scheduling",),
     ),
 )
+# The GPUs compute; more threads than a few take turns on the host's memory, and cost start-up time.
+_HOST_THREADS = 4
 
 VENDORS: Mapping[str, Vendor] = {
     "cuda": Vendor(
@@ -128,9 +130,9 @@ VENDORS: Mapping[str, Vendor] = {
         slot="GPU",
         default_model=_SMALL_MODEL,
         block_size=16,
-        staging_gib=5.0,
         engine_base_mib=6144,
         pins=_GPU_PINS,
+        max_threads=_HOST_THREADS,
         visible_devices="CUDA_VISIBLE_DEVICES",
         # CUDA's own order is fastest first; indices here are nvidia-smi's.
         process_env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -141,9 +143,9 @@ VENDORS: Mapping[str, Vendor] = {
         slot="GPU",
         default_model=_SMALL_MODEL,
         block_size=16,
-        staging_gib=5.0,
         engine_base_mib=6144,
         pins=_GPU_PINS,
+        max_threads=_HOST_THREADS,
         visible_devices="HIP_VISIBLE_DEVICES",
         container=ContainerAccess(
             nodes=("/dev/kfd",),
@@ -158,7 +160,6 @@ VENDORS: Mapping[str, Vendor] = {
         slot="engine",
         default_model="tiny",
         block_size=32,
-        staging_gib=0.5,
         engine_base_mib=2048,
         has_gpus=False,
         kv_cache_gib=0.5,

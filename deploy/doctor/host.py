@@ -39,7 +39,7 @@ def locks(seen: Seen) -> Verdict | None:
     plan = _of_processes(seen)
     if plan is None or seen.host is None or not plan.vendor.has_gpus:
         return None
-    limit, staging_kib = seen.host.locked_kib, int(plan.staging_gib * 2**20)
+    limit, staging_kib = seen.host.locked_kib, int(plan.limits.staging_gib * 2**20)
     if limit is None or limit >= staging_kib:
         return ok("memory may be locked" + ("" if limit is None else f", {limit} KiB of it"))
     return Verdict(

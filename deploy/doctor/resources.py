@@ -14,7 +14,7 @@ _HUB_SPARE = 1.1
 
 
 def store(seen: Seen) -> Verdict | None:
-    """Judge whether what a prompt leaves in the store, and on its way there, has room."""
+    """Judge whether what a prompt leaves in the store has room."""
     plan = seen.plan
     if plan is None or plan.kv_bytes_per_token is None or plan.max_model_len is None:
         return None
@@ -27,17 +27,8 @@ def store(seen: Seen) -> Verdict | None:
             "the beginning of a long prompt is dropped while its end is stored, so it never hits",
             f"redis: {{memory_gib: {2 * prompt / GIB:.1f}}} in deploy.yaml",
         )
-    staging = int(plan.staging_gib * GIB) * plan.tp
-    if staging < prompt:
-        return Verdict(
-            "warn",
-            f"{staging // MIB} MiB of staging hold {staging // plan.kv_bytes_per_token} tokens, "
-            f"and a prompt may have {length}",
-            "what does not fit on its way is computed again: longer prompts hit in part",
-            f"lmcache: {{staging_gib: {prompt / GIB / plan.tp + 0.1:.1f}}} in deploy.yaml",
-        )
     held = "your own Redis" if tokens is None else f"Redis holds {tokens:,} tokens of KV"
-    return ok(f"{held}, staging {staging // plan.kv_bytes_per_token:,}; a prompt has {length:,}")
+    return ok(f"{held}; a prompt has {length:,}")
 
 
 def images(seen: Seen) -> Verdict | None:
@@ -157,9 +148,9 @@ RULES = (
     Rule(
         "memory.store",
         store,
-        looks_at="how many tokens of KV Redis and the staging memory hold",
+        looks_at="how many tokens of KV Redis holds",
         warns="fewer than the longest prompt has",
-        mend="`redis.memory_gib`, `lmcache.staging_gib`",
+        mend="`redis.memory_gib`",
     ),
     Rule(
         "disk.images",

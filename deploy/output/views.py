@@ -9,6 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from deploy.output.table import duration, percent, size, table, told, told_size
+from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.verify.store_path import StorePath
@@ -33,11 +34,14 @@ def plan_view(prepared: Prepared) -> str:
         f"model    {plan.model.served_name} ({plan.model.ref})",
         f"context  {_context(plan)}, block {plan.block_size}, "
         f"chunk {plan.chunk_size}"
-        + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else ""),
-        f"memory   {size(plan.memory_mib)} expected",
+        + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else "")
+        + f", {plan.dtype}",
+        f"memory   {size(plan.memory_mib)} expected, {size(round(plan.limits.staging_gib * 1024))} "
+        f"of it staging for each of {plan.storing_ranks} ranks",
         f"store    your own Redis, by {prepared.spec.redis.url_file}"
         if plan.redis_brought
         else f"store    {size(plan.redis_memory_mib)} of Redis{shards}{tokens}",
+        f"limits   {_limits(plan)}",
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared}",
         *(f"note     {line}" for line in prepared.notes),
@@ -90,6 +94,18 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "memory_mib": plan.redis_memory_mib,
             "tokens": plan.store_tokens,
         },
+        "staging": {
+            "bytes_per_rank": int(plan.limits.staging_gib * GIB),
+            "ranks": plan.storing_ranks,
+        },
+        "deadlines": {
+            "lookup_s": plan.limits.lookup_s,
+            "load_s": plan.limits.load_s,
+            "store_s": plan.limits.store_s,
+            "silent_s": plan.limits.silent_s,
+        },
+        "value_bytes": plan.limits.value_bytes,
+        "dtype": plan.dtype,
         "block_size": plan.block_size,
         "chunk_size": plan.chunk_size,
         "max_model_len": plan.max_model_len,
@@ -308,6 +324,15 @@ def _history(generations: Sequence[Generation]) -> str:
 
 def _context(plan: Plan) -> str:
     return f"{plan.max_model_len} tokens" if plan.max_model_len else "as the model says"
+
+
+def _limits(plan: Plan) -> str:
+    limits = plan.limits
+    value = f"; values of {limits.value_bytes:,} bytes" if limits.value_bytes else ""
+    return (
+        f"lookup {limits.lookup_s:g} s, load {limits.load_s:g} s, store {limits.store_s:g} s, "
+        f"silent Redis {limits.silent_s:g} s{value}"
+    )
 
 
 def _devices(plan: Plan, devices: tuple[int, ...], threads: int) -> str:

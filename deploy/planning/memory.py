@@ -50,12 +50,18 @@ def chosen_dtype(spec: StackSpec, vendor: Vendor, inventory: Inventory) -> str:
 
 
 def bytes_per_token(dtype: str, shape: ModelShape | None) -> int | None:
-    """Return K and V of one token over all layers and ranks, in bytes."""
+    """Return the KV of one token over all layers of one replica, in bytes."""
     return shape.kv_bytes_per_token(DTYPE_BYTES[dtype]) if shape else None
 
 
 def kv_space(
-    spec: StackSpec, vendor: Vendor, model: Model, gpu: GpuMemory | None, a_token: int | None
+    spec: StackSpec,
+    vendor: Vendor,
+    model: Model,
+    gpu: GpuMemory | None,
+    *,
+    a_token: int | None,
+    block_size: int,
 ) -> KvSpace:
     """Return the KV space of each engine.
 
@@ -74,8 +80,10 @@ def kv_space(
     if a_token is None or room is None:
         return KvSpace(told, None)
     # A rank holds its part of the KV heads; where there are fewer heads than ranks, copies.
-    parts = min(spec.tp, model.shape.kv_heads) if model.shape and vendor.has_gpus else 1
-    return KvSpace(told, room * parts // a_token)
+    parts = model.shape.kv_parts(spec.tp) if model.shape and vendor.has_gpus else 1
+    # Beside the blocks that requests use, vLLM keeps one.
+    spare = block_size * a_token // parts
+    return KvSpace(told + spare if told else None, room * parts // a_token)
 
 
 def _gpu_room(spec: StackSpec, model: Model, share_bytes: int, told: int | None) -> int | None:

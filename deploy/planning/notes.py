@@ -18,6 +18,7 @@ def plan_notes(plan: Plan, spec: StackSpec, inventory: Inventory) -> tuple[str, 
         *(line for line in inventory.seen if line.startswith("assumed")),
         *_slow_dtype(plan, spec),
         *_unknown_model(plan, spec),
+        *_small_store(plan),
         *_too_big(plan, inventory),
         *_low_limit(plan, spec),
         *rate_note(plan),
@@ -28,6 +29,7 @@ def smaller(plan: Plan, over_mib: int) -> str:
     """Return the settings that bring a stack's host memory down by `over_mib`, the fewest first."""
     engines = len(plan.engines)
     ranks, one_mib = engines * plan.tp, plan.engines[0].memory_mib
+    staging_mib = round(plan.limits.staging_gib * 1024)
     in_host_mib = 0 if plan.vendor.has_gpus else (plan.kv_cache_bytes or 0) // 2**20
     savings = {
         f"a smaller redis.memory_gib (it is {plan.redis_memory_mib / 1024:.1f})": (
@@ -37,8 +39,8 @@ def smaller(plan: Plan, over_mib: int) -> str:
         f"a smaller engine.kv_cache_gib (it is {in_host_mib / 1024:g})": (
             ranks * (in_host_mib - _SMALL_PART_MIB)
         ),
-        f"a smaller lmcache.staging_gib (it is {plan.staging_gib:g})": (
-            ranks * (round(plan.staging_gib * 1024) - _SMALL_PART_MIB)
+        f"a smaller lmcache.staging_gib (it is {plan.limits.staging_gib:g})": (
+            engines * plan.limits.ranks * (staging_mib - _SMALL_PART_MIB)
         ),
     }
     chosen: list[str] = []
@@ -72,6 +74,16 @@ def _unknown_model(plan: Plan, spec: StackSpec) -> list[str]:
         ways.append("redis.memory_gib sets Redis's size")
     line = f"config.json of {model.served_name} {why}: KV size and context are unknown{store}"
     return ["; ".join((line, *ways))]
+
+
+def _small_store(plan: Plan) -> list[str]:
+    held, longest = plan.store_tokens, plan.max_model_len
+    if held is None or longest is None or held >= longest:
+        return []
+    return [
+        f"Redis holds {held:,} tokens of KV, and a prompt may have {longest:,}: longer ones are "
+        "not stored whole (redis.memory_gib, or a smaller engine.max_model_len)"
+    ]
 
 
 def _too_big(plan: Plan, inventory: Inventory) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
 from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import host_port
 from deploy.planning.gpus import allot, gpu_memory
 from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.limits import Limits, redis_limits
 from deploy.planning.memory import (
     MIB,
     KvSpace,
@@ -75,8 +76,8 @@ class Plan:
     """Everything that is settled before a stack is built from it.
 
     Attributes:
-        kv_bytes_per_token: K and V of one token, all layers, one replica; None where the model's
-            config is not known yet.
+        kv_bytes_per_token: KV of one token, all layers, one replica; None where the model's config
+            is not known yet.
         kv_cache_bytes: KV space that each rank is told to take; None where it takes what its share
             of the GPU leaves.
         bind, port: where clients reach the stack: the router, or the gateway before it.
@@ -110,7 +111,7 @@ class Plan:
     kv_cache_bytes: int | None
     gpu_share: float | None
     max_model_len: int | None
-    staging_gib: float
+    limits: Limits
     gpu_groups: tuple[int, ...]
     container_gpus: tuple[str, ...]
 
@@ -147,6 +148,11 @@ class Plan:
     def redis_memory_mib(self) -> int:
         """Redis's maxmemory, all shards together."""
         return sum(shard.memory_mib for shard in self.redis)
+
+    @property
+    def storing_ranks(self) -> int:
+        """How many ranks of the stack have staging memory and connections to Redis."""
+        return len(self.engines) * self.limits.ranks
 
     @property
     def store_tokens(self) -> int | None:
@@ -190,16 +196,15 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     memory = gpu_memory(gpus, spec.engine.gpu_memory)
     dtype = chosen_dtype(spec, vendor, inventory)
     a_token = bytes_per_token(dtype, model.shape)
-    space = kv_space(spec, vendor, model, memory, a_token)
+    space = kv_space(spec, vendor, model, memory, a_token=a_token, block_size=block_size)
     length = max_model_len(spec, model.shape, space)
-    engines = _engines(spec, vendor, topology, inventory, gpus, space)
+    limits = redis_limits(
+        spec, model.shape, dtype, inventory, engines=topology.engines, prompt=length
+    )
+    memory_mib = _engine_memory_mib(spec, vendor, space, limits)
+    engines = _engines(spec, vendor, topology, inventory, gpus, memory_mib)
     store = store_mib(
-        spec,
-        space,
-        inventory,
-        producers=topology.producers,
-        a_token=a_token,
-        context=length,
+        spec, space, inventory, producers=topology.producers, a_token=a_token, context=length
     )
     shards = shard_count(spec, inventory, gpus=len({gpu for own in gpus for gpu in own}))
     return Plan(
@@ -229,7 +234,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         kv_cache_bytes=space.told_bytes,
         gpu_share=memory.share if memory else None,
         max_model_len=length,
-        staging_gib=_staging_gib(spec, vendor),
+        limits=limits,
         gpu_groups=inventory.gpu_groups,
         container_gpus=inventory.container_gpus,
     )
@@ -252,8 +257,10 @@ def _redis_ports(spec: StackSpec, topology: Topology, shards: int) -> tuple[int,
     return ports
 
 
-def _staging_gib(spec: StackSpec, vendor: Vendor) -> float:
-    return spec.lmcache.staging_gib or vendor.staging_gib
+def _engine_memory_mib(spec: StackSpec, vendor: Vendor, space: KvSpace, limits: Limits) -> int:
+    in_host = 0 if vendor.has_gpus else (space.told_bytes or 0) // MIB
+    staging_mib = round(limits.ranks * limits.staging_gib * 1024)
+    return spec.tp * (vendor.engine_base_mib + in_host) + staging_mib
 
 
 def _engines(
@@ -262,16 +269,15 @@ def _engines(
     topology: Topology,
     inventory: Inventory,
     gpus: tuple[tuple[Gpu, ...], ...],
-    space: KvSpace,
+    memory_mib: int,
 ) -> tuple[EnginePlan, ...]:
     names: list[tuple[Role, str]] = [
         *(("producer", f"producer-{index}") for index in range(topology.producers)),
         *(("consumer", f"consumer-{index}") for index in range(topology.consumers)),
     ]
-    in_host = 0 if vendor.has_gpus else (space.told_bytes or 0) // MIB
-    staging_mib = round(_staging_gib(spec, vendor) * 1024)
-    memory_mib = spec.tp * (vendor.engine_base_mib + in_host + staging_mib)
     threads = max(1, inventory.cpus // (topology.engines * spec.tp))
+    if vendor.max_threads is not None:
+        threads = min(threads, vendor.max_threads)
     return tuple(
         EnginePlan(name, role, spec.port + _FIRST_ENGINE_OFFSET + index, own, threads, memory_mib)
         for index, ((role, name), own) in enumerate(zip(names, gpus, strict=True))
@@ -366,8 +372,8 @@ def _check_tensor_parallel(spec: StackSpec, model: Model, topology: Topology) ->
     tp, shape = spec.tp, model.shape
     if shape is None:
         return
-    if not _divides(tp, shape):
-        possible = max(n for n in range(1, tp) if _divides(n, shape))
+    if not shape.divides(tp):
+        possible = max(n for n in range(1, tp) if shape.divides(n))
         # As many engines as before: the number of GPUs that was named is of the other size.
         split = {**NO_SPLIT, "--topology": str(topology)} if spec.gpus is not None else {}
         raise ConfigError(
@@ -375,11 +381,6 @@ def _check_tensor_parallel(spec: StackSpec, model: Model, topology: Topology) ->
             f"heads and {shape.kv_heads} KV heads evenly",
             retry=({**split, "--tp": str(possible)},),
         )
-
-
-def _divides(tp: int, shape: ModelShape) -> bool:
-    fits_kv = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
-    return fits_kv and shape.attention_heads % tp == 0
 
 
 def _check_ports(port: int, topology: Topology) -> None:

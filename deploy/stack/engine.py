@@ -12,6 +12,7 @@ import yaml
 
 from deploy.assets import asset
 from deploy.config.spec import StackSpec
+from deploy.planning.limits import Limits
 from deploy.planning.plan import EnginePlan, Plan, Role
 from deploy.stack.layout import Layout
 from deploy.stack.namespace import hash_seed, key_prefix
@@ -107,6 +108,7 @@ def _socket_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
     return {
         "PDKIT_ENGINE_SOCKET": f"{plan.name}-{engine.name}-{engine.port}",
         "PDKIT_ENGINE_WORKERS": str(plan.tp),
+        "PDKIT_STORE_BARRIER_S": str(plan.limits.store_s),
     }
 
 
@@ -115,14 +117,15 @@ def lmcache_config(
 ) -> str:
     """Return the text of LMCache's configuration file; URLs may hold secret placeholders."""
     if spec.redis.client == "pdkit":
-        store = _redis_path(urls, key_prefix(plan.name) + hash_seed(plan, spec, layout))
+        namespace = key_prefix(plan.name) + hash_seed(plan, spec, layout)
+        store = _redis_path(urls, namespace, plan.limits)
     else:
         (url,) = urls
         store = {"remote_url": url, "remote_serde": "naive"}
     settings = {
         **_template(role),
         "chunk_size": plan.chunk_size,
-        "max_local_cpu_size": plan.staging_gib,
+        "max_local_cpu_size": plan.limits.staging_gib,
         "use_layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
         **store,
@@ -136,7 +139,7 @@ def _template(role: Role) -> Mapping[str, Any]:
     return MappingProxyType(yaml.safe_load(text))
 
 
-def _redis_path(urls: Sequence[str], namespace: str) -> dict[str, Any]:
+def _redis_path(urls: Sequence[str], namespace: str, limits: Limits) -> dict[str, Any]:
     """Return LMCache's settings for the connector's own way to Redis, a storage plug-in."""
     return {
         "storage_plugins": ["pdkit"],
@@ -146,5 +149,9 @@ def _redis_path(urls: Sequence[str], namespace: str) -> dict[str, Any]:
             # Keys are spread over several in their order, which is the same for all engines.
             "pdkit.url": urls[0] if len(urls) == 1 else list(urls),
             "pdkit.namespace": namespace,
+            "pdkit.lookup_s": limits.lookup_s,
+            "pdkit.load_s": limits.load_s,
+            "pdkit.store_s": limits.store_s,
+            "pdkit.silent_s": limits.silent_s,
         },
     }

@@ -91,6 +91,7 @@ class StackStart:
         prepared = self.prepared
         if prepared.model.source == "tiny":
             self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
+        self._report(f"data type: {prepared.plan.dtype}")
         secrets = stack_secrets(prepared, self._files.secrets_dir)
         provide_caches(prepared)
         self.launcher.prepare(prepared.stack, secrets, stop_s=prepared.spec.timeouts.stop_s)

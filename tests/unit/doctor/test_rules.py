@@ -211,8 +211,6 @@ CASES = [
     Case("memory.store", "warn", "Redis holds 3276 tokens of KV", {},
          {"redis": {"memory_gib": 1}, "engine": {"kv_cache_gib": 40}},
          model=LARGE, machine=replace(MACHINE, memory_mib=1 << 20)),
-    Case("memory.store", "warn", "of staging hold", {}, {"engine": {"kv_cache_gib": 40}},
-         model=LARGE, machine=replace(MACHINE, memory_mib=1 << 20)),
     Case("disk.images", "ok", "all images are here", {"images": (IMAGE,), **disks(images=DISK)}),
     Case("disk.images", "ok", "take 20.0 GiB", {"images": (MISSING,), **disks(images=DISK)}),
     Case("disk.images", "fail", "5.0 GiB free",

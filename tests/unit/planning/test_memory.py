@@ -20,6 +20,8 @@ Make = Callable[..., Plan]
 GIB = 2**30
 SHAPE = ModelShape(layers=32, attention_heads=32, kv_heads=8, head_dim=128, max_positions=131072)
 A_TOKEN = 2 * 32 * 8 * 128 * 2  # K and V, layers, heads, size, bfloat16
+BLOCK_BYTES = 16 * A_TOKEN
+WIDE = replace(SHAPE, layers=4, kv_heads=32)  # 64 KiB a token
 MODEL = Model("owner/8b", "8b", "hub", SHAPE, 15 * GIB)
 HUGE = replace(MODEL, ref="owner/70b", served_name="70b", weight_bytes=140 * GIB)
 UNKNOWN = Model("owner/new", "new", "hub", None)
@@ -82,7 +84,18 @@ class TestSpace:
         assert gpus(plan).kv_cache_bytes is None
 
     def test_unless_a_number_is_named(self, plan: Make) -> None:
-        assert gpus(plan, engine={"kv_cache_gib": 4}).kv_cache_bytes == 4 * GIB
+        assert gpus(plan, engine={"kv_cache_gib": 4}).kv_cache_bytes == 4 * GIB + BLOCK_BYTES
+
+    def test_with_the_block_that_vllm_keeps(self, plan: Make) -> None:
+        """Without it a KV space of exactly the context is refused by the engine, after a minute."""
+        made = plan(model=replace(MODEL, shape=WIDE), engine={"max_model_len": 8192})
+        a_token = 65536
+        assert (made.kv_bytes_per_token, made.max_model_len) == (a_token, 8192)
+        assert made.kv_cache_bytes == (8192 + made.block_size) * a_token
+
+    def test_of_which_a_rank_keeps_its_part(self, plan: Make) -> None:
+        made = gpus(plan, 4, topology="1p1d", tp=2, engine={"kv_cache_gib": 1})
+        assert made.kv_cache_bytes == GIB + BLOCK_BYTES // 2
 
     def test_what_is_named_bounds_the_context(self, plan: Make) -> None:
         made = gpus(plan, engine={"kv_cache_gib": 4})
@@ -104,17 +117,19 @@ class TestSpace:
         suggested = re.search(r"kv_cache_gib to ([\d.]+)", caught.value.hint)
         assert suggested is not None
         made = gpus(plan, engine={"kv_cache_gib": float(suggested[1])})
-        assert made.kv_cache_bytes == 54 * GIB, "72 less 15 of weights and 3 of its own"
+        assert made.kv_cache_bytes == 54 * GIB + BLOCK_BYTES, (
+            "72 less 15 of weights and 3 of its own"
+        )
 
     def test_engines_that_share_a_gpu_are_told(self, plan: Make) -> None:
         """Each by a number of its own, for one that measured would count the other's memory."""
         made = gpus(plan, 1, gpus=1)
         assert made.kv_cache_bytes is not None
-        assert made.kv_cache_bytes == pytest.approx(0.9 * (36 - 15 - 3) * GIB)
+        assert made.kv_cache_bytes == pytest.approx(0.9 * (36 - 15 - 3) * GIB + BLOCK_BYTES)
         weights_and_own = 2 * (15 + 3) * GIB
         assert 2 * made.kv_cache_bytes + weights_and_own < 72 * GIB
         named = gpus(plan, 1, gpus=1, engine={"kv_cache_gib": 2})
-        assert named.kv_cache_bytes == 2 * GIB
+        assert named.kv_cache_bytes == 2 * GIB + BLOCK_BYTES
 
     def test_ranks_hold_parts_of_the_kv_heads(self, plan: Make) -> None:
         one = gpus(plan, 4, topology="1p1d", engine={"kv_cache_gib": 1})
@@ -181,18 +196,17 @@ class TestStore:
 class TestHost:
     def test_gpu_engines_hold_no_kv_in_it(self, plan: Make) -> None:
         made = gpus(plan, engine={"kv_cache_gib": 40})
-        expected = made.vendor.engine_base_mib + 1024 * made.staging_gib
+        expected = made.vendor.engine_base_mib + 1024 * made.limits.staging_gib
         assert {engine.memory_mib for engine in made.engines} == {expected}
 
     def test_each_rank_has_its_own_staging(self, plan: Make) -> None:
-        one, two = (gpus(plan, 4, topology="1p1d", tp=tp) for tp in (1, 2))
+        staging = {"staging_gib": 2}
+        one, two = (gpus(plan, 4, topology="1p1d", tp=tp, lmcache=staging) for tp in (1, 2))
         assert two.engines[0].memory_mib == 2 * one.engines[0].memory_mib
 
-    def test_block_and_staging_are_the_vendors_unless_named(self, plan: Make) -> None:
-        assert (gpus(plan).block_size, gpus(plan).staging_gib) == (16, 5.0)
-        assert (plan().block_size, plan().staging_gib) == (32, 0.5)
-        made = gpus(plan, engine={"block_size": 64}, lmcache={"staging_gib": 1})
-        assert (made.block_size, made.staging_gib) == (64, 1.0)
+    def test_block_is_the_vendors_unless_named(self, plan: Make) -> None:
+        assert (gpus(plan).block_size, plan().block_size) == (16, 32)
+        assert gpus(plan, engine={"block_size": 64}).block_size == 64
 
 
 class TestRoles:

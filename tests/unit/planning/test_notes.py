@@ -57,10 +57,16 @@ class TestNotes:
         assert "does not say its layers and heads" in note
         assert "download" not in note
 
+    def test_a_store_that_holds_no_long_prompt(self, plan: Make) -> None:
+        (note,) = notes(plan, redis={"memory_gib": 0.03})
+        assert note.startswith("Redis holds 15,872 tokens of KV, and a prompt may have 32,768")
+        assert "redis.memory_gib" in note
+        assert notes(plan, redis={"memory_gib": 0.07}) == ()
+
     def test_more_than_the_machine_has(self, plan: Make) -> None:
         (note,) = notes(plan, redis={"memory_gib": 22})
         assert note.startswith(
-            "28.0 GiB expected, the machine has 23.0 GiB: deploy up would refuse"
+            "27.1 GiB expected, the machine has 23.0 GiB: deploy up would refuse"
         )
         assert "redis.memory_gib" in note
 
@@ -105,7 +111,7 @@ class TestAContainersLimit:
 
     def test_below_what_the_plan_expects_is_told_with_both(self, plan: Make) -> None:
         said = self.said(plan, "compose", 2)
-        assert "expected to hold 3.0 GiB, and ends where it passes 2" in said
+        assert "expected to hold 2.6 GiB, and ends where it passes 2" in said
 
     def test_what_the_plan_expects_is_enough(self, plan: Make) -> None:
         assert "memory_gib" not in self.said(plan, "compose", 3)

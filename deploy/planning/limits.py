@@ -1,0 +1,169 @@
+"""What KV takes on its way through Redis: staging memory, the size of a value, deadlines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from deploy.config.model import ModelShape
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.planning.inventory import Inventory
+from deploy.planning.memory import DTYPE_BYTES, GIB, MIB
+
+# Redis refuses larger strings unless its proto-max-bulk-len is raised.
+REDIS_VALUE_BYTES = 512 * MIB
+# Before a value's payload (pdkit_connector.redis_path.value).
+_HEADER_BYTES = 128
+# Tokens that vLLM computes in a step, and steps that staging memory holds of a prompt.
+_STEP_TOKENS, _STAGED_STEPS = 8192, 4
+_STAGING_HOST_PART = 4  # all ranks together: at most a quarter of the machine's memory
+_LEAST_CHUNKS = 2  # LMCache's staging: one is on its way while the next is copied
+_STAGING_UNIT = 64 * MIB
+_UNKNOWN_TOKEN_BYTES = 160 * 1024  # a 70B model's on each of two ranks
+# Bytes a second that all engines together get of a Redis that is worth waiting for. One thread of
+# Redis moves four to eight times as much.
+_SLOWEST = 250_000_000
+# What a machine that is busy with something else is granted, beside the time for bytes and keys.
+_LOOKUP_S, _SILENT_S, _BUSY_S = 0.5, 5.0, 10.0
+_KEY_S = 20e-6
+# What Redis may have to answer a rank, over all its connections, before it gets to a lookup.
+_SENDER_BYTES = 8 * MIB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of each rank that stores, as its connector gets them.
+
+    Attributes:
+        ranks: of one engine, that store; 1 of an MLA model, whose ranks hold the same KV.
+        staging_gib: host memory for chunks on their way; those that wait to be stored are in it.
+        value_bytes: of a chunk, or in layerwise mode of one layer of it; None where the model's
+            config is not known yet.
+        lookup_s, load_s, store_s: a lookup of the longest prompt, a load that fills staging memory,
+            and a chunk behind as many others as staging memory holds.
+        silent_s: without a byte of Redis, after which a load or a store has failed.
+    """
+
+    ranks: int
+    staging_gib: float
+    value_bytes: int | None
+    lookup_s: float
+    load_s: float
+    store_s: float
+    silent_s: float
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """What moves through Redis: bytes of a token on each rank, and how many ranks there are."""
+
+    token_bytes: int | None
+    ranks: int
+    engines: int
+    prompt: int | None
+
+
+def redis_limits(
+    spec: StackSpec,
+    shape: ModelShape | None,
+    dtype: str,
+    inventory: Inventory,
+    *,
+    engines: int,
+    prompt: int | None,
+) -> Limits:
+    """Return the limits for a stack whose longest prompt has that many tokens, if known.
+
+    Raises:
+        ConfigError: chunks are too large for Redis or for staging memory.
+    """
+    traffic = _Traffic(
+        token_bytes=shape.rank_kv_bytes_per_token(DTYPE_BYTES[dtype], spec.tp) if shape else None,
+        ranks=shape.storing_ranks(spec.tp) if shape else spec.tp,
+        engines=engines,
+        prompt=prompt,
+    )
+    value = _value_bytes(spec, traffic, shape)
+    staging = _staging_bytes(spec, traffic, inventory)
+    senders = traffic.ranks * engines
+    silent_s = _SILENT_S + senders * (value or 0) / _SLOWEST
+    staged_s = _BUSY_S + senders * staging / _SLOWEST
+    keys = engines * (prompt or _STEP_TOKENS) / spec.lmcache.chunk_size
+    lookup_s = _LOOKUP_S + senders * _SENDER_BYTES / _SLOWEST + keys * _KEY_S
+    return Limits(
+        ranks=traffic.ranks,
+        staging_gib=staging / GIB,
+        value_bytes=value,
+        lookup_s=_tenths(lookup_s),
+        load_s=_tenths(staged_s),
+        store_s=_tenths(staged_s),
+        silent_s=_tenths(silent_s),
+    )
+
+
+def _tenths(seconds: float) -> float:
+    return math.ceil(10 * seconds) / 10
+
+
+def _value_bytes(spec: StackSpec, traffic: _Traffic, shape: ModelShape | None) -> int | None:
+    """Return the size of one value of Redis.
+
+    Raises:
+        ConfigError: Redis takes none of that size.
+    """
+    if traffic.token_bytes is None or shape is None:
+        return None
+    chunk, parts = spec.lmcache.chunk_size, shape.layers if spec.layerwise else 1
+    value = chunk * traffic.token_bytes // parts + _HEADER_BYTES
+    if value > REDIS_VALUE_BYTES:
+        most = (REDIS_VALUE_BYTES - _HEADER_BYTES) * parts // traffic.token_bytes
+        fitting = 1 << (most.bit_length() - 1)
+        raise ConfigError(
+            f"lmcache.chunk_size: a chunk of {chunk} tokens is a value of {value:,} bytes, and "
+            f"Redis takes {REDIS_VALUE_BYTES:,} at most",
+            hint=f"set lmcache.chunk_size to {fitting}",
+        )
+    return value
+
+
+def _staging_bytes(spec: StackSpec, traffic: _Traffic, inventory: Inventory) -> int:
+    """Return the bytes as asked, else those of a few steps of the longest prompt.
+
+    Raises:
+        ConfigError: what is asked for is too small to move anything, or layer by layer a prompt.
+    """
+    least = _least_staging(spec, traffic)
+    if spec.lmcache.staging_gib is not None:
+        asked = int(spec.lmcache.staging_gib * GIB)
+        if asked < least:
+            raise _too_small(spec, least, traffic)
+        return asked
+    share = inventory.memory_mib * MIB // (_STAGING_HOST_PART * traffic.ranks * traffic.engines)
+    tokens = _STAGED_STEPS * _STEP_TOKENS
+    wanted = min(traffic.prompt or tokens, tokens) * (traffic.token_bytes or _UNKNOWN_TOKEN_BYTES)
+    return math.ceil(max(min(wanted, share), least) / _STAGING_UNIT) * _STAGING_UNIT
+
+
+def _least_staging(spec: StackSpec, traffic: _Traffic) -> int:
+    """Return the bytes without which KV cannot move whole."""
+    if traffic.token_bytes is None:
+        return 1
+    tokens = _LEAST_CHUNKS * spec.lmcache.chunk_size
+    if spec.layerwise and traffic.prompt is not None:
+        # A load holds all layers of all chunks, and so does the store that begins beside it.
+        tokens = max(tokens, traffic.prompt + min(traffic.prompt, _STEP_TOKENS))
+    return tokens * traffic.token_bytes
+
+
+def _too_small(spec: StackSpec, least: int, traffic: _Traffic) -> ConfigError:
+    needed = math.ceil(100 * least / GIB) / 100
+    of = f"room for two chunks of {spec.lmcache.chunk_size} tokens"
+    ways = "or a smaller lmcache.chunk_size"
+    if spec.layerwise:
+        of = f"a prompt of {traffic.prompt} tokens, which moves whole in layerwise mode,"
+        ways = "or a smaller engine.max_model_len, or leave layerwise out"
+    return ConfigError(
+        f"lmcache.staging_gib: {spec.lmcache.staging_gib:g} GiB are too few; {of} takes {needed:g}",
+        hint=f"set lmcache.staging_gib to {needed:g} or more, {ways}",
+    )
