@@ -40,6 +40,7 @@ class Limits:
         staging_gib: host memory for chunks on their way; those that wait to be stored are in it.
         value_bytes: of a chunk, or in layerwise mode of one layer of it; None where the model's
             config is not known yet.
+        chunk_memory: what Redis takes for a chunk of all ranks; None as above.
         lookup_s, load_s, store_s: a lookup of the longest prompt, a load that fills staging memory,
             and a chunk behind as many others as staging memory holds.
         silent_s: without a byte of Redis, after which a load or a store has failed.
@@ -48,6 +49,7 @@ class Limits:
     ranks: int
     staging_gib: float
     value_bytes: int | None
+    chunk_memory: int | None
     lookup_s: float
     load_s: float
     store_s: float
@@ -95,6 +97,7 @@ def redis_limits(
         ranks=traffic.ranks,
         staging_gib=staging / GIB,
         value_bytes=value,
+        chunk_memory=_chunk_memory(spec, traffic, shape, value),
         lookup_s=_tenths(lookup_s),
         load_s=_tenths(staged_s),
         store_s=_tenths(staged_s),
@@ -125,6 +128,20 @@ def _value_bytes(spec: StackSpec, traffic: _Traffic, shape: ModelShape | None) -
             hint=f"set lmcache.chunk_size to {fitting}",
         )
     return value
+
+
+def _chunk_memory(
+    spec: StackSpec, traffic: _Traffic, shape: ModelShape | None, value: int | None
+) -> int | None:
+    """Return what Redis takes for a chunk of all ranks.
+
+    Its allocator has four sizes to each power of two: a value just above 16 MiB takes 20.
+    """
+    if value is None or shape is None:
+        return None
+    step = 1 << max(4, (value - 1).bit_length() - 3)
+    values = traffic.ranks * (shape.layers if spec.layerwise else 1)
+    return math.ceil(value / step) * step * values
 
 
 def _staging_bytes(spec: StackSpec, traffic: _Traffic, inventory: Inventory) -> int:

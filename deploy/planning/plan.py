@@ -157,9 +157,10 @@ class Plan:
     @property
     def store_tokens(self) -> int | None:
         """Tokens whose KV the store holds before it drops the least recently used, if known."""
-        if self.redis_brought or not self.kv_bytes_per_token:
+        if self.redis_brought or not self.limits.chunk_memory:
             return None
-        return self.redis_memory_mib * MIB // self.kv_bytes_per_token
+        chunks = self.redis_memory_mib * MIB // self.limits.chunk_memory
+        return chunks * self.chunk_size
 
     @property
     def memory_mib(self) -> int:

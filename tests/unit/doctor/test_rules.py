@@ -208,7 +208,7 @@ CASES = [
     *tried_cases("memory.host", "memory"),
     *tried_cases("memory.plan", "plan"),
     Case("memory.store", "ok", "a prompt has"),
-    Case("memory.store", "warn", "Redis holds 3276 tokens of KV", {},
+    Case("memory.store", "warn", "Redis holds 2560 tokens of KV", {},
          {"redis": {"memory_gib": 1}, "engine": {"kv_cache_gib": 40}},
          model=LARGE, machine=replace(MACHINE, memory_mib=1 << 20)),
     Case("disk.images", "ok", "all images are here", {"images": (IMAGE,), **disks(images=DISK)}),

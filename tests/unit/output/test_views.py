@@ -170,8 +170,8 @@ class TestPlan:
 
     def test_what_the_store_holds_in_tokens(self, prepared: Make) -> None:
         made = prepared(redis={"memory_gib": 1})
-        assert made.plan.kv_bytes_per_token is not None
-        tokens = 2**30 // made.plan.kv_bytes_per_token
+        tokens = made.plan.store_tokens
+        assert tokens is not None
         assert f"about {tokens:,} tokens" in plan_view(made)
         assert plan_data(made)["redis"]["tokens"] == tokens
 

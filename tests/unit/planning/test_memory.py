@@ -190,7 +190,10 @@ class TestStore:
         assert gpus(plan, model=UNKNOWN, redis={"memory_gib": 2}).redis_memory_mib == 2048
 
     def test_in_tokens(self, plan: Make) -> None:
-        assert gpus(plan, redis={"memory_gib": 1}).store_tokens == GIB // A_TOKEN
+        """A value of 32 MiB and its header takes 40 MiB of Redis's allocator, so 25 are held."""
+        assert gpus(plan, redis={"memory_gib": 1}).store_tokens == 25 * 256
+        halves = gpus(plan, 4, topology="1p1d", tp=2, redis={"memory_gib": 1})
+        assert halves.store_tokens == 25 * 256, "two values of 20 MiB"
 
 
 class TestHost:

@@ -59,9 +59,9 @@ class TestNotes:
 
     def test_a_store_that_holds_no_long_prompt(self, plan: Make) -> None:
         (note,) = notes(plan, redis={"memory_gib": 0.03})
-        assert note.startswith("Redis holds 15,872 tokens of KV, and a prompt may have 32,768")
+        assert note.startswith("Redis holds 12,544 tokens of KV, and a prompt may have 32,768")
         assert "redis.memory_gib" in note
-        assert notes(plan, redis={"memory_gib": 0.07}) == ()
+        assert notes(plan, redis={"memory_gib": 0.09}) == ()
 
     def test_more_than_the_machine_has(self, plan: Make) -> None:
         (note,) = notes(plan, redis={"memory_gib": 22})
