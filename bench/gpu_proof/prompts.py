@@ -8,6 +8,7 @@ import random
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,10 +163,11 @@ def kill_redis_before_load(stack: Stack, tokens: int) -> Killed:
     stack.forget()
     stack.ask("producer-0", prompt, 1)
     before = stack.store_path("consumer-0")
-    store = stack.store()
-    store.config_set("client-output-buffer-limit", f"normal {1 << 14} 0 0")
-    store.config_resetstat()
-    killer = threading.Thread(target=_kill_once_read, args=(stack, store))
+    stores = stack.stores()
+    for store in stores:
+        store.config_set("client-output-buffer-limit", f"normal {1 << 14} 0 0")
+        store.config_resetstat()
+    killer = threading.Thread(target=_kill_once_read, args=(stack, stores))
     killer.start()
     answer = stack.ask("consumer-0", prompt)
     killer.join()
@@ -174,12 +176,13 @@ def kill_redis_before_load(stack: Stack, tokens: int) -> Killed:
     return Killed(found.matches, moved.not_loaded, found.max_logprob_diff)
 
 
-def _kill_once_read(stack: Stack, store: redis.Redis) -> None:
+def _kill_once_read(stack: Stack, stores: Sequence[redis.Redis]) -> None:
     """Wait for the first read of a value, two minutes at most, and kill Redis."""
     until = time.monotonic() + 120
-    while time.monotonic() < until:
-        reads = store.info("commandstats").get("cmdstat_getrange", {})
-        if reads.get("calls"):
-            break
+    while time.monotonic() < until and not any(map(_was_read, stores)):
         time.sleep(_POLL_S)
     stack.kill_redis()
+
+
+def _was_read(store: redis.Redis) -> bool:
+    return "cmdstat_getrange" in store.info("commandstats")

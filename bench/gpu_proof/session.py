@@ -24,6 +24,7 @@ from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import StorePath
+from deploy.workflows.running import require_stack
 
 STACK = "gpu-proof"
 _INTERRUPT_S = 60
@@ -197,14 +198,18 @@ class Stack:
             answer = httpx.post(f"{self._url(whom)}/reset_prefix_cache", trust_env=False)
             answer.raise_for_status()
 
-    def store(self) -> redis.Redis:
+    def stores(self) -> list[redis.Redis]:
+        """Return a client of each shard of the store."""
         file = self.session.files.secrets_dir / "redis_password"
         password = file.read_text(encoding="utf-8").strip()
-        return redis.Redis(port=self.session.port + 1, password=password)
+        shards = require_stack(self.session.home, STACK).prepared.plan.redis
+        return [redis.Redis(port=shard.port, password=password) for shard in shards]
 
     def kill_redis(self) -> None:
-        state = json.loads(self.session.files.state_file.read_text(encoding="utf-8"))
-        os.kill(state["services"]["redis"]["pid"], signal.SIGKILL)
+        """Kill every shard."""
+        running = require_stack(self.session.home, STACK)
+        for shard in running.prepared.plan.redis:
+            os.kill(running.state.services[shard.name].pid, signal.SIGKILL)
 
     def says(self, text: str) -> bool:
         """Tell whether the log of every engine has a text."""

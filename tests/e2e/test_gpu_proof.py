@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from deploy.runtime.home import Home
+from deploy.workflows.running import require_stack
 from tests.conftest import REPO
 from tests.e2e.conftest import UP_TIMEOUT_S, Deploy, Ran
 from tests.ports import free_row
@@ -42,9 +46,29 @@ class Proof:
     def result(self, step: str) -> Any:
         return json.loads((self.state / "results" / f"{step}.json").read_text())
 
+    def stores(self) -> list[redis.Redis]:
+        """Return a client of each shard."""
+        home = Home(self.kit.home, self.kit.home / "cache")
+        shards = require_stack(home, NAME).prepared.plan.redis
+        password = self.kit.password(NAME)
+        return [redis.Redis(port=shard.port, password=password) for shard in shards]
+
     @property
     def page(self) -> str:
         return (self.state / "gpu-cpu.md").read_text()
+
+
+@contextmanager
+def taking_nothing(store: redis.Redis) -> Iterator[None]:
+    """Have Redis refuse whatever is stored."""
+    was = {name: store.config_get(name)[name] for name in ("maxmemory-policy", "maxmemory")}
+    store.config_set("maxmemory-policy", "noeviction")
+    store.config_set("maxmemory", "1mb")
+    try:
+        yield
+    finally:
+        for name, value in reversed(was.items()):
+            store.config_set(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +95,10 @@ def test_every_step_passes(proof: Proof) -> None:
 
 
 def test_a_store_that_takes_nothing_fails_the_proof(proof: Proof) -> None:
-    store = proof.kit.redis(NAME, proof.port)
-    limit, policy = (store.config_get(n)[n] for n in ("maxmemory", "maxmemory-policy"))
-    store.config_set("maxmemory-policy", "noeviction")
-    store.config_set("maxmemory", "1mb")
-    try:
+    with ExitStack() as full:
+        for store in proof.stores():
+            full.enter_context(taking_nothing(store))
         ran = proof.run("--only", "edges", "--keep")
-    finally:
-        store.config_set("maxmemory", limit)
-        store.config_set("maxmemory-policy", policy)
     assert ran.code == 1, ran
     assert "512 tokens: 0 of 511 loaded" in ran.stderr
     assert "**FAILED: edges.**" in proof.page and "0 of 511 loaded" in proof.page
