@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from deploy.config.kinds import PLAIN, Kind, kind_of
 from deploy.errors import ConfigError
 from deploy.home_folder import expanded
 
@@ -77,6 +78,7 @@ class Model:
         shape: None for a hub model that is not in the local cache, since nothing says it yet.
         weight_bytes: of the weight files; None where they are not here yet.
         version: tells one content under the same name from another; "" where nothing does.
+        kind: of its layers, as far as config.json is known.
     """
 
     ref: str
@@ -85,6 +87,7 @@ class Model:
     shape: ModelShape | None
     weight_bytes: int | None = None
     version: str = ""
+    kind: Kind = PLAIN
 
 
 # What the default model's config.json says, so that it can be planned for before it is fetched.
@@ -124,7 +127,7 @@ def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
     Raises:
         ConfigError: a number in it is none.
     """
-    return replace(model, shape=_shape(config, model.ref), version=version)
+    return replace(model, shape=_shape(config, model.ref), version=version, kind=kind_of(config))
 
 
 def default_hub_cache() -> Path:
@@ -146,9 +149,9 @@ def _hub(repo_id: str, cache: Path) -> Model:
     snapshot = _snapshot(repo_id, cache)
     if snapshot is None or not (snapshot / "config.json").is_file():
         return Model(repo_id, repo_id, "hub", _KNOWN.get(repo_id), _KNOWN_WEIGHT_BYTES.get(repo_id))
-    shape = _shape(_read_config(snapshot / "config.json"), repo_id)
-    files = _weight_files(snapshot)
-    return Model(repo_id, repo_id, "hub", shape, _size(files) or None, snapshot.name)
+    config = _read_config(snapshot / "config.json")
+    shape, size = _shape(config, repo_id), _size(_weight_files(snapshot)) or None
+    return Model(repo_id, repo_id, "hub", shape, size, snapshot.name, kind_of(config))
 
 
 def _folder(path: Path, value: str) -> Model:
@@ -164,15 +167,17 @@ def _folder(path: Path, value: str) -> Model:
             hint=_FOLDER_HINT,
         )
     resolved = path.resolve()
-    shape = _shape(_read_config(file), value)
+    config = _read_config(file)
+    shape = _shape(config, value)
     files = _weight_files(path)
     if not files:
         raise ConfigError(
             f"--model: '{value}' holds no weights ({', '.join(_WEIGHTS)})",
             hint=_FOLDER_HINT,
         )
+    version = _version([file, *files])
     return Model(
-        str(resolved), resolved.name, "folder", shape, _size(files), _version([file, *files])
+        str(resolved), resolved.name, "folder", shape, _size(files), version, kind_of(config)
     )
 
 

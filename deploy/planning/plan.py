@@ -12,6 +12,7 @@ from deploy.errors import ConfigError
 from deploy.planning.address import host_port
 from deploy.planning.gpus import allot, gpu_memory
 from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.kinds import check_kind
 from deploy.planning.limits import Limits, redis_limits
 from deploy.planning.memory import (
     MIB,
@@ -192,6 +193,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     topology = resolve_topology(spec, vendor, seen)
     block_size = spec.engine.block_size or vendor.block_size
     _check(spec, model, block_size, topology)
+    check_kind(spec, model, vendor, inventory)
     needed = gpus_needed(spec, vendor, topology, seen)
     gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=needed)
     memory = gpu_memory(gpus, spec.engine.gpu_memory)

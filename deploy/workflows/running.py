@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.errors import StackUnhealthy, StateError
@@ -129,8 +130,8 @@ def restored_facts(stored: Mapping[str, Any]) -> Facts:
 
 def restored_model(stored: Mapping[str, Any]) -> Model:
     """Return the model that `asdict` wrote into a state file."""
-    shape = stored["shape"]
-    return Model(**{**stored, "shape": ModelShape(**shape) if shape else None})
+    shape, kind = stored["shape"], Kind(**stored.get("kind", {}))
+    return Model(**{**stored, "shape": ModelShape(**shape) if shape else None, "kind": kind})
 
 
 def find_stack(home: Home, name: str) -> RunningStack | None:

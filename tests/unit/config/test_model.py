@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from deploy.config.kinds import Kind
 from deploy.config.model import (
     Model,
     ModelShape,
     default_hub_cache,
     default_hub_token,
     resolve_model,
+    with_config,
 )
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
@@ -236,3 +238,13 @@ def test_without_a_home_folder(find: Callable[[], object], monkeypatch: pytest.M
     monkeypatch.setattr(os, "getuid", lambda: 47123)  # of whom /etc/passwd knows nothing
     with pytest.raises(ConfigError, match=r"~/.*: HOME is not set"):
         find()
+
+
+def test_the_kind_of_a_folders_layers(tmp_path: Path) -> None:
+    value = folder_with(tmp_path / "m", {**LLAMA, "kv_lora_rank": 512})
+    (tmp_path / "m" / "model.safetensors").touch()
+    assert resolve(value).kind == Kind(mla=True)
+    assert with_config(UNKNOWN, {**LLAMA, "ssm_cfg": {"x": 1}}, "v").kind == Kind(state="ssm_cfg")
+
+
+UNKNOWN = Model("owner/name", "owner/name", "hub", None)

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from deploy.config.kinds import Kind
 from deploy.errors import StateError
 from deploy.runtime.state import ServiceRecord, StackState
 from deploy.workflows.generations import (
@@ -129,6 +130,13 @@ def test_facts_and_model_survive_their_file(prepared: Make, vendor: str, runtime
     facts = json.loads(json.dumps(stored_facts(made.facts)))
     assert restored_facts(facts) == made.facts
     assert restored_model(json.loads(json.dumps(asdict(made.model)))) == made.model
+
+
+def test_kinds_survive_their_file_and_older_files_have_none() -> None:
+    made = replace(FOLDER_MODEL, kind=Kind(window=256, mla=True))
+    assert restored_model(json.loads(json.dumps(asdict(made)))) == made
+    older = {key: value for key, value in asdict(FOLDER_MODEL).items() if key != "kind"}
+    assert restored_model(json.loads(json.dumps(older))) == FOLDER_MODEL
 
 
 def test_an_older_models_state_lacks_nothing_that_is_needed(prepared: Make) -> None:

@@ -1,0 +1,50 @@
+"""Kinds of models and KV that would come out wrong, or end the engines: refused in the plan."""
+
+from __future__ import annotations
+
+from deploy.config.model import Model
+from deploy.config.spec import StackSpec
+from deploy.config.vendors import Vendor
+from deploy.errors import ConfigError
+from deploy.planning.inventory import Inventory
+
+_WINDOW_OFF = "--disable-sliding-window"
+_ANOTHER = "deploy plan --model FOLDER, with a model of another kind"
+
+
+def check_kind(spec: StackSpec, model: Model, vendor: Vendor, inventory: Inventory) -> None:
+    """Refuse a model whose KV the connector cannot carry.
+
+    Raises:
+        ConfigError: which kind it is, and why.
+    """
+    name, kind = model.served_name, model.kind
+    if kind.state:
+        raise ConfigError(
+            f"--model: {name} has layers that keep a state instead of KV (config.json: "
+            f"{kind.state}); LMCache stores KV by tokens, and cannot carry it",
+            hint=_ANOTHER,
+        )
+    if kind.window and _WINDOW_OFF not in spec.engine.args:
+        raise ConfigError(
+            f"--model: every layer of {name} has a sliding window ({kind.window} tokens); vLLM "
+            "drops the KV behind it, and LMCache would store other bytes in its place",
+            hint=f"set engine.args to [{_WINDOW_OFF}] and engine.max_model_len to {kind.window} "
+            "at most",
+        )
+    if kind.mla and not vendor.has_gpus:
+        raise ConfigError(
+            f"--model: {name} has MLA (kv_lora_rank in config.json), whose KV the connector does "
+            "not carry on CPUs",
+            hint=_ANOTHER,
+        )
+    if _wants_fp8(spec.engine.args) and not vendor.has_gpus and not inventory.fast_bfloat16:
+        raise ConfigError(
+            "engine.args: --kv-cache-dtype fp8 needs AVX-512 on CPUs, which this processor lacks",
+            hint="leave --kv-cache-dtype out of engine.args",
+        )
+
+
+def _wants_fp8(args: tuple[str, ...] | list[str]) -> bool:
+    joined = " ".join(args).replace("=", " ").replace("_", "-")
+    return "--kv-cache-dtype fp8" in joined
