@@ -49,7 +49,7 @@ def use(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Use:
 @pytest.fixture
 def half(lab: Lab, use: Use, eventually: Callable[..., None]) -> StackSpec:
     """Start a stack, end its consumer on GPU 1, and let the producer hold GPU 0."""
-    spec = lab.spec(vendor="cuda", gpus=2)
+    spec = lab.spec(vendor="cuda", gpus=2, model="tiny")  # no hub is asked
     lab.up(spec)
     pid = require_stack(lab.home, "pdkit").state.services["consumer-0"].pid
     os.kill(pid, signal.SIGKILL)
