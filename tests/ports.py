@@ -24,6 +24,16 @@ def free_row() -> int:
     raise AssertionError("no free ports on this machine")
 
 
+@contextlib.contextmanager
+def taken(port: int, host: str = "127.0.0.1") -> Iterator[None]:
+    """Listen on a port meanwhile, also where connections of an earlier test still linger on it."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
+        yield
+
+
 @functools.cache
 def _rows() -> Iterator[int]:
     """Return the rows of a share that no other process of tests has, again and again."""

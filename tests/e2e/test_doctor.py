@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.conftest import Deploy, Ran
-from tests.ports import free_row
+from tests.ports import free_row, taken
 
 
 def statuses(ran: Ran) -> dict[str, str]:
@@ -38,9 +37,7 @@ def test_nothing_fails_for_the_default_stack(deploy: Deploy) -> None:
 def test_what_stops_up_is_found_and_up_says_the_same(deploy: Deploy, tmp_path: Path) -> None:
     port = free_row()
     options = ("--port", str(port), "--json")
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", port + 11))
-        other.listen()
+    with taken(port + 11):
         ran, up = deploy.run("doctor", *options), deploy.run("up", *options)
     assert (ran.code, up.code) == (3, 3), f"{ran}\n{up}"
     found = finding(ran, "ports.free")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import psutil
 
 from deploy.runtime.home import Home
 from tests.e2e.conftest import Deploy, eventually
-from tests.ports import free_row
+from tests.ports import free_row, taken
 
 
 def broken_model(deploy: Deploy, folder: Path) -> Path:
@@ -122,9 +121,7 @@ def test_broken_state_file_still_allows_down(deploy: Deploy) -> None:
 
 def test_taken_port_starts_nothing(deploy: Deploy) -> None:
     port = free_row()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", port + 10))
-        other.listen()
+    with taken(port + 10):
         ran = deploy.run("up", "--name", "late", "--port", str(port))
     assert ran.code == 3, ran
     assert f"port {port + 10} (for producer-0) is taken" in ran.stderr

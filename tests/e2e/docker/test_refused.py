@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.e2e.docker.conftest import (
     taken_down,
     write_settings,
 )
-from tests.ports import free_row
+from tests.ports import free_row, taken
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent.sock"}
 
@@ -72,9 +71,7 @@ class TestImages:
 
 class TestPorts:
     def test_taken_by_a_program(self, own: Project) -> None:
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", own.port + 10))
-            other.listen()
+        with taken(own.port + 10):
             error = failed(own.run("up", "--json"), code=3, name="port_taken")
         assert f"port {own.port + 10} (for producer-0) is taken" in error["message"]
         own.assert_nothing_left()

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from deploy.errors import MachineError, PortTaken
 from deploy.runtime.ports import require_free
-from tests.ports import free_row
+from tests.ports import free_row, taken
 
 HOST = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - for a moment, with nobody behind it
-
-
-@contextmanager
-def taken(port: int, host: str = HOST) -> Iterator[None]:
-    """Listen on a port meanwhile."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()
-        yield
 
 
 def stack_ports(base: int) -> dict[int, str]:

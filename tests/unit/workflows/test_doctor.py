@@ -36,6 +36,7 @@ from deploy.workflows import doctor as doctor_module
 from deploy.workflows import fitness
 from deploy.workflows.doctor import Examination, examine
 from deploy.workflows.up import prepare_here
+from tests.ports import taken
 from tests.unit.docker_stand_in import hanging_engine
 from tests.unit.hub_stand_in import open_hub
 from tests.unit.redis_server import HOST, redis_server
@@ -86,9 +87,7 @@ def test_a_second_look_tries_nothing_again(lab: Lab) -> None:
 class TestWhatUpRefusesToo:
     def test_a_port_that_is_taken(self, lab: Lab) -> None:
         spec = lab.spec()
-        with socket.socket() as other:
-            other.bind((HOST, spec.port + 10))
-            other.listen()
+        with taken(spec.port + 10):
             found = of(look(lab, spec), "ports.free")
             with pytest.raises(PortTaken) as caught:
                 lab.up(spec)
