@@ -105,11 +105,12 @@ def make(kind: str, folder: Path) -> Path:
     of, tiny = KINDS[kind], ensure_tiny_model(folder)
     torch.manual_seed(1)
     model_class, config_class = (getattr(transformers, name) for name in of.architecture)
-    model = model_class(config_class(**{**_SIZES, **of.config})).to(torch.bfloat16)
+    config = config_class(**{**_SIZES, **of.config})
+    model = model_class(config).to(torch.bfloat16)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() == 2:  # so that attention chooses, and its choice is felt
-                weight.normal_(std=0.1 if "_proj" in name else 0.3)
+            if weight.dim() == 2:  # so that attention chooses, and logits stay below 32
+                weight.normal_(std=0.1 if "_proj" in name or config.tie_word_embeddings else 0.3)
     path = folder / kind
     model.save_pretrained(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

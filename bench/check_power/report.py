@@ -13,7 +13,7 @@ from bench.check_power.damage import KINDS, NOTHING
 from bench.check_power.trials import HEALTHY, Outcome
 from bench.redis_path.page import machine
 from deploy.tiny_model.recipe import VERSION
-from deploy.verify.equivalence import FLOORS, LOGPROB_TOLERANCE
+from deploy.verify.equivalence import LOGPROB_TOLERANCE
 
 NEEDED = 0.99  # of the trials of a kind
 _CHUNK, _BLOCK = 256, 32  # tokens, as the stack of the trials has them
@@ -31,9 +31,9 @@ the answers can show damage. In each trial one pair is asked by the check's own 
 and the first one's cuts), and one thing is damaged in Redis after the first prompt's prefill and
 before its decode. What and where follows from the seed; the check draws its prompts itself. A trial
 is noticed if the check finds anything wrong. The difference is the largest of log-probabilities in
-the trial; the check tolerates {tolerance}, or {floors} times the noise floor where that is more. It
-is infinite where two answers have no likely token in common. Logits that are no numbers leave none:
-vLLM answers that request with HTTP 400, which the check counts as a failure. `nothing` is a trial
+the trial; the check tolerates {tolerance}, or more where engines have more noise. It is infinite
+where two answers have no likely token in common. Logits that are no numbers leave none: vLLM
+answers that request with HTTP 400, which the check counts as a failure. `nothing` is a trial
 without damage, its vandal included; `healthy` are whole checks. Both come before the first damage,
 the kinds of damage then in turn.
 
@@ -152,7 +152,6 @@ def page(outcomes: Sequence[Outcome], seed: int) -> str:
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
         machine=machine("as installed"),
         tolerance=LOGPROB_TOLERANCE,
-        floors=FLOORS,
         table=table(found),
         block=_BLOCK,
         blocks=_CHUNK // _BLOCK,

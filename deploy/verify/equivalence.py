@@ -15,6 +15,9 @@ LOGPROB_TOLERANCE = 0.25
 # 4.4 times their root mean square, and some prompts have half as much noise again: 6.6. The largest
 # that was seen, in a model in the shape of Qwen2.5-0.5B, was 6.2.
 FLOORS = 8
+# What is rounded rarely shows in no mean: the largest difference, and as much more as other prompts
+# may have. A step of bfloat16 logits of 64 to 128 is 0.5.
+_LARGEST = 1.5
 # An engine that is further from itself than this does not have noise, but wrong KV.
 MOST_NOISE = 0.3
 
@@ -66,14 +69,18 @@ class Noise:
     @property
     def floor(self) -> float | None:
         """Root mean square over all engines: steadier than the largest. None if not measured."""
-        every = list(chain.from_iterable(self.differences.values()))
-        return _root_mean_square(every) if every else None
+        return _root_mean_square(self._every) if self._every else None
 
     @property
     def tolerance(self) -> float:
         """The largest difference that right KV can explain; bounded, so that it excuses no ruin."""
-        floor = min(self.floor or 0.0, MOST_NOISE)
-        return max(LOGPROB_TOLERANCE, FLOORS * floor)
+        every = self._every or [0.0]
+        wanted = max(FLOORS * _root_mean_square(every), _LARGEST * max(every))
+        return max(LOGPROB_TOLERANCE, min(wanted, FLOORS * MOST_NOISE))
+
+    @property
+    def _every(self) -> list[float]:
+        return list(chain.from_iterable(self.differences.values()))
 
     @property
     def contradicting(self) -> dict[str, float]:

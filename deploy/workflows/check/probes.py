@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 
 from deploy.metrics.engine import CacheCounters
 from deploy.planning.memory import ANSWER_TOKENS
@@ -26,7 +27,6 @@ _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
 _CUT_TAIL = 8  # fresh tokens after a cut
 _CUT_ANSWER_TOKENS = 8
 _SILENT_ROUTER = "the router did not answer in time"
-_NOISE_PROMPTS = 2
 _ROUTER_PROMPTS = 2
 _ATTEMPTS = 3  # where others' requests moved the counters as well
 _TURNS = 3
@@ -47,18 +47,25 @@ def lengths(session: Session) -> tuple[int, ...]:
 
 
 def measure_noise(session: Session, engines: Sequence[str], *, quick: bool = False) -> None:
-    """Ask each engine twice: once it computes the prompt, once it has the KV in its prefix cache.
+    """Have each engine compute prompts, then answer them from its prefix cache, many at once.
 
-    That reads KV back as loading does. The salt keeps the store out of it, so that wrong KV there
-    cannot raise the floor.
+    That reads KV back as loading does, and batches as the burst does: either may round otherwise.
+    The salt keeps the store out of it, so that wrong KV there cannot raise the floor.
     """
-    salt = session.keys.run
     for name in engines:
-        for length in lengths(session)[:1] * (1 if quick else _NOISE_PROMPTS):
-            prompt = session.fresh(length)
-            with suppress(ApiError):
-                computed = session.ask(name, prompt, salt=salt)
-                session.found.add_noise(name, computed, session.ask(name, prompt, salt=salt))
+        prompts = [session.fresh(length) for length in lengths(session)[:1] * (1 if quick else 2)]
+        with suppress(ApiError):
+            computed = _salted(session, name, prompts)
+            again = len(prompts) * (_USERS // len(prompts))
+            with ThreadPoolExecutor(again) as pool:
+                parts = [prompts[user % len(prompts) :][:1] for user in range(again)]
+                cached = list(pool.map(_salted, repeat(session), repeat(name), parts))
+            for user, (answer,) in enumerate(cached):
+                session.found.add_noise(name, computed[user % len(prompts)], answer)
+
+
+def _salted(session: Session, name: str, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+    return [session.ask(name, prompt, salt=session.keys.run) for prompt in prompts]
 
 
 def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = False) -> None:

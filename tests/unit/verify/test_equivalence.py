@@ -135,6 +135,10 @@ class TestNoise:
         assert noise.floor == pytest.approx(0.15)
         assert LOGPROB_TOLERANCE < noise.tolerance < 1.5
 
+    def test_a_rare_step_of_rounding_counts(self) -> None:
+        """One of a thousand shows in no mean."""
+        assert Noise({"p": [0.0] * 999 + [0.5]}).tolerance == pytest.approx(0.75)
+
     def test_it_is_bounded(self) -> None:
         most = Noise({"p": [MOST_NOISE]})
         assert most.contradicting == {}
