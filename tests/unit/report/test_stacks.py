@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.workflows.down import stop_stack
@@ -158,7 +158,9 @@ def test_of_a_stack_that_is_up(tmp_path: Path) -> None:
     """The condition of each service is asked for; one that was killed has exited."""
     with opened(tmp_path) as lab:
         state = lab.up(lab.spec()).running.state
-        os.kill(state.services["producer-0"].pid, signal.SIGKILL)
+        engine = psutil.Process(state.services["producer-0"].pid)
+        engine.kill()
+        engine.wait(timeout=60)
         found = {log.service: log for log in _logs_of(lab.home, "pdkit")}
         stop_stack(lab.home, "pdkit", lab.lines.append)
         assert found["producer-0"].condition == "exited"
