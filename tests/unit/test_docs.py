@@ -22,7 +22,7 @@ from deploy.cli.app import app
 
 REPO = Path(__file__).resolve().parents[2]
 INDEX = REPO / "docs" / "README.md"
-PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
+PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^(?P<fence>```+)[^\n]*\n(?P<body>.*?)^(?P=fence)\s*$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
