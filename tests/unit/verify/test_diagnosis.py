@@ -411,7 +411,7 @@ def test_hints_on_a_redis_of_the_users_own(changes: dict[str, Any], ours: str, t
 
 
 class TestTheReference:
-    """docs/reference/diagnosis.md says of every cause what it is, how it is seen, what mends it."""
+    """docs/reference/diagnosis.md says of every cause what it is, how it is seen, what fixes it."""
 
     PAGE = (REPO / "docs" / "reference" / "diagnosis.md").read_text(encoding="utf-8")
 
@@ -422,7 +422,7 @@ class TestTheReference:
     def test_it_has_every_cause_in_the_order_of_the_rules(self) -> None:
         assert tuple(self.sections()) == CODES
 
-    @pytest.mark.parametrize("word", ["**Means**", "**Seen by**", "**Mend**"])
+    @pytest.mark.parametrize("word", ["**Means**", "**Seen by**", "**Fix**"])
     def test_it_says_all_of_each(self, word: str) -> None:
         assert [code for code, text in self.sections().items() if text.count(word) != 1] == []
 
