@@ -17,7 +17,7 @@ type), a stable code for scripts, and the exit code. Only the CLI boundary turns
     │   ├── MissingModel           a hub's model that is not here and cannot be had
     │   ├── MachineUnfit           a disk, driver, right or limit with which no start can succeed
     │   ├── RedisUnreachable       the user's own Redis, which does not answer or lets nobody in
-    │   ├── FixFailed              a bug of LMCache that the connector cannot mend there
+    │   ├── FixFailed              a bug of LMCache that the connector cannot fix there
     │   ├── DockerUnavailable      no Docker engine answers, or its Compose plugin is too old
     │   └── StackLocked            another deploy command works on the same stack
     ├── StackUnhealthy          4  a service died, or was not ready by its deadline
@@ -41,7 +41,7 @@ class PdkitError(Exception):
     """Base of all errors meant for the user.
 
     Attributes:
-        retry: changes of the command's stack options, each of which mends it. The hint names them;
+        retry: changes of the command's stack options, each of which fixes it. The hint names them;
             the boundary fits them into the command that was typed.
         otherwise: the hint beside them.
     """

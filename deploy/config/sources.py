@@ -123,7 +123,7 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
         mark = getattr(exc, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{path}: not valid YAML{where}", hint=f"mend {path} and run the command again"
+            f"{path}: not valid YAML{where}", hint=f"fix {path} and run the command again"
         ) from exc
     except _TwiceError as exc:
         raise ConfigError(f"{path}: {exc}", hint=f"leave one of them out of {path}") from exc
@@ -186,7 +186,7 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
         f"{shown}: {error['input']!r} is not valid: {_expectation(error, location)}",
         hint="deploy plan --help"
         if origin.startswith("--")
-        else f"mend {origin} and run the command again",
+        else f"fix {origin} and run the command again",
     )
 
 
@@ -217,7 +217,7 @@ def _unknown_key(location: tuple[str, ...], origin: str) -> ConfigError:
     guess = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(known)}"
     return ConfigError(
         f"{origin}: unknown key '{'.'.join(location)}'{guess}",
-        hint=f"mend {origin} and run the command again",
+        hint=f"fix {origin} and run the command again",
     )
 
 

@@ -107,9 +107,9 @@ _SMALL_MODEL = "Qwen/Qwen3-0.6B"
 _GPU_PINS = (
     Pin(
         what="vLLM's first model runner",
-        reason="the second one loads nothing before a full CUDA graph, which fix B22 mends but has "
-        "not run on a GPU; after a failed load it computes again from the wrong token (vLLM issue "
-        "49250)",
+        reason="the second one loads nothing before a full CUDA graph, which fix B22 solves but "
+        "has not run on a GPU; after a failed load it computes again from the wrong token (vLLM "
+        "issue 49250)",
         lift='engine: {env: {VLLM_USE_V2_MODEL_RUNNER: "1"}}',
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),

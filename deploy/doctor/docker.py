@@ -18,14 +18,14 @@ def engine(seen: Seen) -> Verdict | None:
     if not docker.trouble:
         return _answering(docker.version, docker.compose, chosen=docker.chosen)
     if docker.chosen:
-        return Verdict("fail", docker.trouble, "the stack is to run in containers", docker.mend)
+        return Verdict("fail", docker.trouble, "the stack is to run in containers", docker.fix)
     if not docker.installed:
         return ok("there is no Docker here, so `up` takes processes (--runtime auto)")
     return Verdict(
         "warn",
         f"{docker.trouble}; `up` takes processes instead (--runtime auto)",
         "an engine that runs in another place than last time does not find its images or its KV",
-        docker.mend,
+        docker.fix,
     )
 
 
@@ -74,20 +74,20 @@ RULES = (
         "than 2.20",
         warns="Docker is installed and does not answer, so that `--runtime auto` takes processes; "
         "the engine is older than any the kit was run on",
-        mend="`sudo systemctl start docker`, the group `docker`, or `--runtime process`",
+        fix="`sudo systemctl start docker`, the group `docker`, or `--runtime process`",
     ),
     Rule(
         "docker.images",
         images,
         looks_at="the images of the engines, the router and Redis",
         warns="one is not on this machine yet",
-        mend="`deploy images build NAME` or `deploy images pull NAME`",
+        fix="`deploy images build NAME` or `deploy images pull NAME`",
     ),
     Rule(
         "docker.project",
         tried("project", "containers of both would get into each other's way"),
         looks_at="whether the Compose project of the stack's name is free",
         fails="it belongs to a stack of another home folder or user, or to something else",
-        mend="`--name ANOTHER`",
+        fix="`--name ANOTHER`",
     ),
 )

@@ -100,7 +100,7 @@ RULES = (
         tried("programs", "there is nothing to start the services with"),
         looks_at="where engines are processes: the interpreter with vLLM, LMCache and the router, "
         "shared libraries, redis-server",
-        fails="one is missing", mend="`./scripts/quickstart`, or what the message names",
+        fails="one is missing", fix="`./scripts/quickstart`, or what the message names",
     ),
     Rule(
         "engine.versions",
@@ -108,30 +108,30 @@ RULES = (
         looks_at="vLLM and LMCache of the interpreter or image against the table of versions that "
         "go together",
         fails="the pair is broken or unproven (exit code 2)",
-        mend="the `--image` it names, or `--allow-unproven`",
+        fix="the `--image` it names, or `--allow-unproven`",
     ),
     Rule(
         "engine.plug_ins", plug_ins,
         looks_at="the points by which the kit's connector and Redis path are loaded: "
         "`kv_connector_module_path` of vLLM, `storage_plugins` of LMCache",
-        fails="one is not there", mend="a proven pair: `deploy images list`",
+        fails="one is not there", fix="a proven pair: `deploy images list`",
     ),
     Rule(
         "engine.native", native,
         looks_at="whether LMCache's native code loads, and for which gfx targets it is built",
         fails="ROCm: it is not built for these GPUs",
         warns="it does not load, or an image that is to be built would not be for these GPUs",
-        mend="a proven pair, or `deploy images build rocm` with `LMCACHE_ROCM_ARCH`",
+        fix="a proven pair, or `deploy images build rocm` with `LMCACHE_ROCM_ARCH`",
     ),
     Rule(
         "engine.fixes",
         tried("fixes", "engines would end at their start, or move wrong KV"),
         looks_at="the connector's fixes, tried where engines will run; remembered once they took",
-        fails="one is needed and does not take", mend="a proven pair, or `PDKIT_DISABLE_FIXES`",
+        fails="one is needed and does not take", fix="a proven pair, or `PDKIT_DISABLE_FIXES`",
     ),
     Rule(
         "engine.hash_seed", hash_seed,
         looks_at="the PYTHONHASHSEED that each engine would get",
-        fails="they differ, which is a fault of the kit", mend="report it",
+        fails="they differ, which is a fault of the kit", fix="report it",
     ),
 )  # fmt: skip

@@ -22,14 +22,14 @@ class Verdict:
         status: 'unknown' where it could not be looked at; the message says why.
         message: what was seen, in one line.
         why: what it does to the stack.
-        mend: the next command to type, or what to change.
+        fix: the next command to type, or what to change.
         usage: the spec is wrong, rather than the machine.
     """
 
     status: Status
     message: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
     usage: bool = False
 
 
@@ -42,7 +42,7 @@ class Finding:
     status: Status
     message: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
     usage: bool = False
 
     def as_dict(self) -> dict[str, str]:
@@ -53,7 +53,7 @@ class Finding:
             "status": self.status,
             "message": self.message,
             "why": self.why,
-            "mend": self.mend,
+            "fix": self.fix,
         }
 
 
@@ -64,7 +64,7 @@ class Rule:
     Attributes:
         id: '<area>.<thing>', for scripts; never reused for another thing.
         judge: None where it does not concern this stack, or nobody looked.
-        looks_at, fails, warns, mend: for the reference; "" where it never does.
+        looks_at, fails, warns, fix: for the reference; "" where it never does.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Rule:
     looks_at: str
     fails: str = ""
     warns: str = ""
-    mend: str = ""
+    fix: str = ""
 
     @property
     def area(self) -> Area:
@@ -106,7 +106,7 @@ def of_outcome(outcome: Outcome, why: str) -> Verdict:
     if not outcome.trouble:
         return Verdict("ok", outcome.says)
     message = "; ".join((outcome.trouble, *outcome.details))
-    return Verdict("fail", message, why, outcome.mend, outcome.usage)
+    return Verdict("fail", message, why, outcome.fix, outcome.usage)
 
 
 def found_by(rules: Sequence[Rule], seen: Seen) -> list[Finding]:

@@ -265,7 +265,7 @@ RULES = (
         tried("gpus", "there is nothing to run the engines on"),
         looks_at="the GPUs that the drivers show, less those that other stacks of yours hold",
         fails="fewer than the plan needs; the message has what each probe saw",
-        mend="fewer `--gpus`, `--vendor cpu`, or the driver",
+        fix="fewer `--gpus`, `--vendor cpu`, or the driver",
     ),
     Rule(
         "gpu.driver",
@@ -274,14 +274,14 @@ RULES = (
         "for",
         fails="the driver's CUDA is of an older major release",
         warns="it is, and `VLLM_ENABLE_CUDA_COMPATIBILITY` is set, on a data centre GPU",
-        mend="a newer driver, `--image REF` for the older CUDA, or that variable",
+        fix="a newer driver, `--image REF` for the older CUDA, or that variable",
     ),
     Rule(
         "gpu.arch",
         arch,
         looks_at="whether the engines' torch is built for these GPUs (CUDA capability, gfx target)",
         fails="it is not",
-        mend="an image for this GPU (`deploy images list`)",
+        fix="an image for this GPU (`deploy images list`)",
     ),
     Rule(
         "gpu.containers",
@@ -289,14 +289,14 @@ RULES = (
         looks_at="how Docker gives GPUs to containers: the nvidia runtime, or CDI specs in "
         "`/etc/cdi` and `/var/run/cdi`",
         fails="there is no way",
-        mend="the NVIDIA Container Toolkit, or `--runtime process`",
+        fix="the NVIDIA Container Toolkit, or `--runtime process`",
     ),
     Rule(
         "gpu.rights",
         rights,
         looks_at="ROCm: `/dev/kfd`, `/dev/dri/renderD*` and the groups that own them",
         fails="this user may not open them, or a Docker without root cannot pass the groups on",
-        mend="`sudo usermod -aG render,video $USER`",
+        fix="`sudo usermod -aG render,video $USER`",
     ),
     Rule(
         "gpu.memory",
@@ -304,13 +304,13 @@ RULES = (
         looks_at="the memory that others hold on the plan's GPUs, and who they are",
         fails="less is free than the engines' share",
         warns="others compute on a GPU of the plan",
-        mend="end them, hide the GPU, or a smaller `engine.gpu_memory`",
+        fix="end them, hide the GPU, or a smaller `engine.gpu_memory`",
     ),
     Rule(
         "gpu.numa",
         numa,
         looks_at="on machines of several NUMA nodes: on which one each engine's GPUs are",
         warns="the ranks of one engine are on several",
-        mend="a smaller `--tp`, or other GPUs",
+        fix="a smaller `--tp`, or other GPUs",
     ),
 )

@@ -181,48 +181,48 @@ RULES = (
         "host.files", files,
         looks_at="how many files may be open, where engines are processes (containers have limits "
         "of their own)",
-        fails="64 or fewer", warns="fewer than 4096", mend="`ulimit -n 65536`",
+        fails="64 or fewer", warns="fewer than 4096", fix="`ulimit -n 65536`",
     ),
     Rule(
         "host.locks", locks,
         looks_at="how much memory may be locked, where engines are processes on GPUs",
-        warns="less than an engine's staging memory", mend="`ulimit -l unlimited`",
+        warns="less than an engine's staging memory", fix="`ulimit -l unlimited`",
     ),
     Rule(
         "host.huge_pages", huge_pages,
         looks_at="transparent huge pages",
         warns="they are `always`, which makes Redis stall",
-        mend="`echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`",
+        fix="`echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`",
     ),
     Rule(
         "host.overcommit", overcommit,
         looks_at="`vm.overcommit_memory`", warns="it is 2",
-        mend="`sudo sysctl vm.overcommit_memory=0`",
+        fix="`sudo sysctl vm.overcommit_memory=0`",
     ),
     Rule(
         "host.shm", shared_memory,
         looks_at="`/dev/shm`, where engines are processes",
-        warns="less than 1 GiB a rank with `--tp`, else 64 MiB", mend="`--shm-size` or a remount",
+        warns="less than 1 GiB a rank with `--tp`, else 64 MiB", fix="`--shm-size` or a remount",
     ),
     Rule(
         "host.numa", numa,
         looks_at="NUMA nodes and their processors",
         warns="there are several, the engines use GPUs, and the kernel balances pages",
-        mend="`sudo sysctl kernel.numa_balancing=0`",
+        fix="`sudo sysctl kernel.numa_balancing=0`",
     ),
     Rule(
         "host.cpu", processors,
         looks_at="AVX2, AVX-512, bfloat16 and AMX, where engines run on processors",
-        fails="no AVX2", warns="no AVX-512", mend="another machine, or `-cpu host`",
+        fails="no AVX2", warns="no AVX-512", fix="another machine, or `-cpu host`",
     ),
     Rule(
         "host.quota", quota,
         looks_at="processors against the quota of a control group (versions 1 and 2)",
-        warns="the quota is lower", mend="`OMP_NUM_THREADS` in `engine.env`, or a larger quota",
+        warns="the quota is lower", fix="`OMP_NUM_THREADS` in `engine.env`, or a larger quota",
     ),
     Rule(
         "host.clock", clock,
         looks_at="the date, and whether a time server sets it",
-        warns="it is before 2026, or no time server sets it", mend="`timedatectl set-ntp true`",
+        warns="it is before 2026, or no time server sets it", fix="`timedatectl set-ntp true`",
     ),
 )  # fmt: skip

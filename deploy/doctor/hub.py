@@ -70,12 +70,12 @@ RULES = (
         looks_at="a hub's model: in the cache here, or to be had; `HF_HUB_OFFLINE`",
         fails="it is not here and engines may not ask the hub, or the hub refuses it to you",
         warns="it is not here and the hub does not answer, or not with that model",
-        mend="`hf download MODEL`, `HF_TOKEN`, or `--model FOLDER`",
+        fix="`hf download MODEL`, `HF_TOKEN`, or `--model FOLDER`",
     ),
     Rule(
         "hub.proxies", proxies,
         looks_at="variables that name a proxy, where a model is still to be fetched",
         warns="engines are in containers, which do not get them",
-        mend="`engine.env` in deploy.yaml",
+        fix="`engine.env` in deploy.yaml",
     ),
 )  # fmt: skip

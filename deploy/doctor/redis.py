@@ -101,26 +101,26 @@ RULES = (
         tried("redis", "KV has nowhere to go"),
         looks_at="a Redis of your own: does it answer and let its user in; your other secrets",
         fails="it does not, or a secret that the spec names cannot be read (exit code 2)",
-        mend="what Redis says, in its own words",
+        fix="what Redis says, in its own words",
     ),
     Rule(
         "redis.policy", policy,
         looks_at="`maxmemory` and `maxmemory-policy` of your own Redis",
         warns="no limit, or a policy that never drops KV",
-        mend="`CONFIG SET maxmemory-policy allkeys-lru`",
+        fix="`CONFIG SET maxmemory-policy allkeys-lru`",
     ),
     Rule(
         "redis.size", size,
         looks_at="its `maxmemory` against the plan",
-        warns="less than 1 GiB, or than the longest prompt takes", mend="`CONFIG SET maxmemory …`",
+        warns="less than 1 GiB, or than the longest prompt takes", fix="`CONFIG SET maxmemory …`",
     ),
     Rule(
         "redis.persistence", persistence,
         looks_at="whether it writes KV to disk",
-        warns="it does", mend='`CONFIG SET appendonly no`, `CONFIG SET save ""`',
+        warns="it does", fix='`CONFIG SET appendonly no`, `CONFIG SET save ""`',
     ),
     Rule(
         "redis.version", version,
-        looks_at="its version", warns="it is older than 5", mend="a newer one",
+        looks_at="its version", warns="it is older than 5", fix="a newer one",
     ),
 )  # fmt: skip

@@ -15,9 +15,9 @@ def reference() -> str:
     for area, rules in groupby(RULES, key=lambda rule: rule.area):
         rows = [
             f"| `{rule.id}` | {rule.looks_at} | {rule.fails or '-'} | {rule.warns or '-'} "
-            f"| {rule.mend or '-'} |"
+            f"| {rule.fix or '-'} |"
             for rule in rules
         ]
-        head = ("| finding | looks at | fails if | warns if | mend |", "|---|---|---|---|---|")
+        head = ("| finding | looks at | fails if | warns if | fix |", "|---|---|---|---|---|")
         parts.append("\n".join((f"### {area}", "", *head, *rows)))
     return "\n\n".join(parts)

@@ -96,7 +96,7 @@ def state(seen: Seen) -> Verdict | None:
     if seen.disks is None:
         return None
     place = seen.disks.state
-    mend = "free some, or set PDKIT_HOME to a folder on another disk"
+    fix = "free some, or set PDKIT_HOME to a folder on another disk"
     if place.writable is False:
         return Verdict(
             "fail", f"this user may not write into {place.path}",
@@ -106,9 +106,9 @@ def state(seen: Seen) -> Verdict | None:
         return unknown(f"the disk of {place.path} cannot be asked")
     if place.free_mib < _STATE_MIB:
         why = "state, logs and the tiny model do not fit"
-        return Verdict("fail", f"there are {_free(place)}", why, mend)
+        return Verdict("fail", f"there are {_free(place)}", why, fix)
     if place.free_mib < _STATE_WARN_MIB:
-        return Verdict("warn", f"there are {_free(place)}", "logs grow while engines run", mend)
+        return Verdict("warn", f"there are {_free(place)}", "logs grow while engines run", fix)
     return ok(_free(place))
 
 
@@ -128,7 +128,7 @@ RULES = (
         tried("ports", "a service could not listen"),
         looks_at="every port that the stack would take, and the address of `--bind`",
         fails="another program or stack has one, or the address is not of this machine",
-        mend="the `--port` that it names",
+        fix="the `--port` that it names",
     ),
     Rule(
         "memory.host",
@@ -136,21 +136,21 @@ RULES = (
         looks_at="free memory against the plan: engines, their staging and KV, Redis; limits of "
         "control groups (versions 1 and 2) count",
         fails="the plan does not fit",
-        mend="the settings it names, those that save most first",
+        fix="the settings it names, those that save most first",
     ),
     Rule(
         "memory.plan",
         tried("plan", "an engine could not hold any KV"),
         looks_at="weights and KV against the memory that each engine gets",
         fails="the plan does not fit",
-        mend="a larger `--tp`, a smaller model, or `engine.kv_cache_gib`",
+        fix="a larger `--tp`, a smaller model, or `engine.kv_cache_gib`",
     ),
     Rule(
         "memory.store",
         store,
         looks_at="how many tokens of KV Redis holds",
         warns="fewer than the longest prompt has",
-        mend="`redis.memory_gib`",
+        fix="`redis.memory_gib`",
     ),
     Rule(
         "disk.images",
@@ -158,14 +158,14 @@ RULES = (
         looks_at="room for the images that are missing, by the catalogue's sizes",
         fails="a size that was seen does not fit",
         warns="an estimated one does not, or there is not twice as much",
-        mend="`docker image prune -a`",
+        fix="`docker image prune -a`",
     ),
     Rule(
         "disk.hub",
         hub,
         looks_at="room for a hub's model that is not here yet",
         fails="it does not fit, or the folder cannot be written",
-        mend="`hub_cache` in deploy.yaml",
+        fix="`hub_cache` in deploy.yaml",
     ),
     Rule(
         "disk.state",
@@ -173,6 +173,6 @@ RULES = (
         looks_at="room and rights where state, logs and caches are kept",
         fails="less than 64 MiB, or the folder cannot be written",
         warns="less than 1 GiB",
-        mend="`PDKIT_HOME`",
+        fix="`PDKIT_HOME`",
     ),
 )

@@ -20,7 +20,7 @@ class Outcome:
     Attributes:
         says: what there is to say where it went well.
         trouble: the error's message; "" where it went well.
-        mend: the error's hint.
+        fix: the error's hint.
         details: the error's, cut to what a line can hold.
         usage: the spec is wrong, rather than the machine.
         unknown: why it could not be looked at; "" where it could.
@@ -28,7 +28,7 @@ class Outcome:
 
     says: str = ""
     trouble: str = ""
-    mend: str = ""
+    fix: str = ""
     details: tuple[str, ...] = ()
     usage: bool = False
     unknown: str = ""
@@ -43,7 +43,7 @@ class DockerSeen:
         asked: the spec names the runtime; else it is Docker where it answers.
         version: of the engine, such as '28.0.1'; "" where it does not answer.
         compose: the plugin's version.
-        trouble, mend: why Docker cannot be used; "" where it can.
+        trouble, fix: why Docker cannot be used; "" where it can.
         installed: there is a `docker` command.
     """
 
@@ -53,7 +53,7 @@ class DockerSeen:
     compose: str = ""
     rootless: bool = False
     trouble: str = ""
-    mend: str = ""
+    fix: str = ""
     installed: bool = False
 
 

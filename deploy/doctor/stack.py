@@ -51,12 +51,12 @@ RULES = (
         "stack.up", up,
         looks_at="what an earlier run of this name left: services that run, state, strays",
         fails="its state cannot be read (exit code 2)",
-        warns="processes or containers run that no state names", mend="`deploy down`",
+        warns="processes or containers run that no state names", fix="`deploy down`",
     ),
     Rule(
         "stack.lock", lock,
         looks_at="whether another command works on the stack; a lock that was left by a dead one "
         "counts for nothing",
-        fails="one does", mend="wait for it",
+        fails="one does", fix="wait for it",
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ _WIDTH = 7  # of the longest status, 'unknown'
 
 
 def doctor_view(found: Examination) -> str:
-    """Return the findings by area, with why and mend of those that are not ok, and a verdict."""
+    """Return the findings by area, with why and fix of those that are not ok, and a verdict."""
     shape = f" ({found.topology})" if found.topology else ""
     lines = [f"stack '{found.name}'{shape} on {found.vendor}, runtime {found.runtime}", ""]
     width = max((len(one.id) for one in found.findings), default=0)
@@ -26,8 +26,8 @@ def _finding(one: Finding, width: int) -> Iterator[str]:
     margin = " " * (_WIDTH + 2 + width + 2)
     if one.why:
         yield f"{margin}why: {one.why}"
-    if one.mend:
-        yield f"{margin}try: {one.mend}"
+    if one.fix:
+        yield f"{margin}try: {one.fix}"
 
 
 def _verdict(found: Examination) -> str:

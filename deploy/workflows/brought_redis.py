@@ -85,7 +85,7 @@ def require_redis(prepared: Prepared, folder: Path) -> None:
         if trouble:
             raise RedisUnreachable(
                 f"{_FIELD}: the Redis at {url.shown} cannot be used: {trouble}",
-                hint=f"see to that Redis, or mend {file}; deploy up --dry-run asks it again",
+                hint=f"see to that Redis, or fix {file}; deploy up --dry-run asks it again",
             )
         if isinstance(prepared.facts.means, Containers):
             _require_names_for_containers(url, store, file)
@@ -178,7 +178,7 @@ def _refuse_loopback(host: str, what: str) -> None:
 def _require_readable(file: Path, means: Containers) -> None:
     field = "redis.tls_files"
     if not file.is_file():
-        raise ConfigError(f"{field}: {file} is not a file", hint=f"mend {field} in deploy.yaml")
+        raise ConfigError(f"{field}: {file} is not a file", hint=f"fix {field} in deploy.yaml")
     found, (uid, _, gid) = file.stat(), means.user.partition(":")
     # As the kernel decides: the first that fits.
     who = (uid == str(found.st_uid), 0o400), (gid == str(found.st_gid), 0o040), (True, 0o004)

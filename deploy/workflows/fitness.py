@@ -70,13 +70,13 @@ def require_gpus_beside(prepared: Prepared, running: Sequence[str], report: Repo
 
 
 def refusal(stops: Sequence[Finding]) -> PdkitError:
-    """Return the error of findings with which no start succeeds; the first says its mend."""
+    """Return the error of findings with which no start succeeds; the first says its fix."""
     first = stops[0]
     kind = ConfigError if first.usage else MachineUnfit
     return kind(
         f"{first.message}: {first.why}" if first.why else first.message,
-        hint=first.mend,
-        details=tuple(f"also {one.id}: {one.message} ({one.mend})" for one in stops[1:]),
+        hint=first.fix,
+        details=tuple(f"also {one.id}: {one.message} ({one.fix})" for one in stops[1:]),
     )
 
 
@@ -94,7 +94,7 @@ def require_code(prepared: Prepared, home: Home, report: Report) -> None:
 
 def _act_on(found: list[Finding], report: Report) -> None:
     for one in warned(found):
-        report(f"warning: {one.message}: {one.why} ({one.mend}) [{one.id}]")
+        report(f"warning: {one.message}: {one.why} ({one.fix}) [{one.id}]")
     if stops := failed(found):
         raise refusal(stops)
 

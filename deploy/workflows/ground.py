@@ -58,7 +58,7 @@ class Steps:
         except PdkitError as exc:
             self.outcomes[step] = Outcome(
                 trouble=exc.message,
-                mend=_OTHER_COMMAND.sub("deploy up ", exc.hint),
+                fix=_OTHER_COMMAND.sub("deploy up ", exc.hint),
                 details=exc.details[:_DETAIL_LINES],
                 usage=isinstance(exc, UsageError),
             )
@@ -113,7 +113,7 @@ def _see_docker(spec: StackSpec) -> tuple[DockerSeen | None, Mapping[str, Any] |
     except MachineError as exc:
         there = shutil.which("docker") is not None
         return DockerSeen(
-            chosen=chosen, asked=asked, trouble=exc.message, mend=exc.hint, installed=there
+            chosen=chosen, asked=asked, trouble=exc.message, fix=exc.hint, installed=there
         ), None
     return DockerSeen(
         chosen=True,

@@ -43,7 +43,7 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
     except (HubError, ConfigError) as exc:
         if isinstance(exc, HubError) and exc.refused:
             verdict = refused(model.ref, str(exc))
-            raise MissingModel(verdict.message, hint=verdict.mend) from exc
+            raise MissingModel(verdict.message, hint=verdict.fix) from exc
         report(f"config.json of {model.ref} could not be fetched ({exc}): {_UNKNOWN}")
         return None
     report(f"config.json of {model.ref} fetched from {hub_of(spec)}")

@@ -1,4 +1,4 @@
-"""Each way to break a real stack makes the check fail and name its cause; mended, it passes.
+"""Each way to break a real stack makes the check fail and name its cause; fixed, it passes.
 
 Whatever is broken is broken from outside: engines and router are started otherwise, by hand as an
 operator might, and Redis is told or made to behave otherwise. Nothing touches the check.
@@ -87,7 +87,7 @@ def checked(kit: Deploy, *options: str, during: Callable[[], object] = lambda: N
     envelope = ran.envelope
     assert envelope["status"] == "error" and envelope["errors"][0]["code"] == "check_failed"
     assert envelope["data"]["passed"] is False and envelope["data"]["failures"]
-    # What the command ends with is the mend of the first cause.
+    # What the command ends with is the fix for the first cause.
     assert envelope["errors"][0]["hint"] == envelope["data"]["diagnosis"][0]["hint"]
     return envelope["data"]
 
@@ -114,7 +114,7 @@ def assert_healthy(kit: Deploy) -> None:
 
 
 class TestRedis:
-    """Broken while the engines run, and mended after."""
+    """Broken while the engines run, and fixed after."""
 
     def test_flushed_between_prefill_and_decode(self, kit: Deploy, store: redis.Redis) -> None:
         with behind_each_store(store, ("FLUSHALL",)):
@@ -250,7 +250,7 @@ class TestPrompts:
         assert cause["code"] == "prefix_cache_hides" and CONSUMER in cause["message"]
         (prompt,) = data["prompts"]
         assert prompt["loaded"] == 0 and prompt["local"] >= prompt["eligible"]
-        # The mend: another beginning.
+        # The fix: another beginning.
         options = self.send(kit, f"now {time.time_ns()} " * 40)
         assert kit.ok("check", "--name", NAME, *options)["diagnosis"] == []
 
@@ -258,7 +258,7 @@ class TestPrompts:
         options = self.send(kit, "x" * (CHUNK - 10))
         data = named(kit, "prompt_under_chunk", f"no whole chunk of {CHUNK}", options=options)
         assert data["prompts"][0]["chunks"] == 0
-        # The mend: a longer one.
+        # The fix: a longer one.
         options = self.send(kit, f"{time.time_ns()}" + "y" * 2 * CHUNK)
         assert kit.ok("check", "--name", NAME, *options)["diagnosis"] == []
 
@@ -350,7 +350,7 @@ DIFFERENT = {
 
 
 class TestEngines:
-    """A consumer that does not fit its producer, one way after another; the next test mends it."""
+    """A consumer that does not fit its producer, one way after another; the next test fixes it."""
 
     @pytest.mark.parametrize("how", DIFFERENT)
     def test_they_differ_in(self, kit: Deploy, engines: Engines, how: str) -> None:
@@ -386,7 +386,7 @@ def test_vllms_own_adapter_is_refused_at_the_start(kit: Deploy, engines: Engines
 
 
 def test_a_producer_that_stores_nothing(kit: Deploy, engines: Engines) -> None:
-    """Started by hand in the consumers' part; the consumer is mended meanwhile."""
+    """Started by hand in the consumers' part; the consumer is fixed meanwhile."""
 
     role = in_kv_transfer_config(kv_role="kv_consumer")
     engines.start_otherwise({PRODUCER: role, CONSUMER: in_environ({})})
@@ -396,7 +396,7 @@ def test_a_producer_that_stores_nothing(kit: Deploy, engines: Engines) -> None:
 def test_answers_that_do_not_wait_for_their_kv(
     kit: Deploy, engines: Engines, store: redis.Redis
 ) -> None:
-    """A producer that waits for less than a slow Redis takes to store; the consumer is mended."""
+    """A producer that waits for less than a slow Redis takes to store; the consumer is fixed."""
     impatient = both(in_environ({"PDKIT_STORE_BARRIER_S": "1"}), with_settings(store_s="120"))
     engines.start_otherwise({PRODUCER: impatient, CONSUMER: in_environ({})})
     assert_healthy(kit)  # while Redis is quick, that is long enough
@@ -427,7 +427,7 @@ def test_answers_that_do_not_wait_for_their_kv(
 
 
 def test_a_router_without_prefill(kit: Deploy, engines: Engines) -> None:
-    """Started by hand as an ordinary router of the consumer, and the producer mended meanwhile."""
+    """Started by hand as an ordinary router of the consumer, and the producer fixed meanwhile."""
 
     def ordinary(service: Service) -> Service:
         at = service.argv.index("--vllm-pd-disaggregation")
@@ -454,8 +454,8 @@ def test_a_consumer_that_dies_during_the_check(kit: Deploy, store: redis.Redis) 
     ran = kit.run("check", "--name", NAME, "--json")
     assert ran.code == 4, ran
     assert CONSUMER in json.dumps(ran.envelope["errors"])
-    mended = kit.ok("up", "--resume", "--name", NAME)
-    assert mended["check"]["passed"]
+    fixed = kit.ok("up", "--resume", "--name", NAME)
+    assert fixed["check"]["passed"]
 
 
 def test_state_that_was_deleted(kit: Deploy) -> None:

@@ -45,7 +45,7 @@ def test_what_stops_up_is_found_and_up_says_the_same(deploy: Deploy, tmp_path: P
     assert found["message"] == up.envelope["errors"][0]["message"]
     assert found["message"].startswith(f"port {port + 11} (for consumer-0) is taken")
     (error,) = ran.envelope["errors"]
-    assert found["message"] in error["message"] and error["hint"] == found["mend"]
+    assert found["message"] in error["message"] and error["hint"] == found["fix"]
 
 
 def test_people_read_why_and_what_to_type(deploy: Deploy) -> None:
@@ -53,9 +53,9 @@ def test_people_read_why_and_what_to_type(deploy: Deploy) -> None:
     (deploy.home / "deploy.yaml").write_text("engine: {python: /usr/bin/false}\n")
     ran = deploy.run("doctor", "--port", str(port))
     assert ran.code == 3, ran
-    line, why, mend = _three_lines(ran.stdout, "engine.programs")
+    line, why, fix = _three_lines(ran.stdout, "engine.programs")
     assert line.startswith("fail") and "does not run as a Python interpreter" in line
-    assert why.startswith("why: ") and mend == "try: set engine.python in deploy.yaml"
+    assert why.startswith("why: ") and fix == "try: set engine.python in deploy.yaml"
     assert "`deploy up` would fail" in ran.stdout
     assert "error: " in ran.stderr
 

@@ -38,7 +38,7 @@ LAYERS = 4
 def brought_up(
     folder: Path, name: str, port: int, spec: dict[str, object], *options: str
 ) -> Iterator[Engines]:
-    # LMCache's own way to Redis, which most of the fixes mend.
+    # LMCache's own way to Redis, which most of the fixes correct.
     spec = {**spec, "redis": {"client": "lmcache"}}
     (folder / "stack.yaml").write_text(yaml.safe_dump(spec))
     kit = Deploy(folder)

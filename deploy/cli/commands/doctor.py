@@ -16,7 +16,7 @@ from deploy.errors import PdkitError
 @app.command()
 @takes_stack_options
 def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> Answer:
-    """Say what would stop `up` or spoil the hit rate here, and how to mend it."""
+    """Say what would stop `up` or spoil the hit rate here, and how to fix it."""
     from deploy.output.doctor_view import doctor_view
     from deploy.runtime.home import Home
     from deploy.workflows.doctor import examine

@@ -65,7 +65,7 @@ def read_inventory(path: Path) -> Inventory:
 
 
 def _hint(path: Path, raw: object) -> str:
-    return f"mend {path} and run the command again" if isinstance(raw, dict) else _EXAMPLE
+    return f"fix {path} and run the command again" if isinstance(raw, dict) else _EXAMPLE
 
 
 def _machine(raw: object) -> dict[str, Any]:

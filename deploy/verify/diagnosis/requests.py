@@ -32,7 +32,7 @@ def prefix_cache_hides(evidence: Evidence) -> Diagnosis | None:
         "prefix_cache_hides",
         "the engine's own prefix cache served what would else have come from the store, since your "
         f"prompt was asked there before: {said}",
-        "nothing needs mending; to see the store serve it, change the prompt's first words, or "
+        "nothing needs fixing; to see the store serve it, change the prompt's first words, or "
         f"forget it: {evidence.restart_hint()}",
     )
 

@@ -40,7 +40,7 @@ def test_an_image_that_is_missing_is_named_with_the_command_that_gets_it(own: Pr
     ran = own.run("doctor", "--json")
     found = finding(ran, "docker.images")
     assert (ran.code, found["status"]) == (0, "warn"), ran
-    assert found["mend"] == "docker pull pdkit-e2e/redis:1"
+    assert found["fix"] == "docker pull pdkit-e2e/redis:1"
 
 
 def test_an_image_with_versions_that_nobody_proved(own: Project) -> None:

@@ -1,4 +1,4 @@
-"""What others do to a stack's containers: `status` sees it, and `up` or Docker itself mends it."""
+"""What others do to a stack's containers: `status` sees it, and `up` or Docker itself fixes it."""
 
 from __future__ import annotations
 

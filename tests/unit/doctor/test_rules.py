@@ -48,12 +48,12 @@ REDIS = RedisSeen("7.2.4", 8 * 2**30, "allkeys-lru", False, "")
 FREE_GPUS = GpusSeen("580.65", "13.0", (GpuUse("cuda", 0, 400), GpuUse("cuda", 1, 400)))
 OLD_DRIVER = {"gpus": replace(FREE_GPUS, cuda="12.8"), "code": CUDA_CODE}
 COMPATIBLE = {"env": {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}}
-BAD = Outcome(trouble="it is broken", mend="mend it", details=("a detail",))
+BAD = Outcome(trouble="it is broken", fix="fix it", details=("a detail",))
 
 
 @dataclass(frozen=True)
 class Case:
-    """What was seen, and what a rule is to say of it: status, and words of the message or mend."""
+    """What was seen, and what a rule is to say of it: status, and words of the message or fix."""
 
     rule: str
     status: str
@@ -138,11 +138,11 @@ CASES = [
     Case("docker.engine", "ok", "there is no Docker here", docker(
         chosen=False, asked=False, installed=False, trouble="no command")),
     Case("docker.engine", "warn", "takes processes instead", docker(
-        chosen=False, asked=False, trouble="no Docker engine answers", mend="start it")),
+        chosen=False, asked=False, trouble="no Docker engine answers", fix="start it")),
     Case("docker.engine", "warn", "never run on an engine before 20.10", docker(
         version="19.03.5", compose="2.20")),
     Case("docker.engine", "fail", "no Docker engine answers", docker(
-        trouble="no Docker engine answers", mend="start it")),
+        trouble="no Docker engine answers", fix="start it")),
     Case("docker.images", "ok", "here: pdkit/vllm-cuda:1", {"images": (IMAGE,)}),
     Case("docker.images", "warn", "deploy images build cuda", {"images": (IMAGE, MISSING)}),
     *tried_cases("docker.project", "project"),
@@ -345,7 +345,7 @@ def test_newer_libraries_are_for_data_centre_gpus(name: str, takes: bool) -> Non
     )
     assert verdict is not None
     assert verdict.status == ("warn" if takes else "fail")
-    assert ("VLLM_ENABLE" in verdict.message) is takes and "VLLM_ENABLE" not in verdict.mend
+    assert ("VLLM_ENABLE" in verdict.message) is takes and "VLLM_ENABLE" not in verdict.fix
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule} {case.status} {case.words}")
@@ -353,11 +353,11 @@ def test_what_a_rule_says(case: Case) -> None:
     verdict = BY_ID[case.rule].judge(seen_in(case))
     assert verdict is not None
     assert verdict.status == case.status, verdict
-    assert case.words in f"{verdict.message} | {verdict.why} | {verdict.mend}"
+    assert case.words in f"{verdict.message} | {verdict.why} | {verdict.fix}"
     if case.status in ("warn", "fail"):
-        assert verdict.why and verdict.mend, "what it does, and what to do"
+        assert verdict.why and verdict.fix, "what it does, and what to do"
     else:
-        assert not verdict.mend
+        assert not verdict.fix
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -372,7 +372,7 @@ class TestTheTable:
         assert rule.judge(bare) is None
 
     def test_it_is_told_in_the_reference(self, rule: Any) -> None:
-        assert rule.looks_at and (rule.mend or not (rule.fails or rule.warns))
+        assert rule.looks_at and (rule.fix or not (rule.fails or rule.warns))
 
 
 def test_ids_are_unique_and_name_their_area() -> None:
@@ -416,7 +416,7 @@ def test_on_which_gpus_code_runs(arch: str, built: tuple[str, ...], runs: bool) 
     assert runs_on(Gpu(0, "cuda", "x", 1, arch=arch), built) is runs
 
 
-def test_a_verdict_says_ok_without_a_mend() -> None:
+def test_a_verdict_says_ok_without_a_fix() -> None:
     judge: Callable[[Seen], Verdict | None] = BY_ID["ports.free"].judge
     verdict = judge(Seen(StackSpec(), MACHINE, outcomes={"ports": Outcome(says="free")}))
     assert verdict == Verdict("ok", "free")

@@ -227,9 +227,9 @@ def test_of_no_stack(lab: Lab) -> None:
 
 
 class TestLayerByLayer:
-    """A chunk is a key a layer there, which has tags only where fix B16c mends LMCache."""
+    """A chunk is a key a layer there, which has tags only where fix B16c corrects LMCache."""
 
-    MENDED = "fix=B16c state=applied"
+    FIXED = "fix=B16c state=applied"
 
     @pytest.fixture
     def up(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Lab]]:
@@ -242,7 +242,7 @@ class TestLayerByLayer:
         stop_stack(lab.home, "pdkit", lab.lines.append)
 
     def test_what_it_stored_is_removed(self, up: Callable[[str], Lab]) -> None:
-        lab = up(self.MENDED)
+        lab = up(self.FIXED)
         lab.ask()
         report = check(lab)
         assert report.passed, report.failures
@@ -268,7 +268,7 @@ class TestLayerByLayer:
         assert causes(report) == ["not_stored"]
 
     def test_layers_that_are_missing_are_noticed(self, up: Callable[[str], Lab]) -> None:
-        lab = up(self.MENDED)
+        lab = up(self.FIXED)
         lab.faults.write_text("producer:stores-one-layer")
         report = check(lab)
         assert not report.passed

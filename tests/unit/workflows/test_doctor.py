@@ -92,7 +92,7 @@ class TestWhatUpRefusesToo:
             with pytest.raises(PortTaken) as caught:
                 lab.up(spec)
         assert (found.status, found.message) == ("fail", caught.value.message)
-        assert found.mend == caught.value.hint
+        assert found.fix == caught.value.hint
         assert of(look(lab, spec), "ports.free").status == "ok"
 
     def test_an_interpreter_without_lmcache(self, lab: Lab) -> None:
@@ -120,7 +120,7 @@ class TestWhatUpRefusesToo:
         assert set(failing(found)) >= {"gpu.enough", "engine.versions"}
         assert found.failed[0].id == "engine.versions", "the spec's own fault first"
         assert found.failed[0].usage
-        assert of(found, "gpu.enough").mend.startswith("deploy up --vendor cpu")
+        assert of(found, "gpu.enough").fix.startswith("deploy up --vendor cpu")
 
     def test_too_little_memory(self, lab: Lab) -> None:
         message = failing(look(lab, redis={"memory_gib": 4000}))["memory.host"]
@@ -168,7 +168,7 @@ class TestDisks:
         with pytest.raises(MachineUnfit) as caught:
             fitness.require_fit(prepare_here(spec, home, lab.lines.append), home, lab.lines.append)
         assert found.message in caught.value.message
-        assert (caught.value.exit_code, caught.value.hint) == (3, found.mend)
+        assert (caught.value.exit_code, caught.value.hint) == (3, found.fix)
 
     def test_small(self, lab: Lab, small_disk: Callable[[int], Path]) -> None:
         home = Home(small_disk(500) / "state", lab.home.cache)
@@ -222,7 +222,7 @@ class TestDocker:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{lab.folder}/dead.sock")
         found = look(lab, runtime="compose")
         assert "dead.sock" in failing(found)["docker.engine"]
-        assert "--runtime process" in of(found, "docker.engine").mend
+        assert "--runtime process" in of(found, "docker.engine").fix
         assert not [one for one in found.findings if one.id == "docker.images"]
 
     def test_auto_takes_processes_then_and_says_so(self, lab: Lab) -> None:
@@ -347,7 +347,7 @@ class TestHub:
             with pytest.raises(MissingModel) as caught:
                 lab.up(lab.spec(model="owner/70b"))
         assert (found.status, found.message) == ("fail", caught.value.message)
-        assert "HF_TOKEN" in found.mend == caught.value.hint
+        assert "HF_TOKEN" in found.fix == caught.value.hint
 
     def test_it_is_not_to_be_asked(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -407,7 +407,7 @@ class TestEarlierRuns:
         file.write_text("{")
         found = look(lab)
         assert "state file of stack 'pdkit' is broken" in failing(found)["stack.up"]
-        assert "deploy down" in of(found, "stack.up").mend
+        assert "deploy down" in of(found, "stack.up").fix
 
     def test_a_lock_that_is_held_and_one_that_was_left(self, lab: Lab) -> None:
         file = lab.home.lock_file("pdkit")
