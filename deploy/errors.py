@@ -1,28 +1,28 @@
-"""The errors a user can meet.
+"""The errors shown to users.
 
-Every one carries a message (what is wrong, naming field and value), a hint (the next command to
-type), a stable code for scripts, and the exit code. Only the CLI boundary turns them into text.
+Each has a message (what is wrong, with field and value), a hint (the next command to type), a
+stable code for scripts, and an exit code. Only the CLI boundary turns them into text.
 
     PdkitError
-    ├── CheckFailed             1  the stack is up, and a check of it failed
+    ├── CheckFailed             1  the stack is up, but a check failed
     ├── UsageError              2  a flag, an environment variable, deploy.yaml, or stored state
-    │   ├── ConfigError            a value that is wrong in itself or against another one
-    │   └── StateError             a state file that cannot be read, or that belies the request
+    │   ├── ConfigError            an invalid value, or one that contradicts another
+    │   └── StateError             a state file that cannot be read or contradicts the request
     ├── MachineError            3  something this machine lacks
-    │   ├── MissingTool            redis-server, an engine's Python, a package
-    │   ├── PortTaken              a port of the stack that something else listens on
-    │   ├── NotEnoughMemory        less than the plan expects
-    │   ├── MissingGpus            fewer GPUs than asked for, or no way to give them to containers
-    │   ├── MissingImage           an image that is not here and cannot be had
-    │   ├── MissingModel           a hub's model that is not here and cannot be had
-    │   ├── MachineUnfit           a disk, driver, right or limit with which no start can succeed
-    │   ├── RedisUnreachable       the user's own Redis, which does not answer or lets nobody in
-    │   ├── FixFailed              a bug of LMCache that the connector cannot fix there
+    │   ├── MissingTool            no redis-server, engine Python or package
+    │   ├── PortTaken              a port of the stack is in use by something else
+    │   ├── NotEnoughMemory        less memory than the plan expects
+    │   ├── MissingGpus            fewer GPUs than requested, or containers cannot get them
+    │   ├── MissingImage           an image is not here and cannot be pulled or built
+    │   ├── MissingModel           a Hugging Face model is not here and cannot be downloaded
+    │   ├── MachineUnfit           a disk, driver, permission or limit prevents every start
+    │   ├── RedisUnreachable       your own Redis does not answer or refuses access
+    │   ├── FixFailed              the connector cannot fix a bug of this LMCache
     │   ├── DockerUnavailable      no Docker engine answers, or its Compose plugin is too old
     │   └── StackLocked            another deploy command works on the same stack
     ├── StackUnhealthy          4  a service died, or was not ready by its deadline
-    │   ├── OutOfMemory            the kernel ended a service whose memory ran out
-    │   └── SwapFailed             the new image failed; the previous stack serves again
+    │   ├── OutOfMemory            the kernel killed a service that ran out of memory
+    │   └── SwapFailed             the new image failed; the previous stack was restored
     └── Interrupted           130  Ctrl-C or SIGTERM
 """
 
@@ -33,7 +33,7 @@ from collections.abc import Mapping
 
 # What to change in a command line: option → its new value, or None to leave it out.
 Changes = Mapping[str, str | None]
-# What XML forbids, and what a terminal would obey.
+# Characters that XML forbids or a terminal would interpret.
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -41,9 +41,9 @@ class PdkitError(Exception):
     """Base of all errors meant for the user.
 
     Attributes:
-        retry: changes of the command's stack options, each of which fixes it. The hint names them;
-            the boundary fits them into the command that was typed.
-        otherwise: the hint beside them.
+        retry: changes to the stack options, each of which fixes it. The hint names them; the
+            boundary applies them to the command that was typed.
+        otherwise: the rest of the hint.
     """
 
     code = "error"
@@ -65,7 +65,7 @@ class PdkitError(Exception):
         self.hint = self.hint_by([f"deploy plan {options_text(changes)}" for changes in retry])
 
     def hint_by(self, commands: list[str]) -> str:
-        """Return the hint, with these commands for `retry`."""
+        """Return the hint with these commands for `retry`."""
         return ", or ".join((*commands, *filter(None, [self.otherwise])))
 
     def as_dict(self) -> dict[str, object]:
@@ -79,7 +79,7 @@ class PdkitError(Exception):
 
 
 def printable(text: str) -> str:
-    """Return another program's words as a terminal and an XML document can hold them."""
+    """Return text without the characters that a terminal or XML cannot take."""
     return _CONTROLS.sub("", text)
 
 

@@ -1,4 +1,4 @@
-"""What a command hands to the boundary: data for scripts, text for people, how it ended."""
+"""What a command returns: data for scripts, text for people, and its errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Answer:
     """A command's result.
 
     Attributes:
-        errors: what went wrong although there is a result, such as a check that failed; the exit
-            code is the first one's.
+        errors: problems beside the result, such as a failed check; the first one sets the exit
+            code.
     """
 
     command: str

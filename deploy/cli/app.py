@@ -10,7 +10,7 @@ from deploy import __version__
 
 app = typer.Typer(
     name="deploy",
-    help="Disaggregated prefill/decode vLLM with KV reuse through LMCache and Redis, proved.",
+    help="Disaggregated prefill/decode vLLM with checked KV reuse through LMCache and Redis.",
     rich_markup_mode=None,  # importing rich would triple the time of --help
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -27,7 +27,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
     ] = False,
 ) -> None:
     pass

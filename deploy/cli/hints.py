@@ -1,4 +1,4 @@
-"""An error in the words of the command line that met it: its options, its command, its origins."""
+"""Errors in the terms of the command that was typed: its options, its command, its origins."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from deploy.errors import Changes, PdkitError
 # The commands that take all stack options.
 _PLANNING = ("up", "plan", "render", "doctor")
 _OPTION = re.compile(r"--(?P<option>[a-z][a-z-]*)")
-# A field at the beginning, such as 'bind:' or 'redis.memory_gib:', and no service, as in 'redis:'.
+# A field at the start, such as 'bind:' or 'redis.memory_gib:', but not a service such as 'redis:'.
 _HEAD = re.compile(r"(?!(?:redis|router):)(?P<field>[a-z][a-z_]*)(?=:|\.[a-zA-Z_]+[.:])")
 
-# What typer says of a text where a number is meant; which text that is, only some releases say.
+# Typer's message for text in place of a number; only some releases include the text.
 _NO_WHOLE = re.compile(r"Invalid value for (?P<options>'[^:]+'): .*valid integer.*")
 
 
 def in_own_words(line: str, arguments: Sequence[str]) -> str:
-    """Return a line of typer's on a wrong option, in the kit's words where it speaks in riddles."""
+    """Return typer's message about a wrong option, reworded where it is unclear."""
     found = _NO_WHOLE.fullmatch(line)
     if found is None:
         return line
@@ -30,11 +30,11 @@ def in_own_words(line: str, arguments: Sequence[str]) -> str:
         option, _, value = argument.partition("=")
         if option in options:
             given = value or following
-    return f"invalid value '{given}' for {found['options']}: a whole number is expected"
+    return f"invalid value '{given}' for {found['options']}: expected a whole number"
 
 
 def fitted_hint(error: PdkitError, arguments: Sequence[str], command: str) -> str:
-    """Return the hint of an error, as a command that keeps what was typed and changes the rest."""
+    """Return an error's hint as the typed command with only the needed changes."""
     if command not in _PLANNING:
         return error.hint.replace("deploy plan --help", f"deploy {command} --help")
     commands = [_changed(arguments, changes) for changes in error.retry]
@@ -59,7 +59,7 @@ def _changed(arguments: Sequence[str], changes: Changes) -> str:
 
 @contextmanager
 def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name settings as the user wrote them: a flag, a variable, or a key of a file.
+    """Name settings in errors the way the user set them: by flag, variable or key of a file.
 
     `origins` is field → '--field', 'PDKIT_FIELD' or the path of a file.
     """
@@ -71,7 +71,7 @@ def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
 
 
 def named_by_origin(message: str, origins: Mapping[str, str]) -> str:
-    """Return a message in which options and fields are called what the user called them."""
+    """Return the message with options and fields named the way the user set them."""
 
     def called(found: re.Match[str]) -> str:
         field = found["option"].replace("-", "_")
@@ -83,7 +83,7 @@ def named_by_origin(message: str, origins: Mapping[str, str]) -> str:
     head = _HEAD.match(message)
     if head and head["field"] in origins:
         origin = origins[head["field"]]
-        # Nested settings are of files only.
+        # Nested settings come from files only.
         said = origin if origin.startswith(("--", "PDKIT_")) else f"{origin}: {head['field']}"
         return said + message[head.end() :]
     return _OPTION.sub(called, message)

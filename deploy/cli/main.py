@@ -10,17 +10,17 @@ from typing import Any, Literal, TextIO
 
 import typer
 
-from deploy.cli import commands as _commands  # noqa: F401 - they join the application
+from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import fitted_hint, in_own_words
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError
 from deploy.runtime.interrupts import interrupt_once
 
-# What stdout is to get: text, one envelope, or envelopes line by line, which the command prints.
+# What stdout gets: text, one JSON envelope, or one envelope a line, printed by the command.
 Form = Literal["text", "json", "lines"]
 
-_INTERNAL_ERROR = 70  # sysexits' EX_SOFTWARE: a fault of the kit, not one of the contract's codes
+_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits: a bug of pdkit, outside the documented codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,12 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(exc, command, form)
     except (KeyboardInterrupt, typer.Abort):
         return _fail(_interrupted(command), command, form)
-    except (BrokenPipeError, SystemExit):  # as which typer ends where nobody reads any more
+    except (BrokenPipeError, SystemExit):  # how typer ends when the reader is gone
         _drop(sys.stdout)
         return 0
     except OSError as exc:
-        return _fail(MachineError(f"{exc}", hint="free or allow it, then repeat"), command, form)
-    except Exception as exc:  # noqa: BLE001 - the boundary: no fault may end without a message
+        return _fail(
+            MachineError(f"{exc}", hint="fix that, then run the command again"), command, form
+        )
+    except Exception as exc:  # noqa: BLE001 - the boundary: every bug must end with a message
         return _fail_unexpectedly(exc, arguments, command, form)
 
 
@@ -112,7 +114,7 @@ def _print_error(error: PdkitError) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print. Whoever read the stream may have gone, as `head` does; the exit code stays true."""
+    """Print; if the reader is gone, as with `head`, keep the exit code."""
     if not text:
         return
     try:
@@ -122,12 +124,12 @@ def _print(text: str, stream: TextIO) -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """Send what is still buffered nowhere, so that the interpreter does not fail on it at exit."""
+    """Discard what is still buffered, so that the interpreter does not fail on it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _interrupted(command: str) -> Interrupted:
-    undone = "; what this command had started is stopped" if command == "up" else ""
+    undone = "; everything this command started has been stopped" if command == "up" else ""
     return Interrupted(f"interrupted{undone}")
 
 

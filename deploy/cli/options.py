@@ -10,17 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Name = Annotated[
-    str | None, typer.Option("--name", help="Which stack; else deploy.yaml's, else 'pdkit'.")
+    str | None,
+    typer.Option("--name", help="Stack name (default: the one in deploy.yaml, else pdkit)."),
 ]
 Inventory = Annotated[
     Path | None,
-    typer.Option("--inventory", help="Plan for the machine in this file, not for this one."),
+    typer.Option(
+        "--inventory", help="Plan for the machine described in this file instead of this one."
+    ),
 ]
 File = Annotated[
     Path | None,
-    typer.Option("-f", "--file", help="Stack file; ./deploy.yaml is read where there is one."),
+    typer.Option("-f", "--file", help="Stack file (default: ./deploy.yaml if it exists)."),
 ]
 
 
@@ -28,48 +31,96 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     *,
     file: File = None,
     gpus: Annotated[
-        int | None, typer.Option(help="How many GPUs; with the cpu vendor, how many engines.")
+        int | None,
+        typer.Option(
+            help="Number of GPUs to use; with --vendor cpu, number of engines (default: what the "
+            "topology needs)."
+        ),
     ] = None,
-    vendor: Annotated[str | None, typer.Option(help="auto, cuda, rocm or cpu.")] = None,
-    runtime: Annotated[str | None, typer.Option(help="auto, compose or process.")] = None,
+    vendor: Annotated[
+        str | None,
+        typer.Option(help="auto, cuda, rocm or cpu (default: auto, the GPUs found, else cpu)."),
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, compose (containers) or process (default: auto, compose if Docker answers)."
+        ),
+    ] = None,
     image: Annotated[
-        str | None, typer.Option(help="Engine image: a profile of the catalogue, or a reference.")
+        str | None,
+        typer.Option(
+            help="Engine image: a profile from `deploy images list` or an image reference "
+            "(default: the vendor's profile)."
+        ),
     ] = None,
     allow_unproven: Annotated[
         bool | None,
         typer.Option(
             "--allow-unproven/--no-allow-unproven",
-            help="Run versions that nobody has proved together.",
+            help="Allow an untested pair of vLLM and LMCache versions (default: refuse it).",
         ),
     ] = None,
     topology: Annotated[
-        str | None, typer.Option(help="Producers and consumers, such as 1p3d.")
+        str | None,
+        typer.Option(
+            help="Number of producers (prefill) and consumers (decode), such as 1p3d (default: "
+            "--gpus split evenly, else 1p1d)."
+        ),
     ] = None,
-    producers: Annotated[int | None, typer.Option(help="How many prefill engines.")] = None,
-    consumers: Annotated[int | None, typer.Option(help="How many decode engines.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel size of every engine.")] = None,
+    producers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of producers (prefill engines), instead of --topology (default: 1)."
+        ),
+    ] = None,
+    consumers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of consumers (decode engines), instead of --topology (default: 1)."
+        ),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Tensor-parallel size of every engine (default: 1).")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A folder, a hub id, or 'tiny', which needs no download.")
+        str | None,
+        typer.Option(
+            help="Model folder, Hugging Face id, or tiny, which needs no download (default: "
+            "Qwen/Qwen3-0.6B on GPUs, tiny on CPUs)."
+        ),
     ] = None,
-    connector: Annotated[str | None, typer.Option(help="lmcache.")] = None,
+    connector: Annotated[
+        str | None, typer.Option(help="How engines share KV; only lmcache (the default).")
+    ] = None,
     layerwise: Annotated[
-        bool | None, typer.Option("--layerwise/--no-layerwise", help="Move KV layer by layer.")
+        bool | None,
+        typer.Option(
+            "--layerwise/--no-layerwise",
+            help="Move KV layer by layer while the engine computes (default: off).",
+        ),
     ] = None,
     save_decode_cache: Annotated[
         bool | None,
         typer.Option(
-            "--save-decode-cache/--no-save-decode-cache", help="Store what consumers decode, too."
+            "--save-decode-cache/--no-save-decode-cache",
+            help="Also store the KV of generated tokens (default: off).",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The stack's name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Stack name (default: pdkit).")] = None,
     port: Annotated[
-        int | None, typer.Option(help="The router's port; the others follow it.")
+        int | None,
+        typer.Option(help="Port for clients; other services use those above it (default: 8000)."),
     ] = None,
     bind: Annotated[
-        str | None, typer.Option(help="The router's address; all else stays on loopback.")
+        str | None,
+        typer.Option(
+            help="IP address for clients; everything else stays on loopback (default: 127.0.0.1)."
+        ),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="Clients must bring the key that is in this file.")
+        Path | None,
+        typer.Option(help="File with the API key that clients must send (default: no key)."),
     ] = None,
 ) -> None:
     """Hold the signature that `takes_stack_options` gives to commands."""

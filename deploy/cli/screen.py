@@ -1,4 +1,4 @@
-"""A text that is shown again and again: in place on a terminal, else one after the other."""
+"""Text that is refreshed: in place on a terminal, else printed one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-# The terminal's other screen, without a cursor, and back: what was on it before stays as it was.
+# The terminal's alternate screen, without a cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _POLL_S = 0.1
@@ -19,7 +19,7 @@ View = Callable[[int | None], str]
 class Screen:
     """Shows views, which are functions of the lines there is room for (None: any number).
 
-    On a terminal the last view stays when it ends, below what was there before the first one.
+    On a terminal the last view stays at the end, below the earlier output.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Screen:
         self._draw()
 
     def wait(self, seconds: float) -> None:
-        """Wait; draw again meanwhile if the terminal gets another size."""
+        """Wait; redraw if the terminal is resized meanwhile."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_S))
@@ -57,7 +57,7 @@ class Screen:
                 self._draw()
 
     def _size(self) -> os.terminal_size:
-        # Not by shutil's function: COLUMNS and LINES of the shell do not follow the terminal.
+        # Not shutil.get_terminal_size: the shell's COLUMNS and LINES do not follow a resize.
         return os.get_terminal_size(sys.stdout.fileno())
 
     def _draw(self) -> None:

@@ -1,4 +1,4 @@
-"""What several commands begin with: which stack is meant, and who hears of its progress."""
+"""Helpers of several commands: which stack is meant, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
 
 
 def stack_name(given: str | None) -> str:
-    """Return the name that `up` would use here; refuse one that no stack can have."""
+    """Return the stack name that `up` would use here, validated."""
     return named_spec(given).name
 
 
@@ -43,7 +43,7 @@ def progress() -> Callable[[str], None]:
     began = time.monotonic()
 
     def report(line: str) -> None:
-        # A closed terminal must not end the work, nor the undoing of it.
+        # A closed terminal must not stop the work or its cleanup.
         with contextlib.suppress(OSError):
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
 
@@ -51,7 +51,7 @@ def progress() -> Callable[[str], None]:
 
 
 def check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
-    """Return the error that a check which failed ends the command with, and its best next step."""
+    """Return the error of a failed check, with the best next step as its hint."""
     from deploy.errors import CheckFailed
 
     if report is None or report.passed:

@@ -22,7 +22,7 @@ _LEAST_S, _MOST_S = 0.2, 3600.0
 
 
 def unhealthy(sick: Sequence[str], name: str) -> list[StackUnhealthy]:
-    """Return what the status of a stack ends with: an error where something is not ready."""
+    """Return an error if a service of the stack is not ready."""
     if not sick:
         return []
     hint = f"deploy up --resume --name {name}"
@@ -30,21 +30,20 @@ def unhealthy(sick: Sequence[str], name: str) -> list[StackUnhealthy]:
 
 
 def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool) -> Answer:
-    """Show frames until Ctrl-C, or until there were as many as asked for.
+    """Show frames until Ctrl-C, or until `frames` were shown.
 
     Raises:
-        UsageError: an interval that cannot be meant.
+        UsageError: the interval is out of range.
         PdkitError: the first look at the stack fails.
     """
     if not _LEAST_S <= interval_s <= _MOST_S:
         raise UsageError(
-            f"--interval {interval_s:g}: a number of seconds from {_LEAST_S} to {_MOST_S:g} is "
-            "expected",
+            f"--interval {interval_s:g}: expected seconds from {_LEAST_S} to {_MOST_S:g}",
             hint="deploy status --watch --interval 2",
         )
     watch = Watch(Home.from_environ(), name)
     frame = None
-    with suppress(KeyboardInterrupt):  # the way in which it is meant to end
+    with suppress(KeyboardInterrupt):  # the normal way to end it
         with Screen() as screen:
             wait = time.sleep if json else screen.wait
             recent: tuple[Event, ...] = ()
@@ -61,7 +60,7 @@ def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool)
 def _frames(
     watch: Watch, interval_s: float, most: int | None, wait: Callable[[float], None]
 ) -> Iterator[Frame]:
-    """Yield a frame each interval; the next one at once where looking took longer than that."""
+    """Yield a frame each interval, or at once if the last one took longer than that."""
     for number in count(1):
         due = time.monotonic() + interval_s
         yield watch.frame()

@@ -1,4 +1,4 @@
-"""The image catalogue: what engines and services run in, read from images/catalog.yaml."""
+"""The image catalogue, read from images/catalog.yaml."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ LIST_COMMAND = "deploy images list"
 
 @dataclass(frozen=True)
 class EngineImage:
-    """An image with vLLM and LMCache: one of the catalogue's, or any that a user names.
+    """An image with vLLM and LMCache, from the catalogue or named by the user.
 
-    Of a user's own image only `image` is known: `profile` is empty, and `vendor`, `vllm` and
+    Only `image` is known of a user's image: `profile` is empty, and `vendor`, `vllm` and
     `lmcache` are None.
 
     Attributes:
         base: image that it is built from.
-        digest: what the base's tag meant when it was written down, or None.
-        digest_source: the document that states the digest, or why none does.
-        interpreter: program that runs engines, with the image's own entrypoint set aside.
+        digest: digest of the base's tag when it was recorded, or None.
+        digest_source: document that states the digest, or why there is none.
+        interpreter: program that runs engines, instead of the image's entrypoint.
         lmcache_from: how LMCache gets into it.
-        size_gib: what it takes unpacked; None where nobody knows.
-        size_is_estimate: nobody has built it and looked.
-        cuda: the CUDA release it is built for; "" where it is for no NVIDIA GPU, or not known.
-        archs: GPUs that it is built for, such as 'gfx942'; empty where nothing says it.
-        build: folder below the project's root that is the build's context.
-        unverified: statements about it that nobody has checked.
+        size_gib: unpacked size; None if unknown.
+        size_is_estimate: the size was not measured.
+        cuda: CUDA release it is built for; "" if it is not for NVIDIA GPUs, or unknown.
+        archs: GPUs that it is built for, such as 'gfx942'; empty if unknown.
+        build: build context, a folder below the project's root.
+        unverified: statements about it that are not checked.
     """
 
     image: str
@@ -60,17 +60,17 @@ class EngineImage:
 
     @property
     def pair(self) -> str:
-        """Name the versions in it, for people."""
+        """Return its versions, for messages."""
         return f"vLLM {self.vllm or 'unknown'} with LMCache {self.lmcache or 'unknown'}"
 
 
 @dataclass(frozen=True)
 class ServiceImage:
-    """An image of a service beside the engines.
+    """An image of another service than the engines.
 
     Attributes:
-        interpreter: program that runs the service's module; None where it is no Python program.
-        build: folder that is the build's context; None where the image is pulled.
+        interpreter: program that runs the service's module; None if it is not a Python program.
+        build: build context; None if the image is pulled.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Catalog:
             return self.engines[name]
         except KeyError:
             raise ConfigError(
-                f"'{name}' is not an image profile; there are {', '.join(self.engines)}",
+                f"'{name}' is not an image profile; profiles: {', '.join(self.engines)}",
                 hint=LIST_COMMAND,
             ) from None
 
@@ -118,15 +118,15 @@ class Catalog:
             return self.services[name]
         except KeyError:
             raise ConfigError(
-                f"'{name}' is not a service image; there are {', '.join(self.services)}",
+                f"'{name}' is not a service image; service images: {', '.join(self.services)}",
                 hint=LIST_COMMAND,
             ) from None
 
     def default_for(self, vendor: str) -> EngineImage:
-        """Return the profile that engines of a vendor run in when none is named.
+        """Return the default profile of a vendor.
 
         Raises:
-            ConfigError: the vendor has none.
+            ConfigError: the vendor has no default profile.
         """
         for engine in self.engines.values():
             if engine.default and engine.vendor == vendor:
@@ -134,17 +134,17 @@ class Catalog:
         raise ConfigError(f"no image profile is the default for '{vendor}'", hint=LIST_COMMAND)
 
     def interpreters_of(self, engine: EngineImage) -> tuple[str, ...]:
-        """Return where an image's Python may be: of a user's own, wherever the catalogue's are."""
+        """Return where an image's Python may be; for a user's image, all known places."""
         others = () if engine.profile else (one.interpreter for one in self.engines.values())
         return tuple(dict.fromkeys((engine.interpreter, *others)))
 
     def named(self, value: str) -> EngineImage:
         """Return the engine image that `--image` means: a profile's name, or a reference.
 
-        A reference of which nothing is known gives an EngineImage without vendor and versions.
+        An unknown reference gives an EngineImage without vendor and versions.
 
         Raises:
-            ConfigError: it is neither, or an image without tag and digest.
+            ConfigError: it is neither, or a reference without tag and digest.
         """
         if value in self.engines:
             return self.engines[value]
@@ -172,16 +172,14 @@ _REFERENCE = re.compile(
 
 
 def reference_problem(value: str) -> str:
-    """Tell what is wrong with an image reference, or return ''.
+    """Return what is wrong with an image reference, or ''.
 
-    The form is [host[:port]/]path[:tag][@sha256:digest], with a path in lower case; tag or digest
-    is asked for, since a bare name is more often a mistyped profile than an image.
+    The form is [host[:port]/]path[:tag][@sha256:digest], with a path in lower case. Tag or digest
+    is required, since a bare name is more often a mistyped profile than an image.
     """
     found = _REFERENCE.fullmatch(value)
     if found is None:
-        lower = (
-            " (names of images are in lower case)" if _REFERENCE.fullmatch(value.lower()) else ""
-        )
+        lower = " (image names are lower case)" if _REFERENCE.fullmatch(value.lower()) else ""
         return f"'{value}' is neither a profile nor an image reference{lower}"
     if not (found["tag"] or found["digest"]):
         return f"'{value}' is not a profile, and as an image it lacks a tag or a digest"
@@ -190,12 +188,12 @@ def reference_problem(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def load_catalog() -> Catalog:
-    """Read the catalogue that is shipped with the kit."""
+    """Read the catalogue that ships with pdkit."""
     return parse_catalog(read_yaml("catalog.yaml"))
 
 
 def parse_catalog(document: Mapping[str, Any]) -> Catalog:
-    """Return the catalogue in a document; an unknown key is a TypeError, a fault of ours."""
+    """Return the catalogue in a document; an unknown key is a TypeError, a bug of pdkit."""
     engines = {
         name: EngineImage(
             profile=name,
@@ -208,7 +206,7 @@ def parse_catalog(document: Mapping[str, Any]) -> Catalog:
 
 
 def read_yaml(name: str) -> Any:
-    """Parse a file of the images folder, with libyaml where PyYAML has it: ten times as fast."""
+    """Parse a file of the images folder; with libyaml, if available, ten times as fast."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Which vLLM runs with which LMCache, read from images/compat.yaml."""
+"""Which vLLM versions work with which LMCache versions, read from images/compat.yaml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Judgement = Literal["proven", "derived", "known_bad", "unknown"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of the table; `options` must all be on for it to hold."""
+    """One entry of the table; it applies if all its `options` are on."""
 
     id: str
     verdict: Judgement
@@ -27,7 +27,7 @@ class Rule:
     options: tuple[str, ...] = ()
 
     def fits(self, vendor: str, vllm: str, lmcache: str, on: Collection[str]) -> bool:
-        """Tell whether the entry speaks of this pair with these options on."""
+        """Return whether the entry applies to this pair with these options on."""
         return (
             vendor in self.vendors
             and all(option in on for option in self.options)
@@ -41,9 +41,9 @@ class Verdict:
     """What is known of a pair on a vendor.
 
     Attributes:
-        rule: id of the entry it rests on; '' where none fits.
+        rule: id of the entry that decided; '' if none applies.
         pair: the versions, for messages.
-        good: the vendor's default pair and its profile, for messages; '' where there is none.
+        good: the vendor's default pair and its profile, for messages; '' if there is none.
         good_profile: name of that profile, or ''.
     """
 
@@ -65,7 +65,7 @@ def judge(
     layerwise: bool = False,
     save_decode_cache: bool = False,
 ) -> Verdict:
-    """Say what is known of a pair of versions; a version that is None makes it unknown."""
+    """Return what is known about a pair of versions; without a version, the pair is unknown."""
     options = {"layerwise": layerwise, "save_decode_cache": save_decode_cache}
     on = {name for name, set_ in options.items() if set_}
     fitting: list[Rule] = []
@@ -94,20 +94,20 @@ def require_compatible(verdict: Verdict, *, allow_unproven: bool) -> str:
     if verdict.verdict in ("proven", "derived"):
         return ""
     bad = verdict.verdict == "known_bad"
-    message = f"{verdict.pair} {'is broken' if bad else 'has not been proven'}: {verdict.reason}"
+    message = f"{verdict.pair} {'is broken' if bad else 'is untested'}: {verdict.reason}"
     if verdict.link:
         message += f" ({verdict.link})"
     if allow_unproven:
         return message
     if verdict.good:
-        message += f". A good pair is {verdict.good}"
+        message += f". A tested pair is {verdict.good}"
     raise ConfigError(message, hint=_way_out(verdict))
 
 
 def in_range(spec: str, version: str) -> bool:
-    """Tell whether a version lies in a PEP 440 range; what is no such version only equals `===`.
+    """Return whether a version is in a PEP 440 range; other versions match only by `===`.
 
-    An empty range holds every version, also one that is not of PEP 440.
+    An empty range contains every version, even one that does not follow PEP 440.
     """
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
@@ -122,12 +122,12 @@ def in_range(spec: str, version: str) -> bool:
 
 @lru_cache(maxsize=1)
 def load_rules() -> tuple[Rule, ...]:
-    """Read the table that is shipped with the kit."""
+    """Read the table that ships with pdkit."""
     return parse_rules(read_yaml("compat.yaml")["pairs"])
 
 
 def parse_rules(rows: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """Return the entries of a table; an unknown key is a TypeError, a fault of ours."""
+    """Return the entries of a table; an unknown key is a TypeError, a bug of pdkit."""
     return tuple(_rule(**row) for row in rows)
 
 
@@ -144,10 +144,10 @@ def _good_pair(catalog: Catalog, vendor: str) -> tuple[str, str]:
 
 def _why_unknown(vllm: str | None, lmcache: str | None) -> str:
     if vllm is None or lmcache is None:
-        return "nothing is known of the versions in the image"
-    return "the kit's table has no entry for it"
+        return "the versions in the image are not known"
+    return "it is not in pdkit's compatibility table"
 
 
 def _way_out(verdict: Verdict) -> str:
-    allow = "to run it all the same, add --allow-unproven"
+    allow = "to run it anyway, add --allow-unproven"
     return f"--image {verdict.good_profile}; {allow}" if verdict.good else allow

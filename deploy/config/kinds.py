@@ -1,6 +1,6 @@
-"""Kinds of models whose KV the connector cannot carry, by what config.json says.
+"""Kinds of models whose KV the connector cannot move, detected from config.json.
 
-Where config.json does not tell, fixes B17 and B20 look at the engine's own KV and end it.
+Where config.json does not say it, fixes B17 and B20 look at the engine's KV and stop the engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Families of which vLLM gives every layer the window; others mix it with full attention.
+# Families in which vLLM gives every layer the window; others mix it with full attention.
 _WINDOWED = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
 _STATE_LAYER = re.compile(r"mamba|ssm|linear|recurrent|rwkv|conv|gdn")
 _STATE_KEYS = (
@@ -22,12 +22,12 @@ _LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")
 
 @dataclass(frozen=True)
 class Kind:
-    """What of a model's layers decides whether its KV can be carried.
+    """Properties of a model's layers that decide whether its KV can be moved.
 
     Attributes:
-        window: the sliding window that every layer has; None where some layer sees everything.
-        state: what says that layers keep a state instead of KV; "" where none does.
-        mla: K and V of all heads are made of one row a token.
+        window: sliding window of every layer; None if a layer has full attention.
+        state: the config entry by which layers keep a state instead of KV; "" if there is none.
+        mla: K and V of all heads are computed from one row per token.
     """
 
     window: int | None = None

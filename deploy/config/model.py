@@ -1,4 +1,4 @@
-"""Which model is served, and what its config.json says that planning needs."""
+"""The model that is served, and what planning needs from its config.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _FOLDER_HINT = "deploy plan --model FOLDER, with a folder that holds config.json and the weights"
 _HEADS = ("num_attention_heads", "n_head")
 _LAYERS = ("num_hidden_layers", "n_layer")
-# Whose every layer vLLM runs with multi-head latent attention.
+# Types that vLLM runs with multi-head latent attention in every layer.
 _MLA_TYPES = frozenset({
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2",
     "longcat_flash", "pangu_ultra_moe",
@@ -33,8 +33,8 @@ class ModelShape:
     """The numbers of a config.json that decide KV size and which splits are possible.
 
     Attributes:
-        latent_dim: multi-head latent attention (MLA): numbers that a layer keeps of a token, in the
-            place of K and V of every head; None for all other models.
+        latent_dim: multi-head latent attention (MLA): numbers that a layer keeps per token
+            instead of K and V of every head; None for all other models.
     """
 
     layers: int
@@ -45,20 +45,20 @@ class ModelShape:
     latent_dim: int | None = None
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the bytes of KV that one token takes over all layers."""
+        """Return the bytes of KV of one token, over all layers."""
         a_layer = self.latent_dim or 2 * self.kv_heads * self.head_dim
         return self.layers * a_layer * dtype_bytes
 
     def kv_parts(self, tp: int) -> int:
-        """Return into how many parts ranks divide KV: one a KV head at most, MLA not at all."""
+        """Return into how many parts ranks divide KV: at most one per KV head, 1 for MLA."""
         return 1 if self.latent_dim else min(tp, self.kv_heads)
 
     def rank_kv_bytes_per_token(self, dtype_bytes: int, tp: int) -> int:
-        """Return the bytes of KV that one token takes on each rank."""
+        """Return the bytes of KV of one token on each rank."""
         return self.kv_bytes_per_token(dtype_bytes) // self.kv_parts(tp)
 
     def storing_ranks(self, tp: int) -> int:
-        """Return how many ranks store KV; of an MLA model the first one, as all hold the same."""
+        """Return how many ranks store KV; for MLA only the first, as all hold the same."""
         return 1 if self.latent_dim else tp
 
     def divides(self, tp: int) -> bool:
@@ -69,15 +69,15 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as vLLM is told of it.
+    """A model as it is passed to vLLM.
 
     Attributes:
-        ref: what `--model` of vLLM gets: a folder or a hub id.
-        source: 'tiny' is made on the spot before the start, 'folder' is there, 'hub' is fetched
-            before the engines start.
-        shape: None for a hub model that is not in the local cache, since nothing says it yet.
-        weight_bytes: of the weight files; None where they are not here yet.
-        version: tells one content under the same name from another; "" where nothing does.
+        ref: vLLM's `--model`: a folder or a Hugging Face id.
+        source: 'tiny' is generated before the start, 'folder' exists, 'hub' is downloaded before
+            the engines start.
+        shape: None for a hub model that is not in the local cache, as it is not known yet.
+        weight_bytes: size of the weight files; None if they are not here yet.
+        version: distinguishes different contents under the same name; "" if nothing does.
         kind: of its layers, as far as config.json is known.
     """
 
@@ -90,7 +90,7 @@ class Model:
     kind: Kind = PLAIN
 
 
-# What the default model's config.json says, so that it can be planned for before it is fetched.
+# From the default model's config.json, so that it can be planned before it is downloaded.
 _KNOWN = {
     "Qwen/Qwen3-0.6B": ModelShape(
         layers=28, attention_heads=16, kv_heads=8, head_dim=128, max_positions=40960
@@ -102,10 +102,10 @@ _KNOWN_WEIGHT_BYTES = {"Qwen/Qwen3-0.6B": 1_503_300_328}
 def resolve_model(
     value: str, *, tiny_path: Path, tiny_config: Mapping[str, Any], hub_cache: Path | None = None
 ) -> Model:
-    """Return the model that `value` names: 'tiny', a folder, or a hub id.
+    """Return the model that `value` names: 'tiny', a folder, or a Hugging Face id.
 
     Raises:
-        ConfigError: a folder that is missing, has no config.json, or one that cannot be read.
+        ConfigError: the folder is missing, or its config.json is missing or unreadable.
     """
     if value == TINY:
         shape = _shape(tiny_config, "tiny")
@@ -115,28 +115,28 @@ def resolve_model(
         return _folder(path, value)
     if not _HUB_ID.fullmatch(value):
         raise ConfigError(
-            f"--model: '{value}' is neither a folder that exists nor a hub id (owner/name)",
+            f"--model: '{value}' is neither an existing folder nor a Hugging Face id (owner/name)",
             hint="deploy plan --model ./path/to/model, or --model owner/name",
         )
     return _hub(value, hub_cache or default_hub_cache())
 
 
 def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
-    """Return the model with what a config.json says of it, which is of that version.
+    """Return the model with what its config.json of that version says.
 
     Raises:
-        ConfigError: a number in it is none.
+        ConfigError: a value in it is not a number.
     """
     return replace(model, shape=_shape(config, model.ref), version=version, kind=kind_of(config))
 
 
 def default_hub_cache() -> Path:
-    """Return the folder that holds models of the hub on this machine, as the hub's client does."""
+    """Return the Hugging Face cache folder of this machine, as huggingface_hub finds it."""
     return expanded(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub").absolute()
 
 
 def default_hub_token() -> Path:
-    """Return the file in which the hub's client keeps the user's token."""
+    """Return the file in which huggingface_hub keeps the user's token."""
     return expanded(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").absolute()
 
 
@@ -172,7 +172,7 @@ def _folder(path: Path, value: str) -> Model:
     files = _weight_files(path)
     if not files:
         raise ConfigError(
-            f"--model: '{value}' holds no weights ({', '.join(_WEIGHTS)})",
+            f"--model: '{value}' contains no weights ({', '.join(_WEIGHTS)})",
             hint=_FOLDER_HINT,
         )
     version = _version([file, *files])
@@ -190,7 +190,7 @@ def _size(files: list[Path]) -> int:
 
 
 def _version(files: list[Path]) -> str:
-    """Return a digest of names, sizes and times of change; contents would take minutes to read."""
+    """Return a digest of names, sizes and modification times; reading contents takes minutes."""
     stats = [(file.name, stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
     return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
 
@@ -200,15 +200,15 @@ def _read_config(file: Path) -> Mapping[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise ConfigError(
-            f"--model: {file} cannot be read as JSON ({exc})", hint="restore that file"
+            f"--model: {file} is not valid JSON ({exc})", hint=f"restore {file}"
         ) from exc
     if not isinstance(config, dict):
-        raise ConfigError(f"--model: {file} holds no JSON object", hint="restore that file")
+        raise ConfigError(f"--model: {file} is not a JSON object", hint=f"restore {file}")
     return config
 
 
 def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
-    # Multimodal models nest the numbers of their language model.
+    # Multimodal models nest the config of their language model.
     text = config.get("text_config") or config
     try:
         heads = _first(text, _HEADS)
@@ -226,15 +226,15 @@ def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
         )
     except (TypeError, ValueError) as exc:
         raise ConfigError(
-            f"--model: config.json of '{name}' has a number that is none ({exc})",
-            hint="restore that file",
+            f"--model: a value in config.json of '{name}' is not a number ({exc})",
+            hint=f"restore the config.json of {name}",
         ) from exc
 
 
 def _latent_dim(text: Mapping[str, Any]) -> int | None:
-    """Return what a layer of an MLA model keeps of a token: the latent, and K's rotated part.
+    """Return the numbers that a layer of an MLA model keeps per token: latent and rotated K.
 
-    vLLM goes by the model's type, too: others with such a rank, like MiniCPM3, keep K and V.
+    vLLM decides by model type, too: others with such a rank, like MiniCPM3, keep K and V.
     """
     if text.get("model_type") not in _MLA_TYPES or not text.get("kv_lora_rank"):
         return None
@@ -249,7 +249,7 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def _snapshot(repo_id: str, cache: Path) -> Path | None:
-    """Return the folder of a model that was fetched before, by the hub cache's layout."""
+    """Return the folder of a model in the Hugging Face cache, or None."""
     folder = cache / f"models--{repo_id.replace('/', '--')}"
     try:
         return folder / "snapshots" / (folder / "refs" / "main").read_text("utf-8").strip()

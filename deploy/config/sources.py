@@ -32,35 +32,35 @@ ENV_FIELDS = (
 
 _SHAPES = {
     "name": "lower-case letters, digits, '-' and '_', at most 40, such as 'demo'",
-    "topology": "a form like 1p3d: producers (prefill), then consumers (decode)",
+    "topology": "producers (prefill) and consumers (decode), such as 1p3d",
 }
 
 
-# What is expected instead, by pydantic's name of the error.
+# What is expected instead, by pydantic's error type.
 _EXPECTED = {
-    "int_parsing": "a whole number is expected",
-    "int_type": "a whole number is expected",
-    "int_from_float": "a whole number is expected",
-    "float_parsing": "a number is expected",
-    "float_type": "a number is expected",
-    "bool_parsing": "true or false is expected",
-    "bool_type": "true or false is expected",
-    "string_type": "a text is expected",
-    "path_type": "a path is expected",
-    "tuple_type": "a list is expected, such as [a, b]",
-    "dict_type": "settings by name are expected",
-    "greater_than": "more than {gt:g} is expected",
-    "greater_than_equal": "at least {ge:g} is expected",
-    "less_than_equal": "at most {le:g} is expected",
+    "int_parsing": "expected a whole number",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected text",
+    "path_type": "expected a path",
+    "tuple_type": "expected a list, such as [a, b]",
+    "dict_type": "expected a mapping, such as {{NAME: value}}",
+    "greater_than": "expected more than {gt:g}",
+    "greater_than_equal": "expected at least {ge:g}",
+    "less_than_equal": "expected at most {le:g}",
 }
 
 
-class _TwiceError(Exception):
-    """A key that stands twice in one mapping; its text names it and both lines."""
+class _DuplicateKeyError(Exception):
+    """A duplicate key in a mapping; the message names it and both lines."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what YAML itself lets pass: of two equal keys it takes the later one, unsaid."""
+    """Refuses duplicate keys, of which PyYAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -68,15 +68,15 @@ class _Loader(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value in lines:
                 first = lines[key.value]
-                where = f"at lines {first} and {line}" if first != line else f"in line {line}"
-                raise _TwiceError(f"'{key.value}' stands twice, {where}")
+                where = f"lines {first} and {line}" if first != line else f"line {line}"
+                raise _DuplicateKeyError(f"duplicate key '{key.value}' ({where})")
             lines[str(key.value)] = line
         return super().construct_mapping(node, deep=deep)
 
 
 @dataclass(frozen=True)
 class SpecSource:
-    """A spec, and for each top-level field that was set, where: '--gpus', 'PDKIT_GPUS', a file."""
+    """A spec and, for each top-level field, where it was set: '--gpus', 'PDKIT_GPUS' or a file."""
 
     spec: StackSpec
     origins: Mapping[str, str]
@@ -88,10 +88,10 @@ def load_spec(
 ) -> SpecSource:
     """Return the spec from flags (None means not given), environment and file.
 
-    Without `file`, a deploy.yaml in the current folder is read if there is one.
+    Without `file`, deploy.yaml in the current folder is read if it exists.
 
     Raises:
-        ConfigError: naming field, value, origin and what would be right.
+        ConfigError: naming field, value, origin and what is expected.
     """
     path = file or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
     values: dict[str, Any] = {}
@@ -125,16 +125,18 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
         raise ConfigError(
             f"{path}: not valid YAML{where}", hint=f"fix {path} and run the command again"
         ) from exc
-    except _TwiceError as exc:
-        raise ConfigError(f"{path}: {exc}", hint=f"leave one of them out of {path}") from exc
+    except _DuplicateKeyError as exc:
+        raise ConfigError(
+            f"{path}: {exc}", hint=f"remove one of them from {path} and run the command again"
+        ) from exc
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(
-            f"{path}: a mapping is expected at the top, not a {type(document).__name__}",
-            hint="write lines such as 'topology: 1p1d'",
+            f"{path}: expected a mapping at the top level, not a {type(document).__name__}",
+            hint=f"write {path} as lines such as 'topology: 1p1d'",
         )
-    # A key with nothing after it, or only comments, is not given.
+    # A key without a value counts as not given.
     return {
         str(field): (value, str(path)) for field, value in document.items() if value is not None
     }
@@ -171,7 +173,7 @@ def _drop_overruled_split(values: dict[str, Any], origins: dict[str, str]) -> No
     strongest = {f for f, rank in given.items() if rank == max(given.values())}
     for field in given.keys() - strongest:
         if {field, *strongest} <= {"producers", "consumers"}:
-            continue  # the two are one form: who names one of them keeps the other
+            continue  # these two belong together: setting one keeps the other
         del values[field], origins[field]
 
 
@@ -196,9 +198,9 @@ def _expectation(error: ErrorDetails, location: tuple[str, ...]) -> str:
         return f"expected {_SHAPES[location[-1]]}"
     if kind == "string_type" and location[:2] == ("engine", "env"):
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        return f'a text is expected; quote it: "{text}"'
+        return f'expected text; quote it: "{text}"'
     if kind in ("model_type", "model_attributes_type"):
-        return f"settings by name are expected: {', '.join(_keys_at(list(location)))}"
+        return f"expected a mapping with the keys {', '.join(_keys_at(list(location)))}"
     if kind == "literal_error":
         meant = meant_vendor(str(value)) if location == ("vendor",) else ""
         return f"expected {error['ctx']['expected']}" + (

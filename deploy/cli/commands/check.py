@@ -26,30 +26,31 @@ def check(  # noqa: PLR0913 - one parameter an option
     *,
     pairs: Annotated[
         list[str] | None,
-        typer.Option(help="Which pairs, such as 'producer-0:*'; may be given several times."),
+        typer.Option(help="Pairs to check, such as 'producer-0:*'; repeatable (default: all)."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only the pairs and the router, as 'up' does.")
+        bool,
+        typer.Option("--quick", help="Check only the pairs and the router, as `deploy up` does."),
     ] = False,
     min_hit_rate: Annotated[
         float,
         typer.Option(
             min=0.0, max=1.0,
-            help="The eligible hit rate to reach; 1 asks for exactly what can be a hit.",
+            help="Lowest eligible hit rate that passes; 1 means all that can hit.",
         ),
     ] = 1.0,
-    repeat: Annotated[int, typer.Option(min=1, help="How many times, one after the other.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Number of runs in a row.")] = 1,
     prompt_file: Annotated[
         Path | None,
-        typer.Option(help="A text of yours: tells whence its KV came, and why not the store."),
+        typer.Option(help="Also send the prompt in this file and report where its KV came from."),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(help="Write the findings into this file, too, as JUnit XML.")
+        Path | None, typer.Option(help="Also write the findings to this file as JUnit XML.")
     ] = None,
     name: Name = None,
     json: Json = False,
 ) -> Answer:  # fmt: skip
-    """Prove on the running stack that KV crosses, completely and rightly."""
+    """Check on the running stack that KV is reused completely and correctly."""
     from deploy.output.check_view import check_view, runs_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
@@ -57,7 +58,7 @@ def check(  # noqa: PLR0913 - one parameter an option
 
     if junit and not junit.absolute().parent.is_dir():
         raise UsageError(
-            f"--junit {junit}: there is no folder {junit.absolute().parent}",
+            f"--junit {junit}: folder {junit.absolute().parent} does not exist",
             hint=f"mkdir -p {junit.absolute().parent}",
         )
     home, chosen = Home.from_environ(), stack_name(name)
@@ -69,7 +70,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     )
     with lock_guarded(home, chosen), stack_lock(home.lock_file(chosen), chosen):
         reports = _written(_runs(home, chosen, options, repeat), junit, chosen)
-    # What is shown is the first run that failed, else the last.
+    # Show the first run that failed, else the last one.
     shown = next((one for one in reports if not one.passed), reports[-1])
     data, text = shown.as_dict(), check_view(shown)
     if repeat > 1:
@@ -90,15 +91,15 @@ def _runs(home: Home, name: str, options: CheckOptions, count: int) -> Iterator[
         if count > 1:
             report(f"run {run + 1} of {count}")
         yield check_stack(home, name, report, options)
-        # Once it was asked, engines hold the user's own prompt themselves.
+        # Once asked, engines hold the KV of the user's prompt themselves.
         options = replace(options, prompt=None)
 
 
 def _written(runs: Iterator[CheckReport], junit: Path | None, name: str) -> list[CheckReport]:
     """Return the runs' reports, and write them where JUnit is asked for.
 
-    Those before a run that comes to none are written, too, beside what ended it: CI needs it then
-    more than ever.
+    When a run ends in an error, the reports before it are written together with that error: CI
+    needs them then most of all.
     """
     from deploy.output.junit import write_junit
 
@@ -122,12 +123,12 @@ def _text(file: Path) -> str:
     """Return a file's text.
 
     Raises:
-        UsageError: it cannot be read, or is none.
+        UsageError: it cannot be read, or is not text.
     """
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no text in UTF-8"
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise UsageError(
             f"--prompt-file {file}: {why}", hint=f"printf 'your prompt' > {file}"
         ) from exc

@@ -1,4 +1,4 @@
-"""The command that says what would stop a stack, before it is started."""
+"""The command that finds problems before a stack is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deploy.errors import PdkitError
 @app.command()
 @takes_stack_options
 def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> Answer:
-    """Say what would stop `up` or spoil the hit rate here, and how to fix it."""
+    """Find what would stop `deploy up` or lower the hit rate on this machine, and how to fix it."""
     from deploy.output.doctor_view import doctor_view
     from deploy.runtime.home import Home
     from deploy.workflows.doctor import examine
@@ -25,7 +25,7 @@ def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> Answer:
 
     source, home = load_source(flags, file), Home.from_environ()
     spec = source.spec
-    # As with `up`: who asks for nothing in particular means the stack as it is.
+    # As with `up`: without options, the stack as it was started is meant.
     if not source.origins.keys() - {"name"}:
         with suppress(PdkitError):  # a state that is broken is a finding
             spec = resumed_spec(home, spec.name, required=False) or spec

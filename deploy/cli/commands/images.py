@@ -14,14 +14,14 @@ from deploy.cli.shared import progress
 from deploy.errors import UsageError
 
 images = typer.Typer(
-    help="The images that stacks run in: list them, build or pull them.", no_args_is_help=True
+    help="List, build and pull the images that stacks run in.", no_args_is_help=True
 )
 app.add_typer(images, name="images")
 
 
 @images.command("list")
 def images_list(*, json: Json = False) -> Answer:
-    """Show the catalogue, and which images are on this machine."""
+    """List the image catalogue, and which of its images are on this machine."""
     from dataclasses import asdict
 
     from deploy.output.views import images_view
@@ -33,20 +33,22 @@ def images_list(*, json: Json = False) -> Answer:
 
 @images.command("build")
 def images_build(
-    names: Annotated[list[str], typer.Argument(help="Names of the catalogue, such as cpu router.")],
+    names: Annotated[list[str], typer.Argument(help="Images to build, such as cpu router.")],
     *,
     base: Annotated[
-        str | None, typer.Option(help="Build from this image instead of the catalogue's base.")
+        str | None, typer.Option(help="Base image to build from (default: the catalogue's).")
     ] = None,
     wheelhouse: Annotated[
-        Path | None, typer.Option(help="A folder of wheels; then nothing is fetched.")
+        Path | None,
+        typer.Option(help="Folder of wheels to install from, without a network (default: PyPI)."),
     ] = None,
     build_arg: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the Dockerfile; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Build argument for the Dockerfile, NAME=VALUE; repeatable."),
     ] = None,
     json: Json = False,
 ) -> Answer:
-    """Build images from the Dockerfiles of the kit."""
+    """Build images from pdkit's Dockerfiles."""
     from deploy.workflows.images import build_images
 
     arguments = _pairs(build_arg or [])
@@ -60,12 +62,12 @@ def images_build(
 def images_pull(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of the catalogue; all that are pulled if none."),
+        typer.Argument(help="Images to pull (default: every image that is not built here)."),
     ] = None,
     *,
     json: Json = False,
 ) -> Answer:
-    """Pull the images that are not built here, and the bases of those named that are."""
+    """Pull images; for an image that is built here, pull its base."""
     from deploy.workflows.images import pull_images
 
     pulled = pull_images(tuple(names or ()), report=progress())

@@ -18,12 +18,15 @@ def patches(
     *,
     image: Annotated[
         str | None,
-        typer.Option(help="A profile of the catalogue, or an image reference; starts no engine."),
+        typer.Option(
+            help="Look into this image instead of the running stack: a profile from `deploy images "
+            "list` or an image reference. Starts no engine."
+        ),
     ] = None,
     name: Name = None,
     json: Json = False,
 ) -> Answer:
-    """Show the connector's fixes: in the stack that is up, or in an image."""
+    """Show which fixes the connector applies, in the running stack or in an image."""
     from dataclasses import asdict
 
     from deploy.output.views import patches_view
@@ -36,8 +39,8 @@ def patches(
     if failed:
         errors.append(
             CheckFailed(
-                f"needed and could not be applied: {', '.join(failed)}",
-                hint="use an image whose pair is proven: deploy images list",
+                f"needed fixes could not be applied: {', '.join(failed)}",
+                hint="deploy images list, then use an image with a tested pair of versions",
             )
         )
     data = {**asdict(found), "warnings": found.warnings}

@@ -33,17 +33,17 @@ def up(
     file: File,
     flags: dict[str, Any],
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not prove that KV crosses.")
+        bool, typer.Option("--no-check", help="Skip the check that KV is reused.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan for this machine; start nothing.")
+        bool, typer.Option("--dry-run", help="Show the plan for this machine and start nothing.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="As it was started last, whatever is asked for here.")
+        bool, typer.Option("--resume", help="Reuse the last plan and ignore the other options.")
     ] = False,
     json: Json = False,
 ) -> Answer:
-    """Start a stack, wait until it serves, and check that KV crosses. Idempotent."""
+    """Start a stack, wait until it serves, and check that KV is reused. Idempotent."""
     from deploy.output.check_view import check_view
     from deploy.output.views import up_view
     from deploy.runtime.home import Home
@@ -63,7 +63,7 @@ def up(
             return _plan_answer("up", planned)
     with stack_lock(home.lock_file(name), name), naming_origins(source.origins):
         began = time.monotonic()
-        # Who asks for nothing in particular means the stack as it is.
+        # Without options, the stack as it was started is meant.
         as_it_was = resume or not source.origins.keys() - {"name"}
         was = resumed_spec(home, name, required=resume) if as_it_was else None
         result, checked = bring_up(was or source.spec, home, report, check=not no_check)
@@ -112,18 +112,20 @@ def render(
     flags: dict[str, Any],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write into this folder instead of printing."),
+        typer.Option(
+            "-o", "--output", help="Write the files to this folder instead of printing them."
+        ),
     ] = None,
     inventory: Inventory = None,
     json: Json = False,
 ) -> Answer:
-    """Print the stack as one Compose document, or its processes, secrets by name only."""
+    """Print the Compose document of a stack, or its processes. Secrets are shown by name only."""
     from deploy.runtime.home import Home
     from deploy.stack.document import document_yaml
     from deploy.workflows.render import rendered, write_rendered
 
     home = Home.from_environ()
-    # What is printed is for any machine; what is written is to be run on this one.
+    # Printed output may be for any machine; written files are for this one.
     source = load_source(flags, file)
     with naming_origins(source.origins):
         probe = output is not None
@@ -139,19 +141,18 @@ def render(
 @app.command()
 def status(
     *,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float | None, typer.Option(help="With --watch: seconds from frame to frame; else 2.")
+        float | None, typer.Option(help="With --watch: seconds between refreshes (default: 2).")
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="With --watch: end after as many frames.")
+        int | None,
+        typer.Option(min=1, help="With --watch: stop after this many refreshes (default: never)."),
     ] = None,
     name: Name = None,
     json: Json = False,
 ) -> Answer:
-    """Show what runs, how full it is, and how often the store was hit."""
+    """Show what runs, how full it is, and the cache hit rate."""
     from deploy.cli.watching import unhealthy, watch_stack
     from deploy.output.views import status_view
     from deploy.runtime.home import Home
@@ -164,7 +165,7 @@ def status(
         )
     if interval is not None or count is not None:
         raise UsageError(
-            "--interval and --count are of --watch", hint="deploy status --watch --count 10"
+            "--interval and --count need --watch", hint="deploy status --watch --count 10"
         )
     found = stack_status(Home.from_environ(), chosen)
     errors = unhealthy(found.sick, chosen) if found.up else []
@@ -173,11 +174,11 @@ def status(
 
 @app.command()
 def logs(
-    service: Annotated[str | None, typer.Argument(help="One service; all if left out.")] = None,
+    service: Annotated[str | None, typer.Argument(help="Service to show (default: all).")] = None,
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until Ctrl-C.")] = False,
     lines: Annotated[
-        int, typer.Option("-n", "--lines", min=0, help="How many to begin with.")
+        int, typer.Option("-n", "--lines", min=0, help="Number of lines per service to start with.")
     ] = 50,
     name: Name = None,
     json: Json = False,
@@ -197,7 +198,7 @@ def logs(
         return line if one else f"{who} | {line}"
 
     if follow and json:
-        raise UsageError("-f goes on for ever and --json prints once", hint="leave one out")
+        raise UsageError("-f and --json cannot be used together", hint="leave one of them out")
     if follow:
         with suppress(KeyboardInterrupt):
             for who, line in chain(found, following(source.log_reader(services))):
@@ -220,12 +221,12 @@ def down(
         bool,
         typer.Option(
             "--volumes",
-            help="The stack's keys in a Redis of your own, too; the kit's goes in any event.",
+            help="Also delete the stack's keys from your own Redis (pdkit's own always goes).",
         ),
     ] = False,
     json: Json = False,
 ) -> Answer:
-    """Stop a stack and remove all it left. Idempotent."""
+    """Stop a stack and remove everything it left behind. Idempotent."""
     from dataclasses import asdict
 
     from deploy.output.views import down_view
@@ -242,8 +243,8 @@ def down(
     if volumes and result.left and result.left.why_not:
         errors.append(
             RedisUnreachable(
-                f"the keys {result.left.prefix}* stay in your Redis: {result.left.why_not}",
-                hint=f"see to that Redis; then deploy down --volumes --name {spec.name}",
+                f"keys {result.left.prefix}* remain in your Redis: {result.left.why_not}",
+                hint=f"make that Redis reachable, then deploy down --volumes --name {spec.name}",
             )
         )
     return Answer("down", asdict(result), down_view(result), errors)
@@ -257,7 +258,7 @@ def _prepare(
     *,
     probe: bool = True,
 ) -> Prepared:
-    """Return a plan that is only shown; `auto_runtime` says what the runtime 'auto' is."""
+    """Return a plan to show; `auto_runtime` decides what the runtime 'auto' means."""
     from deploy.runtime.detect import read_inventory
     from deploy.workflows.facts import stated_facts
     from deploy.workflows.prepare import prepare

@@ -1,4 +1,4 @@
-"""The commands that put another vendor or image in the place of a stack's own."""
+"""The commands that replace a stack's vendor or image."""
 
 from __future__ import annotations
 
@@ -20,24 +20,31 @@ if TYPE_CHECKING:
 
 @app.command()
 def swap(
-    vendor: Annotated[str | None, typer.Argument(help="cuda, rocm or cpu.")] = None,
+    vendor: Annotated[str | None, typer.Argument(help="New vendor: cuda, rocm or cpu.")] = None,
     *,
     image: Annotated[
-        str | None, typer.Option(help="A profile of the catalogue, or an image reference.")
+        str | None,
+        typer.Option(
+            help="New engine image: a profile from `deploy images list` or an image reference "
+            "(default: the vendor's profile)."
+        ),
     ] = None,
     allow_unproven: Annotated[
         bool,
-        typer.Option("--allow-unproven", help="Run versions that nobody has proved together."),
+        typer.Option(
+            "--allow-unproven",
+            help="Allow an untested pair of vLLM and LMCache versions (default: refuse it).",
+        ),
     ] = False,
     name: Name = None,
     json: Json = False,
 ) -> Answer:
-    """Run the engines on another vendor or image; on failure the previous stack serves again."""
+    """Run the engines on another vendor or image; restore the previous stack if that fails."""
     from deploy.config.vendors import VENDORS, meant_vendor
     from deploy.workflows.swap import swap_stack
 
     if vendor is None and image is None:
-        raise UsageError("to what? neither a vendor nor --image is given", hint="deploy swap rocm")
+        raise UsageError("give a vendor or --image to swap to", hint="deploy swap rocm")
     if vendor not in (None, *VENDORS):
         meant = meant_vendor(vendor or "")
         guess = f"; did you mean '{meant}'?" if meant else ""
@@ -56,7 +63,7 @@ def swap(
 
 @app.command()
 def rollback(*, name: Name = None, json: Json = False) -> Answer:
-    """Return to the last good plan before this one."""
+    """Return to the last plan that worked before this one."""
     from deploy.workflows.swap import roll_back
 
     return _exchange(

@@ -120,7 +120,7 @@ CASES: dict[str, Case] = {
         hint="--vendor rocm --image rocm",
     ),
     "a pair that nobody has proved": up(
-        "", 2, "vLLM 0.33.0 with LMCache 0.5.6 on cpu has not been proven", "profile 'cpu'",
+        "", 2, "vLLM 0.33.0 with LMCache 0.5.6 on cpu is untested", "profile 'cpu'",
         hint="--allow-unproven",
         files={"deploy.yaml": "engine: {python: FOLDER/other}\n", "other": OTHER_VERSIONS},
     ),
@@ -149,7 +149,7 @@ CASES: dict[str, Case] = {
     ),
     "no such inventory": compose("--inventory none.yaml", 2, "none.yaml", hint="--inventory"),
     "swap to nothing": Case(
-        ("swap",), 2, ("neither a vendor nor --image",), "deploy swap", "usage"
+        ("swap",), 2, ("give a vendor or --image to swap to",), "deploy swap", "usage"
     ),
     "swap to an unknown vendor": Case(
         ("swap", "abacus"), 2, ("'abacus'", "cuda, rocm, cpu"), "deploy", "usage"
@@ -166,11 +166,11 @@ CASES: dict[str, Case] = {
     "port too low": up("--port 80", 2, "--port", "80", hint="deploy"),
     "unknown option": up("--gpu 4", 2, "--gpu", hint="deploy up --help", code="usage"),
     "no number": up(
-        "--gpus four", 2, "invalid value 'four' for '--gpus': a whole number is expected",
+        "--gpus four", 2, "invalid value 'four' for '--gpus': expected a whole number",
         hint="deploy up --help", code="usage",
     ),
     "a key twice": up(
-        "", 2, "deploy.yaml: 'tp' stands twice, at lines 1 and 2", hint="deploy.yaml",
+        "", 2, "deploy.yaml: duplicate key 'tp' (lines 1 and 2)", hint="deploy.yaml",
         files={"deploy.yaml": "tp: 1\ntp: 2\n"},
     ),
     "a value of the file is not called a flag": up(

@@ -98,7 +98,7 @@ class TestNumbers:
     @pytest.mark.parametrize("typed", [["--gpus", "four"], ["--gpus=four"]])
     def test_what_is_no_number(self, line: str, typed: list[str]) -> None:
         said = in_own_words(line, ["plan", *typed, "--tp", "2"])
-        assert said == "invalid value 'four' for '--gpus': a whole number is expected"
+        assert said == "invalid value 'four' for '--gpus': expected a whole number"
 
     def test_of_an_option_with_two_names(self) -> None:
         line = "Invalid value for '-n' / '--lines': Input should be a valid integer"

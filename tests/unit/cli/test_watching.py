@@ -141,7 +141,7 @@ class TestOptions:
     @pytest.mark.parametrize("option", ["--interval", "--count"])
     def test_without_watch(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(("status", option, "3")) == 2
-        assert "of --watch" in capsys.readouterr().err
+        assert "--interval and --count need --watch" in capsys.readouterr().err
 
 
 def test_of_no_stack_it_waits(deploy: Callable[..., Ended], tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class TestTheCatalogue:
         with pytest.raises(ConfigError, match=r"'cudda' is not an image profile.*cuda, rocm") as e:
             CATALOG.engine("cudda")
         assert e.value.hint == "deploy images list"
-        with pytest.raises(ConfigError, match="there are router, redis"):
+        with pytest.raises(ConfigError, match="service images: router, redis"):
             CATALOG.service("routr")
         with pytest.raises(ConfigError, match="default for 'abacus'"):
             CATALOG.default_for("abacus")

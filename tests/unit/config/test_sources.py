@@ -224,16 +224,16 @@ class TestOwnWords:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("engine: []", "settings by name are expected: python, dtype"),
-            ("engine: {args: x}", "a list is expected"),
-            ("engine: {env: [1]}", "settings by name are expected"),
-            ("engine: {env: {A: 1}}", 'a text is expected; quote it: "1"'),
+            ("engine: []", "expected a mapping with the keys python, dtype"),
+            ("engine: {args: x}", "expected a list, such as [a, b]"),
+            ("engine: {env: [1]}", "expected a mapping, such as {NAME: value}"),
+            ("engine: {env: {A: 1}}", 'expected text; quote it: "1"'),
             ("engine: {env: {A: true}}", 'quote it: "true"'),
-            ("redis: {memory_gib: lots}", "a number is expected"),
-            ("layerwise: perhaps", "true or false is expected"),
-            ("gpus: 2.5", "a whole number is expected"),
-            ("gpus: 99", "at most 64 is expected"),
-            ("redis: {memory_gib: 0}", "more than 0 is expected"),
+            ("redis: {memory_gib: lots}", "expected a number"),
+            ("layerwise: perhaps", "expected true or false"),
+            ("gpus: 2.5", "expected a whole number"),
+            ("gpus: 99", "expected at most 64"),
+            ("redis: {memory_gib: 0}", "expected more than 0"),
         ],
     )
     def test_what_is_expected(self, text: str, words: str) -> None:
@@ -267,7 +267,7 @@ class TestTwice:
     )
     def test_is_refused_with_key_and_lines(self, text: str, key: str, lines: str) -> None:
         error = refusal(text)
-        assert f"deploy.yaml: '{key}' stands twice" in error.message
+        assert f"deploy.yaml: duplicate key '{key}'" in error.message
         assert lines in error.message
 
     def test_the_same_key_in_two_places_is_not(self) -> None:

@@ -174,7 +174,7 @@ class TestPairs:
         refuse_bad_pair(spec(), vendor, *self.GOOD, pytest.fail)
 
     @pytest.mark.parametrize(
-        ("pair", "words"), [(BAD, "is broken"), (UNKNOWN, "not been proven"), ((None, None), "not")]
+        ("pair", "words"), [(BAD, "is broken"), (UNKNOWN, "is untested"), ((None, None), "not")]
     )
     def test_another_is_refused_unless_it_is_allowed(
         self, spec: Make, pair: tuple[str | None, str | None], words: str
@@ -182,7 +182,7 @@ class TestPairs:
         with pytest.raises(ConfigError, match=words) as caught:
             refuse_bad_pair(spec(), "cuda", *pair, pytest.fail)
         assert "--allow-unproven" in caught.value.hint
-        assert "A good pair is" in caught.value.message
+        assert "A tested pair is" in caught.value.message
         lines: list[str] = []
         refuse_bad_pair(spec(allow_unproven=True), "cuda", *pair, lines.append)
         assert len(lines) == 1
@@ -261,7 +261,7 @@ class TestObtaining:
     def test_one_of_the_catalogue_is_asked_once(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cpu")
         docker.only_by = "none"
-        with pytest.raises(ConfigError, match="not been proven"):
+        with pytest.raises(ConfigError, match="is untested"):
             obtain_images(images, spec(), "cpu", lambda _: None)
         assert docker.asked == [(images.engine.image, images.engine.interpreter)]
 
