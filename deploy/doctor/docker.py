@@ -18,31 +18,33 @@ def engine(seen: Seen) -> Verdict | None:
     if not docker.trouble:
         return _answering(docker.version, docker.compose, chosen=docker.chosen)
     if docker.chosen:
-        return Verdict("fail", docker.trouble, "the stack is to run in containers", docker.fix)
+        return Verdict(
+            "fail", docker.trouble, "the stack needs Docker (runtime compose)", docker.fix
+        )
     if not docker.installed:
-        return ok("there is no Docker here, so `up` takes processes (--runtime auto)")
+        return ok("Docker is not installed, so `up` starts processes (--runtime auto)")
     return Verdict(
         "warn",
-        f"{docker.trouble}; `up` takes processes instead (--runtime auto)",
-        "an engine that runs in another place than last time does not find its images or its KV",
+        f"{docker.trouble}; `up` starts processes instead (--runtime auto)",
+        "a stack that ran in containers before does not reuse its images or its KV",
         docker.fix,
     )
 
 
 def _answering(version: str, compose: str, *, chosen: bool) -> Verdict:
-    says = f"Docker {version or 'of no stated version'} answers, Compose {compose}"
+    says = f"Docker {version or '(unknown version)'} answers, Compose {compose}"
     if not chosen:
-        return ok(f"{says}; not used, the runtime is process")
+        return ok(f"{says}; not used, as the runtime is process")
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < MIN_ENGINE:
         wanted = ".".join(map(str, MIN_ENGINE))
         return Verdict(
             "warn",
-            f"{says}; the kit was never run on an engine before {wanted}",
-            "it may not know what a stack's containers ask for",
+            f"{says}; pdkit is untested with Docker before {wanted}",
+            "it may not support options of the stack's containers",
             "sudo apt-get install --only-upgrade docker-ce docker-ce-cli, or your system's package",
         )
-    return ok(f"{says}; `up` takes containers")
+    return ok(f"{says}; `up` starts containers")
 
 
 def images(seen: Seen) -> Verdict | None:
@@ -50,11 +52,11 @@ def images(seen: Seen) -> Verdict | None:
         return None
     missing = [image for image in seen.images if not image.here]
     if not missing:
-        return ok("here: " + ", ".join(image.reference for image in seen.images))
+        return ok("all present: " + ", ".join(image.reference for image in seen.images))
     return Verdict(
         "warn",
         "not on this machine: " + ", ".join(image.reference for image in missing),
-        "`up` builds or pulls them first, which takes minutes and a network",
+        "`up` builds or pulls them first, which takes minutes and needs a network",
         "; ".join(dict.fromkeys(image.get for image in missing)),
     )
 
@@ -68,12 +70,12 @@ RULES = (
     Rule(
         "docker.engine",
         engine,
-        looks_at="Docker's engine and Compose plugin, whether this user may talk to them, and "
-        "which runtime `up` would take",
-        fails="containers are asked for, and no engine answers, or the plugin is missing or older "
+        looks_at="Docker's engine and Compose plugin, whether this user may use them, and "
+        "which runtime `up` would choose",
+        fails="containers are requested but no engine answers, or the plugin is missing or older "
         "than 2.20",
-        warns="Docker is installed and does not answer, so that `--runtime auto` takes processes; "
-        "the engine is older than any the kit was run on",
+        warns="Docker is installed but does not answer, so `--runtime auto` starts processes; the "
+        "engine is older than the tested ones",
         fix="`sudo systemctl start docker`, the group `docker`, or `--runtime process`",
     ),
     Rule(
@@ -85,7 +87,7 @@ RULES = (
     ),
     Rule(
         "docker.project",
-        tried("project", "containers of both would get into each other's way"),
+        tried("project", "containers of both would conflict"),
         looks_at="whether the Compose project of the stack's name is free",
         fails="it belongs to a stack of another home folder or user, or to something else",
         fix="`--name ANOTHER`",

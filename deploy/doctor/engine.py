@@ -15,20 +15,20 @@ def native(seen: Seen) -> Verdict | None:
     if code is None:
         return _to_be_built(image, ours) if image and not image.here else None
     if code.trouble:
-        return unknown(f"nothing could be asked in {code.where}: {code.trouble}")
+        return unknown(f"cannot look into {code.where}: {code.trouble}")
     if not plan.vendor.has_gpus:
-        return ok("not needed on processors: the kit's connector moves the KV")
+        return ok("not needed on CPUs: pdkit's connector moves the KV")
     return _loaded(code, plan.vendor.name, ours)
 
 
 def _loaded(code: EngineCode, vendor: str, ours: set[str]) -> Verdict:
     if not code.native or code.native_trouble:
-        why = code.native_trouble or "it has none"
+        why = code.native_trouble or "it is missing"
         return Verdict(
             "warn",
-            f"LMCache {code.lmcache} of {code.where} has no native code that loads: {why}",
-            "KV is moved by code that is many times slower, and one line of a log says so",
-            "an image whose pair is proven: deploy images list",
+            f"LMCache {code.lmcache} in {code.where}: its native code does not load: {why}",
+            "KV is moved by a fallback that is many times slower",
+            "use an image with a tested pair: deploy images list",
         )
     missing = sorted(ours - set(code.native_archs))
     if vendor == "rocm" and code.native_archs and missing:
@@ -48,8 +48,8 @@ def _to_be_built(image: ImageSeen, ours: set[str]) -> Verdict | None:
         return None
     return Verdict(
         "warn",
-        f"LMCache of {image.reference} would be for {', '.join(image.archs)}, and the GPUs are "
-        + ", ".join(missing),
+        f"LMCache in {image.reference} would be built for {', '.join(image.archs)}, "
+        f"and the GPUs are {', '.join(missing)}",
         "KV cannot be moved to and from these GPUs",
         _built_for(missing),
     )
@@ -73,9 +73,9 @@ def plug_ins(seen: Seen) -> Verdict | None:
     if missing:
         return Verdict(
             "fail",
-            f"{versions} of {code.where} lack {' and '.join(missing)}",
-            "the kit's connector cannot be loaded",
-            "an image or packages whose pair is proven: deploy images list",
+            f"{versions} in {code.where} lack {' and '.join(missing)}",
+            "pdkit's connector cannot be loaded",
+            "use an image or packages of a tested pair: deploy images list",
         )
     return ok(f"{versions}: {' and '.join(code.plugs)}")
 
@@ -87,51 +87,50 @@ def hash_seed(seen: Seen) -> Verdict | None:
     if len(seeds) > 1 or "" in seeds:
         return Verdict(
             "fail",
-            "engines would get different PYTHONHASHSEEDs",
-            "the same prompt has other keys in each, and nothing ever hits",
-            "this is a fault of the kit: report it",
+            "engines would get different values of PYTHONHASHSEED",
+            "the same prompt gets different keys in each engine, so nothing ever hits",
+            "this is a bug of pdkit: report it",
         )
-    return ok(f"PYTHONHASHSEED is {seeds.pop()} in every engine, whatever this shell has")
+    return ok(f"PYTHONHASHSEED is {seeds.pop()} in every engine; the shell's value is ignored")
 
 
 RULES = (
     Rule(
         "engine.programs",
-        tried("programs", "there is nothing to start the services with"),
-        looks_at="where engines are processes: the interpreter with vLLM, LMCache and the router, "
-        "shared libraries, redis-server",
-        fails="one is missing", fix="`./scripts/quickstart`, or what the message names",
+        tried("programs", "the services cannot be started"),
+        looks_at="for processes: the interpreter with vLLM, LMCache and the router, shared "
+        "libraries, redis-server",
+        fails="one is missing", fix="`./scripts/quickstart`, or what the message says",
     ),
     Rule(
         "engine.versions",
-        tried("versions", "they have been seen to fail together, or nobody has tried them"),
-        looks_at="vLLM and LMCache of the interpreter or image against the table of versions that "
-        "go together",
-        fails="the pair is broken or unproven (exit code 2)",
-        fix="the `--image` it names, or `--allow-unproven`",
+        tried("versions", "this pair of versions is broken or untested"),
+        looks_at="the versions of vLLM and LMCache, against the compatibility table",
+        fails="the pair is broken or untested (exit code 2)",
+        fix="the `--image` that the message names, or `--allow-unproven`",
     ),
     Rule(
         "engine.plug_ins", plug_ins,
-        looks_at="the points by which the kit's connector and Redis path are loaded: "
+        looks_at="the plug-in points of pdkit's connector and Redis path: "
         "`kv_connector_module_path` of vLLM, `storage_plugins` of LMCache",
-        fails="one is not there", fix="a proven pair: `deploy images list`",
+        fails="one is missing", fix="a tested pair: `deploy images list`",
     ),
     Rule(
         "engine.native", native,
         looks_at="whether LMCache's native code loads, and for which gfx targets it is built",
         fails="ROCm: it is not built for these GPUs",
-        warns="it does not load, or an image that is to be built would not be for these GPUs",
-        fix="a proven pair, or `deploy images build rocm` with `LMCACHE_ROCM_ARCH`",
+        warns="it does not load, or the image to build would not be for these GPUs",
+        fix="a tested pair, or `deploy images build rocm` with `LMCACHE_ROCM_ARCH`",
     ),
     Rule(
         "engine.fixes",
-        tried("fixes", "engines would end at their start, or move wrong KV"),
-        looks_at="the connector's fixes, tried where engines will run; remembered once they took",
-        fails="one is needed and does not take", fix="a proven pair, or `PDKIT_DISABLE_FIXES`",
+        tried("fixes", "engines would exit at start, or move wrong KV"),
+        looks_at="the connector's fixes, tried where engines will run; cached once they work",
+        fails="a needed fix fails", fix="a tested pair, or `PDKIT_DISABLE_FIXES`",
     ),
     Rule(
         "engine.hash_seed", hash_seed,
         looks_at="the PYTHONHASHSEED that each engine would get",
-        fails="they differ, which is a fault of the kit", fix="report it",
+        fails="they differ, which is a bug of pdkit", fix="report it",
     ),
 )  # fmt: skip

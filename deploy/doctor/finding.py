@@ -1,4 +1,4 @@
-"""What a rule says, and what a rule is."""
+"""Rules, their verdicts, and findings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Area = Literal[
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule says of what was seen.
+    """A rule's verdict.
 
     Attributes:
-        status: 'unknown' where it could not be looked at; the message says why.
-        message: what was seen, in one line.
-        why: what it does to the stack.
+        status: 'unknown' if it could not be checked; the message says why.
+        message: what was found, in one line.
+        why: the effect on the stack.
         fix: the next command to type, or what to change.
         usage: the spec is wrong, rather than the machine.
     """
@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict and the rule it is of."""
+    """A verdict with the id and area of its rule."""
 
     id: str
     area: Area
@@ -46,7 +46,7 @@ class Finding:
     usage: bool = False
 
     def as_dict(self) -> dict[str, str]:
-        """Return what scripts read."""
+        """Return the JSON shape."""
         return {
             "id": self.id,
             "area": self.area,
@@ -59,12 +59,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that is looked at.
+    """One check of the doctor.
 
     Attributes:
         id: '<area>.<thing>', for scripts; never reused for another thing.
-        judge: None where it does not concern this stack, or nobody looked.
-        looks_at, fails, warns, fix: for the reference; "" where it never does.
+        judge: returns None if it does not apply to this stack, or was not examined.
+        looks_at, fails, warns, fix: for the reference; "" if it never fails or warns.
     """
 
     id: str
@@ -88,7 +88,7 @@ def unknown(message: str) -> Verdict:
 
 
 def tried(step: str, why: str) -> Callable[[Seen], Verdict | None]:
-    """Return the judge of a step that `up` takes too, by the same code; `why` where it fails."""
+    """Return the judge of a step that `up` also runs; `why` is the effect if it fails."""
 
     def judge(seen: Seen) -> Verdict | None:
         outcome = seen.outcomes.get(step)
@@ -100,7 +100,7 @@ def tried(step: str, why: str) -> Callable[[Seen], Verdict | None]:
 
 
 def of_outcome(outcome: Outcome, why: str) -> Verdict:
-    """Return the verdict on a step: its own words, whether it went well or not."""
+    """Return the verdict on a step, with its own message."""
     if outcome.unknown:
         return unknown(outcome.unknown)
     if not outcome.trouble:

@@ -1,4 +1,4 @@
-"""Rules on GPUs: are there enough, does the driver do, may containers have them, are they free."""
+"""Rules on GPUs: their number, driver, access from containers, and free memory."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def driver(seen: Seen) -> Verdict | None:
     if seen.gpus is None or not planned(seen):
         return None
     if planned(seen)[0].vendor == "rocm":
-        return ok(f"amdgpu driver {seen.gpus.driver or 'of the kernel, of no stated version'}")
+        return ok(f"amdgpu driver {seen.gpus.driver or '(unknown version)'}")
     image = engine_image(seen)
     needed = (seen.code.cuda if seen.code else "") or (image.cuda if image else "")
-    have, said = seen.gpus.cuda, f"NVIDIA driver {seen.gpus.driver or 'of unknown version'}"
+    have, said = seen.gpus.cuda, f"NVIDIA driver {seen.gpus.driver or '(unknown version)'}"
     if not have:
-        return unknown(f"{said}: which CUDA it runs is not told ({seen.gpus.trouble})")
+        return unknown(f"{said}: its CUDA version is unknown ({seen.gpus.trouble})")
     if not needed:
-        return ok(f"{said} runs CUDA {have}; what the engines are built for is not known")
+        return ok(f"{said} runs CUDA {have}; the CUDA version of the engines is unknown")
     if _major(have) < _major(needed):
         return _older_driver(seen, f"{said} runs CUDA up to {have}", needed)
-    return ok(f"{said} runs CUDA {have}, the engines are built for {needed}")
+    return ok(f"{said} runs CUDA {have}; the engines are built for {needed}")
 
 
 def _older_driver(seen: Seen, said: str, needed: str) -> Verdict:
-    """Say whether engines for a newer CUDA may run all the same."""
-    said = f"{said}, and the engines are built for CUDA {needed}"
+    """Return the verdict on engines that are built for a newer CUDA than the driver's."""
+    said = f"{said}, but the engines are built for CUDA {needed}"
     by_libraries = all(_DATA_CENTRE.search(gpu.name) for gpu in planned(seen))
     if by_libraries and seen.spec.engine.env.get(COMPATIBILITY) == "1":
         return Verdict(
             "warn",
             f"{said}; {COMPATIBILITY} is set",
-            "engines run if their image has NVIDIA's compatibility libraries for this driver",
-            "a newer driver, if they find no GPU",
+            "engines run only if their image has NVIDIA's compatibility libraries for this driver",
+            "if they find no GPU, install a newer driver",
         )
     least = _FIRST_DRIVER.get(_major(needed))
     newer = (
@@ -70,7 +70,7 @@ def _older_driver(seen: Seen, said: str, needed: str) -> Verdict:
     return Verdict(
         "fail",
         said,
-        "torch finds no GPU, and every engine ends at its start",
+        "torch finds no GPU, and every engine exits at start",
         f"{newer}; on this data centre GPU, or {_BY_COMPATIBILITY}" if by_libraries else newer,
     )
 
@@ -86,15 +86,15 @@ def arch(seen: Seen) -> Verdict | None:
     archs = seen.code.archs
     if not archs:
         why = seen.code.trouble or "its torch does not say"
-        return unknown(f"for which GPUs {seen.code.where} is built is not known: {why}")
+        return unknown(f"the GPUs that {seen.code.where} is built for are unknown: {why}")
     for gpu in gpus:
         if not runs_on(gpu, archs):
             return Verdict(
                 "fail",
-                f"GPU {gpu.index} ({gpu.name}) is {_shown(gpu)}, and torch there is built for "
+                f"GPU {gpu.index} ({gpu.name}) is {_shown(gpu)}, but torch is built for "
                 + ", ".join(archs),
-                "no kernel runs on it, and engines end at their first step",
-                "an image for this GPU: --image REF; deploy images list",
+                "no kernel runs on it, and engines exit at their first step",
+                "use an image for this GPU: --image REF; deploy images list",
             )
     return ok(f"built for {', '.join(sorted({_shown(gpu) for gpu in gpus}))}")
 
@@ -104,10 +104,10 @@ def _shown(gpu: Gpu) -> str:
 
 
 def runs_on(gpu: Gpu, archs: tuple[str, ...]) -> bool:
-    """Tell whether code for these GPUs runs on this one.
+    """Return whether code for these GPUs runs on this one.
 
-    CUDA's machine code runs on the same major capability from its minor one on; code with a letter
-    behind on that very capability; `compute_…` is compiled for any newer GPU when it is loaded.
+    CUDA machine code runs on the same major capability and the same or a newer minor one; with a
+    letter suffix only on exactly that one; `compute_…` is compiled for any newer GPU on load.
     """
     if gpu.vendor == "rocm":
         return gpu.arch in {one.partition(":")[0] for one in archs}
@@ -138,10 +138,10 @@ def containers(seen: Seen) -> Verdict | None:
     if by_cdi and access.cdi_kind not in ways:
         return Verdict(
             "fail",
-            f"gpu_access: cdi is asked for, and Docker knows no device {access.cdi_kind}",
+            f"gpu_access is cdi, but Docker knows no device {access.cdi_kind}",
             "engines' containers cannot be created",
-            f"sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, and Docker 25 or newer; "
-            f"or leave gpu_access out ({_known(ways)})",
+            f"sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, with Docker 25 or newer; "
+            f"or remove gpu_access ({_known(ways)})",
         )
     if not by_cdi and access.driver and access.driver not in ways:
         return Verdict(
@@ -155,7 +155,7 @@ def containers(seen: Seen) -> Verdict | None:
 
 
 def _known(ways: tuple[str, ...]) -> str:
-    return f"it knows {', '.join(ways)}" if ways else "it knows neither the nvidia runtime nor CDI"
+    return f"Docker offers {', '.join(ways)}" if ways else "no nvidia runtime and no CDI"
 
 
 def rights(seen: Seen) -> Verdict | None:
@@ -166,12 +166,12 @@ def rights(seen: Seen) -> Verdict | None:
         if seen.docker and seen.docker.rootless:
             return Verdict(
                 "fail",
-                "Docker runs without root here, and cannot give the groups of /dev/kfd away",
+                "rootless Docker cannot pass on the groups of /dev/kfd",
                 "engines see no GPU in their containers",
-                "an ordinary Docker, or --runtime process",
+                "use rootful Docker, or --runtime process",
             )
         if not plan.gpu_groups:
-            return unknown("which groups own /dev/kfd and the render nodes could not be read")
+            return unknown("the groups of /dev/kfd and the render nodes could not be read")
         return ok(f"containers get the groups {', '.join(map(str, plan.gpu_groups))}")
     if seen.gpus.closed:
         return Verdict(
@@ -197,25 +197,25 @@ def memory(seen: Seen) -> Verdict | None:
             continue  # the stack's own engines hold it
         use = uses.get((gpu.vendor, gpu.index))
         if use is None or use.used_mib is None:
-            return unknown(f"what GPU {gpu.index} holds is not told ({seen.gpus.trouble or '-'})")
+            return unknown(f"memory use of GPU {gpu.index} is unknown ({seen.gpus.trouble or '-'})")
         wanted, free = int(gpu.memory_mib * plan.gpu_share * sharers), gpu.memory_mib - use.used_mib
         who = f" ({'; '.join(use.holders)})" if use.holders else ""
         if wanted > free:
             return _no_room(gpu, wanted, free, who)
         if use.holders and not running[gpu.index]:
-            busy.append(f"GPU {gpu.index}: {use.used_mib} MiB are taken{who}")
+            busy.append(f"GPU {gpu.index}: {use.used_mib} MiB in use{who}")
         if least is None or free < least[0]:
             least = (free, f"GPU {gpu.index}, with {free} MiB")
     if busy:
         return Verdict(
             "warn",
             ", ".join(busy),
-            "whoever computes there slows the engines, and may take what they count on",
-            "end them, or hide that GPU: CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
+            "other programs slow the engines and may take memory they need",
+            "stop them, or hide that GPU with CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
         )
     if least is None:
-        return ok("the stack's own engines hold it") if running else None
-    return ok(f"free for the engines; the least is {least[1]}")
+        return ok("in use by this stack's engines") if running else None
+    return ok(f"enough free memory; least on {least[1]}")
 
 
 def _engines_on(seen: Seen, plan: Plan) -> tuple[Counter[int], Counter[int]]:
@@ -232,10 +232,10 @@ def _no_room(gpu: Gpu, wanted_mib: int, free_mib: int, who: str) -> Verdict:
     lower = f", or engine: {{gpu_memory: {fits:g}}} in deploy.yaml" if fits >= 0.2 else ""
     return Verdict(
         "fail",
-        f"GPU {gpu.index} has {free_mib} of {gpu.memory_mib} MiB free, and the engines on it take "
+        f"GPU {gpu.index} has {free_mib} of {gpu.memory_mib} MiB free, but its engines need "
         f"{wanted_mib}{who}",
-        "vLLM ends where less is free than its share",
-        f"end what holds it, or hide that GPU by CUDA_VISIBLE_DEVICES{lower}",
+        "vLLM exits if less memory is free than its share",
+        f"stop what uses it, or hide that GPU with CUDA_VISIBLE_DEVICES{lower}",
     )
 
 
@@ -253,8 +253,8 @@ def numa(seen: Seen) -> Verdict | None:
         return Verdict(
             "warn",
             shown,
-            "ranks of one engine talk, and their KV passes, from one node to another",
-            "a smaller --tp, or GPUs of one node by CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
+            "traffic and KV between ranks of one engine cross NUMA nodes",
+            "a smaller --tp, or GPUs of one node with CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
         )
     return ok(shown)
 
@@ -262,18 +262,18 @@ def numa(seen: Seen) -> Verdict | None:
 RULES = (
     Rule(
         "gpu.enough",
-        tried("gpus", "there is nothing to run the engines on"),
-        looks_at="the GPUs that the drivers show, less those that other stacks of yours hold",
-        fails="fewer than the plan needs; the message has what each probe saw",
-        fix="fewer `--gpus`, `--vendor cpu`, or the driver",
+        tried("gpus", "the engines have no GPU to run on"),
+        looks_at="the GPUs that the drivers report, minus those that your other stacks use",
+        fails="fewer than the plan needs; the message lists what each probe found",
+        fix="fewer `--gpus`, `--vendor cpu`, or repair the driver",
     ),
     Rule(
         "gpu.driver",
         driver,
         looks_at="the driver and the CUDA it runs, against what the image or interpreter is built "
         "for",
-        fails="the driver's CUDA is of an older major release",
-        warns="it is, and `VLLM_ENABLE_CUDA_COMPATIBILITY` is set, on a data centre GPU",
+        fails="the driver's CUDA is an older major version",
+        warns="the same, with `VLLM_ENABLE_CUDA_COMPATIBILITY` set on a data centre GPU",
         fix="a newer driver, `--image REF` for the older CUDA, or that variable",
     ),
     Rule(
@@ -288,29 +288,29 @@ RULES = (
         containers,
         looks_at="how Docker gives GPUs to containers: the nvidia runtime, or CDI specs in "
         "`/etc/cdi` and `/var/run/cdi`",
-        fails="there is no way",
+        fails="neither is available",
         fix="the NVIDIA Container Toolkit, or `--runtime process`",
     ),
     Rule(
         "gpu.rights",
         rights,
         looks_at="ROCm: `/dev/kfd`, `/dev/dri/renderD*` and the groups that own them",
-        fails="this user may not open them, or a Docker without root cannot pass the groups on",
+        fails="this user may not open them, or rootless Docker cannot pass on the groups",
         fix="`sudo usermod -aG render,video $USER`",
     ),
     Rule(
         "gpu.memory",
         memory,
-        looks_at="the memory that others hold on the plan's GPUs, and who they are",
+        looks_at="the memory that other programs use on the plan's GPUs, and which they are",
         fails="less is free than the engines' share",
-        warns="others compute on a GPU of the plan",
-        fix="end them, hide the GPU, or a smaller `engine.gpu_memory`",
+        warns="other programs compute on a GPU of the plan",
+        fix="stop them, hide the GPU, or set a smaller `engine.gpu_memory`",
     ),
     Rule(
         "gpu.numa",
         numa,
-        looks_at="on machines of several NUMA nodes: on which one each engine's GPUs are",
-        warns="the ranks of one engine are on several",
+        looks_at="on machines with several NUMA nodes: the node of each engine's GPUs",
+        warns="the ranks of one engine are on several nodes",
         fix="a smaller `--tp`, or other GPUs",
     ),
 )

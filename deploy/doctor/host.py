@@ -1,4 +1,4 @@
-"""Rules on the kernel's settings, the limits of this process, processors and the clock."""
+"""Rules on kernel settings, process limits, CPUs and the clock."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from deploy.doctor.finding import Rule, Verdict, ok, unknown
 from deploy.doctor.seen import Seen
 from deploy.planning.plan import Plan
 
-# Tried on processors: with 64 no engine starts, and with 200 one does, for a few clients.
+# Measured on CPUs: with 64 no engine starts; with 200 one does, for a few clients.
 _FILES_FAIL, _FILES_WARN = 65, 4096
 _SHM_MIB_A_RANK = 1024
-# No version of the kit is older: before it, certificates are not valid yet.
+# No version of pdkit is older; before it, certificates are not valid yet.
 _FIRST_RELEASE_S = 1_767_225_600.0  # 2026-01-01
-_SHM = "/dev/shm"  # noqa: S108 - its room is looked at, nothing is put there
-_HEADS = "engines are processes and have the limits of this shell"
+_SHM = "/dev/shm"  # noqa: S108 - only its free space is read
+_HEADS = "engines run as processes with the limits of this shell"
 
 
 def files(seen: Seen) -> Verdict | None:
@@ -21,11 +21,11 @@ def files(seen: Seen) -> Verdict | None:
         return None
     limit = seen.host.open_files
     if limit is None or limit >= _FILES_WARN:
-        return ok("no limit on open files" if limit is None else f"{limit} files may be open")
+        return ok("no limit on open files" if limit is None else f"at most {limit} open files")
     return Verdict(
         "fail" if limit < _FILES_FAIL else "warn",
-        f"{limit} files may be open (ulimit -n), and {_HEADS}",
-        "Redis and the router refuse connections, and engines end with 'Too many open files'",
+        f"at most {limit} open files (ulimit -n), and {_HEADS}",
+        "Redis and the router refuse connections, and engines exit with 'Too many open files'",
         "ulimit -n 65536",
     )
 
@@ -41,12 +41,12 @@ def locks(seen: Seen) -> Verdict | None:
         return None
     limit, staging_kib = seen.host.locked_kib, int(plan.limits.staging_gib * 2**20)
     if limit is None or limit >= staging_kib:
-        return ok("memory may be locked" + ("" if limit is None else f", {limit} KiB of it"))
+        return ok("memory may be locked" + ("" if limit is None else f", at most {limit} KiB"))
     return Verdict(
         "warn",
-        f"{limit} KiB may be locked (ulimit -l), staging has {staging_kib}, and {_HEADS}",
-        "staging memory that is not locked is copied twice on its way to a GPU; libraries of "
-        "networks and ROCm refuse to start",
+        f"at most {limit} KiB may be locked (ulimit -l), staging needs {staging_kib}, and {_HEADS}",
+        "staging memory that is not locked is copied twice on the way to a GPU; network and ROCm "
+        "libraries refuse to start",
         "ulimit -l unlimited, or memlock in /etc/security/limits.conf",
     )
 
@@ -57,11 +57,13 @@ def huge_pages(seen: Seen) -> Verdict | None:
     setting = seen.host.huge_pages
     brought = seen.plan is not None and seen.plan.redis_brought
     if setting != "always" or brought:
-        return ok(f"transparent huge pages: {setting}" + ("; Redis is elsewhere" * brought))
+        return ok(
+            f"transparent huge pages: {setting}" + ("; your own Redis runs elsewhere" * brought)
+        )
     return Verdict(
         "warn",
         "transparent huge pages: always",
-        "Redis stalls for milliseconds while the kernel makes and splits them",
+        "Redis stalls for milliseconds while the kernel merges and splits them",
         "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
     )
 
@@ -71,11 +73,11 @@ def overcommit(seen: Seen) -> Verdict | None:
         return None
     setting = seen.host.overcommit
     if setting != 2:
-        return ok(f"vm.overcommit_memory is {setting}; the kit's Redis never forks to save")
+        return ok(f"vm.overcommit_memory is {setting}; pdkit's Redis never forks to save")
     return Verdict(
         "warn",
         "vm.overcommit_memory is 2",
-        "engines reserve far more addresses than they use, and are refused while memory is free",
+        "engines reserve far more memory than they use, and fail although memory is free",
         "sudo sysctl vm.overcommit_memory=0",
     )
 
@@ -91,9 +93,8 @@ def shared_memory(seen: Seen) -> Verdict | None:
     return Verdict(
         "warn",
         f"{_SHM} has {free} MiB free, and {ranks} ranks may use {needed}",
-        "the ranks of an engine talk through it, and end with a bus error where it is full",
-        "docker run --shm-size 16g where this is a container; else: sudo mount -o "
-        "remount,size=16g /dev/shm",
+        "the ranks of an engine communicate through it, and crash with a bus error if it is full",
+        "in a container: docker run --shm-size 16g; else: sudo mount -o remount,size=16g /dev/shm",
     )
 
 
@@ -120,19 +121,19 @@ def processors(seen: Seen) -> Verdict | None:
         return None
     host = seen.host
     if host.architecture != "x86_64" or not host.cpu_flags:
-        return unknown(f"what a processor of {host.architecture} can do is not known to the kit")
+        return unknown(f"pdkit does not know the features of {host.architecture} CPUs")
     if "avx2" not in host.cpu_flags:
         return Verdict(
             "fail",
-            "the processor has no AVX2",
-            "vLLM's code for processors does not run on it",
-            "another machine, or a virtual machine that shows the host's processor (-cpu host)",
+            "the CPU has no AVX2",
+            "vLLM's CPU code does not run on it",
+            "use another machine; a virtual machine may hide it: -cpu host",
         )
     if "avx512f" not in host.cpu_flags:
         return Verdict(
             "warn",
-            "the processor has AVX2 and no AVX-512",
-            "vLLM takes its slower kernels",
+            "the CPU has AVX2 but no AVX-512",
+            "vLLM uses its slower kernels",
             "a virtual machine may hide it: -cpu host",
         )
     named = {"AVX-512": "avx512f", "bfloat16": "avx512_bf16", "AMX": "amx_bf16"}
@@ -144,12 +145,12 @@ def quota(seen: Seen) -> Verdict | None:
         return None
     host, engines = seen.host, seen.plan.engines
     if host.cpu_quota is None or host.cpu_quota >= host.cpus:
-        return ok(f"{host.cpus} processors, no quota below that")
+        return ok(f"{host.cpus} CPUs, no lower quota")
     threads = max(1, int(host.cpu_quota) // (len(engines) * seen.plan.tp))
     return Verdict(
         "warn",
-        f"a control group leaves the time of {host.cpu_quota:g} processors, and {host.cpus} show",
-        "engines start a thread for each that they see, and all stop when the quota is spent",
+        f"a control group limits CPU time to {host.cpu_quota:g} CPUs, but {host.cpus} are visible",
+        "engines start a thread per visible CPU, and all stall when the quota is used up",
         f'engine: {{env: {{OMP_NUM_THREADS: "{threads}"}}}} in deploy.yaml, or a larger quota',
     )
 
@@ -160,32 +161,33 @@ def clock(seen: Seen) -> Verdict | None:
     if seen.host.now < _FIRST_RELEASE_S:
         return Verdict(
             "warn",
-            "the clock is before the kit's first release",
-            "certificates of hubs and registries are not valid yet, and times in logs lie",
+            "the clock is set to a date before pdkit's first release",
+            "certificates of servers are not valid yet, and log times are wrong",
             "sudo timedatectl set-ntp true, or sudo date -s TIME",
         )
     if seen.host.synced is False:
         return Verdict(
             "warn",
-            "the clock is not set by a time server",
-            "logs of several machines cannot be put side by side",
+            "the clock is not synchronized with a time server",
+            "logs of several machines cannot be compared",
             "sudo timedatectl set-ntp true",
         )
     return ok(
-        "set by a time server" if seen.host.synced else "a sane date; nothing says who set it"
+        "synchronized with a time server"
+        if seen.host.synced
+        else "plausible date; synchronization unknown"
     )
 
 
 RULES = (
     Rule(
         "host.files", files,
-        looks_at="how many files may be open, where engines are processes (containers have limits "
-        "of their own)",
+        looks_at="the limit on open files, for processes (containers have their own limits)",
         fails="64 or fewer", warns="fewer than 4096", fix="`ulimit -n 65536`",
     ),
     Rule(
         "host.locks", locks,
-        looks_at="how much memory may be locked, where engines are processes on GPUs",
+        looks_at="how much memory may be locked, for processes on GPUs",
         warns="less than an engine's staging memory", fix="`ulimit -l unlimited`",
     ),
     Rule(
@@ -201,28 +203,28 @@ RULES = (
     ),
     Rule(
         "host.shm", shared_memory,
-        looks_at="`/dev/shm`, where engines are processes",
-        warns="less than 1 GiB a rank with `--tp`, else 64 MiB", fix="`--shm-size` or a remount",
+        looks_at="free space in `/dev/shm`, for processes",
+        warns="less than 1 GiB per rank with `--tp`, else 64 MiB", fix="`--shm-size` or a remount",
     ),
     Rule(
         "host.numa", numa,
-        looks_at="NUMA nodes and their processors",
-        warns="there are several, the engines use GPUs, and the kernel balances pages",
+        looks_at="NUMA nodes and their CPUs",
+        warns="there are several, engines use GPUs, and the kernel moves pages between them",
         fix="`sudo sysctl kernel.numa_balancing=0`",
     ),
     Rule(
         "host.cpu", processors,
-        looks_at="AVX2, AVX-512, bfloat16 and AMX, where engines run on processors",
+        looks_at="AVX2, AVX-512, bfloat16 and AMX, for engines on CPUs",
         fails="no AVX2", warns="no AVX-512", fix="another machine, or `-cpu host`",
     ),
     Rule(
         "host.quota", quota,
-        looks_at="processors against the quota of a control group (versions 1 and 2)",
+        looks_at="visible CPUs against the control group's quota (versions 1 and 2)",
         warns="the quota is lower", fix="`OMP_NUM_THREADS` in `engine.env`, or a larger quota",
     ),
     Rule(
         "host.clock", clock,
-        looks_at="the date, and whether a time server sets it",
-        warns="it is before 2026, or no time server sets it", fix="`timedatectl set-ntp true`",
+        looks_at="the date, and whether it is synchronized with a time server",
+        warns="it is before 2026, or not synchronized", fix="`timedatectl set-ntp true`",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rules on the hub of models, where a model is still to be fetched."""
+"""Rules on Hugging Face, for a model that is not downloaded yet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def model(seen: Seen) -> Verdict | None:
     if hub.offline:
         return Verdict(
             "fail",
-            f"{name} is not in {hub.cache}, and engines are told to leave the hub alone "
-            "(HF_HUB_OFFLINE)",
+            f"{name} is not in {hub.cache}, and HF_HUB_OFFLINE forbids to download it",
             "engines find no weights",
             f"hf download {name} with a network, unset HF_HUB_OFFLINE, or --model FOLDER",
         )
@@ -26,24 +25,24 @@ def model(seen: Seen) -> Verdict | None:
 
 def _to_fetch(name: str, hub: HubSeen) -> Verdict:
     if not hub.asked:
-        return ok(f"{name} is not here yet; up fetches it from the hub")
+        return ok(f"{name} is not here yet; up downloads it from Hugging Face")
     if hub.refused:
         return refused(name, hub.trouble)
     if hub.trouble:
         return Verdict(
             "warn",
             f"{name} is not in {hub.cache}, and {hub.trouble}",
-            "engines ask again when they start, and end where they get no answer",
-            f"see to the network or HF_ENDPOINT; or hf download {name}, or --model FOLDER",
+            "engines try again when they start, and exit if that fails",
+            f"check the network and HF_ENDPOINT; or hf download {name}, or --model FOLDER",
         )
     return ok(f"{name} is not here yet; {hub.address} has it")
 
 
 def refused(name: str, said: str) -> Verdict:
-    """Return what there is to say of a model that the hub does not give to this user."""
+    """Return the verdict on a model that Hugging Face refuses to this user."""
     return Verdict(
         "fail",
-        f"the hub does not give {name} to you: {said}",
+        f"Hugging Face refuses {name}: {said}",
         "engines find no weights",
         "accept its licence on its page, and set HF_TOKEN or hf_token_file; or --model FOLDER",
     )
@@ -55,11 +54,11 @@ def proxies(seen: Seen) -> Verdict | None:
         return None
     named = ", ".join(hub.proxies)
     if plan.runtime != "compose":
-        return ok(f"engines fetch the model through {named}")
+        return ok(f"engines download the model through {named}")
     return Verdict(
         "warn",
-        f"{named} is set here, and the engines' containers do not get it",
-        "where the hub is reached by a proxy only, engines end without weights",
+        f"{named} is set here but not in the engines' containers",
+        "if Hugging Face is reachable only by proxy, engines exit without weights",
         f"engine: {{env: {{{hub.proxies[0]}: …}}}} in deploy.yaml, or hf download {plan.model.ref}",
     )
 
@@ -67,15 +66,15 @@ def proxies(seen: Seen) -> Verdict | None:
 RULES = (
     Rule(
         "hub.model", model,
-        looks_at="a hub's model: in the cache here, or to be had; `HF_HUB_OFFLINE`",
-        fails="it is not here and engines may not ask the hub, or the hub refuses it to you",
-        warns="it is not here and the hub does not answer, or not with that model",
+        looks_at="a Hugging Face model: cached here, or available; `HF_HUB_OFFLINE`",
+        fails="it is not cached and downloads are forbidden, or Hugging Face refuses it to you",
+        warns="it is not cached and Hugging Face does not answer, or does not know it",
         fix="`hf download MODEL`, `HF_TOKEN`, or `--model FOLDER`",
     ),
     Rule(
         "hub.proxies", proxies,
-        looks_at="variables that name a proxy, where a model is still to be fetched",
-        warns="engines are in containers, which do not get them",
+        looks_at="proxy variables, if a model must be downloaded",
+        warns="engines run in containers, which do not get them",
         fix="`engine.env` in deploy.yaml",
     ),
 )  # fmt: skip

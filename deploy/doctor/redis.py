@@ -1,4 +1,4 @@
-"""Rules on a Redis that the user brings."""
+"""Rules on the user's own Redis."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def policy(seen: Seen) -> Verdict | None:
     if not seen.redis:
         return None
     if any(one.policy is None or one.max_memory_bytes is None for one in seen.redis):
-        return unknown("your Redis does not tell its user what it drops when it is full (INFO)")
+        return unknown("your Redis does not let this user see maxmemory-policy (INFO)")
     first = seen.redis[0]
     if any(one.max_memory_bytes == 0 for one in seen.redis):
         return Verdict(
             "warn",
             "your Redis has no maxmemory",
-            "it takes KV until its machine's memory ends, and it with that",
+            "it grows until its machine runs out of memory and kills it",
             "CONFIG SET maxmemory 8gb, and maxmemory in its redis.conf",
         )
     keeping = [one.policy for one in seen.redis if one.policy in _KEEPING]
@@ -30,7 +30,7 @@ def policy(seen: Seen) -> Verdict | None:
         return Verdict(
             "warn",
             f"maxmemory-policy of your Redis is {keeping[0]}",
-            "KV has no expiry, so nothing is dropped: a full Redis takes no new KV and hits end",
+            "KV has no expiry, so nothing is evicted: a full Redis takes no new KV, and hits stop",
             "CONFIG SET maxmemory-policy allkeys-lru",
         )
     return ok(f"maxmemory-policy {first.policy}")
@@ -48,7 +48,7 @@ def size(seen: Seen) -> Verdict | None:
         return Verdict(
             "warn",
             f"your Redis holds {says}",
-            "KV is dropped before it is asked for",
+            "KV is evicted before it is reused",
             f"CONFIG SET maxmemory {max(2, 1 + 2 * prompt // GIB)}gb",
         )
     return ok(f"your Redis holds {says}")
@@ -58,17 +58,17 @@ def persistence(seen: Seen) -> Verdict | None:
     if not seen.redis:
         return None
     if any(one.append_only is None for one in seen.redis):
-        return unknown("your Redis does not tell its user whether it writes to disk (INFO)")
+        return unknown("your Redis does not let this user see whether it writes to disk (INFO)")
     writing = _writing(seen.redis)
     if writing:
         return Verdict(
             "warn",
             f"your Redis writes to disk ({writing})",
-            "all KV is written once more, and a snapshot's fork may double the memory",
+            "all KV is also written to disk, and the fork of a snapshot may double the memory",
             'CONFIG SET appendonly no, CONFIG SET save ""',
         )
     if any(one.snapshots is None for one in seen.redis):
-        return ok("no append-only file; whether it takes snapshots, its user may not ask")
+        return ok("no append-only file; this user may not see whether it takes snapshots")
     return ok("nothing is written to disk")
 
 
@@ -88,9 +88,9 @@ def version(seen: Seen) -> Verdict | None:
     if old:
         return Verdict(
             "warn",
-            f"your Redis is {old[0]}",
-            "the kit was never run on one that old",
-            f"Redis {_MIN_MAJOR} or newer",
+            f"your Redis is version {old[0]}",
+            "pdkit is untested with versions this old",
+            f"upgrade to Redis {_MIN_MAJOR} or newer",
         )
     return ok(f"Redis {', '.join(sorted(set(versions)))}")
 
@@ -98,21 +98,21 @@ def version(seen: Seen) -> Verdict | None:
 RULES = (
     Rule(
         "redis.answers",
-        tried("redis", "KV has nowhere to go"),
-        looks_at="a Redis of your own: does it answer and let its user in; your other secrets",
-        fails="it does not, or a secret that the spec names cannot be read (exit code 2)",
-        fix="what Redis says, in its own words",
+        tried("redis", "KV cannot be stored"),
+        looks_at="whether your own Redis answers and accepts its user; your other secret files",
+        fails="it does not, or a secret file cannot be read (exit code 2)",
+        fix="follow the message of Redis",
     ),
     Rule(
         "redis.policy", policy,
         looks_at="`maxmemory` and `maxmemory-policy` of your own Redis",
-        warns="no limit, or a policy that never drops KV",
+        warns="no limit, or a policy that never evicts KV",
         fix="`CONFIG SET maxmemory-policy allkeys-lru`",
     ),
     Rule(
         "redis.size", size,
         looks_at="its `maxmemory` against the plan",
-        warns="less than 1 GiB, or than the longest prompt takes", fix="`CONFIG SET maxmemory …`",
+        warns="less than 1 GiB, or less than the longest prompt", fix="`CONFIG SET maxmemory …`",
     ),
     Rule(
         "redis.persistence", persistence,
@@ -121,6 +121,6 @@ RULES = (
     ),
     Rule(
         "redis.version", version,
-        looks_at="its version", warns="it is older than 5", fix="a newer one",
+        looks_at="its version", warns="it is older than 5", fix="upgrade Redis",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rules on what a stack takes of the machine: ports, memory and disks."""
+"""Rules on the ports, memory and disk space that a stack needs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from deploy.planning.memory import GIB, MIB
 
 # Logs, the tiny model, and the files of a stack.
 _STATE_MIB, _STATE_WARN_MIB = 64, 1024
-# While an image is built, its layers and what they are made of are there together.
+# During a build an image's layers and their inputs exist at the same time.
 _BUILD_FACTOR = 2
 _HUB_SPARE = 1.1
 
 
 def store(seen: Seen) -> Verdict | None:
-    """Judge whether what a prompt leaves in the store has room."""
+    """Judge whether the KV of the longest prompt fits into Redis."""
     plan = seen.plan
     if plan is None or plan.kv_bytes_per_token is None or plan.max_model_len is None:
         return None
@@ -23,12 +23,12 @@ def store(seen: Seen) -> Verdict | None:
     if tokens is not None and tokens < length:
         return Verdict(
             "warn",
-            f"Redis holds {tokens} tokens of KV, and a prompt may have {length}",
-            "the beginning of a long prompt is dropped while its end is stored, so it never hits",
+            f"Redis holds {tokens} tokens of KV, but a prompt may have {length}",
+            "the start of a long prompt is evicted while its end is stored, so it never hits",
             f"redis: {{memory_gib: {2 * prompt / GIB:.1f}}} in deploy.yaml",
         )
     held = "your own Redis" if tokens is None else f"Redis holds {tokens:,} tokens of KV"
-    return ok(f"{held}; a prompt has {length:,}")
+    return ok(f"{held}; a prompt has at most {length:,}")
 
 
 def images(seen: Seen) -> Verdict | None:
@@ -45,22 +45,22 @@ def _missing_images(missing: list[ImageSeen], place: Place) -> Verdict:
     needed = sum(size for size in sizes if size is not None)
     what = f"missing images take {_gib(needed)} unpacked"
     if place.free_mib is None:
-        return unknown(f"{what}; the disk of {place.path} cannot be asked from here")
+        return unknown(f"{what}; free space at {place.path} is not visible from here")
     if None in sizes:
-        return unknown(f"{_free(place)}; the size of an image of yours is not known")
+        return unknown(f"{_free(place)}; the size of your own image is unknown")
     sure = all(image.size_sure for image in missing)
     if place.free_mib < needed:
         return Verdict(
             "fail" if sure else "warn",
-            f"{what}{'' if sure else ' by estimate'}, and there are {_free(place)}",
-            "building or pulling them ends with a full disk",
+            f"{what}{'' if sure else ' (estimated)'}, but only {_free(place)}",
+            "building or pulling them fills the disk",
             "docker image prune -a and docker builder prune free what no container uses",
         )
     if place.free_mib < _BUILD_FACTOR * needed:
         return Verdict(
             "warn",
-            f"{what}, and there are {_free(place)}",
-            "a build holds layers and what they are made of at once, and may fill the disk",
+            f"{what}, with only {_free(place)}",
+            "a build keeps layers and their inputs at once, and may fill the disk",
             "docker image prune -a and docker builder prune free what no container uses",
         )
     return ok(f"{what}; {_free(place)}")
@@ -75,19 +75,19 @@ def hub(seen: Seen) -> Verdict | None:
     if place.writable is False:
         return Verdict(
             "fail",
-            f"this user may not write into {place.path}",
-            "engines cannot put the model there",
-            "hub_cache: A FOLDER OF YOURS in deploy.yaml",
+            f"this user may not write to {place.path}",
+            "the model cannot be downloaded",
+            "set hub_cache in deploy.yaml to a folder you can write to",
         )
     if place.free_mib is None or weights is None:
-        return unknown(f"{_free(place)}; how large the model is, its hub has not said")
+        return unknown(f"{_free(place)}; the size of the model is unknown")
     needed = int(weights * _HUB_SPARE) // MIB
     if place.free_mib < needed:
         return Verdict(
             "fail",
-            f"{seen.plan.model.ref} takes {_gib(needed)}, and there are {_free(place)}",
-            "the download ends with a full disk, and engines with it",
-            "free some, or hub_cache: A FOLDER ON ANOTHER DISK in deploy.yaml",
+            f"{seen.plan.model.ref} takes {_gib(needed)}, but only {_free(place)}",
+            "the download fills the disk, and engines exit",
+            "free some space, or set hub_cache in deploy.yaml to a folder on another disk",
         )
     return ok(f"{seen.plan.model.ref} takes {_gib(needed)}; {_free(place)}")
 
@@ -96,19 +96,19 @@ def state(seen: Seen) -> Verdict | None:
     if seen.disks is None:
         return None
     place = seen.disks.state
-    fix = "free some, or set PDKIT_HOME to a folder on another disk"
+    fix = "free some space, or set PDKIT_HOME to a folder on another disk"
     if place.writable is False:
         return Verdict(
-            "fail", f"this user may not write into {place.path}",
-            "nothing of the stack could be recorded", "set PDKIT_HOME to a folder of yours",
+            "fail", f"this user may not write to {place.path}",
+            "the stack's state cannot be saved", "set PDKIT_HOME to a folder you can write to",
         )  # fmt: skip
     if place.free_mib is None:
-        return unknown(f"the disk of {place.path} cannot be asked")
+        return unknown(f"free space at {place.path} is unknown")
     if place.free_mib < _STATE_MIB:
         why = "state, logs and the tiny model do not fit"
-        return Verdict("fail", f"there are {_free(place)}", why, fix)
+        return Verdict("fail", f"only {_free(place)}", why, fix)
     if place.free_mib < _STATE_WARN_MIB:
-        return Verdict("warn", f"there are {_free(place)}", "logs grow while engines run", fix)
+        return Verdict("warn", f"only {_free(place)}", "logs grow while engines run", fix)
     return ok(_free(place))
 
 
@@ -125,18 +125,18 @@ def _gib(mib: int | None) -> str:
 RULES = (
     Rule(
         "ports.free",
-        tried("ports", "a service could not listen"),
-        looks_at="every port that the stack would take, and the address of `--bind`",
-        fails="another program or stack has one, or the address is not of this machine",
-        fix="the `--port` that it names",
+        tried("ports", "a service could not start listening"),
+        looks_at="every port that the stack needs, and the address of `--bind`",
+        fails="a port is in use, or the address does not belong to this machine",
+        fix="the `--port` that the message suggests",
     ),
     Rule(
         "memory.host",
-        tried("memory", "the kernel would end an engine while it loads"),
+        tried("memory", "the kernel would kill an engine while it loads"),
         looks_at="free memory against the plan: engines, their staging and KV, Redis; limits of "
         "control groups (versions 1 and 2) count",
         fails="the plan does not fit",
-        fix="the settings it names, those that save most first",
+        fix="the settings that the message names, the most effective first",
     ),
     Rule(
         "memory.plan",
@@ -149,28 +149,28 @@ RULES = (
         "memory.store",
         store,
         looks_at="how many tokens of KV Redis holds",
-        warns="fewer than the longest prompt has",
+        warns="fewer than the longest prompt",
         fix="`redis.memory_gib`",
     ),
     Rule(
         "disk.images",
         images,
-        looks_at="room for the images that are missing, by the catalogue's sizes",
-        fails="a size that was seen does not fit",
-        warns="an estimated one does not, or there is not twice as much",
+        looks_at="disk space for missing images, by the sizes in the catalogue",
+        fails="a measured size does not fit",
+        warns="an estimated size does not fit, or there is not twice as much",
         fix="`docker image prune -a`",
     ),
     Rule(
         "disk.hub",
         hub,
-        looks_at="room for a hub's model that is not here yet",
+        looks_at="disk space for a Hugging Face model that is not cached",
         fails="it does not fit, or the folder cannot be written",
         fix="`hub_cache` in deploy.yaml",
     ),
     Rule(
         "disk.state",
         state,
-        looks_at="room and rights where state, logs and caches are kept",
+        looks_at="disk space and permissions for state, logs and caches",
         fails="less than 64 MiB, or the folder cannot be written",
         warns="less than 1 GiB",
         fix="`PDKIT_HOME`",

@@ -1,4 +1,4 @@
-"""All rules, in the order in which they are shown, and which of their findings stop `up`."""
+"""All rules in the order they are shown, and which findings stop `up`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def findings(seen: Seen) -> list[Finding]:
 
 
 def failed(found: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with which `up` cannot succeed; what the spec is to blame for first."""
+    """Return the findings that make `up` fail; errors in the spec first."""
     return sorted((one for one in found if one.status == "fail"), key=lambda one: not one.usage)
 
 

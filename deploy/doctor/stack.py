@@ -1,4 +1,4 @@
-"""Rules on what earlier runs of a stack left."""
+"""Rules on what earlier runs of a stack left behind."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ def up(seen: Seen) -> Verdict | None:
     stack, name = seen.stack, seen.spec.name
     outcome = seen.outcomes.get("state")
     if outcome is not None and outcome.trouble:
-        return of_outcome(outcome, "`up` cannot tell what of it runs")
+        return of_outcome(outcome, "`up` cannot tell which of its services run")
     if stack is None:
         return None
     if stack.left and not stack.running:
         return Verdict(
             "warn",
-            f"{stack.left} processes or containers of a stack '{name}' run that no state names",
-            "they hold memory and ports until `up` ends them",
+            f"{stack.left} processes or containers of a stack '{name}' run without a state file",
+            "they use memory and ports until `up` stops them",
             f"deploy down --name {name}",
         )
     return ok(_standing(stack, name))
@@ -25,12 +25,12 @@ def up(seen: Seen) -> Verdict | None:
 
 def _standing(stack: StackSeen, name: str) -> str:
     if stack.running and stack.missing:
-        return f"'{name}' is up in part; `up` starts {', '.join(stack.missing)}"
+        return f"'{name}' is partly up; `up` starts {', '.join(stack.missing)}"
     if stack.running:
         return f"'{name}' is up already; `up` checks it again"
     if stack.state:
-        return f"'{name}' was started before and does not run; `up` clears what is left"
-    return f"there is no stack '{name}' yet"
+        return f"'{name}' was started before but does not run; `up` cleans up what is left"
+    return f"no stack '{name}' yet"
 
 
 def lock(seen: Seen) -> Verdict | None:
@@ -40,8 +40,8 @@ def lock(seen: Seen) -> Verdict | None:
         return Verdict(
             "fail",
             f"another deploy command works on the stack '{seen.spec.name}'",
-            "two at a time would undo each other",
-            "wait for it, or end it with Ctrl-C",
+            "two commands at once would undo each other",
+            "wait for it, or stop it with Ctrl-C",
         )
     return ok("no other command works on it")
 
@@ -49,14 +49,14 @@ def lock(seen: Seen) -> Verdict | None:
 RULES = (
     Rule(
         "stack.up", up,
-        looks_at="what an earlier run of this name left: services that run, state, strays",
+        looks_at="what an earlier run of this name left: running services, state, orphans",
         fails="its state cannot be read (exit code 2)",
-        warns="processes or containers run that no state names", fix="`deploy down`",
+        warns="processes or containers run without a state file", fix="`deploy down`",
     ),
     Rule(
         "stack.lock", lock,
-        looks_at="whether another command works on the stack; a lock that was left by a dead one "
-        "counts for nothing",
-        fails="one does", fix="wait for it",
+        looks_at="whether another command works on the stack; a lock left by a dead command is "
+        "ignored",
+        fails="another command works on it", fix="wait for it",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `deploy doctor` found, as people read it."""
+"""The text output of `deploy doctor`."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def _finding(one: Finding, width: int) -> Iterator[str]:
 def _verdict(found: Examination) -> str:
     counts = Counter(one.status for one in found.findings)
     said = ", ".join(f"{count} {status}" for status, count in counts.items())
-    end = "`deploy up` would fail" if found.failed else "nothing stands in the way of `deploy up`"
+    end = "`deploy up` would fail" if found.failed else "nothing blocks `deploy up`"
     return f"{said}: {end}"

@@ -43,7 +43,7 @@ class Findings:
         path: what went to and from Redis meanwhile; None where the kit does not count it.
         failed: service → what it answered instead of a completion.
         too_short: why no prompt can have a whole chunk; "" where it can.
-        restarted: engines that were started anew during the check.
+        restarted: engines that were restarted during the check.
         ended: engines that did not live through it, and were not.
         vanished: keys that had arrived and were gone when their chunks were not found.
         prompts: the user's own prompt, by pair.
@@ -208,9 +208,9 @@ def _sick(found: Findings, engines: Sequence[EngineHealth]) -> Iterator[Failure]
     for name, answer in found.failed.items():
         yield Failure(ENGINES, f"{name} did not answer: {answer}")
     for name in found.restarted:
-        yield Failure(ENGINES, f"{name} was started anew during the check")
+        yield Failure(ENGINES, f"{name} was restarted during the check")
     for name in found.ended:
-        yield Failure(ENGINES, f"{name} ended during the check")
+        yield Failure(ENGINES, f"{name} exited during the check")
     for engine in engines:
         if not engine.healthy and engine.name not in found.ended:
             yield Failure(ENGINES, f"{engine.name} is not healthy")

@@ -448,7 +448,7 @@ def test_a_consumer_that_dies_during_the_check(kit: Deploy, store: redis.Redis) 
             os.kill(kit.pid(NAME, CONSUMER), signal.SIGKILL)
 
     data = named(kit, "engine_died", options=(), during=kill)
-    assert f"{CONSUMER} ended during the check" in data["failures"]
+    assert f"{CONSUMER} exited during the check" in data["failures"]
     assert f"deploy up --resume --name {NAME}" in data["diagnosis"][0]["hint"]
     # Now it is known before anything is asked.
     ran = kit.run("check", "--name", NAME, "--json")

@@ -30,7 +30,7 @@ def test_nothing_fails_for_the_default_stack(deploy: Deploy) -> None:
     again = deploy.run("doctor", "--port", port)
     assert again.code == 0, again
     assert "trying the connector's fixes" not in again.stderr, "once is enough"
-    assert "nothing stands in the way of `deploy up`" in again.stdout
+    assert "nothing blocks `deploy up`" in again.stdout
     deploy.assert_nothing_left("pdkit", int(port))
 
 

@@ -1,4 +1,4 @@
-"""The causes in order, the likeliest first, and which of them explain which others."""
+"""The causes, likeliest first, and which causes explain which others."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from deploy.verify.diagnosis import engines, requests, store
 from deploy.verify.diagnosis.evidence import Evidence
 from deploy.verify.report import Diagnosis
 
-# What is seen wherever KV does not arrive.
+# Seen whenever KV does not arrive.
 _NOT_THERE = ("not_stored",)
-# What is seen wherever Redis does not do what it is asked.
+# Seen whenever Redis does not work.
 _OF_A_SICK_STORE = ("store_evicts", "store_fails", "stores_late", "not_stored")
 _OF_KEYS = ("layout_differs", *_NOT_THERE)
-# Engines that do not compute alike answer differently even where nothing was loaded.
+# Engines that compute differently answer differently even if nothing was loaded.
 _OF_NUMBERS = ("kv_differs", *_NOT_THERE)
 
 
 class Cause(NamedTuple):
-    """A rule, the code of what it finds, and codes of what that explains."""
+    """A rule, the code of the cause it finds, and the codes that this cause explains."""
 
     code: str
     rule: Callable[[Evidence], Diagnosis | None]
     explains: tuple[str, ...] = ()
 
 
-# What there is to say of a prompt even if nothing is wrong.
+# Reported for a prompt even if nothing is wrong.
 HIDES = Cause("prefix_cache_hides", requests.prefix_cache_hides)
 CAUSES = (
     Cause("prompt_under_chunk", requests.short_prompts, ("prefix_cache_hides",)),
@@ -74,7 +74,7 @@ CAUSES = (
     Cause("not_stored", store.not_stored),
     HIDES,
 )  # fmt: skip
-# For want of anything better, the first that fits.
+# If nothing else fits, the first of these that does.
 LAST_RESORTS = (
     Cause("store_evicts", store.perhaps_evicts),
     Cause("not_found", requests.not_found),
@@ -84,7 +84,7 @@ CODES = tuple(dict.fromkeys(cause.code for cause in (*CAUSES, *LAST_RESORTS)))
 
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
-    """Return the causes that the evidence supports, likeliest first; none for a healthy stack."""
+    """Return the causes that fit the evidence, likeliest first; none for a healthy stack."""
     rules = CAUSES if _is_wrong(evidence) else (HIDES,)
     found = [(cause, said) for cause in rules if (said := cause.rule(evidence))]
     found = [(cause, said) for cause, said in found if said.code == cause.code]
@@ -96,7 +96,7 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
 
 
 def _is_wrong(evidence: Evidence) -> bool:
-    """Tell whether there is anything to explain: others may flush, and Redis may be full."""
+    """Return whether anything needs explaining; a flush or a full Redis alone does not."""
     return bool(
         evidence.missed
         or evidence.mismatched

@@ -1,4 +1,4 @@
-"""Causes that lie in how the engines run: what each is, and in what they do not agree."""
+"""Causes in the engines: how each runs, and where their settings differ."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from deploy.verify.diagnosis.evidence import CONNECTOR, EngineFacts, Evidence, join
 from deploy.verify.report import Diagnosis
 
-# What keys do not say and bytes depend on, by the words for it. Engines whose other facts differ
-# differ in some of these, too.
+# Properties that keys do not contain but bytes depend on, with their names in messages. Engines
+# that differ in other facts usually differ in some of these, too.
 _LAYOUT = {
     "dtype": "element type",
     "layers": "layers",
@@ -17,12 +17,12 @@ _LAYOUT = {
     "head_size": "head size",
     "layerwise": "layerwise",
     "layout": "layout digest",
-    "client": "client of Redis",
+    "client": "Redis client",
 }
 
 
 def connector(evidence: Evidence) -> Diagnosis | None:
-    """Engines whose KV the kit's connector does not move."""
+    """Engines without pdkit's connector."""
     wrong = {engine.name: _instead(engine) for engine in evidence.engines if not engine.patched}
     if not wrong:
         return None
@@ -30,7 +30,7 @@ def connector(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "connector_not_loaded",
         f"{said}, instead of the patched connector {CONNECTOR}",
-        "take --kv-transfer-config out of engine.args in deploy.yaml, if it is there; "
+        "remove --kv-transfer-config from engine.args in deploy.yaml, if set; "
         + evidence.restart_hint(),
     )
 
@@ -42,7 +42,7 @@ def _instead(engine: EngineFacts) -> str:
 
 
 def fixes(evidence: Evidence) -> Diagnosis | None:
-    """Fixes that a bug needs, and that did not take."""
+    """Needed fixes that are not applied."""
     off: dict[str, list[str]] = {}
     for engine in evidence.engines:
         if not engine.fixes and engine.unknown:
@@ -54,22 +54,22 @@ def fixes(evidence: Evidence) -> Diagnosis | None:
         return None
     said = "; ".join(f"{what} in {join(engines)}" for what, engines in off.items())
     unset = (
-        "take PDKIT_DISABLE_FIXES out of engine.env in deploy.yaml"
+        "remove PDKIT_DISABLE_FIXES from engine.env in deploy.yaml"
         if evidence.disabled_by_spec
         else "unset PDKIT_DISABLE_FIXES"
     )
     return Diagnosis(
         "fix_not_applied",
-        f"the connector cannot move KV as it should: {said}",
+        f"the connector cannot move KV correctly: {said}",
         f"{unset}; {evidence.restart_hint()}",
     )
 
 
 def hash_seeds(evidence: Evidence) -> Diagnosis | None:
-    """PYTHONHASHSEED, from which the hash of every first chunk starts."""
+    """PYTHONHASHSEED, the start of the hash of every first chunk."""
     by_seed: dict[str, list[str]] = {}
     for engine in evidence.engines:
-        if not engine.ended:  # what has ended has no environment to look at
+        if not engine.ended:  # a dead engine has no environment to read
             by_seed.setdefault(engine.hash_seed, []).append(engine.name)
     if len(by_seed) < 2 and "" not in by_seed:
         return None
@@ -79,16 +79,16 @@ def hash_seeds(evidence: Evidence) -> Diagnosis | None:
     )
     return Diagnosis(
         "hash_seed_differs",
-        f"PYTHONHASHSEED is not the same in all engines, so their keys never match: {said}",
-        f"take PYTHONHASHSEED away from whatever starts the engine; {evidence.restart_hint()}",
+        f"PYTHONHASHSEED differs between engines, so their keys never match: {said}",
+        f"unset PYTHONHASHSEED in whatever starts the engine; {evidence.restart_hint()}",
     )
 
 
 def hash_algorithm(evidence: Evidence) -> Diagnosis | None:
-    """What chunks are hashed with, and what that hash starts from in spite of equal seeds."""
+    """The hash algorithm of chunks, and its start value despite equal seeds."""
     for name, what in (
-        ("hash_algorithm", "hash chunks in different ways"),
-        ("hash_root", "begin the hashes of chunks with different numbers"),
+        ("hash_algorithm", "hash chunks with different algorithms"),
+        ("hash_root", "start the hashes of chunks from different numbers"),
     ):
         if said := _apart(evidence, name):
             return Diagnosis(
@@ -100,14 +100,14 @@ def hash_algorithm(evidence: Evidence) -> Diagnosis | None:
 
 
 def chunk_size(evidence: Evidence) -> Diagnosis | None:
-    """Engines that cut prompts elsewhere; what was planned has a say, too."""
+    """Engines whose chunk size differs from the others or from the plan."""
     sizes = {e.name: e.kv["chunk_size"] for e in evidence.engines if e.kv.get("chunk_size")}
     if not sizes or set(sizes.values()) <= {evidence.chunk_size}:
         return None
     return Diagnosis(
         "chunk_size_differs",
         "engines cut prompts into chunks of different sizes, so their keys never match: "
-        f"{_said(sizes)}; planned are {evidence.chunk_size} tokens",
+        f"{_said(sizes)}; the plan says {evidence.chunk_size} tokens",
         _settings_hint(evidence, "chunk_size"),
     )
 
@@ -118,51 +118,51 @@ def tensor_parallel(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "tp_differs",
-        "engines are spread over different numbers of workers, whose number is part of every "
-        f"key: {said}",
-        "take --tensor-parallel-size and --pipeline-parallel-size out of engine.args in "
-        f"deploy.yaml and set tp there; {evidence.restart_hint()}",
+        "engines run with different numbers of workers, which is part of every key, so their keys "
+        f"never match: {said}",
+        "remove --tensor-parallel-size and --pipeline-parallel-size from engine.args in "
+        f"deploy.yaml and set tp instead; {evidence.restart_hint()}",
     )
 
 
 def model(evidence: Evidence) -> Diagnosis | None:
-    """The name or path of the model, as it stands in every key."""
+    """The name or path of the model, which is part of every key."""
     if not (said := _apart(evidence, "model")):
         return None
     return Diagnosis(
         "model_differs",
-        "engines were given the model under different names, each of which is part of its keys: "
-        + said,
-        f"take --model out of engine.args in deploy.yaml and set model there; "
+        "engines run the model under different names, which are part of every key, so their keys "
+        f"never match: {said}",
+        f"remove --model from engine.args in deploy.yaml and set model instead; "
         f"{evidence.restart_hint()}",
     )
 
 
 def redis_address(evidence: Evidence) -> Diagnosis | None:
-    """Engines that were sent to different servers or databases."""
+    """Engines with different Redis servers or databases."""
     if not (said := _apart(evidence, "redis")):
         return None
     return Diagnosis(
         "store_differs",
         f"engines use different Redis servers or databases: {said}",
-        "take LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG out of engine.env in deploy.yaml; "
+        "remove LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml; "
         + evidence.restart_hint(),
     )
 
 
 def namespace(evidence: Evidence) -> Diagnosis | None:
-    """Engines whose keys begin differently in the same Redis."""
+    """Engines with different key prefixes in the same Redis."""
     if not (said := _apart(evidence, "namespace")):
         return None
     return Diagnosis(
         "namespace_differs",
-        f"engines keep their KV in different name spaces of Redis: {said}",
-        "take LMCACHE_EXTRA_CONFIG out of engine.env in deploy.yaml; " + evidence.restart_hint(),
+        f"engines use different key namespaces in Redis: {said}",
+        "remove LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml; " + evidence.restart_hint(),
     )
 
 
 def layout(evidence: Evidence) -> Diagnosis | None:
-    """Engines whose chunks are made of other bytes."""
+    """Engines whose chunks have different byte layouts."""
     apart = {words: _apart(evidence, name) for name, words in _LAYOUT.items()}
     found = {words: said for words, said in apart.items() if said}
     if not found:
@@ -171,15 +171,15 @@ def layout(evidence: Evidence) -> Diagnosis | None:
         found.pop(_LAYOUT["layout"], None)  # it follows from the others
     return Diagnosis(
         "layout_differs",
-        "KV means different bytes in the engines, so none reads another's: "
+        "the byte layout of KV differs between engines, so they cannot read each other's KV: "
         + "; ".join(f"{words}: {said}" for words, said in found.items()),
         "give all engines the same dtype, model and LMCache settings (engine.args and engine.env "
-        f"in deploy.yaml are for all of them); {evidence.restart_hint()}",
+        f"in deploy.yaml apply to all of them); {evidence.restart_hint()}",
     )
 
 
 def ended(evidence: Evidence) -> Diagnosis | None:
-    """Engines that did not live through the check."""
+    """Engines that exited during the check."""
     died = [engine for engine in evidence.engines if engine.ended or engine.restarted]
     if not died:
         return None
@@ -188,30 +188,29 @@ def ended(evidence: Evidence) -> Diagnosis | None:
     if anew:
         return Diagnosis(
             "engine_restarted",
-            f"{what} ended during the check, and {join(anew)} was started anew; what an engine was "
-            "asked meanwhile is lost",
+            f"{what} exited during the check, and {join(anew)} was restarted; requests are lost",
             f"deploy logs {name} --name {evidence.stack}",
         )
     return Diagnosis(
         "engine_died",
-        f"{what} ended during the check",
+        f"{what} exited during the check",
         f"deploy logs {name} --name {evidence.stack}; deploy up --resume --name {evidence.stack}",
     )
 
 
 def bad_pair(evidence: Evidence) -> Diagnosis | None:
-    """Versions of vLLM and LMCache of which it is known that they do not go together."""
+    """Versions of vLLM and LMCache that are known not to work together."""
     if not evidence.bad_pair:
         return None
     return Diagnosis(
         "known_bad_pair",
-        f"these engines run a pair that is known to be broken: {evidence.bad_pair}",
+        f"the engines run a pair of versions that is known to be broken: {evidence.bad_pair}",
         f"deploy images list; deploy swap --image PROFILE --name {evidence.stack}",
     )
 
 
 def _apart(evidence: Evidence, name: str) -> str:
-    """Return who says what of a fact on which engines do not agree; "" where they agree."""
+    """Return each engine's value of a fact in which they differ; "" if they agree."""
     told = {e.name: e.kv[name] for e in evidence.engines if e.kv.get(name) is not None}
     return _said(told) if len({str(value) for value in told.values()}) > 1 else ""
 
@@ -225,6 +224,6 @@ def _said(told: Mapping[str, object]) -> str:
 
 def _settings_hint(evidence: Evidence, setting: str) -> str:
     return (
-        f"take LMCACHE_{setting.upper()} out of engine.env in deploy.yaml, if it is there; "
+        f"remove LMCACHE_{setting.upper()} from engine.env in deploy.yaml, if set; "
         + evidence.restart_hint()
     )

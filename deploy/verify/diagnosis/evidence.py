@@ -1,4 +1,4 @@
-"""What the rules look at, gathered while a check ran and when it had failed."""
+"""The evidence for the rules, gathered during and after a failed check."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from typing import Any
 
 from deploy.verify.own_prompt import OwnPrompt
 
-# What vLLM is told to load; everything else moves no KV, or moves it past the fixes.
+# The connector vLLM must load; any other moves no KV, or bypasses the fixes.
 CONNECTOR = "PatchedLMCacheConnector"
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """One engine, as it really runs.
+    """One engine as it actually runs.
 
     Attributes:
         role: producer or consumer.
-        hash_seed: its PYTHONHASHSEED; "" where it has none.
-        connector: the name that its arguments give vLLM; "" where they name none, None where nobody
-            tells.
-        use_native: its arguments ask for vLLM's own copy of LMCache's adapter.
-        fixes: fix id → state, as its connector reported at start; empty where it did not.
-        kv: what its connector said that KV means in it (`kv_report`); empty where it did not.
-        failures: kind → calls that Redis failed during the check; None where nobody counts them.
+        hash_seed: its PYTHONHASHSEED; "" if unset.
+        connector: name in its arguments; "" if they name none, None if unknown.
+        use_native: its arguments select vLLM's own copy of LMCache's adapter.
+        fixes: fix id → state, as its connector reported at start; empty without a report.
+        kv: what its connector reported about its KV (`kv_report`); empty without a report.
+        failures: kind → Redis calls that failed during the check; None if not counted.
         left_out: chunks that it did not store during the check.
-        late: answers that left before their KV was stored, during the check.
-        said: what its log says last of a failure of Redis.
-        ended: it did not live through the check.
-        restarted: it was started anew meanwhile.
+        late: answers sent before their KV was stored, during the check.
+        said: the last Redis failure in its log.
+        ended: it exited during the check.
+        restarted: it was restarted meanwhile.
     """
 
     name: str
@@ -48,30 +47,30 @@ class EngineFacts:
 
     @property
     def patched(self) -> bool:
-        """Whether the kit's connector moves its KV, as far as anybody tells."""
+        """Whether pdkit's connector moves its KV, as far as known."""
         return self.connector in (None, CONNECTOR) and not self.use_native
 
     @property
     def unknown(self) -> bool:
-        """Nothing but its log, which may have lost its beginning, could tell of its connector."""
+        """Whether only its log, which may be cut, could show its connector."""
         return self.connector is None and self.failures is None
 
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """Redis during the check; None is what it does not tell its user.
+    """Redis during the check; None for what its user may not see.
 
     Attributes:
         reachable: it answered before and after.
-        refusal: what it says to the kit instead of serving; "" where it serves.
-        denied: it says that to whom it does not know.
-        restarted: it has another run id than at the start of the check.
+        refusal: its error instead of an answer to pdkit; "" if it answers.
+        denied: that error is about authentication.
+        restarted: its run id changed since the start of the check.
         flushes, evicted: during the check.
-        errors: error code → how often it answered with it during the check, to anybody.
-        policy: what it does when it is full.
-        max_memory_bytes: 0 where there is no limit.
-        brought: it is the user's own, and has no log here.
-        services: names of the kit's own, those first that do not answer.
+        errors: error code → count during the check, over all clients.
+        policy: its maxmemory-policy.
+        max_memory_bytes: 0 without a limit.
+        brought: it is the user's own, without a log here.
+        services: names of pdkit's servers, those that do not answer first.
     """
 
     reachable: bool = True
@@ -89,7 +88,7 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the rules look at.
+    """The evidence of one check.
 
     Attributes:
         stack: its name, for hints.

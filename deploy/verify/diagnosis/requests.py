@@ -1,45 +1,45 @@
-"""Causes that lie in what was asked, and by which way."""
+"""Causes in the requests and in how they are routed."""
 
 from __future__ import annotations
 
 from deploy.verify.diagnosis.evidence import Evidence, join
 from deploy.verify.report import Diagnosis
 
-# What vLLM answers where a log-probability is no number, which JSON cannot hold.
+# vLLM's answer when a log-probability is NaN or infinite, which JSON cannot hold.
 _NO_NUMBERS = "Out of range float values"
 
 
 def short_prompts(evidence: Evidence) -> Diagnosis | None:
-    """Prompts without a whole chunk, the user's own or any that the model has room for."""
+    """Prompts shorter than a chunk: the user's own, or all that the model allows."""
     why = evidence.too_short or next((p.sentence for p in evidence.prompts if p.under_chunk), "")
     if not why:
         return None
     return Diagnosis(
         "prompt_under_chunk",
         f"{why}; only whole chunks are stored",
-        "ask longer prompts, or set a smaller lmcache.chunk_size in deploy.yaml; "
+        "send longer prompts, or set a smaller lmcache.chunk_size in deploy.yaml; "
         + evidence.restart_hint(),
     )
 
 
 def prefix_cache_hides(evidence: Evidence) -> Diagnosis | None:
-    """A consumer that needed no store, since it had answered the prompt's beginning before."""
+    """A consumer that did not need the store, as its prefix cache has the prompt's start."""
     hidden = [prompt for prompt in evidence.prompts if prompt.hidden]
     if not hidden:
         return None
     said = join([f"{one.local} of {one.tokens} tokens in {one.consumer}" for one in hidden])
     return Diagnosis(
         "prefix_cache_hides",
-        "the engine's own prefix cache served what would else have come from the store, since your "
-        f"prompt was asked there before: {said}",
-        "nothing needs fixing; to see the store serve it, change the prompt's first words, or "
-        f"forget it: {evidence.restart_hint()}",
+        "the engine's own prefix cache served the prompt instead of the store, because it was sent "
+        f"there before: {said}",
+        "nothing needs fixing; to load it from the store, change the prompt's first words, or "
+        f"restart: {evidence.restart_hint()}",
     )
 
 
 def failed(evidence: Evidence) -> Diagnosis | None:
-    """A service that answered something else than a completion."""
-    broken = _without_numbers(evidence)  # by its KV, see `wrong_kv`
+    """A service that did not answer with a completion."""
+    broken = _without_numbers(evidence)  # because of wrong KV, see `wrong_kv`
     failed = [one for one in evidence.failed_requests.items() if one[0] not in broken]
     if not failed:
         return None
@@ -52,60 +52,60 @@ def failed(evidence: Evidence) -> Diagnosis | None:
 
 
 def router(evidence: Evidence) -> Diagnosis | None:
-    """A router that forgets the prefill."""
+    """A router that skips the prefill."""
     if not evidence.bypassed:
         return None
     return Diagnosis(
         "router_bypasses_producers",
-        "the router answers without a prefill on a producer, so nothing is shared",
-        f"deploy logs router --name {evidence.stack}; if somebody started it with other arguments: "
+        "the router answers without a prefill on a producer, so no KV is reused",
+        f"deploy logs router --name {evidence.stack}; if it was started with other arguments: "
         + evidence.restart_hint(),
     )
 
 
 def wrong_kv(evidence: Evidence) -> Diagnosis | None:
-    """Answers that differ, or are none at all, where KV was loaded: a miss would not do that."""
+    """Answers over loaded KV that differ or hold no numbers; a miss does not cause that."""
     if evidence.mismatched:
-        said = "answers over KV that was loaded differ from recomputed ones"
+        said = "answers over loaded KV differ from recomputed ones"
     elif without := _without_numbers(evidence):
-        said = f"over KV that was loaded {join(without)} computed what is no number"
+        said = f"over loaded KV, {join(without)} computed values that are not numbers"
     else:
         return None
     return Diagnosis(
         "kv_differs",
-        f"{said}: that KV is wrong",
-        f"deploy down --name {evidence.stack}, and do not serve from it",
+        f"{said}: the loaded KV is wrong",
+        f"deploy down --name {evidence.stack}, and do not serve from this stack",
     )
 
 
 def contradicts_itself(evidence: Evidence) -> Diagnosis | None:
-    """An engine whose answer changes when its own prefix cache has the prompt."""
+    """An engine whose answer changes when its own prefix cache serves the prompt."""
     if not evidence.contradicting:
         return None
     return Diagnosis(
         "self_differs",
-        f"{join(sorted(evidence.contradicting))} answered a prompt from its own prefix cache "
-        "otherwise than when it computed it, without the store: its KV memory is wrong",
-        f"deploy down --name {evidence.stack}, and do not serve from it",
+        f"{join(sorted(evidence.contradicting))} answered a prompt differently from its own prefix "
+        "cache than when it computed it, without the store: its KV memory is wrong",
+        f"deploy down --name {evidence.stack}, and do not serve from this stack",
     )
 
 
 def _without_numbers(evidence: Evidence) -> list[str]:
-    """Return who said that its answer holds no numbers, where no producer said so of its own."""
+    """Return the engines whose answers hold no numbers, unless a producer is among them."""
     said = [name for name, answer in evidence.failed_requests.items() if _NO_NUMBERS in answer]
     computing = {engine.name for engine in evidence.engines if engine.role == "producer"}
     return [] if computing.intersection(said) else said
 
 
 def not_found(evidence: Evidence) -> Diagnosis | None:
-    """Nothing explains that something was missing."""
+    """Misses without any other explanation."""
     if not evidence.missed:
         return None
     return Diagnosis(
         "not_found",
-        "KV reached Redis and was not all found, though the engines agree in all that is compared"
+        "KV reached Redis but not all of it was found, although all compared settings agree"
         + (
-            f"; {evidence.not_loaded:.0f} chunks were found and not loaded"
+            f"; {evidence.not_loaded:.0f} chunks were found but not loaded"
             if evidence.not_loaded
             else ""
         ),
@@ -115,11 +115,11 @@ def not_found(evidence: Evidence) -> Diagnosis | None:
 
 
 def unexplained(evidence: Evidence) -> Diagnosis | None:
-    """What failed is all that is known."""
+    """Failures that no rule explains."""
     if not evidence.failures:
         return None
     return Diagnosis(
         "unexplained",
-        f"no rule explains this: {evidence.failures[0]}",
+        f"the cause is unknown: {evidence.failures[0]}",
         f"deploy status --name {evidence.stack}; deploy logs --name {evidence.stack}",
     )

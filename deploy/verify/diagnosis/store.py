@@ -1,4 +1,4 @@
-"""Causes that lie in Redis, or between it and the engines."""
+"""Causes in Redis, or between Redis and the engines."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from collections.abc import Mapping
 from deploy.verify.diagnosis.evidence import Evidence, join
 from deploy.verify.report import Diagnosis
 
-# Words of Redis for one and the same, as engines and Redis itself count them.
+# Redis error codes by kind, as engines and Redis count them.
 _FULL = {"oom"}
 _READ_ONLY = {"readonly"}
 _DENIED = {"noperm", "noauth", "wrongpass", "auth"}
-# What other rules speak of.
+# Covered by other rules.
 _TOLD = _FULL | _READ_ONLY | _DENIED
 
 
 def unreachable(evidence: Evidence) -> Diagnosis | None:
-    """Nobody answers where Redis is to be."""
+    """Redis does not answer."""
     if evidence.store.reachable or evidence.store.refusal:
         return None
     return Diagnosis(
         "store_unreachable",
         "Redis does not answer, so nothing can be stored or found",
-        f"see to the Redis of redis.url_file; deploy status --name {evidence.stack} asks it again"
+        f"start the Redis of redis.url_file or correct its URL, then deploy status --name "
+        f"{evidence.stack}"
         if evidence.store.brought
         else f"deploy logs {evidence.store.services[0]} --name {evidence.stack}",
     )
 
 
 def denied(evidence: Evidence) -> Diagnosis | None:
-    """Redis does not let its user in, or not do what is needed."""
+    """Redis refuses its user, or a command that is needed."""
     if not evidence.kinds_failed() & _DENIED and not evidence.store.denied:
         return None
     said = evidence.store.refusal or _words(evidence, _DENIED)
@@ -39,13 +40,13 @@ def denied(evidence: Evidence) -> Diagnosis | None:
         "allow that user GET, SET, GETRANGE, STRLEN and UNLINK on the stack's keys "
         f"(ACL SETUSER), or correct redis.url_file; deploy up --resume --name {evidence.stack}"
         if evidence.store.brought
-        else "somebody changed the users of the kit's own Redis (ACL LIST shows them); "
+        else "the users of pdkit's Redis were changed (ACL LIST shows them); "
         + evidence.restart_hint(),
     )
 
 
 def read_only(evidence: Evidence) -> Diagnosis | None:
-    """What answers is a copy that takes nothing."""
+    """Redis is a read-only replica."""
     if not evidence.kinds_failed() & _READ_ONLY:
         return None
     return Diagnosis(
@@ -55,68 +56,69 @@ def read_only(evidence: Evidence) -> Diagnosis | None:
         "name the master, a Sentinel or the cluster in redis.url_file; "
         f"deploy up --resume --name {evidence.stack}"
         if evidence.store.brought
-        else f"somebody made the kit's own Redis a replica: {evidence.restart_hint()}",
+        else f"pdkit's Redis was made a replica: {evidence.restart_hint()}",
     )
 
 
 def full(evidence: Evidence) -> Diagnosis | None:
-    """Redis is full, and may not make room."""
+    """Redis is full and may not evict."""
     if not evidence.kinds_failed() & _FULL:
         return None
     if evidence.store.evicted and (evidence.store.policy or "").startswith("allkeys"):
-        return None  # it made room, and what it has is too small: see `evicts`
+        return None  # it evicts, but is too small: see `evicts`
     limit = evidence.store.max_memory_bytes
-    size = f" of {limit / 2**20:.0f} MiB" if limit else ""
-    policy = f", its maxmemory-policy is {evidence.store.policy}" if evidence.store.policy else ""
+    size = f" (maxmemory {limit / 2**20:.0f} MiB)" if limit else ""
+    policy = (
+        f" and its maxmemory-policy is {evidence.store.policy}" if evidence.store.policy else ""
+    )
     return Diagnosis(
         "store_full",
-        f"Redis' memory{size} is full{policy}, so nothing more is stored: "
-        + _words(evidence, _FULL),
-        "redis-cli CONFIG SET maxmemory-policy allkeys-lru on that Redis, or raise its maxmemory"
+        f"Redis is full{size}{policy}, so nothing more is stored: " + _words(evidence, _FULL),
+        "redis-cli CONFIG SET maxmemory-policy allkeys-lru, or raise maxmemory of that Redis"
         if evidence.store.brought
         else f"raise redis.memory_gib in deploy.yaml; {evidence.restart_hint()}",
     )
 
 
 def lost_keys(evidence: Evidence) -> Diagnosis | None:
-    """Keys that somebody removed: a flush, a restart, a deletion."""
+    """Keys lost to a flush, a restart or a deletion."""
     if evidence.store.restarted:
         what = "Redis was restarted during the check and lost its keys"
     elif evidence.store.flushes:
         what = f"Redis was flushed during the check ({evidence.store.flushes} times)"
     elif evidence.vanished and not evidence.store.evicted:
-        what = f"somebody deleted {evidence.vanished} keys of the check's chunks from Redis"
+        what = f"another client deleted {evidence.vanished} keys of the check's chunks from Redis"
     else:
         return None
     return Diagnosis(
         "keys_lost",
-        f"{what}, between a prefill that stored KV and a decode that asked for it",
-        f"deploy check --name {evidence.stack}, with nobody flushing or restarting Redis",
+        f"{what}, after a prefill stored KV and before its decode read it",
+        f"deploy check --name {evidence.stack}, without flushing or restarting Redis meanwhile",
     )
 
 
 def evicts(evidence: Evidence) -> Diagnosis | None:
-    """Keys that Redis gave up for new ones before they were read.
+    """Keys that Redis evicted before they were read.
 
-    A full Redis that evicts what nobody asks for any more is as it should be.
+    Evicting keys that nobody reads any more is normal.
     """
     gone = evidence.vanished or evidence.stored_chunks < evidence.expected_chunks
     return _evicted(evidence) if evidence.store.evicted and gone else None
 
 
 def perhaps_evicts(evidence: Evidence) -> Diagnosis | None:
-    """The same for want of another cause: what the router's prompts stored cannot be counted."""
+    """The same as a last resort: chunks of the router's prompts cannot be counted."""
     return _evicted(evidence) if evidence.store.evicted and evidence.missed else None
 
 
 def _evicted(evidence: Evidence) -> Diagnosis:
-    keys = f"; {evidence.vanished} of them were seen to go" if evidence.vanished else ""
+    keys = f"; {evidence.vanished} of them belong to the check" if evidence.vanished else ""
     limit = evidence.store.max_memory_bytes
     size = f" ({limit / 2**20:.0f} MiB)" if limit else ""
     return Diagnosis(
         "store_evicts",
-        f"Redis is full{size} and evicted {evidence.store.evicted} keys during the check, what a "
-        f"prefill stored before its decode asked for it{keys}",
+        f"Redis is full{size} and evicted {evidence.store.evicted} keys during the check, before "
+        f"the decode read what its prefill stored{keys}",
         "raise maxmemory of that Redis"
         if evidence.store.brought
         else f"raise redis.memory_gib in deploy.yaml; {evidence.restart_hint()}",
@@ -124,23 +126,23 @@ def _evicted(evidence: Evidence) -> Diagnosis:
 
 
 def refused_values(evidence: Evidence) -> Diagnosis | None:
-    """Values that readers found to be other than what was stored."""
+    """Values that do not match what was stored."""
     if not evidence.refused:
         return None
     return Diagnosis(
         "values_refused",
-        f"{evidence.refused:.0f} values in Redis were not what was stored (corrupt, cut or "
-        "another's); their chunks were computed again",
+        f"{evidence.refused:.0f} values in Redis are not what was stored (corrupt, truncated or "
+        "foreign); their chunks were recomputed",
         f"deploy logs --name {evidence.stack}, and look for 'a value is not used'",
     )
 
 
 def fails(evidence: Evidence) -> Diagnosis | None:
-    """Any other failure of Redis, in its words, by engine."""
+    """Any other Redis failure, with its message, by engine."""
     failed = evidence.calls_failed()
     kinds = evidence.kinds_failed()
     left_out = any(engine.left_out for engine in evidence.engines)
-    # Redis' own count is everybody's: alone it only speaks of refusals that stop an engine.
+    # Redis counts errors of all clients: alone they only show refusals that stop an engine.
     silent = "redis" in failed or not (kinds or left_out) or (kinds and kinds <= _TOLD)
     if silent and (evidence.store.denied or not evidence.store.refusal):
         return None
@@ -158,33 +160,33 @@ def fails(evidence: Evidence) -> Diagnosis | None:
         f"deploy logs {evidence.store.services[0]} {_first_failed(evidence)} "
         f"--name {evidence.stack}"
         if not evidence.store.brought
-        else f"deploy logs {_first_failed(evidence)} --name {evidence.stack}, and see to the Redis "
-        "of redis.url_file",
+        else f"deploy logs {_first_failed(evidence)} --name {evidence.stack}, and check the "
+        "Redis of redis.url_file",
     )
 
 
 def late(evidence: Evidence) -> Diagnosis | None:
-    """Answers that did not wait for their KV."""
+    """Answers that were sent before their KV was stored."""
     slow = [engine for engine in evidence.engines if engine.late]
     if not slow:
         return None
     said = "; ".join(f"{engine.late:.0f} of {engine.name}" for engine in slow)
     return Diagnosis(
         "stores_late",
-        f"answers left before their KV was stored, so that their decodes came too early: {said}",
-        "take PDKIT_STORE_BARRIER_S out of engine.env in deploy.yaml if it is there, else see why "
+        f"answers were sent before their KV was stored, so decodes came too early: {said}",
+        "remove PDKIT_STORE_BARRIER_S from engine.env in deploy.yaml if set, else find out why "
         f"Redis is slow: deploy status --watch --name {evidence.stack}",
     )
 
 
 def not_stored(evidence: Evidence) -> Diagnosis | None:
-    """Chunks that never arrived, for whatever reason."""
+    """Chunks that never arrived, for any other reason."""
     if evidence.stored_chunks >= evidence.expected_chunks:
         return None
     producers = [engine.name for engine in evidence.engines if engine.role == "producer"]
     return Diagnosis(
         "not_stored",
-        f"of {evidence.expected_chunks} chunks {evidence.stored_chunks} reached Redis",
+        f"only {evidence.stored_chunks} of {evidence.expected_chunks} chunks reached Redis",
         f"deploy logs {join(producers[:1])} --name {evidence.stack}, and look for LMCache's errors",
     )
 
@@ -194,12 +196,12 @@ def _first_failed(evidence: Evidence) -> str:
 
 
 def _words(evidence: Evidence, kinds: set[str]) -> str:
-    """Return who was told so, how often, and one sentence of Redis' own."""
+    """Return which engines got these errors, how often, and one message of Redis."""
     failed = evidence.calls_failed()
     told = {name: {k: n for k, n in found.items() if k in kinds} for name, found in failed.items()}
     said = next((e.said for e in evidence.engines if e.said and told.get(e.name)), "")
     counts = "; ".join(f"{name} {_counts(found)}" for name, found in told.items() if found)
-    return f"{counts}, in its words '{said}'" if said else counts
+    return f"{counts}, with the message '{said}'" if said else counts
 
 
 def _counts(kinds: Mapping[str, float]) -> str:

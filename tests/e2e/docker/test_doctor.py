@@ -30,7 +30,7 @@ def test_nothing_fails_where_the_images_are_here(own: Project) -> None:
     for name in ("docker.engine", "docker.images", "engine.versions", "engine.plug_ins",
                  "engine.fixes", "ports.free"):  # fmt: skip
         assert found[name] == "ok", ran
-    assert "takes containers" in finding(ran, "docker.engine")["message"]
+    assert "starts containers" in finding(ran, "docker.engine")["message"]
     assert "trying the connector's fixes" not in own.run("doctor").stderr, "once is enough"
     own.assert_nothing_left()
 

@@ -80,9 +80,10 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "redis gone": (store(reachable=False), "store_unreachable", "Redis"),
     "an engine gone": (
-        consumer(ended=True, hash_seed="", connector=None), "engine_died", "consumer-0 ended",
+        consumer(ended=True, hash_seed="", connector=None), "engine_died",
+        "consumer-0 exited during",
     ),
-    "an engine anew": (consumer(restarted=True), "engine_restarted", "consumer-0 was started anew"),
+    "an engine anew": (consumer(restarted=True), "engine_restarted", "consumer-0 was restarted"),
     "no connector": (consumer(connector="", fixes={}), "connector_not_loaded", "no KV connector"),
     "another connector": (
         consumer(connector="LMCacheConnectorV1", fixes={}),
@@ -110,10 +111,10 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "another model": (kv(model="/models/link"), "model_differs", "consumer-0 /models/link"),
     "another tp": (kv(world_size=2, heads=1, layout="77"), "tp_differs", "consumer-0 2"),
     "another chunk size": (
-        kv(chunk_size=128, layout="78"), "chunk_size_differs", "consumer-0 128; planned are 256",
+        kv(chunk_size=128, layout="78"), "chunk_size_differs", "consumer-0 128; the plan says 256",
     ),
     "another chunk size in all": (
-        {"chunk_size": 64}, "chunk_size_differs", "producer-0, consumer-0 256; planned are 64",
+        {"chunk_size": 64}, "chunk_size_differs", "producer-0, consumer-0 256; the plan says 64",
     ),
     "seeds differ": (
         consumer(hash_seed="1", kv={**KV, "hash_root": "9"}),
@@ -139,7 +140,7 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "denied a command": (
         producer(failures={"noperm": 4}, left_out=6, said="storing failed: ReplyError: NOPERM x"),
         "store_denied",
-        "producer-0 4 x noperm, in its words 'storing failed: ReplyError: NOPERM x'",
+        "producer-0 4 x noperm, with the message 'storing failed: ReplyError: NOPERM x'",
     ),
     "denied the log-in": (
         store(reachable=False, refusal="invalid username-password pair", denied=True),
@@ -155,7 +156,7 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
             **store(policy="noeviction", max_memory_bytes=5 << 20, evicted=3),
         },
         "store_full",
-        "Redis' memory of 5 MiB is full, its maxmemory-policy is noeviction",
+        "Redis is full (maxmemory 5 MiB) and its maxmemory-policy is noeviction",
     ),
     "full, by redis' own word": (
         {
@@ -196,7 +197,7 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "no numbers": (
         {"failed_requests": {"consumer-0": NO_NUMBERS, "router": NO_NUMBERS}},
         "kv_differs",
-        "consumer-0, router computed what is no number",
+        "consumer-0, router computed values that are not numbers",
     ),
     "a producer's own are none": (
         {"failed_requests": {"consumer-0": NO_NUMBERS, "producer-0": NO_NUMBERS}},
@@ -205,8 +206,8 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "router": ({"bypassed": True}, "router_bypasses_producers", "without a prefill"),
     "bad pair": ({"bad_pair": "vLLM 0.32.0 with x"}, "known_bad_pair", "vLLM 0.32.0 with x"),
-    "not stored": ({"stored_chunks": 2}, "not_stored", "of 6 chunks 2"),
-    "nothing stored": ({"stored_chunks": 0}, "not_stored", "of 6 chunks 0"),
+    "not stored": ({"stored_chunks": 2}, "not_stored", "only 2 of 6 chunks"),
+    "nothing stored": ({"stored_chunks": 0}, "not_stored", "only 0 of 6 chunks"),
     "own cache": (
         {"prompts": (replace(PROMPT, local=800, loaded=0),)},
         "prefix_cache_hides",
@@ -216,9 +217,9 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "wrong KV of its own": (
         {"contradicting": ("producer-0",), "mismatched": True},
         "self_differs",
-        "producer-0 answered a prompt from its own prefix cache otherwise",
+        "producer-0 answered a prompt differently from its own prefix cache",
     ),
-    "found by nobody": ({}, "not_found", "agree in all that is compared"),
+    "found by nobody": ({}, "not_found", "all compared settings agree"),
 }  # fmt: skip
 
 
@@ -290,9 +291,9 @@ def test_a_log_without_its_beginning_is_no_missing_report() -> None:
 
 
 def test_what_no_rule_explains_is_quoted() -> None:
-    (cause,) = found(failures=["router was started anew during the check", "and more"])
+    (cause,) = found(failures=["router was restarted during the check", "and more"])
     assert cause.code == "unexplained"
-    assert "router was started anew" in cause.message and "deploy status" in cause.hint
+    assert "router was restarted" in cause.message and "deploy status" in cause.hint
 
 
 def test_a_prompt_that_the_consumer_has_itself_is_a_note_and_hides_nothing() -> None:
@@ -395,7 +396,7 @@ def test_hints_name_the_stack_and_start_the_same_again() -> None:
         (store(evicted=5), "raise redis.memory_gib", "raise maxmemory of that Redis"),
         (store(refusal="no", denied=True), "ACL LIST", "correct redis.url_file"),
         (producer(failures={"oom": 1}), "raise redis.memory_gib", "CONFIG SET maxmemory-policy"),
-        (producer(failures={"readonly": 1}), "made the kit's own", "redis.url_file"),
+        (producer(failures={"readonly": 1}), "pdkit's Redis was made a replica", "redis.url_file"),
         (producer(failures={"timeout": 1}), "deploy logs redis", "redis.url_file"),
     ],
 )

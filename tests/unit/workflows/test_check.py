@@ -273,4 +273,4 @@ class TestLayerByLayer:
         report = check(lab)
         assert not report.passed
         assert causes(report) == ["not_stored"]
-        assert "of 6 chunks 1 reached Redis" in report.diagnosis[0].message
+        assert "only 1 of 6 chunks reached Redis" in report.diagnosis[0].message

@@ -73,7 +73,7 @@ def test_a_sound_machine(lab: Lab) -> None:
     assert found.topology == "1p1d"
     assert lab.pids() == []
     assert not lab.home.stack("pdkit").root.exists()
-    assert "nothing stands in the way" in doctor_view(found)
+    assert "nothing blocks" in doctor_view(found)
     assert json.loads(json.dumps(found.as_dict()))["findings"][0]["id"] == "ports.free"
 
 
@@ -163,7 +163,7 @@ class TestDisks:
         spec = lab.spec()
         found = of(examine(spec, home, lab.lines.append), "disk.state")
         assert (found.status, found.message) == (
-            "fail", f"there are 8 MiB free at {home.state}"
+            "fail", f"only 8 MiB free at {home.state}"
         )  # fmt: skip
         with pytest.raises(MachineUnfit) as caught:
             fitness.require_fit(prepare_here(spec, home, lab.lines.append), home, lab.lines.append)
@@ -175,7 +175,7 @@ class TestDisks:
         planned = prepare_here(lab.spec(), home, lab.lines.append)
         fitness.require_fit(planned, home, lab.lines.append)
         (line,) = lab.lines
-        assert line.startswith("warning: there are 500 MiB free") and "[disk.state]" in line
+        assert line.startswith("warning: only 500 MiB free") and "[disk.state]" in line
 
     def test_up_starts_nothing_on_one_that_is_too_small(
         self, lab: Lab, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
@@ -212,9 +212,9 @@ def test_limits_of_the_shell(tmp_path: Path) -> None:
         )
         for limit in (64, 1024)
     }
-    assert "MachineUnfit: 64 files may be open (ulimit -n)" in done[64].stderr
+    assert "MachineUnfit: at most 64 open files (ulimit -n)" in done[64].stderr
     assert done[1024].returncode == 0, done[1024].stderr
-    assert "warning: 1024 files may be open" in done[1024].stdout
+    assert "warning: at most 1024 open files" in done[1024].stdout
 
 
 class TestDocker:
@@ -229,7 +229,7 @@ class TestDocker:
         found = look(lab, runtime="auto")
         assert found.runtime == "process"
         said = of(found, "docker.engine")
-        assert said.status in ("ok", "warn") and "takes processes" in said.message
+        assert said.status in ("ok", "warn") and "starts processes" in said.message
 
     def test_one_that_hangs(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(docker_module, "_PING_TIMEOUT_S", 0.3)
