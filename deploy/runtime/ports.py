@@ -45,7 +45,7 @@ def _require_address(host: str) -> None:
             probe.bind((host, 0))
     except OSError as exc:
         raise MachineError(
-            f"bind: '{host}' is no address of this machine ({exc.strerror or exc})",
+            f"bind: '{host}' is not an address of this machine ({exc.strerror or exc})",
             hint="set bind to 127.0.0.1, 0.0.0.0 or an address that `ip address` lists",
         ) from exc
 

@@ -85,7 +85,7 @@ def require_redis(prepared: Prepared, folder: Path) -> None:
         if trouble:
             raise RedisUnreachable(
                 f"{_FIELD}: the Redis at {url.shown} cannot be used: {trouble}",
-                hint=f"see to that Redis, or fix {file}; deploy up --dry-run asks it again",
+                hint=f"start that Redis or fix {file}, then deploy up --dry-run",
             )
         if isinstance(prepared.facts.means, Containers):
             _require_names_for_containers(url, store, file)
@@ -100,15 +100,15 @@ def _require_scheme(text: str, file: Path, client: str) -> None:
     scheme = scheme_of(text)
     if scheme not in SCHEMES:
         raise ConfigError(
-            f"{_FIELD}: {file} holds no URL of a Redis: "
-            + (f"{scheme}:// is none" if _SCHEME.fullmatch(scheme) else "it begins with no scheme"),
-            hint=f"write one URL into {file}: {_URLS}",
+            f"{_FIELD}: {file} does not contain a Redis URL: "
+            + (f"unsupported scheme {scheme}://" if _SCHEME.fullmatch(scheme) else "no scheme"),
+            hint=f"write one URL to {file}: {_URLS}",
         )
     if client == "lmcache" and scheme not in _LMCACHE_SCHEMES:
         raise ConfigError(
             f"redis.client: lmcache cannot use the {scheme}:// of {_FIELD} ({file}); it takes "
             + ", ".join(f"{one}://" for one in _LMCACHE_SCHEMES),
-            hint="leave redis.client out of deploy.yaml: the kit's own client can",
+            hint="remove redis.client from deploy.yaml: pdkit's own client supports it",
         )
 
 
@@ -121,8 +121,8 @@ def _parsed(text: str, file: Path) -> RedisUrl:
         UrlStore(url).close()
     except ValueError:
         raise ConfigError(
-            f"{_FIELD}: the {scheme_of(text)}:// URL in {file} is broken",
-            hint=f"see to host, port, database, a Sentinel's /MASTER and the options after '?' in "
+            f"{_FIELD}: the {scheme_of(text)}:// URL in {file} is invalid",
+            hint=f"check host, port, database, a Sentinel's /MASTER and the options after '?' in "
             f"{file}; write special characters of a password as %XX",
         ) from None
     return url
@@ -137,7 +137,7 @@ def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, means: Contai
     """
     if url.socket:
         raise ConfigError(
-            f"{_FIELD}: {url.shown} is a socket of this machine, which containers do not see",
+            f"{_FIELD}: {url.shown} is a socket of this machine, which containers cannot reach",
             hint=f"a host that they reach, such as redis://HOST:6379; or {_BY_PROCESS}",
         )
     for host, _ in url.nodes:
@@ -146,8 +146,8 @@ def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, means: Contai
     for file in map(Path, url.files):
         if file not in mounted:
             raise ConfigError(
-                f"{_FIELD}: its URL names {file}, which containers do not see",
-                hint=f"redis: {{tls_files: [{', '.join(url.files)}]}} in deploy.yaml shows them",
+                f"{_FIELD}: its URL names {file}, which containers cannot read",
+                hint=f"redis: {{tls_files: [{', '.join(url.files)}]}} in deploy.yaml mounts them",
             )
     for file in mounted:
         _require_readable(file, means)
@@ -170,7 +170,7 @@ def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) ->
 def _refuse_loopback(host: str, what: str) -> None:
     if is_loopback(host):
         raise ConfigError(
-            f"{what} means the container itself where a container asks",
+            f"{what} means the container itself inside a container",
             hint=f"an address of the machine that other machines reach it by; or {_BY_PROCESS}",
         )
 
@@ -185,6 +185,6 @@ def _require_readable(file: Path, means: Containers) -> None:
     needed = next(bit for fits, bit in who if fits)
     if uid != "0" and not found.st_mode & needed:
         raise ConfigError(
-            f"{field}: {file} cannot be read by user {means.user}, as whom containers run",
+            f"{field}: {file} cannot be read by user {means.user}, which containers run as",
             hint=f"sudo chown {means.user} {file}",
         )

@@ -67,8 +67,8 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
         fetch(wanted, hub_of(spec), hub_token(spec))
     except HubError as exc:
         raise MissingModel(
-            f"{wanted.model} could not be fetched: {exc}",
-            hint="deploy up, which goes on where this ended; or --model FOLDER",
+            f"{wanted.model} could not be downloaded: {exc}",
+            hint="deploy up, which resumes the download; or --model FOLDER",
         ) from exc
     if isinstance(means, Containers) and os.getuid() == 0:
         give_to(wanted, *owner(means))

@@ -248,7 +248,7 @@ def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:
     unknown = [name for name in names if name not in everything]
     if unknown:
         raise ConfigError(
-            f"'{unknown[0]}' is not an image of the catalogue; there are {', '.join(everything)}",
+            f"'{unknown[0]}' is not an image of the catalogue; images: {', '.join(everything)}",
             hint="deploy images list",
         )
     return [everything[name] for name in names]

@@ -75,11 +75,10 @@ class Patches:
             for state, engines in row.states.items()
             if state in UNANSWERED
         ]
-        found += [f"{engine} runs and reported no fix" for engine in self.silent]
+        found += [f"{engine} runs but reported no fixes" for engine in self.silent]
         if self.lmcache and not self.proved:
             found.append(
-                f"LMCache {self.lmcache} is none that the fixes were proved on: each went by "
-                "its probe"
+                f"the fixes are untested with LMCache {self.lmcache}: each was chosen by its probe"
             )
         return found
 
@@ -154,7 +153,7 @@ def patches_of(home: Home, name: str, image: str | None) -> Patches:
         return stack_patches(running)
     if stacks := home.stacks_beside(name):
         raise StateError(
-            f"there is no stack '{name}'; up are: {', '.join(stacks)}",
+            f"no stack '{name}'; running stacks: {', '.join(stacks)}",
             hint=f"deploy patches --name {stacks[0]}",
         )
     python = find_engine_python(None)

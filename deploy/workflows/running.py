@@ -169,7 +169,7 @@ def require_stack(home: Home, name: str) -> RunningStack:
     if running is None:
         others = home.stacks_beside(name)
         raise StateError(
-            f"there is no stack '{name}'" + (f"; there are: {', '.join(others)}" if others else ""),
+            f"no stack '{name}'" + (f"; existing stacks: {', '.join(others)}" if others else ""),
             hint=f"deploy up --name {name}" if not others else f"deploy status --name {others[0]}",
         )
     return running

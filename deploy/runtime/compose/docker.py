@@ -70,10 +70,10 @@ def docker_client() -> Any:
 
 
 def docker_info() -> Mapping[str, Any]:
-    """Return what the engine says of itself: runtimes, security options, found devices.
+    """Return `docker info`: runtimes, security options, found devices.
 
     Raises:
-        DockerUnavailable: there is none, or it does not say it: one that hangs answers a ping.
+        DockerUnavailable: no engine, or no answer: one that hangs still answers a ping.
     """
     client = docker_client()
     from docker.errors import DockerException
@@ -84,7 +84,7 @@ def docker_info() -> Mapping[str, Any]:
         info: Mapping[str, Any] = client.info()
     except (DockerException, RequestException) as exc:
         raise DockerUnavailable(
-            f"the Docker engine says nothing of itself ({_reason(exc, _ASK_TIMEOUT_S)})",
+            f"docker info failed ({_reason(exc, _ASK_TIMEOUT_S)})",
             hint=f"sudo systemctl restart docker, {_WITHOUT}",
         ) from exc
     finally:

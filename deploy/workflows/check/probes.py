@@ -120,7 +120,7 @@ def _compare_cut(
 
 
 def check_own_prompt(session: Session, producer: str, consumer: str, prompt: list[int]) -> None:
-    """Send a user's prompt as clients do, unmarked, and see whence each engine has it."""
+    """Send a user's prompt as clients do, unmarked, and see where each engine got its KV from."""
     try:
         prefilled = _counting(session, producer, prompt)
         decoded = _counting(session, consumer, prompt)

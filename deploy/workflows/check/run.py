@@ -139,7 +139,7 @@ def _chosen(running: RunningStack, patterns: Sequence[str]) -> list[tuple[str, s
     for pattern in patterns:
         if not fnmatch.filter([":".join(pair) for pair in every], pattern):
             raise UsageError(
-                f"--pairs {pattern}: there is no such pair; there are: "
+                f"--pairs {pattern}: no such pair; pairs: "
                 + ", ".join(":".join(pair) for pair in every),
                 hint=f"deploy check --pairs '{plan.producers[0].name}:*'",
             )
@@ -252,7 +252,7 @@ def _send(
     if not lengths(session):
         session.found.too_short = (
             f"the model's context of {session.limit} tokens has no room for a chunk of "
-            f"{session.chunk} tokens and an answer, so no KV is ever shared"
+            f"{session.chunk} tokens and an answer, so no KV is ever reused"
         )
         return
     _own(session, pairs, own)

@@ -215,7 +215,7 @@ CASES: dict[str, Case] = {
         files={"deploy.yaml": "redis: {url_file: url}\n", "url": "\n"},
     ),
     "no scheme of Redis": up(
-        "", 2, "redis.url_file: ", "/url holds no URL of a Redis: http:// is none",
+        "", 2, "redis.url_file: ", "/url does not contain a Redis URL: unsupported scheme http://",
         hint="redis-cluster://",
         files={"deploy.yaml": "redis: {url_file: url}\n", "url": "http://cache:6379\n"},
     ),

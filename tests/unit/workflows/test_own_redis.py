@@ -230,7 +230,7 @@ def test_a_file_that_names_another_redis_restarts_the_engines(own: Own) -> None:
     text = own.file.read_text()
 
     own.file.write_text("redis://:wrongword@nowhere.invalid:port")
-    with pytest.raises(ConfigError, match=r"redis\.url_file: the redis:// URL in .* is broken"):
+    with pytest.raises(ConfigError, match=r"redis\.url_file: the redis:// URL in .* is invalid"):
         own.lab.up(spec)
     own.file.write_text(f"redis://:{WRITTEN}@{HOST}:{unused_port()}")
     with pytest.raises(RedisUnreachable):
@@ -317,16 +317,16 @@ class TestWhatTheFileHolds:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("http://cache", "http:// is none"),
-            ("my-password", "begins with no scheme"),
-            ("redis://:my-password@cache:port", "the redis:// URL in .* is broken"),
-            ("redis://:my password@cache", "is broken"),
-            ("redis://:my-'password@cache", "is broken"),
-            ("redis://:my-pässword@cache", "is broken"),
-            ("redis://:my/password@cache", "is broken"),
-            ("redis://:my-password@cache?nonsense=1", "is broken"),
-            ("redis://:my-password@cache\nredis://:my-password@cache", "is broken"),
-            ("redis-sentinel://:my-password@cache", "is broken"),
+            ("http://cache", "unsupported scheme http://"),
+            ("my-password", "does not contain a Redis URL: no scheme"),
+            ("redis://:my-password@cache:port", "the redis:// URL in .* is invalid"),
+            ("redis://:my password@cache", "is invalid"),
+            ("redis://:my-'password@cache", "is invalid"),
+            ("redis://:my-pässword@cache", "is invalid"),
+            ("redis://:my/password@cache", "is invalid"),
+            ("redis://:my-password@cache?nonsense=1", "is invalid"),
+            ("redis://:my-password@cache\nredis://:my-password@cache", "is invalid"),
+            ("redis-sentinel://:my-password@cache", "is invalid"),
         ],
     )
     def test_no_url(

@@ -32,8 +32,8 @@ def test_a_stack_tells_of_its_own_fixes(lab: Lab, monkeypatch: pytest.MonkeyPatc
     [
         ((RELEASE, "fix=B17 state=disabled"), "fix B17 is disabled in producer-0, consumer-0"),
         ((RELEASE, "fix=B17 state=failed"), "fix B17 is failed"),
-        (("nothing of this",), "producer-0 runs and reported no fix"),
-        (('lmcache=9.9 proved="no"', "fix=B17 state=applied"), "LMCache 9.9 is none that"),
+        (("nothing of this",), "producer-0 runs but reported no fixes"),
+        (('lmcache=9.9 proved="no"', "fix=B17 state=applied"), "untested with LMCache 9.9"),
     ],
 )
 def test_status_warns(
@@ -56,5 +56,5 @@ def test_only_the_last_start_counts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
 
 def test_another_stack_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     up(lab, monkeypatch, RELEASE)
-    with pytest.raises(StateError, match="there is no stack 'other'; up are: pdkit"):
+    with pytest.raises(StateError, match="no stack 'other'; running stacks: pdkit"):
         patches_of(lab.home, "other", None)

@@ -330,9 +330,9 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
 
 
 def test_of_no_stack(lab: Lab) -> None:
-    with pytest.raises(StateError, match="there is no stack 'pdkit'"):
+    with pytest.raises(StateError, match="no stack 'pdkit'"):
         swapped(lab)
-    with pytest.raises(StateError, match="there is no stack 'pdkit'"):
+    with pytest.raises(StateError, match="no stack 'pdkit'"):
         roll_back(lab.home, "pdkit", report=lab.lines.append)
 
 

@@ -80,9 +80,9 @@ def test_a_download_that_was_cut_off_goes_on(
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
     first, second = SHARDS
     hub.cut = second
-    with pytest.raises(MissingModel, match="owner/70b could not be fetched") as caught:
+    with pytest.raises(MissingModel, match="owner/70b could not be downloaded") as caught:
         fetch_weights(made, lambda _: None)
-    assert "goes on where this ended" in caught.value.hint
+    assert "resumes the download" in caught.value.hint
     assert not (snapshot(tmp_path) / second).exists()
     hub.cut = ""
     hub.asked.clear()
