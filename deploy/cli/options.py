@@ -27,101 +27,116 @@ File = Annotated[
 ]
 
 
+_Gpus = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of GPUs to use; with --vendor cpu, number of engines (default: what the "
+        "topology needs)."
+    ),
+]
+_Vendor = Annotated[
+    str | None,
+    typer.Option(help="auto, cuda, rocm or cpu (default: auto, the GPUs found, else cpu)."),
+]
+_Runtime = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, compose (containers) or process (default: auto, compose if Docker answers)."
+    ),
+]
+_Image = Annotated[
+    str | None,
+    typer.Option(
+        help="Engine image: a profile from `deploy images list` or an image reference "
+        "(default: the vendor's profile)."
+    ),
+]
+_AllowUnproven = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-unproven/--no-allow-unproven",
+        help="Allow an untested pair of vLLM and LMCache versions (default: refuse it).",
+    ),
+]
+_Topology = Annotated[
+    str | None,
+    typer.Option(
+        help="Number of producers (prefill) and consumers (decode), such as 1p3d (default: "
+        "--gpus split evenly, else 1p1d)."
+    ),
+]
+_Producers = Annotated[
+    int | None,
+    typer.Option(help="Number of producers (prefill engines), instead of --topology (default: 1)."),
+]
+_Consumers = Annotated[
+    int | None,
+    typer.Option(help="Number of consumers (decode engines), instead of --topology (default: 1)."),
+]
+_TensorParallel = Annotated[
+    int | None, typer.Option(help="Tensor-parallel size of every engine (default: 1).")
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Model folder, Hugging Face id, or tiny, which needs no download (default: "
+        "Qwen/Qwen3-0.6B on GPUs, tiny on CPUs)."
+    ),
+]
+_Connector = Annotated[
+    str | None, typer.Option(help="How engines share KV; only lmcache (the default).")
+]
+_Layerwise = Annotated[
+    bool | None,
+    typer.Option(
+        "--layerwise/--no-layerwise",
+        help="Move KV layer by layer while the engine computes (default: off).",
+    ),
+]
+_SaveDecodeCache = Annotated[
+    bool | None,
+    typer.Option(
+        "--save-decode-cache/--no-save-decode-cache",
+        help="Also store the KV of generated tokens (default: off).",
+    ),
+]
+_StackName = Annotated[str | None, typer.Option(help="Stack name (default: pdkit).")]
+_Port = Annotated[
+    int | None,
+    typer.Option(help="Port for clients; other services use those above it (default: 8000)."),
+]
+_Bind = Annotated[
+    str | None,
+    typer.Option(
+        help="IP address for clients; everything else stays on loopback (default: 127.0.0.1)."
+    ),
+]
+_ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the API key that clients must send (default: no key)."),
+]
+
+
 def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     *,
     file: File = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of GPUs to use; with --vendor cpu, number of engines (default: what the "
-            "topology needs)."
-        ),
-    ] = None,
-    vendor: Annotated[
-        str | None,
-        typer.Option(help="auto, cuda, rocm or cpu (default: auto, the GPUs found, else cpu)."),
-    ] = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            help="auto, compose (containers) or process (default: auto, compose if Docker answers)."
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            help="Engine image: a profile from `deploy images list` or an image reference "
-            "(default: the vendor's profile)."
-        ),
-    ] = None,
-    allow_unproven: Annotated[
-        bool | None,
-        typer.Option(
-            "--allow-unproven/--no-allow-unproven",
-            help="Allow an untested pair of vLLM and LMCache versions (default: refuse it).",
-        ),
-    ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of producers (prefill) and consumers (decode), such as 1p3d (default: "
-            "--gpus split evenly, else 1p1d)."
-        ),
-    ] = None,
-    producers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of producers (prefill engines), instead of --topology (default: 1)."
-        ),
-    ] = None,
-    consumers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of consumers (decode engines), instead of --topology (default: 1)."
-        ),
-    ] = None,
-    tp: Annotated[
-        int | None, typer.Option(help="Tensor-parallel size of every engine (default: 1).")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model folder, Hugging Face id, or tiny, which needs no download (default: "
-            "Qwen/Qwen3-0.6B on GPUs, tiny on CPUs)."
-        ),
-    ] = None,
-    connector: Annotated[
-        str | None, typer.Option(help="How engines share KV; only lmcache (the default).")
-    ] = None,
-    layerwise: Annotated[
-        bool | None,
-        typer.Option(
-            "--layerwise/--no-layerwise",
-            help="Move KV layer by layer while the engine computes (default: off).",
-        ),
-    ] = None,
-    save_decode_cache: Annotated[
-        bool | None,
-        typer.Option(
-            "--save-decode-cache/--no-save-decode-cache",
-            help="Also store the KV of generated tokens (default: off).",
-        ),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Stack name (default: pdkit).")] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port for clients; other services use those above it (default: 8000)."),
-    ] = None,
-    bind: Annotated[
-        str | None,
-        typer.Option(
-            help="IP address for clients; everything else stays on loopback (default: 127.0.0.1)."
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the API key that clients must send (default: no key)."),
-    ] = None,
+    gpus: _Gpus = None,
+    vendor: _Vendor = None,
+    runtime: _Runtime = None,
+    image: _Image = None,
+    allow_unproven: _AllowUnproven = None,
+    topology: _Topology = None,
+    producers: _Producers = None,
+    consumers: _Consumers = None,
+    tp: _TensorParallel = None,
+    model: _Model = None,
+    connector: _Connector = None,
+    layerwise: _Layerwise = None,
+    save_decode_cache: _SaveDecodeCache = None,
+    name: _StackName = None,
+    port: _Port = None,
+    bind: _Bind = None,
+    api_key_file: _ApiKeyFile = None,
 ) -> None:
     """Hold the signature that `takes_stack_options` gives to commands."""
 
