@@ -50,13 +50,16 @@ _LEAKING = ("PDKIT_", "XDG_", "HF_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in list(os.environ):
-        if variable.upper().startswith(_LEAKING):
-            monkeypatch.delenv(variable)
-    monkeypatch.setenv("HOME", NO_HOME)
-    monkeypatch.setenv("PDKIT_HOME", "/nonexistent/pdkit-home")
-    monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
+def _clean_environment() -> Iterator[None]:
+    """Show an environment without settings, and leave what was there.
+
+    Not by monkeypatch: it undoes later than a test's other fixtures, and would bring back what they
+    had set.
+    """
+    kept = {n: v for n, v in os.environ.items() if not n.upper().startswith(_LEAKING)}
+    shown = {"HOME": NO_HOME, "PDKIT_HOME": "/nonexistent/pdkit-home", "DOCKER_HOST": NO_DOCKER}
+    with mock.patch.dict(os.environ, {**kept, **shown}, clear=True):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
