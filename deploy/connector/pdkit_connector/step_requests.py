@@ -13,6 +13,11 @@ def of_step(impl: Any) -> list[Any]:
     return list(getattr(metadata, "requests", ()))
 
 
+def is_to_load(request: Any) -> bool:
+    """Return whether a step has KV of the request to load."""
+    return request.load_spec is not None and bool(request.load_spec.can_load)
+
+
 @contextmanager
 def without(impl: Any, unfit: Callable[[Any], bool]) -> Iterator[list[Any]]:
     """Take the unfit requests out of the step's metadata, give them, and put them back."""

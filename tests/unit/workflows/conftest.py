@@ -26,12 +26,16 @@ from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 from deploy.tiny_model import store
-from deploy.workflows import facts, fixes, prepare
+from deploy.workflows import facts, fixes, prepare, up
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
+from deploy.workflows.facts import stated_facts
+from deploy.workflows.prepare import Prepared
 from deploy.workflows.running import require_stack
-from deploy.workflows.up import UpResult, bring_up
+from deploy.workflows.up import UpResult, bring_up, prepare_here
 from tests.ports import free_row
+from tests.unit.conftest import MACHINE
+from tests.unit.hub_stand_in import Hub, open_hub
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 _model_files = functools.cache(store.model_files)  # written anew in every lab
@@ -154,3 +158,27 @@ def can_listen(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """Return a stand-in for the hub, which is the one that is asked."""
+    with open_hub() as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.address)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield made
+
+
+@pytest.fixture
+def planned(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Prepared]:
+    """Return what plans a stack of the hub's model, on a stated machine."""
+    monkeypatch.setattr(
+        up, "facts_here", lambda spec, *_: stated_facts(spec, MACHINE, runtime="process")
+    )
+
+    def make(**fields: object) -> Prepared:
+        asked = {"model": "owner/70b", "vendor": "cpu", "runtime": "process", **fields}
+        spec = StackSpec.model_validate(asked)
+        return prepare_here(spec, Home(tmp_path, tmp_path), lambda _: None)
+
+    return make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,23 +12,13 @@ from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.runtime.home import Home
 from deploy.workflows import up
-from deploy.workflows.facts import stated_facts
 from deploy.workflows.hub import described_model
 from deploy.workflows.prepare import Prepared, find_model
-from deploy.workflows.up import prepare_here
 from tests.unit.conftest import MACHINE
-from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub, open_hub
+from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub
 
 Make = Callable[..., StackSpec]
 A_TOKEN = 2 * 80 * 8 * 128 * 2
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with open_hub() as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.address)
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-        yield made
 
 
 class Asked:
@@ -123,24 +113,11 @@ def test_a_hub_that_fails_stops_nothing(hub: Hub, ask: Asked, status: int, body:
 
 
 class TestInPlans:
-    @pytest.fixture
-    def here(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Prepared]:
-        monkeypatch.setattr(
-            up, "facts_here", lambda spec, *_: stated_facts(spec, MACHINE, runtime="process")
-        )
-
-        def make(**fields: object) -> Prepared:
-            asked = {"model": "owner/70b", "vendor": "cpu", "runtime": "process", **fields}
-            spec = StackSpec.model_validate(asked)
-            return prepare_here(spec, Home(tmp_path, tmp_path), lambda _: None)
-
-        return make
-
     @pytest.mark.usefixtures("hub")
     def test_redis_holds_what_the_model_needs_and_engines_that_commit(
-        self, here: Callable[..., Prepared]
+        self, planned: Callable[..., Prepared]
     ) -> None:
-        made = here(engine={"kv_cache_gib": 4})
+        made = planned(engine={"kv_cache_gib": 4})
         assert made.plan.kv_bytes_per_token == A_TOKEN
         assert made.plan.redis_memory_mib == 8192 - 1, "twice what a producer holds, whole tokens"
         assert made.notes == ()
@@ -149,16 +126,16 @@ class TestInPlans:
             assert argv[argv.index("--revision") + 1] == COMMIT
 
     def test_the_same_before_and_after_the_download(
-        self, hub: Hub, here: Callable[..., Prepared], tmp_path: Path
+        self, hub: Hub, planned: Callable[..., Prepared], tmp_path: Path
     ) -> None:
-        before = here().stack.fingerprint()
+        before = planned().stack.fingerprint()
         cached(tmp_path)
-        assert here().stack.fingerprint() == before
+        assert planned().stack.fingerprint() == before
         assert len(hub.asked) == 1
 
-    def test_a_plan_without_it_says_so(self, hub: Hub, here: Callable[..., Prepared]) -> None:
+    def test_a_plan_without_it_says_so(self, hub: Hub, planned: Callable[..., Prepared]) -> None:
         hub.status = 500
-        made = here()
+        made = planned()
         assert made.plan.redis_memory_mib == MACHINE.memory_mib // 4
         assert any("KV size and context are unknown" in note for note in made.notes)
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from deploy.config.spec import StackSpec
 from deploy.errors import MissingModel
-from deploy.runtime.home import Home
 from deploy.runtime.weights import Wanted, give_to
-from deploy.workflows import up
-from deploy.workflows.facts import stated_facts
 from deploy.workflows.hub import fetch_weights
 from deploy.workflows.prepare import Prepared
-from deploy.workflows.up import prepare_here
-from tests.unit.conftest import MACHINE
-from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub, open_hub
+from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub
 
 SHARDS = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 100_000 for n in (1, 2)}
 INDEX = {"weight_map": {f"layer.{n}": name for n, name in enumerate(SHARDS)}}
@@ -31,26 +25,10 @@ LEFT_OUT = {"pytorch_model.bin": b"the same once more"}
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with open_hub() as made:
-        made.files = {**MODEL, **LEFT_OUT}
-        monkeypatch.setenv("HF_ENDPOINT", made.address)
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-        yield made
-
-
-@pytest.fixture
-def planned(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Prepared]:
-    monkeypatch.setattr(
-        up, "facts_here", lambda spec, *_: stated_facts(spec, MACHINE, runtime="process")
-    )
-
-    def make(**fields: object) -> Prepared:
-        asked = {"model": "owner/70b", "vendor": "cpu", "runtime": "process", **fields}
-        spec = StackSpec.model_validate(asked)
-        return prepare_here(spec, Home(tmp_path, tmp_path), lambda _: None)
-
-    return make
+def hub(hub: Hub) -> Hub:
+    """Return the hub, with a whole model."""
+    hub.files = {**MODEL, **LEFT_OUT}
+    return hub
 
 
 def snapshot(tmp_path: Path) -> Path:

@@ -20,7 +20,7 @@ from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import of_step, running, unpin, without
+from pdkit_connector.step_requests import is_to_load, of_step, running, unpin, without
 
 
 def probe(_setting: Setting) -> Finding:
@@ -72,9 +72,9 @@ def _report(impl: Any, request: Any) -> None:
         len(request.slot_mapping),
         len(request.token_ids),
     )
-    spec = request.load_spec
-    if spec is None or not spec.can_load:
+    if not is_to_load(request):
         return
+    spec = request.load_spec
     slots = request.slot_mapping[spec.vllm_cached_tokens : spec.lmcache_cached_tokens]
     if len(slots) == 0:
         slots = request.slot_mapping[-1:]

@@ -12,6 +12,7 @@ from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.request_view import RequestView
 from pdkit_connector.setting import Setting
+from pdkit_connector.step_requests import is_to_load
 
 Method = Callable[..., Any]
 
@@ -54,7 +55,7 @@ def _loading(load: Method) -> Method:
             return
         # The scheduler's half may have started and found KV that nobody here can load.
         for request in self._parent._get_connector_metadata().requests:
-            if request.load_spec is not None and request.load_spec.can_load:
+            if is_to_load(request):
                 slots = request.slot_mapping[request.load_spec.vllm_cached_tokens :].tolist()
                 self._invalid_block_ids.update(slot // self._block_size for slot in slots)
 

@@ -12,7 +12,7 @@ from pdkit_connector.adapter_miniature import CHUNK, IdleEngine, bind_request, m
 from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import of_step
+from pdkit_connector.step_requests import is_to_load, of_step
 
 
 def probe(_setting: Setting) -> Finding:
@@ -33,7 +33,7 @@ def apply(_setting: Setting) -> str:
 def _in_any_context(load: Callable[..., None]) -> Callable[..., None]:
     @wraps(load)
     def start_load_kv(self: Any, forward_context: Any, **kwargs: Any) -> None:
-        missing = forward_context.attn_metadata is None and any(map(_to_load, of_step(self)))
+        missing = forward_context.attn_metadata is None and any(map(is_to_load, of_step(self)))
         if missing:
             # The adapter only asks whether there are metadata; it uses none.
             forward_context = copy.copy(forward_context)
@@ -43,10 +43,6 @@ def _in_any_context(load: Callable[..., None]) -> Callable[..., None]:
             _finish(self)
 
     return start_load_kv
-
-
-def _to_load(request: Any) -> bool:
-    return request.load_spec is not None and bool(request.load_spec.can_load)
 
 
 def _finish(impl: Any) -> None:

@@ -58,17 +58,19 @@ class Shards:
 
     def of(self, key: bytes) -> Shard:
         """Return the shard that a key lies on: the same in every engine."""
-        return self._all[zlib.crc32(key) % len(self._all)]
+        return self._all[self._number(key)]
 
     def split(self, keys: Sequence[bytes]) -> list[tuple[Shard, Sequence[int]]]:
         """Return the shards that have some of the keys, each with the indices of its own."""
-        count = len(self._all)
-        if count == 1:
+        if len(self._all) == 1:
             return [(self._all[0], range(len(keys)))]
         indices: list[list[int]] = [[] for _ in self._all]
         for index, key in enumerate(keys):
-            indices[zlib.crc32(key) % count].append(index)
+            indices[self._number(key)].append(index)
         return [(shard, own) for shard, own in zip(self._all, indices, strict=True) if own]
+
+    def _number(self, key: bytes) -> int:
+        return zlib.crc32(key) % len(self._all)
 
     def close(self, store_s: float, load_s: float) -> None:
         """Finish the stores that began and close all connections, within these limits in all."""
