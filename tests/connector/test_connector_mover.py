@@ -12,9 +12,11 @@ from kv_samples import (
     store_layered,
     store_plain,
 )
+from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.cpu_blocks import PagedKV
 from pdkit_connector.cpu_mover import BlockMover, LayerwiseBlockMover
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
+from pdkit_connector.refused_loads import as_miss
 
 MODES = {"plain": (store_plain, load_plain), "layerwise": (store_layered, load_layered)}
 SHAPES = [
@@ -178,3 +180,25 @@ def test_layerwise_generators_stop_after_their_contract():
     assert len(list(mover.batched_from_gpu(case.layered(1), [0], [64], **common))) == 3 + 1
     with pytest.raises(TransferRefused, match="no memory objects were sent"):
         list(mover.batched_to_gpu([0], [64], **common))
+
+
+def test_refused_load_is_a_miss_and_gives_its_memory_back():
+    """The engine goes on: LMCache ends the load as ever, and nothing of it counts."""
+    case = make_case()
+    table = case.table(4, seed=1)
+    objects = store_plain(case, case.kv(seed=1), table)
+    objects[1].metadata.fmt = MemoryFormat.KV_T2D
+    given_back = []
+
+    def retrieve(_engine, tokens, mask=None):
+        load_plain(case, case.kv(seed=2), table, objects)
+        given_back.extend(objects)
+        return torch.ones(len(tokens), dtype=torch.bool)
+
+    tokens = list(range(128))
+    assert not as_miss(retrieve)(None, tokens, mask=None).any()
+    assert given_back == objects
+    with pytest.raises(TransferRefused):
+        retrieve(None, tokens)
+    objects[1].metadata.fmt = MemoryFormat.KV_2LTD
+    assert as_miss(retrieve)(None, tokens).all()

@@ -21,33 +21,14 @@ from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.registry import Registry
 from pdkit_connector.store_barrier import HoldUntilStored
 from pdkit_connector.worker_socket import ask_now
+from redis_backend import PAYLOAD, loaded, made, stored
 from redis_servers import eventually
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
 from tests.connector import fair_clock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
-from lmcache_objects import (
-    CHUNK,
-    HEAD_SIZE,
-    HEADS,
-    LAYERS,
-    chunk,
-    key,
-    metadata,
-    redis_path_config,
-    running_loop,
-)
-
-PAYLOAD = 2 * LAYERS * CHUNK * HEADS * HEAD_SIZE * 2
-
-
-def made(settings, **facts):
-    """Return the plug-in, made by LMCache's own hands, or None where LMCache gave up on it."""
-    from lmcache.v1.storage_backend import CreateStorageBackends
-
-    backends = CreateStorageBackends(settings, metadata(**facts), running_loop(), "cpu")
-    return backends.get("pdkit")
+from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, chunk, key, metadata, redis_path_config
 
 
 @pytest.fixture
@@ -55,24 +36,6 @@ def backend(server):
     backend = made(redis_path_config(server.url))
     yield backend
     backend.close()
-
-
-def stored(backend, *numbers: int) -> None:
-    keys = [key(number) for number in numbers]
-    objs = [chunk(backend, number) for number in numbers]
-    backend.batched_submit_put_task(keys, objs)
-    for obj in objs:
-        obj.ref_count_down()
-    eventually(lambda: not store_barrier.under_way(), 30)
-
-
-def loaded(objs) -> list[float | None]:
-    values = [None if obj is None else float(obj.tensor.float().mean()) for obj in objs]
-    for obj in objs:
-        if obj is not None:
-            assert obj.get_ref_count() == 1, "the caller's, and nobody else's"
-            obj.ref_count_down()
-    return values
 
 
 def test_what_is_stored_is_loaded(backend):

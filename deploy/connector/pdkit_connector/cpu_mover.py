@@ -15,6 +15,7 @@ from lmcache.v1.memory_management import MemoryFormat
 
 from pdkit_connector.cpu_blocks import Geometry, PagedKV, object_rows
 from pdkit_connector.errors import TransferRefused
+from pdkit_connector.refused_loads import noted
 
 if TYPE_CHECKING:
     import torch
@@ -115,6 +116,7 @@ class BlockMover(_BlockMover):
             for layer, rows in enumerate(self._layers_of(memory_obj, plan)):
                 paged.read(layer, plan.blocks, rows)
 
+    @noted
     def batched_to_gpu(
         self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], **kwargs: Any
     ) -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
+from pdkit_connector.refused_loads import noted
 
 if TYPE_CHECKING:
     import torch
@@ -156,6 +157,7 @@ class PackedMover:
         """Whether these are the tensors that this mover was made for."""
         return len(layers) == len(self.layers) and all(map(_identical, layers, self.layers))
 
+    @noted
     def load(self, memory_obj: Any, start: int, end: int, kwargs: Mapping[str, Any]) -> None:
         """Copy a memory object over the slots of its chunk, sparing tokens vLLM already holds."""
         held = min(max(kwargs.get("vllm_cached_tokens", 0) - start, 0), end - start)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdkit_connector.errors import UnsupportedSetting
+from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.log import get_logger
 from pdkit_connector.packed_kv import PackedMover, common_layout, is_packed
+from pdkit_connector.refused_loads import as_miss
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 
@@ -41,7 +43,10 @@ def probe(setting: Setting) -> Finding:
 
 def apply(setting: Setting) -> str:
     """Send packed KV through rows of one head; any other KV goes the way it went."""
+    from lmcache.v1.cache_engine import LMCacheEngine
+
     mover: Any = _mover_class()
+    replace_method(LMCacheEngine, "retrieve", as_miss)
     mover.to_gpu = _packed_or(mover.to_gpu, PackedMover.load)
     mover.from_gpu = _packed_or(mover.from_gpu, PackedMover.store)
     _applied_for[:] = [setting]

@@ -9,6 +9,8 @@ from typing import Any
 
 from pdkit_connector.cpu_blocks import Geometry
 from pdkit_connector.errors import UnsupportedSetting
+from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.refused_loads import as_miss
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 
@@ -82,6 +84,7 @@ def apply(setting: Setting) -> str:
 
     gpu_connector.CreateGPUConnector = create
     cache_engine.assert_layerwise_gpu_connector = assert_layerwise
+    replace_method(cache_engine.LMCacheEngine, "retrieve", as_miss)
     tag = layout_tag(setting)
     _stamp_keys(tag)
     return f"whole-block CPU mover, keys tagged {tag}"

@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from pdkit_connector import store_barrier
@@ -31,7 +29,8 @@ from pdkit_connector.redis_path.client import Client, Limits
 from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.redis_path.link import Deadline, ReplyError
 from pdkit_connector.redis_path.names import Names
-from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
+from pdkit_connector.redis_path.tensors import OwnTensors
+from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 from pdkit_connector.registry import describe
 from pdkit_connector.worker import open_socket
 
@@ -81,9 +80,9 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             first_rank_only=bool(metadata.use_mla and metadata.world_size > 1),
         )
         self._client = Client(self._urls, self._codec, COUNTERS, _limits(settings))
-        # All values have one length, known from the first that comes by.
+        self._tensors = OwnTensors(config, metadata)
+        # All values have one length, known from the first that fits this engine.
         self._value_bytes: int | None = None
-        self._one_length = not config.save_unfull_chunk
         self._storing: set[Any] = set()
         # The page shows from the start that this engine has such a path.
         COUNTERS.add("chunks", 0, operation="store", result="stored")
@@ -161,14 +160,14 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
 
         It is waited for until the deadline while stores, which give theirs back, are under way.
         """
-        shape, dtype, memory_format = _tensor_of(header)
+        shape, dtype, memory_format = self._tensors.of(header)
         while True:
             waits = bool(self._storing)
             memory_obj = self.local_cpu_backend.allocate(
                 shape, dtype, fmt=memory_format, busy_loop=False
             )
             if memory_obj is not None:
-                self._learn(header.payload_bytes)
+                self._value_bytes = HEADER_BYTES + header.payload_bytes
                 return _Staged(memory_obj)
             if not waits:
                 return None
@@ -198,7 +197,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
     def _submit(self, key: Any, memory_obj: Any, told: Callable[[Any], None] | None) -> None:
         name = self._names.one(key)
         payload = _bytes_of(memory_obj)
-        self._learn(len(payload))
+        self._value_bytes = HEADER_BYTES + len(payload)
         header = Header(
             dtype=str(memory_obj.metadata.dtype).removeprefix("torch."),
             shape=tuple(memory_obj.metadata.shape),
@@ -250,10 +249,6 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         """Finish what was begun, within its limit."""
         self._client.close()
 
-    def _learn(self, payload_bytes: int) -> None:
-        if self._one_length:
-            self._value_bytes = HEADER_BYTES + payload_bytes
-
 
 class _Staged:
     """A memory object of the staging pool."""
@@ -266,20 +261,6 @@ class _Staged:
 
     def release(self) -> None:
         self.memory_obj.ref_count_down()
-
-
-def _tensor_of(header: Header) -> tuple[torch.Size, torch.dtype, MemoryFormat]:
-    """Return the tensor that a header describes; raise BadValue where there is no such."""
-    dtype = getattr(torch, header.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise BadValue("foreign", f"its elements are {header.dtype!r}")
-    shape = torch.Size(header.shape)
-    if shape.numel() * dtype.itemsize != header.payload_bytes:
-        raise BadValue("corrupt", f"{header.payload_bytes} bytes are no {tuple(shape)}")
-    try:
-        return shape, dtype, MemoryFormat(header.memory_format)
-    except ValueError as exc:
-        raise BadValue("foreign", str(exc)) from None
 
 
 def _bytes_of(memory_obj: Any) -> memoryview:
