@@ -15,14 +15,16 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pdkit_connector.redis_path.address import Address, Node
+from pdkit_connector.redis_path.link import Deadline
+from pdkit_connector.redis_path.login import logged_in, plain
 
 ONLY: Node = ("", 0)
 # Tells which server a key lies on.
 Route = Callable[[bytes], Node]
-
-# Limit of each step on the way to a connection: to reach the server, TLS, to log in.
-CONNECT_S = 2.0
 _MASTER_KNOWN_S = 2.0
+_SLOTS = 16384
+# In all, for however many servers are asked in turn who has which keys.
+_ASK_S = 20.0
 
 
 class Topology(Protocol):
@@ -111,7 +113,7 @@ class SentinelMaster:
         if not answer:
             raise ConnectionError(f"Sentinel knows no master {self._address.master!r}")
         host, port = answer
-        return host.decode(), int(port)
+        return _server(host.decode(), port)
 
 
 class Cluster:
@@ -147,9 +149,12 @@ def _ask(
 ) -> Any:
     """Ask servers in turn, until one gives an answer that can be understood."""
     error: Exception = ConnectionError("no server was named")
+    deadline = Deadline(_ASK_S)
     for node in nodes:
+        if deadline.passed():
+            break
         try:
-            connection = connected(address, node)
+            connection = logged_in(address, _where(node))
         except Exception as exc:  # noqa: BLE001 - the next may answer; the last one's is raised
             error = exc
             continue
@@ -171,34 +176,29 @@ def _route(by_slot: list[Node]) -> Route:
 
 def _by_slot(ranges: Any, asked: Node) -> list[Node]:
     """Return the server of each of the 16,384 slots from what CLUSTER SLOTS answers."""
-    nodes: list[Node | None] = [None] * 16384
+    nodes: list[Node | None] = [None] * _SLOTS
     for first, last, (host, port, *_), *_replicas in ranges:
         name = host.decode() if isinstance(host, bytes) else str(host or "")
+        if not 0 <= first <= last < _SLOTS or any(nodes[first : last + 1]):
+            raise ConnectionError(f"the cluster names slots {first} to {last}, or names them twice")
         # A server that does not know its own name means the one that was asked.
-        nodes[int(first) : int(last) + 1] = [(name or asked[0], int(port))] * (
-            int(last) + 1 - int(first)
-        )
+        nodes[first : last + 1] = [_server(name or asked[0], port)] * (last + 1 - first)
     missing = nodes.count(None)
     if missing:
-        raise ConnectionError(f"the cluster serves {16384 - missing} of 16384 slots")
+        raise ConnectionError(f"the cluster serves {_SLOTS - missing} of {_SLOTS} slots")
     return [node for node in nodes if node is not None]
 
 
-def connected(address: Address, node: Node) -> Any:
-    """Return a connection that is made and logged in; redis-py would try for many seconds."""
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
+def _server(host: str, port: Any) -> Node:
+    if not 0 < int(port) < 1 << 16:
+        raise ConnectionError(f"{int(port)} is not a port")
+    return host, int(port)
 
-    connection = address.connection_class(
-        **{
-            **address.options,
-            **({} if node == ONLY else {"host": node[0], "port": node[1]}),
-            "socket_timeout": CONNECT_S,
-            "socket_connect_timeout": CONNECT_S,
-            "retry": Retry(NoBackoff(), 0),
-            # Replies are read without redis-py, in the older form of the protocol.
-            "protocol": 2,
-        }
-    )
-    connection.connect()
-    return connection
+
+def _where(node: Node) -> dict[str, Any]:
+    return {} if node == ONLY else {"host": node[0], "port": node[1]}
+
+
+def connected(address: Address, node: Node) -> Any:
+    """Return a connection that is made and logged in."""
+    return plain(logged_in(address, _where(node)))
