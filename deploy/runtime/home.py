@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,17 @@ from deploy.home_folder import expanded
 
 # Not by TMPDIR: the shell that stops a stack may have another than the one that started it.
 _TEMP = Path("/tmp")  # noqa: S108 - what is made there is made private before it is used
+# How many names a stack's folder there may have, where other users took some.
+_TEMP_NAMES = 10
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder of this user that nobody else may use; not a link to one."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,12 @@ class StackHome:
 
     @property
     def temp_dir(self) -> Path:
+        """The folder that is ours, else the first that nobody has: others may take a name."""
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:10]
-        return _TEMP / f"pdkit-{digest}"
+        first = _TEMP / f"pdkit-{digest}"
+        folders = (first, *(_TEMP / f"{first.name}-{n}" for n in range(1, _TEMP_NAMES)))
+        ours = next(filter(is_private, folders), None)
+        return ours or next((f for f in folders if not os.path.lexists(f)), first)
 
 
 @dataclass(frozen=True)

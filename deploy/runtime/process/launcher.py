@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from deploy.errors import MachineError, MissingTool, StackUnhealthy
-from deploy.runtime.home import StackHome
+from deploy.runtime.home import StackHome, is_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.process import sessions
@@ -71,10 +70,17 @@ class ProcessLauncher:
 
         Raises:
             MissingTool: its program cannot be started.
+            MachineError: another user has the folder that the service would use.
         """
         folder = self._home.run_dir / service.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_private(self._home.temp_dir)
+        temp_dir = self._home.temp_dir
+        _make_private(temp_dir)
+        if service.env.get("TMPDIR", str(temp_dir)) != str(temp_dir):
+            raise MachineError(
+                f"{service.env['TMPDIR']}, which {service.name} was to use, is now another user's",
+                hint="deploy down, then deploy up, which finds another name",
+            )
         for file in service.files:
             write_private(Path(file.path), fill_in(file.text, secrets))
         log = self.log_path(service.name)
@@ -202,11 +208,14 @@ def _make_private(folder: Path) -> None:
     Raises:
         MachineError: it is there, and not ours alone.
     """
-    folder.mkdir(exist_ok=True, mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not is_private(folder):
+        owner = folder.lstat().st_uid
         raise MachineError(
-            f"{folder} is there and is not a folder of yours alone", hint=f"rm -r {folder}"
+            f"{folder} and the next names are there and are not folders of yours alone "
+            f"(user {owner} owns it)",
+            hint="deploy up --name OTHER, which uses another folder",
         )
 
 

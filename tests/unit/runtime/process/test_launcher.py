@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.errors import MachineError, MissingTool, StackUnhealthy
+from deploy.runtime import home as home_module
 from deploy.runtime import readiness
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import LOG_TAIL
@@ -20,6 +21,7 @@ from deploy.runtime.process.launcher import (
     MARKER,
     Launched,
     ProcessLauncher,
+    _make_private,
     describe_exit,
 )
 from deploy.runtime.readiness import wait_ready
@@ -345,23 +347,34 @@ def test_the_interpreter_of_these_tests_is_the_one_under_test() -> None:
 
 
 @pytest.mark.parametrize("trap", ["open", "link", "file"])
-def test_a_temporary_folder_that_others_could_write_is_refused(
-    start: Start, launcher: ProcessLauncher, tmp_path: Path, trap: str
+def test_a_temporary_folder_that_others_could_write_is_not_used(
+    start: Start,
+    launcher: ProcessLauncher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trap: str,
 ) -> None:
+    monkeypatch.setattr(home_module, "_TEMP", tmp_path)
     folder = launcher._home.temp_dir
-    if trap == "open":
+    set_trap(trap, folder)
+    other = launcher._home.temp_dir
+    assert other == folder.with_name(f"{folder.name}-1"), "a name that nobody has"
+    start("print('started')")
+    assert launcher._home.temp_dir == other
+    assert home_module.is_private(other)
+    with pytest.raises(MachineError, match="is now another user's"):
+        start("print('started')", env={"TMPDIR": str(folder)})
+    monkeypatch.setattr(home_module, "_TEMP_NAMES", 1)
+    with pytest.raises(MachineError, match="not folders of yours alone") as caught:
+        _make_private(launcher._home.temp_dir)
+    assert "--name OTHER" in caught.value.hint
+
+
+def set_trap(kind: str, folder: Path) -> None:
+    if kind == "open":
         folder.mkdir()
         folder.chmod(0o777)
-    elif trap == "link":
-        folder.symlink_to(tmp_path)
+    elif kind == "link":
+        folder.symlink_to(folder.parent)
     else:
         folder.touch()
-    try:
-        with pytest.raises((MachineError, FileExistsError)):
-            start("print('started')")
-        assert not launcher.log_path("engine").exists()
-    finally:
-        if folder.is_dir() and not folder.is_symlink():
-            folder.rmdir()
-        else:
-            folder.unlink()

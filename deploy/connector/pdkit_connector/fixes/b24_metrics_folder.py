@@ -1,0 +1,67 @@
+"""B24: LMCache keeps its metrics in a folder of a fixed name that all users of a machine share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.setting import Setting
+
+_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_SHARED = "/tmp/lmcache_prometheus"  # noqa: S108 - what the probe looks for
+_MARK = "_pdkit_own_folder"
+_METHODS = ("__init__", "_ensure_multiprocess_dir")
+
+
+def probe(_setting: Setting) -> Finding:
+    """Look for the name in the code that makes the folder."""
+    from lmcache.observability import PrometheusLogger
+
+    if hasattr(PrometheusLogger.__init__, _MARK):
+        return Finding(Verdict.NOT_NEEDED, "metrics are kept in a private folder")
+    if named := [name for name in _METHODS if _names_folder(getattr(PrometheusLogger, name, None))]:
+        return Finding(Verdict.NEEDED, f"{named[0]} names {_SHARED}")
+    return Finding(Verdict.NOT_NEEDED, f"nothing names {_SHARED}")
+
+
+def _names_folder(method: Any) -> bool:
+    return _SHARED in getattr(getattr(method, "__code__", None), "co_consts", ())
+
+
+def apply(_setting: Setting) -> str:
+    """Make a private folder before LMCache asks for the shared one."""
+    from lmcache.observability import PrometheusLogger
+
+    replace_method(PrometheusLogger, "__init__", _with_own_folder)
+    return "metrics are kept in a private folder"
+
+
+def _with_own_folder(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Not sooner: vLLM serves its metrics in another way where it finds this variable.
+        if not os.environ.get(_VARIABLE):
+            os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="lmcache_prometheus-")
+        init(self, *args, **kwargs)
+
+    setattr(start, _MARK, True)
+    return start
+
+
+FIX = Fix(
+    id="B24",
+    title="metrics are kept in a folder that any user can take",
+    link="none",
+    reason=(
+        "LMCache writes its metrics into /tmp/lmcache_prometheus, whoever made it: if another user "
+        "did, or made a file of that name, no engine starts. The fix makes a folder of the "
+        "process's own, below TMPDIR."
+    ),
+    probe=probe,
+    apply=apply,
+)
