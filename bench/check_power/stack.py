@@ -135,12 +135,13 @@ def running_bench(layers: int = 0) -> Iterator[Bench]:
         file.write_text(yaml.safe_dump({**SPEC, **model, "port": port}), encoding="utf-8")
         try:
             deploy_command(folder, "up", "-f", str(file), "--no-check")
-            yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME, port)
+            yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME)
         finally:
             deploy_command(folder, "down", "--name", NAME)
 
 
-def bench_on(home: Home, name: str, port: int) -> Bench:
-    """Return the bench on a stack that runs; `port` is that of its router."""
-    secret = require_stack(home, name).secrets[REDIS_PASSWORD]
-    return Bench(home, name, redis.Redis(port=port + 1, password=secret.reveal()))
+def bench_on(home: Home, name: str) -> Bench:
+    """Return the bench on a stack that runs."""
+    running = require_stack(home, name)
+    socket, secret = running.stack.redis[0].socket, running.secrets[REDIS_PASSWORD]
+    return Bench(home, name, redis.Redis(unix_socket_path=socket, password=secret.reveal()))

@@ -202,8 +202,8 @@ class Stack:
         """Return a client of each shard of the store."""
         file = self.session.files.secrets_dir / "redis_password"
         password = file.read_text(encoding="utf-8").strip()
-        shards = require_stack(self.session.home, STACK).prepared.plan.redis
-        return [redis.Redis(port=shard.port, password=password) for shard in shards]
+        shards = require_stack(self.session.home, STACK).stack.redis
+        return [redis.Redis(unix_socket_path=one.socket, password=password) for one in shards]
 
     def kill_redis(self) -> None:
         """Kill every shard."""

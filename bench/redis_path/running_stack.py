@@ -99,7 +99,8 @@ def running_stack(say: Say) -> Iterator[Running]:
             state = json.loads(files.state_file.read_text(encoding="utf-8"))
             with _unheld(state["services"]["producer-0"]["pid"], port + 19, say) as unheld:
                 producer, consumer = (Engine(f"http://127.0.0.1:{port + n}") for n in (10, 11))
-                store = redis.Redis(port=port + 1, password=password)
+                socket = str(files.temp_dir / "redis.sock")
+                store = redis.Redis(unix_socket_path=socket, password=password)
                 yield Running(producer, consumer, unheld, store)
         finally:
             deploy_command(folder, "down", "--name", STACK)

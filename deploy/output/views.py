@@ -66,7 +66,7 @@ def plan_view(prepared: Prepared) -> str:
 
 
 def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
-    port = shard.port if plan.runtime == "process" else "-"
+    port = (shard.port or "socket") if plan.runtime == "process" else "-"
     return (shard.name, "store", "-", port, size(shard.memory_mib))
 
 
@@ -90,7 +90,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "redis": {
             "brought": plan.redis_brought,
             "shards": len(plan.redis),
-            "port": plan.redis[0].port if plan.redis and plan.runtime == "process" else 0,
+            "port": plan.redis[0].port if plan.redis else 0,
             "memory_mib": plan.redis_memory_mib,
             "tokens": plan.store_tokens,
         },

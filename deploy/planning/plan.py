@@ -174,8 +174,7 @@ class Plan:
         return {
             **({self.port: "gateway"} if self.keyed else {}),
             self.router_port: "router",
-            # In containers Redis has no port on this machine.
-            **{shard.port: shard.name for shard in self.redis if self.runtime == "process"},
+            **{shard.port: shard.name for shard in self.redis if shard.port},
             self.router_metrics_port: "router metrics",
             **{engine.port: engine.name for engine in self.engines},
         }
@@ -226,9 +225,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         router_port=spec.port + 3 if spec.api_key_file else spec.port,
         router_metrics_port=spec.port + 2,
         redis_brought=spec.redis.url_file is not None,
-        redis=()
-        if spec.redis.url_file
-        else redis_shards(_redis_ports(spec, topology, shards), store),
+        redis=() if spec.redis.url_file else redis_shards(_redis_port(spec), shards, store),
         engines=engines,
         dtype=dtype,
         block_size=block_size,
@@ -243,21 +240,14 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     )
 
 
-def _redis_ports(spec: StackSpec, topology: Topology, shards: int) -> tuple[int, ...]:
-    """Return the port of each Redis; those beyond the first are behind the engines'.
+def _redis_port(spec: StackSpec) -> int:
+    """Return the port of Redis, 0 where nobody needs one.
 
-    Raises:
-        ConfigError: there are no such ports.
+    Processes reach it by a Unix socket, which LMCache's own client cannot use. By a port, other
+    users of the machine could take up all of its connections.
     """
-    behind = spec.port + _FIRST_ENGINE_OFFSET + topology.engines
-    ports = (spec.port + 1, *range(behind, behind + shards - 1))
-    if ports[-1] > _LAST_PORT:
-        raise ConfigError(
-            f"--port: {spec.port} leaves no room: the last of {shards} redis.shards would listen "
-            f"on {ports[-1]}",
-            retry=({"--port": str(_LAST_PORT - (ports[-1] - spec.port))},),
-        )
-    return ports
+    by_port = spec.runtime == "process" and spec.redis.client == "lmcache"
+    return spec.port + 1 if by_port else 0
 
 
 def _engine_memory_mib(spec: StackSpec, vendor: Vendor, space: KvSpace, limits: Limits) -> int:

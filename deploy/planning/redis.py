@@ -18,7 +18,7 @@ class RedisPlan:
     """One Redis of the stack; several share the keys.
 
     Attributes:
-        port: where this machine reaches it; processes only.
+        port: where this machine reaches it; 0 where it does so in another way.
         memory_mib: its maxmemory.
     """
 
@@ -38,9 +38,9 @@ def shard_count(spec: StackSpec, inventory: Inventory, *, gpus: int) -> int:
     return max(1, min(gpus, inventory.cpus // _CPUS_A_SHARD, _MOST_SHARDS))
 
 
-def redis_shards(ports: tuple[int, ...], memory_mib: int) -> tuple[RedisPlan, ...]:
-    """Return the Redis that listen on these ports and share the memory."""
-    if len(ports) == 1:
-        return (RedisPlan("redis", ports[0], memory_mib),)
-    own_mib = max(1, memory_mib // len(ports))
-    return tuple(RedisPlan(f"redis-{number}", port, own_mib) for number, port in enumerate(ports))
+def redis_shards(port: int, count: int, memory_mib: int) -> tuple[RedisPlan, ...]:
+    """Return the Redis that share the memory; with a port there is one."""
+    if count == 1:
+        return (RedisPlan("redis", port, memory_mib),)
+    own_mib = max(1, memory_mib // count)
+    return tuple(RedisPlan(f"redis-{number}", 0, own_mib) for number in range(count))

@@ -170,17 +170,16 @@ def _number(value: Any) -> int | None:
 
 
 class SocketStore:
-    """A connection to a stack's Redis."""
+    """A connection to a stack's Redis, by its Unix socket."""
 
-    def __init__(self, host: str, port: int, password: Secret | None) -> None:
+    def __init__(self, socket: str, password: Secret | None) -> None:
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
         self._errors = (redis.RedisError, OSError)
         self._client: Any = redis.Redis(
-            host=host,
-            port=port,
+            unix_socket_path=socket,
             password=password.reveal() if password else None,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,
@@ -239,9 +238,9 @@ class SocketStore:
 
 
 @contextmanager
-def open_store(host: str, port: int, password: Secret | None) -> Iterator[SocketStore]:
+def open_store(socket: str, password: Secret | None) -> Iterator[SocketStore]:
     """Open a store and close it again."""
-    store = SocketStore(host, port, password)
+    store = SocketStore(socket, password)
     try:
         yield store
     finally:

@@ -64,6 +64,7 @@ def _redis(shard: RedisPlan, spec: StackSpec, layout: Layout) -> Service:
         ready_s=min(30.0, spec.timeouts.ready_s),
         files=(ConfigFile(file.path, text, file.target),),
         memory_mib=shard.memory_mib,
+        socket=layout.redis_socket(shard),
     )
 
 

@@ -53,7 +53,7 @@ def _service(service: Service) -> dict[str, Any]:
         "argv": list(service.argv),
         "env": {name: _masked(name, text) for name, text in sorted(service.env.items())},
         "files": {file.path: file.text for file in service.files},
-        "listen": host_port(service.host, service.port),
+        "listen": host_port(service.host, service.port) if service.port else service.socket,
         "extra_ports": list(service.extra_ports),
         "health": {"kind": service.health.kind, "path": service.health.path},
         "ready_s": service.ready_s,

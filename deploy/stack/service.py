@@ -109,6 +109,7 @@ class Service:
         depends_on: services that must be ready before this one is started.
         ready_s: seconds from its start within which it must be ready.
         host, port: where this machine reaches it; port 0 where it does not.
+        socket: a Unix socket of it, by which this machine's processes reach it instead; "" if none.
         container: None where it is a process of this machine.
     """
 
@@ -125,6 +126,7 @@ class Service:
     depends_on: tuple[str, ...] = ()
     devices: tuple[int, ...] = ()
     memory_mib: int = 0
+    socket: str = ""
     container: Container | None = None
 
     @property
@@ -137,6 +139,7 @@ class Service:
         """Return a digest that changes when the service would be run differently."""
         shown = asdict(self)
         del shown["ready_s"]  # our patience; the service runs no differently for it
+        del shown["socket"]  # its files say so too
         return _digest(shown)
 
 

@@ -159,9 +159,9 @@ def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
 
 def _url(service: Service) -> str:
     """Return where this machine reaches a service; "" where it does not."""
-    if service.port == 0:
-        return ""
-    return service.url if service.role != "redis" else f"{service.host}:{service.port}"
+    if service.socket or service.port == 0:
+        return service.socket
+    return service.url
 
 
 def _counters(service: Service) -> tuple[CacheCounters | None, StorePath | None]:

@@ -145,8 +145,9 @@ class Deploy:
     def log(self, name: str, service: str) -> str:
         return (Home(self.home, self.home).stack(name).logs_dir / f"{service}.log").read_text()
 
-    def redis(self, name: str, port: int) -> redis.Redis:
-        return redis.Redis(port=port + 1, password=self.password(name))
+    def redis(self, name: str) -> redis.Redis:
+        socket = Home(self.home, self.home).stack(name).temp_dir / "redis.sock"
+        return redis.Redis(unix_socket_path=str(socket), password=self.password(name))
 
     def processes(self, name: str) -> list[psutil.Process]:
         """Return every living process of a stack, found by its mark, not by the state file."""

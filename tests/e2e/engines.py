@@ -128,7 +128,7 @@ class Engines:
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))
 
     def store(self) -> redis.Redis:
-        return self.kit.redis(self.name, self.port)
+        return self.kit.redis(self.name)
 
     def keys_by_chunk(self, prompt: str) -> list[list[bytes]]:
         """Store a prompt chunk by chunk; return the keys of each."""

@@ -37,7 +37,7 @@ def stack(kit: Deploy) -> Iterator[None]:
 
 @pytest.fixture
 def store(kit: Deploy) -> redis.Redis:
-    return kit.redis(NAME, PORT)
+    return kit.redis(NAME)
 
 
 def requests() -> int:

@@ -49,7 +49,7 @@ def bench(kit: Deploy) -> Iterator[Bench]:
     file = kit.home / "stack.yaml"
     file.write_text(yaml.safe_dump({**SPEC, "name": NAME}))
     with running_stack(kit, NAME, PORT, "-f", str(file), "--no-check"):
-        yield bench_on(Home(kit.home, kit.home / "cache"), NAME, PORT)
+        yield bench_on(Home(kit.home, kit.home / "cache"), NAME)
 
 
 # What is sound comes first: damage stays in the engines' memory, and spoils later answers.

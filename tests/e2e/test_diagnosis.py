@@ -68,7 +68,7 @@ def engines(kit: Deploy) -> Engines:
 
 @pytest.fixture
 def store(kit: Deploy) -> redis.Redis:
-    return kit.redis(NAME, PORT)
+    return kit.redis(NAME)
 
 
 @pytest.fixture

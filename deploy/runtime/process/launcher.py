@@ -133,7 +133,7 @@ class ProcessLauncher:
     def open_store(
         self, redis: Service, password: Secret | None
     ) -> AbstractContextManager[SocketStore]:
-        return open_store(redis.host, redis.port, password)
+        return open_store(redis.socket, password)
 
     def where_log(self, name: str) -> str:
         return str(self.log_path(name))

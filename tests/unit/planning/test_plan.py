@@ -79,13 +79,12 @@ class TestPorts:
         engines = [engine.port for engine in made.engines]
         assert made.router_port == port
         assert engines == list(range(engines[0], engines[0] + len(engines))), "contiguous"
-        assert len(made.ports) == len(engines) + 3, "unique"
+        assert len(made.ports) == len(engines) + 2, "unique"
         assert all(port <= used < port + 10 + len(engines) for used in made.ports)
 
     def test_each_has_an_owner(self, plan: Make) -> None:
         assert plan(port=9000).ports == {
             9000: "router",
-            9001: "redis",
             9002: "router metrics",
             9010: "producer-0",
             9011: "consumer-0",

@@ -48,26 +48,23 @@ def test_gpus_that_the_stack_does_not_use_do_not_count() -> None:
     assert len(make_plan(spec, MODEL, machine).redis) == 2
 
 
-def test_they_share_the_memory_and_have_ports_behind_the_engines() -> None:
+def test_they_share_the_memory_and_have_no_ports() -> None:
     plan = planned(topology="2p1d", redis={"shards": 3, "memory_gib": 1.5})
     assert plan.redis == (
-        RedisPlan("redis-0", 8001, 512),
-        RedisPlan("redis-1", 8013, 512),
-        RedisPlan("redis-2", 8014, 512),
+        RedisPlan("redis-0", 0, 512),
+        RedisPlan("redis-1", 0, 512),
+        RedisPlan("redis-2", 0, 512),
     )
     assert plan.redis_memory_mib == 1536
-    assert plan.ports.keys() >= {8001, 8013, 8014}
-    assert len(plan.ports) == 1 + 1 + 3 + 3  # router, its metrics, engines, Redis
+    assert len(plan.ports) == 1 + 1 + 3  # router, its metrics, engines
 
 
-def test_one_is_named_and_placed_as_ever() -> None:
-    assert planned(redis={"memory_gib": 1}).redis == (RedisPlan("redis", 8001, 1024),)
-
-
-def test_no_room_for_their_ports() -> None:
-    with pytest.raises(ConfigError, match=r"--port: 65520 leaves no room: the last of 8 redis.sha"):
-        planned(port=65520, redis={"shards": 8})
-    assert planned(port=65517, redis={"shards": 8}).redis[-1].port == 65535
+def test_only_lmcaches_own_client_needs_a_port() -> None:
+    """Other users could take up all connections of a port; of a private socket none."""
+    assert planned(redis={"memory_gib": 1}).redis == (RedisPlan("redis", 0, 1024),)
+    by_port = planned(redis={"memory_gib": 1, "client": "lmcache"})
+    assert by_port.redis == (RedisPlan("redis", 8001, 1024),)
+    assert by_port.ports[8001] == "redis"
 
 
 @pytest.mark.parametrize("shards", [0, 17, True, "many"])

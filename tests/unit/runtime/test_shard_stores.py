@@ -36,11 +36,12 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.port, self._folder = unused_port(), folder
+        self.socket = str(folder / "sock")
         folder.mkdir()
         self._program = find_redis_server(None, sys.executable)
         argv = (
             self._program, "--bind", HOST, "--port", str(self.port), "--requirepass", PASSWORD,
-            "--save", "", "--maxmemory", "64mb",
+            "--save", "", "--maxmemory", "64mb", "--unixsocket", "sock",
         )  # fmt: skip
         self.process = subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL)
         self.client = redis.Redis(host=HOST, port=self.port, password=PASSWORD)
@@ -63,7 +64,7 @@ class Server:
                 return
 
     def as_process(self) -> Any:
-        return open_store(HOST, self.port, Secret(PASSWORD))
+        return open_store(self.socket, Secret(PASSWORD))
 
     def as_container(self) -> Any:
         return open_container_store(FakeContainer("redis", {}, answer=self._run))
@@ -162,7 +163,7 @@ def test_one_that_is_dead_is_no_store(servers: list[Server], tmp_path: Path, kin
 
 
 def test_one_that_refuses_is_heard(servers: list[Server]) -> None:
-    shards = [servers[0].as_process(), open_store(HOST, servers[1].port, Secret("wrong"))]
+    shards = [servers[0].as_process(), open_store(servers[1].socket, Secret("wrong"))]
     with open_shards(shards) as store:
         refusal = store.refusal()
         assert refusal is not None

@@ -18,48 +18,45 @@ from deploy.runtime.secrets import Secret
 from deploy.runtime.store import Store, open_store
 
 PASSWORD = "open sesame"
-HOST = "127.0.0.1"
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a redis-server that asks for a password."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of a redis-server that asks for a password."""
     program = find_redis_server(None, sys.executable)
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        number = int(probe.getsockname()[1])
     folder = tmp_path_factory.mktemp("redis")
-    options = ("--bind", HOST, "--port", str(number), "--requirepass", PASSWORD, "--save", "")
+    path = str(folder / "sock")
+    options = ("--port", "0", "--unixsocket", path, "--requirepass", PASSWORD, "--save", "")
     with subprocess.Popen(
         (program, *options, "--maxmemory", "64mb", "--dir", str(folder)),
         stdout=(folder / "log").open("w"),
     ) as server:
-        _wait_until_listening(number, folder / "log")
-        yield number
+        _wait_until_listening(path, folder / "log")
+        yield path
         server.terminate()
 
 
-def _wait_until_listening(port: int, log: Path) -> None:
+def _wait_until_listening(path: str, log: Path) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, port)) == 0:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
                 return
         time.sleep(0.02)
     raise AssertionError(log.read_text())
 
 
 @pytest.fixture
-def client(port: int) -> Iterator[redis.Redis]:
-    with redis.Redis(host=HOST, port=port, password=PASSWORD) as made:
+def client(place: str) -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=place, password=PASSWORD) as made:
         made.flushall()
         made.config_resetstat()
         yield made
 
 
 @pytest.fixture
-def store(port: int) -> Iterator[Store]:
-    with open_store(HOST, port, Secret(PASSWORD)) as opened:
+def store(place: str) -> Iterator[Store]:
+    with open_store(place, Secret(PASSWORD)) as opened:
         yield opened
 
 
@@ -68,12 +65,12 @@ class TestPing:
         assert store.ping() is True
 
     @pytest.mark.parametrize("password", [None, Secret("wrong")])
-    def test_without_it(self, port: int, password: Secret | None) -> None:
-        with open_store(HOST, port, password) as other:
+    def test_without_it(self, place: str, password: Secret | None) -> None:
+        with open_store(place, password) as other:
             assert other.ping() is False
 
-    def test_nobody_there(self, free_port: int) -> None:
-        with open_store(HOST, free_port, Secret(PASSWORD)) as nobody:
+    def test_nobody_there(self, tmp_path: Path) -> None:
+        with open_store(str(tmp_path / "none"), Secret(PASSWORD)) as nobody:
             assert nobody.ping() is False
 
 
@@ -117,8 +114,8 @@ class TestMarked:
         assert keys.dbsize() == 2500 + 3
         assert keys.exists(*OTHERS) == 3
 
-    def test_nobody_there(self, free_port: int) -> None:
-        with open_store(HOST, free_port, Secret(PASSWORD)) as nobody:
+    def test_nobody_there(self, tmp_path: Path) -> None:
+        with open_store(str(tmp_path / "none"), Secret(PASSWORD)) as nobody:
             assert nobody.count_marked(MARK) is None
             assert nobody.remove_marked(MARK) is None
 
@@ -175,20 +172,21 @@ class TestStats:
             assert 500_000 < (after.grown(name, before) or 0) < 600_000
         assert after.clients == 2
 
-    def test_none_with_a_wrong_password(self, port: int) -> None:
-        with open_store(HOST, port, Secret("wrong")) as other:
+    def test_none_with_a_wrong_password(self, place: str) -> None:
+        with open_store(place, Secret("wrong")) as other:
             assert other.stats() is None
 
-    def test_none_where_nobody_is(self, free_port: int) -> None:
-        with open_store(HOST, free_port, None) as nobody:
+    def test_none_where_nobody_is(self, tmp_path: Path) -> None:
+        with open_store(str(tmp_path / "none"), None) as nobody:
             assert nobody.stats() is None
 
 
-def test_a_redis_that_does_not_answer_is_not_waited_for_long() -> None:
-    with socket.socket() as silent:
-        silent.bind((HOST, 0))
+def test_a_redis_that_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> None:
+    path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(path)
         silent.listen()
         began = time.monotonic()
-        with open_store(HOST, silent.getsockname()[1], None) as store:
+        with open_store(path, None) as store:
             assert store.ping() is False
         assert time.monotonic() - began < 3 * 2.0

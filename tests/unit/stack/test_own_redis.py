@@ -33,7 +33,8 @@ def test_no_service_port_memory_or_password_of_it(own: Prepared, prepared: Make)
     ours = prepared(topology="2p1d").plan
     assert (own.plan.redis_memory_mib, own.plan.redis) == (0, ())
     assert own.plan.memory_mib == ours.memory_mib - ours.redis_memory_mib
-    assert ours.ports.keys() - own.plan.ports.keys() == {ours.redis[0].port}
+    by_port = prepared(topology="2p1d", redis={"client": "lmcache"}).plan
+    assert by_port.ports.keys() - own.plan.ports.keys() == {by_port.redis[0].port}
     assert own.plan.store_tokens is None
 
 

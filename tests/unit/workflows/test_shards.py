@@ -35,8 +35,8 @@ def keys(lab: Lab) -> list[set[bytes]]:
     running = require_stack(lab.home, "pdkit")
     password = running.secrets["redis_password"].reveal()
     found = []
-    for shard in running.prepared.plan.redis:
-        with redis.Redis(port=shard.port, password=password) as client:
+    for shard in running.stack.redis:
+        with redis.Redis(unix_socket_path=shard.socket, password=password) as client:
             found.append(set(client.keys()))
     return found
 

@@ -82,8 +82,7 @@ def seed(lab: Lab) -> str:
 def keys(lab: Lab) -> set[bytes]:
     files = lab.home.stack("pdkit")
     password = (files.secrets_dir / "redis_password").read_text().strip()
-    port = require_stack(lab.home, "pdkit").prepared.plan.redis[0].port
-    with redis.Redis(port=port, password=password) as client:
+    with redis.Redis(unix_socket_path=f"{files.temp_dir}/redis.sock", password=password) as client:
         return set(client.keys())
 
 
