@@ -18,12 +18,40 @@ if TYPE_CHECKING:
 
 
 def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
-    from deploy.config.sources import load_spec
+    from deploy.config.sources import load_spec, named_file
 
     source = load_spec(flags, os.environ, file)
+    require_consent(source, named=named_file(file, os.environ) is not None)
     if source.file and file is None:
         print(f"reading {source.file}", file=sys.stderr)
     return source
+
+
+def require_consent(source: SpecSource, *, named: bool) -> None:
+    """Refuse a file that names programs or addresses until the user names it (-f, PDKIT_FILE).
+
+    The folder that one happens to be in may be another's. A file that was named is known from then
+    on, as long as it stays the same.
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    from deploy.errors import ConfigError
+    from deploy.runtime import consent
+    from deploy.runtime.home import Home
+
+    reaching = source.reaching()
+    if source.file is None or not reaching:
+        return
+    home = Home.from_environ()
+    if named:
+        consent.remember(home, source.file)
+    elif not consent.is_known(home, source.file):
+        raise ConfigError(
+            f"{source.file} of this folder sets {', '.join(reaching)}, and you have not used it as "
+            "it is now: read it first, for it can run programs and send secrets",
+            retry=({"-f": str(source.file)},),
+        )
 
 
 def stack_name(given: str | None) -> str:

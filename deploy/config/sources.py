@@ -30,6 +30,13 @@ ENV_FIELDS = (
     "gpu_access", "hub_cache", "hf_token_file", "api_key_file",
 )  # fmt: skip
 
+# Settings that name programs, what they are given, secrets, or addresses.
+REACHING = (
+    "engine.python", "engine.args", "engine.env", "image", "redis.server", "redis.image",
+    "redis.url_file", "redis.tls_files", "router.image", "hub_cache", "hf_token_file",
+    "api_key_file", "bind",
+)  # fmt: skip
+
 _SHAPES = {
     "name": "lower-case letters, digits, '-' and '_', at most 40, such as 'demo'",
     "topology": "producers (prefill) and consumers (decode), such as 1p3d",
@@ -82,18 +89,28 @@ class SpecSource:
     origins: Mapping[str, str]
     file: Path | None
 
+    def reaching(self) -> tuple[str, ...]:
+        """Return the settings of the file that name programs, secrets or addresses."""
+        from_file = {field for field, origin in self.origins.items() if origin == str(self.file)}
+        return tuple(name for name in REACHING if _is_set(self.spec, name, from_file))
+
+
+def _is_set(spec: StackSpec, name: str, fields: set[str]) -> bool:
+    field, _, key = name.partition(".")
+    return field in fields and (not key or key in getattr(spec, field).model_fields_set)
+
 
 def load_spec(
     flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None
 ) -> SpecSource:
     """Return the spec from flags (None means not given), environment and file.
 
-    Without `file`, deploy.yaml in the current folder is read if it exists.
+    Without `file` and PDKIT_FILE, deploy.yaml in the current folder is read if it exists.
 
     Raises:
         ConfigError: naming field, value, origin and what is expected.
     """
-    path = file or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
+    path = named_file(file, environ) or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin_values in (
@@ -110,6 +127,11 @@ def load_spec(
     except ValidationError as exc:
         raise _explain(exc.errors()[0], origins) from exc
     return SpecSource(spec, origins, path)
+
+
+def named_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the file that the user names, by -f or by PDKIT_FILE."""
+    return file or (Path(environ["PDKIT_FILE"]) if environ.get("PDKIT_FILE") else None)
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:

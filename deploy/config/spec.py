@@ -213,8 +213,8 @@ class StackSpec(_Strict):
     )
     port: Port = Field(
         8000,
-        description="port for clients; +1 Redis (processes only), +2 router metrics, +3 the router "
-        "behind the gateway, from +10 the engines, then more Redis shards",
+        description="port for clients; +1 Redis (processes with redis.client lmcache), +2 router "
+        "metrics, +3 the router behind the gateway, from +10 the engines",
     )
     bind: Annotated[str, AfterValidator(_address)] = Field(
         "127.0.0.1", description="address for clients; everything else stays on loopback"

@@ -51,7 +51,7 @@ def test_what_stops_up_is_found_and_up_says_the_same(deploy: Deploy, tmp_path: P
 def test_people_read_why_and_what_to_type(deploy: Deploy) -> None:
     port = free_row()
     (deploy.home / "deploy.yaml").write_text("engine: {python: /usr/bin/false}\n")
-    ran = deploy.run("doctor", "--port", str(port))
+    ran = deploy.run("doctor", "-f", "deploy.yaml", "--port", str(port))
     assert ran.code == 3, ran
     line, why, fix = _three_lines(ran.stdout, "engine.programs")
     assert line.startswith("fail") and "does not run as a Python interpreter" in line

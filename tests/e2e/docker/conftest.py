@@ -166,7 +166,8 @@ class Project:
 def make_project(home: Path, name: str, port: int, **more: Any) -> Project:
     """Return a project whose deploy.yaml lies in its home, where its commands are run."""
     write_settings(home, name, port, **more)
-    return Project(Deploy(home, {"PDKIT_RUNTIME": "compose"}), name, port)
+    env = {"PDKIT_RUNTIME": "compose", "PDKIT_FILE": "deploy.yaml"}
+    return Project(Deploy(home, env), name, port)
 
 
 def write_settings(home: Path, name: str, port: int, **more: Any) -> None:

@@ -252,6 +252,11 @@ class Place:
     def argv(self, case: Case) -> tuple[str, ...]:
         return tuple(part.format(taken=self.taken_port) for part in case.arguments)
 
+    def named(self) -> dict[str, str]:
+        """Return the variable by which the user names the folder's stack file, if it has one."""
+        has_file = (self.folder / "deploy.yaml").exists()
+        return {"PDKIT_FILE": "deploy.yaml"} if has_file else {}
+
     def lay_out(self, case: Case) -> None:
         for name, text in case.files.items():
             path = self.folder / name
@@ -316,7 +321,9 @@ def all_tried(
         place.lay_out(case)
         python_path = str(packages)
         argv = place.argv(case)
-        ended = deploy_here(*argv, cwd=place.folder, home=place.home, PYTHONPATH=python_path)
+        ended = deploy_here(
+            *argv, cwd=place.folder, home=place.home, PYTHONPATH=python_path, **place.named()
+        )
         return Tried(case, place, ended)
 
     return {name: run(case) for name, case in CASES.items()}
@@ -348,7 +355,13 @@ def test_as_text_of_a_process(
     """It sees the real machine, of which it may warn."""
     case, place, here = all_tried[name].case, all_tried[name].place, all_tried[name].ended
     python_path = str(place.packages)
-    ended = deploy(*place.argv(case), cwd=place.folder, home=place.home, PYTHONPATH=python_path)
+    ended = deploy(
+        *place.argv(case),
+        cwd=place.folder,
+        home=place.home,
+        PYTHONPATH=python_path,
+        **place.named(),
+    )
     lines = ended.stderr.splitlines(keepends=True)
     said = "".join(line for line in lines if "] warning: " not in line)
     assert (ended.code, ended.stdout) == (here.code, "")
@@ -358,7 +371,13 @@ def test_as_text_of_a_process(
 def test_as_json(tried: Tried, deploy_here: Callable[..., Ended]) -> None:
     place, case = tried.place, tried.case
     argv = (*place.argv(case), "--json")
-    ended = deploy_here(*argv, cwd=place.folder, home=place.home, PYTHONPATH=str(place.packages))
+    ended = deploy_here(
+        *argv,
+        cwd=place.folder,
+        home=place.home,
+        PYTHONPATH=str(place.packages),
+        **place.named(),
+    )
     envelope = json.loads(ended.stdout)  # exactly one
     assert set(envelope) == {"version", "command", "status", "exit_code", "data", "errors"}
     assert envelope["status"] == "error"
@@ -378,7 +397,8 @@ def _any_port(text: str) -> str:
 
 
 def test_nothing_is_left(tried: Tried) -> None:
-    assert tried.place.left() == (["stacks/pdkit/state.json"] if tried.case.state else [])
+    left = [path for path in tried.place.left() if not path.startswith("named-files/")]
+    assert left == (["stacks/pdkit/state.json"] if tried.case.state else [])
 
 
 def test_json_alone_on_stdout_of_a_process(deploy: Callable[..., Ended], tmp_path: Path) -> None:
