@@ -14,7 +14,7 @@ from deploy.cli import commands as _commands  # noqa: F401 - registers the comma
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import fitted_hint, in_own_words
-from deploy.errors import Interrupted, MachineError, PdkitError, UsageError
+from deploy.errors import Interrupted, MachineError, PdkitError, UsageError, printable
 from deploy.runtime.interrupts import interrupt_once
 
 # What stdout gets: text, one JSON envelope, or one envelope a line, printed by the command.
@@ -118,7 +118,7 @@ def _print(text: str, stream: TextIO) -> None:
     if not text:
         return
     try:
-        print(text, file=stream, flush=True)
+        print(printable(text), file=stream, flush=True)
     except BrokenPipeError:
         _drop(stream)
 

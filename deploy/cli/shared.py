@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.errors import printable
+
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
     from deploy.config.spec import StackSpec
@@ -73,7 +75,11 @@ def progress() -> Callable[[str], None]:
     def report(line: str) -> None:
         # A closed terminal must not stop the work or its cleanup.
         with contextlib.suppress(OSError):
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
+            print(
+                f"[{time.monotonic() - began:6.1f} s] {printable(line)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     return report
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 
-from deploy.errors import printable
 from deploy.metrics.engine import FINISHED, CacheCounters
 from deploy.metrics.page import MetricsPage
 from deploy.runtime.logs import plain
@@ -26,7 +25,7 @@ class ApiError(Exception):
     """
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(printable(plain(message)))
+        super().__init__(plain(message))
         self.status = status
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from deploy.errors import printable
 from deploy.metrics.reading import Complaint
 
 _TAIL_BYTES = 256 * 1024
@@ -32,7 +33,10 @@ _COMPLAINTS = tuple(
 )
 _TRACEBACK = re.compile(rf"\s|Traceback |\^|$|{_EXCEPTION}")
 _RAISED = re.compile(_EXCEPTION)
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# Colours and cursor; what writes titles or the clipboard, to its end; any other.
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])"
+)
 
 
 def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple[str, ...]:
@@ -55,8 +59,8 @@ def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple
 
 
 def plain(text: str) -> str:
-    """Return a text without colour codes."""
-    return _ESCAPES.sub("", text)
+    """Return a text without what a terminal would obey: a client chooses much of what is logged."""
+    return printable(_ESCAPES.sub("", text))
 
 
 def first_error(lines: Iterable[str]) -> str:

@@ -40,13 +40,16 @@ _HEALTH_PROGRAM = (
 
 # Variables of these names hold secrets, and `docker inspect` shows a container's variables.
 _SECRET_NAME = re.compile(
-    r"TOKEN(?!S|IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE
+    r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?<![A-Z])PASS(?![A-Z])"
+    r"|(?:ACCESS|PRIVATE|SIGNING|ENCRYPTION|OPENAI|ANTHROPIC|SSH|GPG)_?KEY",
+    re.IGNORECASE,
 )
+_PASSWORD_IN_URL = re.compile(r"://[^\s/?#]*:[^\s/?#]+@")
 
 
-def is_secret_name(name: str) -> bool:
-    """Tell whether a variable of that name is likely to hold a secret."""
-    return _SECRET_NAME.search(name) is not None
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable is likely to hold a secret, by its name or as a URL's password."""
+    return bool(_SECRET_NAME.search(name) or _PASSWORD_IN_URL.search(value))
 
 
 def refuse_visible_secrets(spec: StackSpec) -> None:
@@ -55,7 +58,7 @@ def refuse_visible_secrets(spec: StackSpec) -> None:
     Raises:
         ConfigError: naming the variable.
     """
-    for name in filter(is_secret_name, spec.engine.env):
+    for name in (name for name, value in spec.engine.env.items() if is_secret(name, value)):
         raise ConfigError(
             f"engine.env: {name} looks like a secret, and a container's variables are shown by "
             "docker inspect",

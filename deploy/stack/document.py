@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from deploy.planning.address import host_port
-from deploy.stack.containers import is_secret_name
+from deploy.stack.containers import is_secret
 from deploy.stack.service import Service, Stack
 
 
@@ -44,7 +44,7 @@ _Dumper.add_representer(str, _text)
 
 def _masked(name: str, value: str) -> str:
     """Hide what is a secret by its name; users put tokens into `engine.env`."""
-    return "***" if value and is_secret_name(name) else value
+    return "***" if value and is_secret(name, value) else value
 
 
 def _service(service: Service) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def test_what_a_terminal_would_obey_is_not_quoted(engine: Engine, api: EngineApi
     engine.answer("/v1/models", "\x1b[31mCUDA\x1b[0m is\x07 gone\x1b]0;title\r\n\tGröße", 500)
     with pytest.raises(ApiError) as caught:
         api.max_model_len()
-    assert str(caught.value) == "HTTP 500: CUDA is gone]0;title\n\tGröße"
+    assert str(caught.value) == "HTTP 500: CUDA is gone0;title\n\tGröße"
 
 
 def test_too_slow_is_no_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

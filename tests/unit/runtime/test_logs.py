@@ -52,9 +52,16 @@ class TestLastLines:
             ("\x1b[2K\x1b[1Gdone", "done"),
             ("\x1b[?25lhidden cursor\x1b[?25h", "hidden cursor"),
             ("a [31m that is none", "a [31m that is none"),
+            ("a\x1b]52;c;ZXZpbA==\x07b", "ab"),
+            ("a\x1b]0;title\x1b\\b", "ab"),
+            ("a\x1bPdevice\x1b\\b\x1b^private\x1b\\c", "abc"),
+            ("a\x1bcb\x1b(0c\x1b", "abc"),
+            ("a\x9b31mb\x9d52;c;x\x07\x08\x00", "a31mb52;c;x"),
+            ("a\x1b]52;c;no end", "a52;c;no end"),
+            ("tab\tstays, and ü", "tab\tstays, and ü"),
         ],
     )
-    def test_colour_codes_are_left_out(self, file: Path, raw: str, plain: str) -> None:
+    def test_what_a_terminal_would_obey_is_left_out(self, file: Path, raw: str, plain: str) -> None:
         file.write_text(raw + "\n")
         assert last_lines(file, 1) == (plain,)
 

@@ -411,7 +411,19 @@ class TestSecrets:
         assert "hf_token" not in made.document["secrets"]
 
     @pytest.mark.parametrize(
-        "name", ["HF_TOKEN", "MY_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "OPENAI_API_KEY"]
+        "name",
+        [
+            "HF_TOKEN",
+            "MY_TOKEN",
+            "AWS_SECRET_ACCESS_KEY",
+            "DB_PASSWORD",
+            "OPENAI_API_KEY",
+            "DB_PASS",
+            "PRIVATE_KEY",
+            "PASSPHRASE",
+            "OPENAI_KEY",
+            "SSH_KEY",
+        ],
     )
     def test_a_secret_in_an_engines_variables_is_refused(self, contained: Make, name: str) -> None:
         with pytest.raises(ConfigError) as caught:
@@ -420,7 +432,25 @@ class TestSecrets:
         assert "hunter2" not in caught.value.message
         assert caught.value.hint
 
-    @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "VLLM_USE_V1"])
+    def test_a_password_in_a_url_is_refused(self, contained: Make) -> None:
+        with pytest.raises(ConfigError) as caught:
+            contained(engine={"env": {"HTTPS_PROXY": "http://me:hunter2@proxy.example:3128"}})
+        assert "engine.env: HTTPS_PROXY" in caught.value.message
+        assert "hunter2" not in caught.value.message
+        made = contained(engine={"env": {"HTTPS_PROXY": "http://proxy.example:3128/a:b@c"}})
+        assert "HTTPS_PROXY" in made.services["producer-0"]["environment"]
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "TOKENIZERS_PARALLELISM",
+            "MAX_TOKENS",
+            "VLLM_USE_V1",
+            "BYPASS_CACHE",
+            "KEYBOARD",
+            "COMPASS",
+        ],
+    )
     def test_what_is_none_is_not(self, contained: Make, name: str) -> None:
         made = contained(engine={"env": {name: "1"}})
         assert made.services["producer-0"]["environment"][name] == "1"
