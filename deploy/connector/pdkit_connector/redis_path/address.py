@@ -19,6 +19,7 @@ from pdkit_connector.errors import ConnectorError
 
 Node = tuple[str, int]
 
+_SCHEME = re.compile("[a-z-]{1,20}")
 _DEFAULT_PORT = {"sentinel": 26379, "cluster": 6379}
 
 
@@ -52,8 +53,10 @@ def parse(url: str) -> Address:
     known = {"": ("redis", "rediss", "unix"), "sentinel": ("redis", "rediss")}
     known["cluster"] = known["sentinel"]
     if not separator or base not in known.get(kind, ()):
+        # Without a scheme, what stands first may be a password.
+        shown = f"{scheme}://" if separator and _SCHEME.fullmatch(scheme) else "this"
         raise ConnectorError(
-            f"{scheme}:// is no address of a Redis; use redis://, rediss://, unix://, "
+            f"{shown} is no address of a Redis; use redis://, rediss://, unix://, "
             "redis-sentinel:// or redis-cluster://"
         )
     try:
