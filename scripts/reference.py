@@ -1,13 +1,14 @@
-"""Write the generated pages of the reference: `docs/reference/cli.md`, and the tables of fields
-in `docs/reference/configuration.md`.
+"""Write the generated pages of the reference: `docs/reference/cli.md`, the tables of fields in
+`docs/reference/configuration.md`, and `docs/reference/schemas/bench.json`.
 
-The first is made of the commands themselves and of the errors, the second of the spec. Run from a
-checkout: `python scripts/reference.py`. `tests/unit/test_reference.py` fails where a page is not
-what this would write.
+The first is made of the commands themselves and of the errors, the second of the spec, the third
+of the model of a benchmark result. Run from a checkout: `python scripts/reference.py`.
+`tests/unit/test_reference.py` fails where a page is not what this would write.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from deploy import errors
+from deploy.benchmark.results import Result
 from deploy.cli import commands as _commands  # noqa: F401 - they join the application
 from deploy.cli import options
 from deploy.cli.app import app
@@ -36,7 +38,7 @@ _KIT_FAULT = "70"
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write all pages."""
     for name, text in pages(get_command(app), StackSpec).items():
         (DOCS / name).write_text(text, encoding="utf-8")
         sys.stdout.write(f"wrote {DOCS / name}\n")
@@ -45,7 +47,11 @@ def main() -> None:
 def pages(root: Any, spec: type[BaseModel]) -> dict[str, str]:
     """Return file name → text of the generated pages, for a command and a spec."""
     written = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    return {"cli.md": cli_page(root), "configuration.md": with_fields(written, spec)}
+    return {
+        "cli.md": cli_page(root),
+        "configuration.md": with_fields(written, spec),
+        "schemas/bench.json": json.dumps(Result.model_json_schema(), indent=1) + "\n",
+    }
 
 
 def cli_page(root: Any) -> str:

@@ -14,14 +14,17 @@ PACKAGE = Path(__file__).resolve().parents[2] / "deploy"
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {
-        "__init__", "output", "workflows", "runtime", "stack", "metrics", "verify", "config",
-        "errors",
+        "__init__", "output", "workflows", "benchmark", "runtime", "stack", "metrics", "verify",
+        "config", "errors",
     },
-    "output": {"__init__", "workflows", "doctor", "metrics", "verify", "planning", "errors"},
+    "output": {
+        "__init__", "workflows", "benchmark", "doctor", "metrics", "verify", "planning", "errors",
+    },
     "workflows": {
-        "runtime", "doctor", "stack", "planning", "metrics", "verify", "tiny_model", "config",
-        "assets", "home_folder", "errors",
+        "__init__", "benchmark", "runtime", "doctor", "stack", "planning", "metrics", "verify",
+        "tiny_model", "config", "assets", "home_folder", "errors",
     },
+    "benchmark": {"metrics", "verify", "planning", "config", "errors"},
     "runtime": {
         "doctor", "stack", "planning", "metrics", "verify", "home_folder", "errors",
     },

@@ -1,0 +1,1 @@
+"""What `deploy bench` sends, measures and keeps."""

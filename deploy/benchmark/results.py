@@ -1,0 +1,266 @@
+"""The result of a benchmark run: one folder with `result.json` and `requests.jsonl`.
+
+Numbers per GPU or per engine are not stored: divide by `stack.gpus` or `stack.engines`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deploy.errors import UsageError
+
+FORMAT: Literal[1] = 1
+RESULT_FILE = "result.json"
+REQUESTS_FILE = "requests.jsonl"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Machine(_Strict):
+    """The machine that the stack ran on."""
+
+    processor: str
+    cores: int
+    memory_gib: float
+    gpus: list[str]
+    load_1m: float = Field(description="the load average when the run started")
+    os: str
+    python: str
+
+
+class Versions(_Strict):
+    """The software that was measured; null is what nothing tells."""
+
+    pdkit: str
+    vllm: str | None
+    lmcache: str | None
+    redis: str | None
+    router: str | None
+    generator: str
+
+
+class ModelFacts(_Strict):
+    """The model that the stack serves."""
+
+    name: str
+    dtype: str
+    kv_bytes_a_token: int | None
+    context: int = Field(description="tokens of prompt and answer together")
+
+
+class StackFacts(_Strict):
+    """The stack that was loaded."""
+
+    vendor: str
+    runtime: str
+    topology: str = Field(description="1p2d is one producer, two consumers; 3a is aggregated")
+    tp: int
+    engines: int
+    gpus: int = Field(description="GPUs of all engines; 0 on CPUs")
+    redis: bool
+    shards: int
+    chunk_size: int
+
+
+class Workload(BaseModel):
+    """What was sent: a workload's name and its parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+
+class Slo(_Strict):
+    """Limits that a request must keep; null is no limit. The ITL is the mean of a request."""
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
+
+
+class Percentiles(_Strict):
+    """A distribution in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+
+
+class HitTokens(_Strict):
+    """Prompt tokens by where their KV came from, counted by the engines over one repeat."""
+
+    external: int = Field(description="consumers (of an aggregated stack: engines) loaded these")
+    eligible: int = Field(description="a healthy stack loads these")
+    local: int = Field(description="found in the engines' own prefix caches")
+    computed: int = Field(description="prefilled by any engine")
+
+
+class RedisPathUse(_Strict):
+    """What the engines moved to and from Redis during one repeat."""
+
+    stored_bytes: int
+    loaded_bytes: int
+    store_gb_s: float
+    load_gb_s: float
+    lookups: int
+    lookup_ms: float
+    failures: int
+    barrier_waits: int
+    barrier_wait_s: float
+    late: int = Field(description="answers that left before their KV was stored")
+
+
+class Usage(_Strict):
+    """CPU time and memory by service during one repeat."""
+
+    cpu_s: dict[str, float]
+    peak_rss_bytes: dict[str, int]
+    gpu: dict[str, float] | None = None
+
+
+class Repeat(_Strict):
+    """One measured pass of the workload.
+
+    Attributes:
+        rate: requests offered per second; null in a closed loop.
+        concurrency: requests in flight; null in an open loop.
+        stages: mean seconds of a request by the engines' role and stage (queue, prefill, decode).
+    """
+
+    index: int
+    rate: float | None
+    concurrency: int | None
+    duration_s: float
+    warmup_s: float
+    sent: int
+    completed: int
+    failed: int
+    errors: dict[str, int]
+    ttft_s: Percentiles | None
+    itl_s: Percentiles | None
+    e2e_s: Percentiles | None
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    within_slo: float | None = Field(description="share of all requests sent; null without SLO")
+    goodput_per_s: float | None = Field(description="requests per second within the SLO")
+    hits: HitTokens | None
+    redis_path: RedisPathUse | None
+    usage: Usage | None
+    stages: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+
+class RateStep(_Strict):
+    """One rate that the search tried."""
+
+    rate: float
+    within_slo: float
+    held: bool
+
+
+class RateSearch(_Strict):
+    """The highest rate that holds the SLO; null where no rate that was tried holds it."""
+
+    required_share: float
+    highest_rate: float | None
+    low: float | None = Field(description="95 % interval of highest_rate")
+    high: float | None
+    steps: list[RateStep]
+
+
+class Result(_Strict):
+    """One run of `deploy bench`."""
+
+    format: Literal[1] = FORMAT
+    kind: Literal["run"] = "run"
+    started: str = Field(description="UTC, ISO 8601")
+    command: list[str]
+    seed: int
+    machine: Machine
+    versions: Versions
+    model: ModelFacts
+    stack: StackFacts
+    workload: Workload
+    slo: Slo | None
+    repeats: list[Repeat]
+    rate_search: RateSearch | None = None
+    interrupted: bool = Field(False, description="Ctrl-C ended it; the finished repeats are here")
+
+
+class RequestRecord(_Strict):
+    """One request; a line of `requests.jsonl`.
+
+    Attributes:
+        arrival_s: when it was sent, after the repeat's start.
+        itl_s: the gap before each output token but the first, rounded to 10 µs.
+        ttft_s: null where no token arrived.
+    """
+
+    repeat: int
+    index: int
+    arrival_s: float
+    ttft_s: float | None
+    itl_s: list[float]
+    e2e_s: float
+    input_tokens: int
+    output_tokens: int
+    error: str | None = None
+    conversation: int | None = None
+
+
+def write_result(folder: Path, result: Result) -> Path:
+    """Replace the folder's result in one step, and return its file."""
+    file = folder / RESULT_FILE
+    draft = file.with_suffix(".tmp")
+    draft.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return draft.replace(file)
+
+
+def append_requests(folder: Path, records: Iterable[RequestRecord]) -> None:
+    """Add a repeat's requests to the folder."""
+    with (folder / REQUESTS_FILE).open("a", encoding="utf-8") as file:
+        file.writelines(record.model_dump_json() + "\n" for record in records)
+
+
+def read_result(folder: Path) -> Result:
+    """Return the result in a folder, or of a `result.json`.
+
+    Raises:
+        UsageError: there is none, or this version of pdkit cannot read it.
+    """
+    file = folder if folder.suffix == ".json" else folder / RESULT_FILE
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] > FORMAT:
+            raise UsageError(f"{file} was written by a newer pdkit", hint="use that version")
+        return Result.model_validate(raw)
+    except OSError as exc:
+        raise UsageError(f"{file}: {exc.strerror}", hint="deploy bench writes a result") from exc
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise UsageError(
+            f"{file} is not a benchmark result: {where}: {first['msg']}",
+            hint="deploy bench writes a result",
+        ) from exc
+    except ValueError as exc:
+        raise UsageError(
+            f"{file} is not a benchmark result: {exc}", hint="deploy bench writes a result"
+        ) from exc
+
+
+def read_requests(folder: Path) -> Iterator[RequestRecord]:
+    """Yield the requests of a result's folder; none if they were not kept."""
+    file = folder / REQUESTS_FILE
+    if file.is_file():
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield RequestRecord.model_validate_json(line)

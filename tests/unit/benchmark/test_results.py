@@ -1,0 +1,76 @@
+"""A result survives its file, agrees with its schema, and a broken file is one clear error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.benchmark.results import (
+    RequestRecord,
+    append_requests,
+    read_requests,
+    read_result,
+    write_result,
+)
+from deploy.errors import UsageError
+from tests.unit.benchmark.samples import result
+
+SCHEMA = Path(__file__).resolve().parents[3] / "docs/reference/schemas/bench.json"
+
+
+def test_result_survives_its_file(tmp_path: Path) -> None:
+    file = write_result(tmp_path, result())
+    assert read_result(tmp_path) == read_result(file) == result()
+
+
+def test_requests_of_all_repeats_are_kept(tmp_path: Path) -> None:
+    one = RequestRecord(
+        repeat=0, index=0, arrival_s=0.5, ttft_s=0.1, itl_s=[0.01], e2e_s=0.2, input_tokens=10,
+        output_tokens=2,
+    )  # fmt: skip
+    other = one.model_copy(update={"repeat": 1, "ttft_s": None, "error": "HTTP 500"})
+    append_requests(tmp_path, [one])
+    append_requests(tmp_path, [other])
+    assert list(read_requests(tmp_path)) == [one, other]
+
+
+def test_requests_may_be_missing(tmp_path: Path) -> None:
+    assert list(read_requests(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not a benchmark result"),
+        ("[]", "not a benchmark result"),
+        ('{"format": 1}', "not a benchmark result: started: Field required"),
+        ('{"format": 2}', "written by a newer pdkit"),
+    ],
+)
+def test_broken_file_is_one_clear_error(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_result(tmp_path)
+
+
+def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"result\.json: No such file"):
+        read_result(tmp_path)
+
+
+def test_file_agrees_with_the_published_schema(tmp_path: Path) -> None:
+    file = write_result(tmp_path, result())
+    assert validates(file)
+    raw = json.loads(file.read_text())
+    del raw["repeats"][0]["hits"]
+    file.write_text(json.dumps(raw))
+    assert not validates(file)
+
+
+def validates(file: Path) -> bool:
+    command = (sys.executable, "-m", "check_jsonschema", "--schemafile", str(SCHEMA), str(file))
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
