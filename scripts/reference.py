@@ -80,6 +80,8 @@ _OPTION_HEADER = ("option", "variable", "meaning")
 def _commands_below(group: Any, before: str) -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield f"{before} {name}", command
             yield from _commands_below(command, f"{before} {name}")
         elif not command.hidden:
             yield f"{before} {name}", command

@@ -98,7 +98,10 @@ class HitTokens(_Strict):
     """Prompt tokens by where their KV came from, counted by the engines over one repeat."""
 
     external: int = Field(description="consumers (of an aggregated stack: engines) loaded these")
-    eligible: int = Field(description="a healthy stack loads these")
+    eligible: int | None = Field(
+        description="a healthy stack loads at least these; null where engines share one cache, "
+        "since what another engine has stored is not known"
+    )
     local: int = Field(description="found in the engines' own prefix caches")
     computed: int = Field(description="prefilled by any engine")
 
@@ -112,7 +115,8 @@ class RedisPathUse(_Strict):
     load_gb_s: float
     lookups: int
     lookup_ms: float
-    failures: int
+    failures: int = Field(description="calls that Redis failed")
+    lost_chunks: int = Field(description="chunks that were not stored, not loaded or refused")
     barrier_waits: int
     barrier_wait_s: float
     late: int = Field(description="answers that left before their KV was stored")

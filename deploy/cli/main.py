@@ -20,6 +20,9 @@ from deploy.runtime.interrupts import interrupt_once
 # What stdout gets: text, one JSON envelope, or one envelope a line, printed by the command.
 Form = Literal["text", "json", "lines"]
 
+# `bench` is a command itself, and a group.
+_GROUPED = {("bench", "sweep"), ("bench", "compare"), ("bench", "report")}
+
 _INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits: a bug of pdkit, outside the documented codes
 
 
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     form = _form(arguments)
     words = [word for word in arguments if not word.startswith("-")]
-    command = " ".join(words[:2] if words[:1] == ["images"] else words[:1])
+    command = " ".join(words[: 2 if tuple(words[:2]) in _GROUPED or words[:1] == ["images"] else 1])
     interrupt_once()
     try:
         result = app(args=arguments or ["--help"], prog_name="deploy", standalone_mode=False)

@@ -37,6 +37,7 @@ class StoreStats:
     errors: Mapping[str, int] = field(default_factory=dict)
     policy: str | None = None
     replica: bool = False
+    version: str | None = None
 
     def restarted_since(self, earlier: StoreStats) -> bool:
         """Tell whether this is another life of the server, or another server."""

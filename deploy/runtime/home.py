@@ -98,6 +98,15 @@ class Home:
         return self.state / "locks" / f"{name}.lock"
 
     @property
+    def bench_lock_file(self) -> Path:
+        return self.state / "bench.lock"
+
+    @property
+    def bench(self) -> Path:
+        """The folder of benchmark results."""
+        return self.state / "bench"
+
+    @property
     def planning_lock_file(self) -> Path:
         return self.state / "planning.lock"
 

@@ -51,21 +51,43 @@ def planning_lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def bench_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of all benchmarks of this user: two at once would measure each other.
+
+    Raises:
+        StackLocked: another one runs.
+    """
+    refusal = StackLocked(
+        "another deploy bench is running, and two at once would measure each other",
+        hint="wait for it to end, then repeat",
+    )
+    with _held(path, refusal):
+        yield
+
+
+@contextmanager
 def stack_lock(path: Path, name: str) -> Iterator[None]:
     """Hold the stack's lock, and leave no file behind.
 
     Raises:
         StackLocked: another command holds it, for more than a moment.
     """
+    refusal = StackLocked(
+        f"another deploy command is changing the stack '{name}'",
+        hint=f"wait for it to end, then run: deploy status --name {name}",
+    )
+    with _held(path, refusal):
+        yield
+
+
+@contextmanager
+def _held(path: Path, refusal: StackLocked) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = filelock.FileLock(path, timeout=_MOMENT_S)
     try:
         lock.acquire(poll_interval=_POLL_S)
     except filelock.Timeout as exc:
-        raise StackLocked(
-            f"another deploy command is changing the stack '{name}'",
-            hint=f"wait for it to end, then run: deploy status --name {name}",
-        ) from exc
+        raise refusal from exc
     try:
         yield
     finally:

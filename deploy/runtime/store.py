@@ -122,7 +122,7 @@ def _traffic(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _manner(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a server behaves: its errors so far, its policy, whether it follows another."""
+    """Return how a server behaves: its errors so far, its policy, its release, and so on."""
     errors = {
         name.removeprefix("errorstat_"): int(dict(value).get("count", 0))
         if isinstance(value, Mapping)
@@ -132,7 +132,12 @@ def _manner(info: Mapping[str, Any]) -> dict[str, Any]:
     }
     policy = info.get("maxmemory_policy")
     replica = str(info.get("role", "")) == "slave"
-    return {"errors": errors, "policy": str(policy) if policy else None, "replica": replica}
+    return {
+        "errors": errors,
+        "policy": str(policy) if policy else None,
+        "replica": replica,
+        "version": str(info["redis_version"]) if "redis_version" in info else None,
+    }
 
 
 def refusal_of(client: Any) -> Refusal | None:

@@ -108,7 +108,7 @@ class TestCommands:
         def check(command: Any, name: str) -> None:
             for below, one in getattr(command, "commands", {}).items():
                 check(one, f"{name} {below}")
-            if hasattr(command, "commands"):
+            if hasattr(command, "commands") and not command.invoke_without_command:
                 return
             text = sections.pop(name)
             for param in command.params:

@@ -52,7 +52,25 @@ OTHER_VERSIONS = """#!/bin/sh
 case $2 in *distributions*) echo '0.33.0|0.5.6' ;; esac
 """
 
+
+def bench(arguments: str, *words: str, hint: str = "deploy bench") -> Case:
+    """Load a stack that is not there: what is wrong with the options is said first."""
+    return Case(("bench", *arguments.split()), 2, words, hint, code="usage")
+
+
 CASES: dict[str, Case] = {
+    "bench: unknown workload": bench("--workload chat", "--workload chat", "multi-turn"),
+    "bench: no tokens": bench("--input-tokens 0", "--input-tokens 0", "above 0"),
+    "bench: rate of zero": bench("--rate 0", "--rate 0", "above 0"),
+    "bench: negative rate": bench("--rate -2", "--rate -2", "above 0"),
+    "bench: no speed": bench("--workload trace --speed nan", "--speed nan", "above 0"),
+    "bench: unknown key of an SLO": bench("--slo tpot=1s", "--slo tpot=1s", "ttft, itl, e2e"),
+    "bench: unknown unit of an SLO": bench("--slo itl=5us", "unknown unit 'us' of itl", "s, ms"),
+    "bench: search without an SLO": bench("--find-rate", "--find-rate", "SLO", hint="--slo"),
+    "bench: two kinds of loop": bench(
+        "--rate 1 --concurrency 2", "--rate and --concurrency", hint="leave out"
+    ),
+    "bench: no such stack": Case(("bench",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "no engines": up("--gpus 0", 2, "--gpus", "0", hint="deploy"),
     "a contradiction": up(
         "--gpus 3 --topology 2p2d", 2, "--gpus 3", "2p2d", "4 engines", hint="--gpus 3"

@@ -14,13 +14,13 @@ import pytest
 
 from deploy.errors import StackLocked
 from deploy.runtime import lock
-from deploy.runtime.lock import stack_lock
+from deploy.runtime.lock import bench_lock, stack_lock
 from tests.conftest import plain_environ
 
 HOLDER = """
 import sys
 from pathlib import Path
-from deploy.runtime.lock import stack_lock
+from deploy.runtime.lock import bench_lock, stack_lock
 with stack_lock(Path(sys.argv[1]), "demo"):
     print("held", flush=True)
     sys.stdin.read()
@@ -103,4 +103,15 @@ def test_a_killed_holder_locks_nobody_out(path: Path) -> None:
         assert path.exists(), "it could not clear up"
         with stack_lock(path, "demo"):
             pass
+    assert not path.exists()
+
+
+def test_two_benchmarks_never_run_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bench.lock"
+    with held_elsewhere(path):
+        busy = pytest.raises(StackLocked, match="another deploy bench is running")
+        with busy, bench_lock(path):
+            pass
+    with bench_lock(path):
+        assert path.exists()
     assert not path.exists()

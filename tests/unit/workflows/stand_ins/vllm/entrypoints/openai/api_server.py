@@ -43,6 +43,7 @@ class Engine:
         self.counters = dict.fromkeys(("queries", "hits"), 0)
         self.local_hits = 0
         self.finished = 0
+        self.prompt_tokens = 0
         # Salts and prompts that this engine computed or loaded: its own prefix cache.
         self.own: list[tuple[str, list[int]]] = []
 
@@ -85,10 +86,12 @@ class Engine:
         self.counters["queries"] += len(prompt) - mine
         self.counters["hits"] += loaded
         self.local_hits += mine
+        self.prompt_tokens += len(prompt)
         self.finished += body.get("user") != "gone"
         self.own.append((salt, prompt))
         damage = self.damage(mine, loaded)
-        return 200, completion(prompt, body["max_tokens"], damage, min(mine, len(prompt)) + loaded)
+        whole = completion(prompt, body["max_tokens"], damage, min(mine, len(prompt)) + loaded)
+        return 200, streamed(whole, body["max_tokens"]) if body.get("stream") else whole
 
     def damage(self, mine: int, loaded: int) -> float:
         """Return what is wrong with an answer by where its KV came from."""
@@ -135,6 +138,8 @@ class Engine:
                     f'vllm:{metric}_total{{engine="0"}} {shown}',
                 ]
         lines += [
+            "# TYPE vllm:prompt_tokens_total counter",
+            f"vllm:prompt_tokens_total {self.prompt_tokens}",
             "# TYPE vllm:request_success_total counter",
             f'vllm:request_success_total{{finished_reason="length"}} {self.finished}',
         ]
@@ -159,6 +164,14 @@ def completion(prompt: list[int], count: int, damage: float, cached: int) -> dic
             "prompt_tokens_details": {"cached_tokens": cached},
         },
     }
+
+
+def streamed(whole: dict[str, Any], count: int) -> str:
+    """Return a completion as server-sent events, a token each."""
+    tokens = [{"choices": [{"text": "x", "token_ids": [number]}]} for number in range(count)]
+    usage = {**whole["usage"], "completion_tokens": count}
+    events = [*map(json.dumps, (*tokens, {"choices": [], "usage": usage})), "[DONE]"]
+    return "".join(f"data: {event}\n\n" for event in events)
 
 
 def main() -> None:

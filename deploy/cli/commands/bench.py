@@ -1,0 +1,193 @@
+"""The commands that measure a stack under load."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.answer import Answer
+from deploy.cli.app import app
+from deploy.cli.options import Json, Name
+from deploy.cli.shared import progress, stack_name
+from deploy.errors import CheckFailed, Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from deploy.benchmark.results import Result
+    from deploy.runtime.home import Home
+    from deploy.workflows.bench import BenchOptions
+
+bench_app = typer.Typer(name="bench", rich_markup_mode=None)
+app.add_typer(bench_app)
+
+
+_Workload = Annotated[
+    str, typer.Option(help="random, shared-prefix, multi-turn, dataset or trace.")
+]
+_InputTokens = Annotated[
+    str, typer.Option(help="Prompt length, or what each turn adds: N, or a range N-M.")
+]
+_OutputTokens = Annotated[str, typer.Option(help="Answer length: N, or a range N-M.")]
+_PrefixTokens = Annotated[
+    int, typer.Option(min=1, help="Length of the prefixes that prompts share.")
+]
+_Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
+_Turns = Annotated[int, typer.Option(min=1, help="Turns of a conversation.")]
+_LoadFile = Annotated[
+    Path | None, typer.Option("--file", help="JSONL file of a dataset or a trace.")
+]
+_SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out broken lines of the file.")
+]
+_AsIs = Annotated[
+    bool, typer.Option("--as-is", help="Send a dataset's prompts unmarked; caches may know them.")
+]
+_Speed = Annotated[float, typer.Option(help="Send a trace this many times as fast.")]
+_Rate = Annotated[
+    float | None,
+    typer.Option(help="Requests per second with Poisson arrivals (default: closed loop)."),
+]
+_Concurrency = Annotated[
+    int | None,
+    typer.Option(min=1, help="Requests in flight in a closed loop (default: one per engine)."),
+]
+_Requests = Annotated[
+    int | None,
+    typer.Option(min=1, help="Requests of a repeat (default: 15 s of --rate, at least 20)."),
+]
+_Repeats = Annotated[int, typer.Option(min=1, help="Measured repeats.")]
+_Warmup = Annotated[
+    int | None,
+    typer.Option(min=0, help="Requests before the first repeat (default: two per engine)."),
+]
+_Seed = Annotated[int, typer.Option(help="Seed of lengths and arrivals.")]
+_SloText = Annotated[
+    str | None, typer.Option(help="Limits a request must keep, such as ttft=1s,itl=50ms,e2e=5s.")
+]
+_SloShare = Annotated[
+    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must keep the SLO.")
+]
+_FindRate = Annotated[
+    bool, typer.Option("--find-rate", help="Search the highest rate that holds the SLO.")
+]
+_Steps = Annotated[int, typer.Option(min=1, help="Rates that --find-rate tries at most.")]
+_Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds that an answer may take.")]
+_Out = Annotated[
+    Path | None, typer.Option(help="Folder for the result (default: one in the state folder).")
+]
+
+
+@bench_app.callback(invoke_without_command=True)
+def bench(  # noqa: PLR0913 - one parameter an option
+    context: typer.Context,
+    *,
+    workload: _Workload = "random",
+    input_tokens: _InputTokens = "512",
+    output_tokens: _OutputTokens = "32",
+    prefix_tokens: _PrefixTokens = 512,
+    prefixes: _Prefixes = 4,
+    turns: _Turns = 4,
+    file: _LoadFile = None,
+    skip_broken: _SkipBroken = False,
+    as_is: _AsIs = False,
+    speed: _Speed = 1.0,
+    rate: _Rate = None,
+    concurrency: _Concurrency = None,
+    requests: _Requests = None,
+    repeats: _Repeats = 3,
+    warmup: _Warmup = None,
+    seed: _Seed = 0,
+    slo: _SloText = None,
+    slo_share: _SloShare = 0.9,
+    find_rate: _FindRate = False,
+    steps: _Steps = 10,
+    timeout: _Timeout = 120.0,
+    out: _Out = None,
+    name: Name = None,
+    json: Json = False,
+) -> Answer | None:
+    """Load the running stack: latencies, throughput, goodput, hit rates, CPU and memory."""
+    if context.invoked_subcommand is not None:
+        return None
+    from deploy.benchmark.slo import parse_slo
+    from deploy.benchmark.workloads import Span, WorkloadOptions, known_workload
+    from deploy.runtime.home import Home
+    from deploy.workflows.bench import BenchOptions
+
+    _refuse_contradictions(rate, concurrency, speed, slo if find_rate else "not needed")
+    sent = WorkloadOptions(
+        known_workload(workload),
+        Span.parse("--input-tokens", input_tokens),
+        Span.parse("--output-tokens", output_tokens),
+        prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=file, speed=speed,
+        skip_broken=skip_broken, as_is=as_is,
+    )  # fmt: skip
+    options = BenchOptions(
+        sent, rate, concurrency, requests, repeats, warmup, seed, parse_slo(slo) if slo else None,
+        slo_share=slo_share, find_rate=find_rate, steps=steps, timeout_s=timeout,
+    )  # fmt: skip
+    return _answer(Home.from_environ(), stack_name(name), options, out)
+
+
+def _refuse_contradictions(
+    rate: float | None, concurrency: int | None, speed: float, slo: str | None
+) -> None:
+    for option, value in (("--rate", rate), ("--speed", speed)):
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(
+                f"{option} {value:g}: expected a number above 0", hint=f"deploy bench {option} 1"
+            )
+    if slo is None:
+        raise UsageError("--find-rate needs an SLO", hint="add --slo ttft=1s,itl=50ms")
+    if rate is not None and concurrency is not None:
+        raise UsageError(
+            "--rate and --concurrency contradict each other: an open or a closed loop",
+            hint="leave out one of them",
+        )
+
+
+def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> Answer:
+    from deploy.output.bench_view import bench_view
+    from deploy.runtime.lock import bench_lock, stack_lock
+    from deploy.workflows.bench import open_folder
+
+    with bench_lock(home.bench_lock_file), stack_lock(home.lock_file(name), name):
+        folder = open_folder(home, name, options.workload.name, out)
+        result = _kept(home, name, options, folder)
+    data = {"folder": str(folder), "result": result.model_dump(mode="json")}
+    return Answer("bench", data, bench_view(result, str(folder)), _failures(result, name))
+
+
+def _kept(home: Home, name: str, options: BenchOptions, folder: Path) -> Result:
+    """Return the result; when interrupted, say where the finished repeats are."""
+    from deploy.workflows.bench import bench_stack
+
+    try:
+        return bench_stack(
+            home,
+            name,
+            options,
+            folder=folder,
+            command=["deploy", *sys.argv[1:]],
+            report=progress(),
+        )
+    except KeyboardInterrupt:
+        if not any(folder.iterdir()):
+            raise
+        raise Interrupted(
+            f"interrupted; the finished repeats are in {folder}", hint="deploy bench starts anew"
+        ) from None
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _failures(result: Result, name: str) -> list[CheckFailed]:
+    """Return an error where not a single request was answered."""
+    if any(repeat.completed for repeat in result.repeats):
+        return []
+    said = next(iter(result.repeats[0].errors), "")
+    return [CheckFailed(f"no request was answered: {said}", hint=f"deploy check --name {name}")]

@@ -1,0 +1,166 @@
+"""A benchmark's result as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, Slo
+from deploy.output.table import percent, table
+
+
+def bench_view(result: Result, folder: str) -> str:
+    """Return the latencies of all repeats as a table, and below it what else was counted."""
+    stack, repeats = result.stack, result.repeats
+    rows = [row for repeat in repeats for row in _rows(repeat)]
+    header = ("repeat", "requests/s", "what", "p50 ms", "p90 ms", "p99 ms", "mean ms")
+    return "\n".join(
+        [
+            f"{stack.topology}, {result.model.name}, workload {result.workload.name}, "
+            f"{_how(repeats[0])}, seed {result.seed}",
+            "",
+            table(header, rows, right=header[3:]),
+            "",
+            *_throughput(result),
+            *_hits(repeats),
+            *_path(repeats),
+            *_usage(repeats),
+            *(_slo(result.slo, repeats) if result.slo else ()),
+            *(_search(result.rate_search) if result.rate_search else ()),
+            *_errors(repeats),
+            "",
+            f"Result: {folder}",
+        ]
+    )
+
+
+def _how(repeat: Repeat) -> str:
+    if repeat.concurrency is not None:
+        return f"{repeat.concurrency} in flight"
+    return "Poisson arrivals" if repeat.rate is not None else "at the trace's times"
+
+
+def _rows(repeat: Repeat) -> Iterator[tuple[object, ...]]:
+    shown = (("TTFT", repeat.ttft_s), ("ITL", repeat.itl_s), ("end to end", repeat.e2e_s))
+    offered = f"{repeat.rate:.2f} offered" if repeat.rate is not None else ""
+    for index, (name, values) in enumerate(shown):
+        first = (repeat.index + 1, f"{repeat.requests_per_s:.2f}") if not index else ("", "")
+        if index == 1:
+            first = ("", offered)
+        yield (*map(str, first), name, *_milliseconds(values))
+
+
+def _milliseconds(values: Percentiles | None) -> tuple[str, ...]:
+    if values is None:
+        return ("-",) * 4
+    return tuple(f"{1e3 * one:.1f}" for one in (values.p50, values.p90, values.p99, values.mean))
+
+
+def _throughput(result: Result) -> Iterator[str]:
+    repeats, stack = result.repeats, result.stack
+    each, units = ("GPU", stack.gpus) if stack.gpus else ("engine", stack.engines)
+    requests, prompt, answer = (
+        median(values)
+        for values in (
+            [one.requests_per_s for one in repeats],
+            [one.input_tokens_per_s for one in repeats],
+            [one.output_tokens_per_s for one in repeats],
+        )
+    )
+    yield (
+        f"Throughput (median): {requests:.2f} requests/s, {prompt:.0f} input and {answer:.0f} "
+        f"output tokens/s; for each of {units} {each}s {requests / units:.2f}, "
+        f"{prompt / units:.0f} and {answer / units:.0f}"
+    )
+
+
+def _hits(repeats: Sequence[Repeat]) -> Iterator[str]:
+    hits = [one.hits for one in repeats if one.hits]
+    if not hits:
+        return
+    external, local, computed = (
+        sum(getattr(one, name) for one in hits) for name in ("external", "local", "computed")
+    )
+    eligible = [one.eligible for one in hits if one.eligible is not None]
+    rate = percent(external / sum(eligible)) if sum(eligible) else "not known"
+    yield (
+        f"Prompt tokens: {external} loaded from the store, {local} found in engines' own caches, "
+        f"{computed} computed; eligible hit rate {rate}"
+    )
+
+
+def _path(repeats: Sequence[Repeat]) -> Iterator[str]:
+    paths = [one.redis_path for one in repeats if one.redis_path]
+    if not paths:
+        return
+    waits = sum(one.barrier_waits for one in paths)
+    waited = 1e3 * sum(one.barrier_wait_s for one in paths) / waits if waits else 0.0
+    trouble = {
+        "chunks lost": sum(one.lost_chunks for one in paths),
+        "failures": sum(one.failures for one in paths),
+        "answers before their KV": sum(one.late for one in paths),
+    }
+    wrong = ", ".join(f"{count} {what}" for what, count in trouble.items() if count)
+    yield (
+        f"Redis path: stored {sum(one.stored_bytes for one in paths) / 1e6:.1f} MB at "
+        f"{median(one.store_gb_s for one in paths):.2f} GB/s, loaded "
+        f"{sum(one.loaded_bytes for one in paths) / 1e6:.1f} MB at "
+        f"{median(one.load_gb_s for one in paths):.2f} GB/s, looked up in "
+        f"{median(one.lookup_ms for one in paths):.1f} ms; the store barrier held an answer back "
+        f"for {waited:.1f} ms; {wrong or 'nothing lost or late'}"
+    )
+
+
+def _usage(repeats: Sequence[Repeat]) -> Iterator[str]:
+    used = [(one.usage, one.duration_s) for one in repeats if one.usage]
+    if not used:
+        return
+    seconds = sum(duration for _, duration in used)
+    names = used[0][0].cpu_s
+    cores = (
+        f"{name} {sum(usage.cpu_s.get(name, 0) for usage, _ in used) / seconds:.2f}"
+        for name in names
+    )
+    yield f"CPU cores in use: {', '.join(cores)}"
+    held = (
+        f"{name} {max(usage.peak_rss_bytes.get(name, 0) for usage, _ in used) / 2**30:.2f}"
+        for name in names
+        if any(usage.peak_rss_bytes.get(name) for usage, _ in used)
+    )
+    yield f"Peak memory in GiB: {', '.join(held)}"
+
+
+def _slo(slo: Slo, repeats: Sequence[Repeat]) -> Iterator[str]:
+    limits = ", ".join(
+        f"{name.removesuffix('_s')} {1e3 * limit:g} ms"
+        for name, limit in slo.model_dump().items()
+        if limit is not None
+    )
+    shares = [one.within_slo for one in repeats if one.within_slo is not None]
+    goodput = [one.goodput_per_s for one in repeats if one.goodput_per_s is not None]
+    yield (
+        f"SLO {limits}: {percent(min(shares))} to {percent(max(shares))} of requests within it; "
+        f"goodput {median(goodput):.2f} requests/s"
+    )
+
+
+def _search(search: RateSearch) -> Iterator[str]:
+    share = percent(search.required_share)
+    if search.highest_rate is None:
+        yield f"No rate that was tried holds the SLO for {share} of requests"
+        return
+    low = "?" if search.low is None else f"{search.low:.2f}"
+    high = "?" if search.high is None else f"{search.high:.2f}"
+    yield (
+        f"Highest rate that holds the SLO for {share} of requests: {search.highest_rate:.2f} "
+        f"requests/s (95 % interval {low} to {high})"
+    )
+
+
+def _errors(repeats: Sequence[Repeat]) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for repeat in repeats:
+        for text, count in repeat.errors.items():
+            counts[text] = counts.get(text, 0) + count
+    for text, count in sorted(counts.items(), key=lambda item: -item[1]):
+        yield f"Failed, {count} requests: {text}"

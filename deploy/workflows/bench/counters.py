@@ -1,0 +1,131 @@
+"""What the engines counted during one pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
+from deploy.metrics.engine import EngineCounts, Latency
+from deploy.metrics.page import MetricsPage
+from deploy.planning.plan import EnginePlan
+from deploy.runtime.engine_api import EngineApi
+from deploy.verify.eligible import eligible_tokens
+from deploy.workflows.running import RunningStack
+
+_SETTLE_S = 3.0
+_POLL_S = 0.05
+_STAGES = {
+    "queue": "vllm:request_queue_time_seconds",
+    "prefill": "vllm:request_prefill_time_seconds",
+    "decode": "vllm:request_decode_time_seconds",
+}
+Pages = Mapping[str, MetricsPage]
+
+
+def read_pages(running: RunningStack) -> Pages:
+    """Return every engine's metrics page.
+
+    Raises:
+        ApiError: one does not answer.
+    """
+    engines = running.prepared.plan.engines
+    with ThreadPoolExecutor(max_workers=len(engines)) as pool:
+        pages = pool.map(lambda engine: _page(running, engine.name), engines)
+        return dict(zip((engine.name for engine in engines), pages, strict=True))
+
+
+def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
+    """Return the pages once engines have counted all answers, or after a while.
+
+    Raises:
+        ApiError: an engine does not answer.
+    """
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        pages = read_pages(running)
+        counted = _together(answering(running), before, pages).answers
+        if counted >= answered or time.monotonic() > deadline:
+            return pages
+        time.sleep(_POLL_S)
+
+
+def answering(running: RunningStack) -> list[EnginePlan]:
+    """Return the engines whose answers clients get."""
+    return [one for one in running.prepared.plan.engines if one.role != "producer"]
+
+
+def hit_tokens(
+    running: RunningStack, before: Pages, after: Pages, records: Sequence[RequestRecord]
+) -> HitTokens:
+    """Return where the KV of the prompts came from.
+
+    What a consumer held itself is known for all requests together. Where its own cache reaches
+    beyond a prompt's last whole chunk, `eligible` is too low by that part, never too high.
+    """
+    plan = running.prepared.plan
+    every = _together(plan.engines, before, after)
+    ends = _together(answering(running), before, after).cache
+    eligible = None
+    if plan.producers:
+        stored = sum(
+            eligible_tokens(one.input_tokens, plan.chunk_size)
+            for one in records
+            if one.input_tokens
+        )
+        eligible = max(ends.external_hits, stored - ends.local_hits)
+    cached = every.cache.local_hits + every.cache.external_hits
+    return HitTokens(
+        external=ends.external_hits,
+        eligible=eligible,
+        local=every.cache.local_hits,
+        computed=max(0, round(every.prompt_tokens) - cached),
+    )
+
+
+def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathUse | None:
+    """Return what went to and from Redis; None where LMCache's own client moves it."""
+    path = _together(running.prepared.plan.engines, before, after).path
+    if path is None:
+        return None
+    return RedisPathUse(
+        stored_bytes=round(path.stored_bytes),
+        loaded_bytes=round(path.loaded_bytes),
+        store_gb_s=round(path.store_gb_s, 4),
+        load_gb_s=round(path.load_gb_s, 4),
+        lookups=round(path.lookups),
+        lookup_ms=round(path.lookup_ms, 4),
+        failures=round(path.failures),
+        lost_chunks=round(path.left_out + path.not_loaded + path.refused),
+        barrier_waits=round(path.waits),
+        barrier_wait_s=round(path.wait_s, 4),
+        late=round(path.late),
+    )
+
+
+def stages(running: RunningStack, before: Pages, after: Pages) -> dict[str, dict[str, float]]:
+    """Return role → stage → mean seconds of a request there."""
+    found: dict[str, dict[str, float]] = {}
+    for role in dict.fromkeys(engine.role for engine in running.prepared.plan.engines):
+        mine = [one for one in running.prepared.plan.engines if one.role == role]
+        page = _counted(mine, before, after)
+        means = {stage: Latency.read(page, name).mean_s for stage, name in _STAGES.items()}
+        known = {stage: round(mean, 6) for stage, mean in means.items() if mean is not None}
+        if known:
+            found[role] = known
+    return found
+
+
+def _together(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> EngineCounts:
+    return EngineCounts.read(_counted(engines, before, after))
+
+
+def _counted(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> MetricsPage:
+    pages = (after[one.name].since(before[one.name]) for one in engines)
+    return sum(pages, MetricsPage())
+
+
+def _page(running: RunningStack, name: str) -> MetricsPage:
+    with EngineApi(running.stack.service(name).url) as api:
+        return api.metrics()

@@ -1,0 +1,94 @@
+"""What a result says about the machine, the software and the stack."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from deploy import __version__
+from deploy.benchmark.results import Machine, ModelFacts, StackFacts, Versions
+from deploy.config.catalog import load_catalog
+from deploy.runtime.host import machine_memory_mib, package_version
+from deploy.workflows.patches import engine_fixes
+from deploy.workflows.prepare import Programs
+from deploy.workflows.running import RunningStack, store_of
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def machine_facts(running: RunningStack) -> Machine:
+    plan = running.prepared.plan
+    used = {index for engine in plan.engines for index in engine.devices}
+    gpus = running.prepared.inventory.gpus_of(plan.vendor.name)
+    return Machine(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(machine_memory_mib() / 1024, 1),
+        gpus=[gpu.name for gpu in gpus if gpu.index in used],
+        load_1m=round(psutil.getloadavg()[0], 2),
+        os=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+    )
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
+
+
+def versions(running: RunningStack, vllm: str) -> Versions:
+    """Return the versions that the services tell, or that their environment has."""
+    first = running.prepared.plan.engines[0].name
+    with store_of(running) as store:
+        stats = store.stats()
+    return Versions(
+        pdkit=__version__,
+        vllm=vllm or None,
+        lmcache=engine_fixes(running, first).release or None,
+        redis=stats.version if stats else None,
+        router=_router_version(running),
+        generator=f"pdkit {__version__}",
+    )
+
+
+def _router_version(running: RunningStack) -> str | None:
+    means = running.prepared.facts.means
+    if isinstance(means, Programs):
+        return package_version(means.engine_python, "vllm-router")
+    named = running.prepared.stack.service("router").container
+    services = load_catalog().services.values()
+    return next((one.version for one in services if named and one.image == named.image), None)
+
+
+def model_facts(running: RunningStack, context: int) -> ModelFacts:
+    plan = running.prepared.plan
+    return ModelFacts(
+        name=plan.model.served_name,
+        dtype=plan.dtype,
+        kv_bytes_a_token=plan.kv_bytes_per_token,
+        context=context,
+    )
+
+
+def stack_facts(running: RunningStack) -> StackFacts:
+    plan = running.prepared.plan
+    held = {index for engine in plan.engines for index in engine.devices}
+    return StackFacts(
+        vendor=plan.vendor.name,
+        runtime=plan.runtime,
+        topology=str(plan.topology),
+        tp=plan.tp,
+        engines=len(plan.engines),
+        gpus=len(held),
+        redis=bool(plan.redis) or plan.redis_brought,
+        shards=len(plan.redis),
+        chunk_size=plan.chunk_size,
+    )

@@ -1,0 +1,207 @@
+"""`deploy bench` on a stack of stand-ins: real counters, real files, real interrupts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.benchmark.results import Result, Slo, read_requests, read_result
+from deploy.benchmark.workloads import Span, WorkloadOptions
+from deploy.errors import MachineUnfit, StackUnhealthy, StateError, UsageError
+from deploy.workflows.bench import BenchOptions, bench_stack, open_folder
+from deploy.workflows.bench import run as module
+from tests.unit.workflows.conftest import Lab
+
+CHUNK = 64  # of the lab's stacks
+OPTIONS = BenchOptions(
+    workload=WorkloadOptions(input_tokens=Span(200, 200), output_tokens=Span(4, 4)),
+    requests=6,
+    repeats=2,
+    warmup=1,
+)
+Bench = Callable[..., Result]
+
+
+@pytest.fixture
+def bench(served: Lab, tmp_path: Path) -> Bench:
+    """Return what loads the served stack and keeps the result in the test's folder."""
+
+    def run(**changed: Any) -> Result:
+        options = BenchOptions(**{**OPTIONS.__dict__, **changed})
+        return bench_stack(
+            served.home,
+            "pdkit",
+            options,
+            folder=tmp_path,
+            command=["deploy", "bench"],
+            report=served.lines.append,
+        )
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def quiet(served: Lab) -> Iterator[None]:
+    served.lines.clear()
+    yield
+
+
+class TestResult:
+    def test_file_holds_what_is_returned(self, bench: Bench, tmp_path: Path) -> None:
+        result = bench()
+        assert read_result(tmp_path) == result
+        assert not result.interrupted
+        assert [(r.index, r.sent, r.completed, r.failed) for r in result.repeats] == [
+            (0, 6, 6, 0), (1, 6, 6, 0),
+        ]  # fmt: skip
+        lines = list(read_requests(tmp_path))
+        assert [(line.repeat, line.index) for line in lines] == [
+            (repeat, index) for repeat in range(2) for index in range(6)
+        ]
+        assert {line.output_tokens for line in lines} == {4}
+
+    def test_hits_are_the_counters(self, bench: Bench) -> None:
+        """Three whole chunks of 200 tokens: loaded by the consumer, computed by the producer."""
+        for repeat in bench().repeats:
+            assert repeat.hits is not None
+            assert repeat.hits.external == repeat.hits.eligible == 6 * 3 * CHUNK
+            assert repeat.hits.local == 0
+            assert repeat.hits.computed == 2 * 6 * 200 - 6 * 3 * CHUNK
+
+    def test_missing_hits_show(self, bench: Bench, with_faults: Callable[..., None]) -> None:
+        with_faults("producer:stores-nothing")
+        hits = bench().repeats[0].hits
+        assert hits is not None
+        assert (hits.external, hits.eligible) == (0, 6 * 3 * CHUNK)
+
+    def test_what_engines_hold_themselves_is_not_eligible(self, bench: Bench) -> None:
+        workload = WorkloadOptions(
+            "shared-prefix", input_tokens=Span(72, 72), prefix_tokens=128, prefixes=1,
+            output_tokens=Span(1, 1),
+        )  # fmt: skip
+        hits = bench(workload=workload, repeats=1, concurrency=1).repeats[0].hits
+        assert hits is not None
+        assert hits.local > 0
+        assert hits.external == hits.eligible
+
+    def test_conversations_are_whole(self, bench: Bench, tmp_path: Path) -> None:
+        workload = WorkloadOptions(
+            "multi-turn", input_tokens=Span(20, 20), prefix_tokens=64, turns=3,
+            output_tokens=Span(2, 2),
+        )  # fmt: skip
+        bench(workload=workload, repeats=1)
+        lengths: dict[int | None, list[int]] = {}
+        for line in read_requests(tmp_path):
+            lengths.setdefault(line.conversation, []).append(line.input_tokens)
+        assert lengths == {0: [84, 106, 128], 1: [84, 106, 128]}
+
+    def test_usage_of_every_service(self, bench: Bench) -> None:
+        usage = bench().repeats[0].usage
+        assert usage is not None
+        services = {"producer-0", "consumer-0", "consumer-1", "router", "bench"}
+        assert services < usage.cpu_s.keys()
+        assert usage.peak_rss_bytes["producer-0"] > 1 << 20
+
+    def test_facts(self, bench: Bench) -> None:
+        result = bench(repeats=1)
+        assert result.stack.topology == "1p2d"
+        assert (result.stack.engines, result.stack.gpus, result.stack.redis) == (3, 0, True)
+        assert result.machine.cores > 0
+        assert result.versions.redis is not None
+        assert result.workload.model_dump()["input_tokens"] == "200"
+
+
+class TestSlo:
+    def test_goodput_counts_what_keeps_it(self, bench: Bench) -> None:
+        (repeat,) = bench(repeats=1, slo=Slo(ttft_s=100)).repeats
+        assert repeat.within_slo == 1
+        assert repeat.goodput_per_s == pytest.approx(repeat.requests_per_s, rel=0.01)
+        (repeat,) = bench(repeats=1, slo=Slo(ttft_s=1e-6)).repeats
+        assert (repeat.within_slo, repeat.goodput_per_s) == (0, 0)
+
+    def test_search_keeps_every_step(self, bench: Bench) -> None:
+        result = bench(slo=Slo(ttft_s=1e-6), find_rate=True, rate=200.0, steps=2)
+        assert [repeat.rate for repeat in result.repeats] == [200, 100]
+        assert result.rate_search is not None
+        assert result.rate_search.highest_rate is None
+
+
+class TestInterrupted:
+    def test_finished_repeats_stay(
+        self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        passes = iter(range(2))
+        load = module.run_load
+
+        def interrupted(*args: Any, **named: Any) -> Any:
+            if "repeat" in named and next(passes) == 1:
+                raise KeyboardInterrupt
+            return load(*args, **named)
+
+        monkeypatch.setattr(module, "run_load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bench()
+        kept = read_result(tmp_path)
+        assert kept.interrupted
+        assert [repeat.index for repeat in kept.repeats] == [0]
+        assert len(list(read_requests(tmp_path))) == 6
+
+
+class TestRefused:
+    def test_full_disk(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        usage = namedtuple("usage", "total used free")
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1000))
+        with pytest.raises(MachineUnfit, match=r"0 MiB are free in .*the result may take 1 MiB"):
+            bench()
+
+    def test_prompts_beyond_the_context(self, bench: Bench) -> None:
+        workload = WorkloadOptions(input_tokens=Span(500, 500))
+        with pytest.raises(UsageError, match="up to 532 tokens do not fit"):
+            bench(workload=workload)
+
+    def test_broken_dataset(self, bench: Bench, tmp_path: Path) -> None:
+        file = tmp_path / "broken.jsonl"
+        file.write_text('{"prompt": "ok"}\n{\n')
+        workload = WorkloadOptions("dataset", file=file)
+        with pytest.raises(UsageError, match="1 of 2 lines cannot be used: line 2: not JSON"):
+            bench(workload=workload)
+
+    def test_stack_that_answers_nothing(
+        self, bench: Bench, with_faults: Callable[..., None]
+    ) -> None:
+        with_faults("producer:fails")
+        with pytest.raises(StackUnhealthy, match="the warm-up was answered: HTTP 500"):
+            bench()
+
+    def test_no_stack(self, served: Lab, tmp_path: Path) -> None:
+        with pytest.raises(StateError, match="no stack 'other'"):
+            bench_stack(served.home, "other", OPTIONS, folder=tmp_path, command=[], report=print)
+
+    def test_folder_in_use(self, served: Lab, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(UsageError, match="the folder is not empty"):
+            open_folder(served.home, "pdkit", "random", tmp_path)
+        with pytest.raises(UsageError, match="File exists"):
+            open_folder(served.home, "pdkit", "random", tmp_path / "file")
+
+
+def test_folder_names_the_run(served: Lab) -> None:
+    folder = open_folder(served.home, "pdkit", "random")
+    assert folder.parent == served.home.bench
+    assert folder.name.endswith("Z-1p2d-random")
+    folder.rmdir()
+
+
+def test_dataset_of_token_ids(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "ids.jsonl"
+    file.write_text(json.dumps({"prompt": [1] * 100, "output_tokens": 2}) + "\n")
+    workload = WorkloadOptions("dataset", file=file, as_is=True)
+    result = bench(workload=workload, repeats=1, warmup=0)
+    assert result.repeats[0].sent == 1
+    assert [line.input_tokens for line in read_requests(tmp_path)] == [100]
