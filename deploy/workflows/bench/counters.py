@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
-from deploy.metrics.engine import EngineCounts, Latency
+from deploy.metrics.engine import EXTERNAL_HITS, FINISHED, LOCAL_HITS, Latency
 from deploy.metrics.page import MetricsPage
 from deploy.planning.plan import EnginePlan
 from deploy.runtime.engine_api import EngineApi
 from deploy.verify.eligible import eligible_tokens
+from deploy.verify.store_path import StorePath
 from deploy.workflows.running import RunningStack
 
 _SETTLE_S = 3.0
@@ -45,7 +46,7 @@ def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
     deadline = time.monotonic() + _SETTLE_S
     while True:
         pages = read_pages(running)
-        counted = _together(answering(running), before, pages).answers
+        counted = _total(_counted(answering(running), before, pages), FINISHED)
         if counted >= answered or time.monotonic() > deadline:
             return pages
         time.sleep(_POLL_S)
@@ -65,28 +66,26 @@ def hit_tokens(
     beyond a prompt's last whole chunk, `eligible` is too low by that part, never too high.
     """
     plan = running.prepared.plan
-    every = _together(plan.engines, before, after)
-    ends = _together(answering(running), before, after).cache
+    every = _counted(plan.engines, before, after)
+    ends = _counted(answering(running), before, after)
+    loaded = _total(ends, f"{EXTERNAL_HITS}_total")
     eligible = None
-    if plan.producers:
+    if any(engine.role == "producer" for engine in plan.engines):
         stored = sum(
             eligible_tokens(one.input_tokens, plan.chunk_size)
             for one in records
             if one.input_tokens
         )
-        eligible = max(ends.external_hits, stored - ends.local_hits)
-    cached = every.cache.local_hits + every.cache.external_hits
-    return HitTokens(
-        external=ends.external_hits,
-        eligible=eligible,
-        local=every.cache.local_hits,
-        computed=max(0, round(every.prompt_tokens) - cached),
-    )
+        eligible = max(loaded, stored - _total(ends, f"{LOCAL_HITS}_total"))
+    local = _total(every, f"{LOCAL_HITS}_total")
+    cached = local + _total(every, f"{EXTERNAL_HITS}_total")
+    computed = max(0, _total(every, "vllm:prompt_tokens_total") - cached)
+    return HitTokens(external=loaded, eligible=eligible, local=local, computed=computed)
 
 
 def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathUse | None:
     """Return what went to and from Redis; None where LMCache's own client moves it."""
-    path = _together(running.prepared.plan.engines, before, after).path
+    path = StorePath.read(_counted(running.prepared.plan.engines, before, after).samples)
     if path is None:
         return None
     return RedisPathUse(
@@ -117,8 +116,9 @@ def stages(running: RunningStack, before: Pages, after: Pages) -> dict[str, dict
     return found
 
 
-def _together(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> EngineCounts:
-    return EngineCounts.read(_counted(engines, before, after))
+def _total(page: MetricsPage, name: str) -> int:
+    """Return a count; engines without a store lack some."""
+    return round(page.total(name) or 0)
 
 
 def _counted(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> MetricsPage:
