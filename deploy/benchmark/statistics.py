@@ -1,0 +1,186 @@
+"""Medians, ratios and their 95 % intervals, from a few repeats.
+
+A repeat is one value: requests of the same repeat share a queue and are not independent. Intervals
+are those of a smoothed bootstrap of the median. The distribution of a bootstrap median is known, so
+nothing is drawn at random and the same values always give the same interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from statistics import NormalDist, median, stdev
+from typing import Literal
+
+# The range of n values covers their median with probability 1 - 2^(1 - n): fewer than five cannot
+# reach 95 %, whatever the method.
+LEAST_REPEATS = 5
+MOST_REPEATS = 40
+CONFIDENCE = 0.95
+_TAIL = (1 - CONFIDENCE) / 2
+# Of two intervals that are combined: two of 95 % would cover 97 to 98 %, these cover 95 to 97 %.
+_COMBINED_TAIL = 0.04
+# The standard error of a median of n normal values is about this many standard deviations / √n.
+_MEDIAN_ERROR = math.sqrt(math.pi / 2)
+_GRID = 4000
+
+Difference = Literal["higher", "lower", "no significant difference", "too few repeats"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval; low and high are None below LEAST_REPEATS."""
+
+    value: float
+    low: float | None
+    high: float | None
+    repeats: int
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """Return the JSON shape."""
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "repeats": self.repeats,
+        }
+
+
+@dataclass(frozen=True)
+class Ratio(Estimate):
+    """How many times as large one condition's median is as the other's."""
+
+    @property
+    def difference(self) -> Difference:
+        """Whether the interval excludes 1, and on which side."""
+        if self.low is None or self.high is None:
+            return "too few repeats"
+        if self.low > 1:
+            return "higher"
+        return "lower" if self.high < 1 else "no significant difference"
+
+
+def median_of(values: Sequence[float]) -> Estimate:
+    """Return the median of a condition's repeats.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    interval = _interval(values)
+    low, high = interval or (None, None)
+    return Estimate(median(values), low, high, len(values))
+
+
+def paired_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
+    """Return first / second from interleaved repeats: the median of the ratios of each pair.
+
+    What changes slowly on the machine meets both sides of a pair alike, and cancels.
+
+    Raises:
+        ValueError: the lengths differ, or a value is not above 0.
+    """
+    logs = [a - b for a, b in zip(_logs(first), _logs(second), strict=True)]
+    interval = _interval(logs)
+    low, high = map(math.exp, interval) if interval else (None, None)
+    return Ratio(math.exp(median(logs)), low, high, len(logs))
+
+
+def separate_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
+    """Return first / second of two runs that were not interleaved: the ratio of their medians.
+
+    The two intervals are combined by the distance of each end from its median (MOVER).
+
+    Raises:
+        ValueError: a value is not above 0.
+    """
+    logs_a, logs_b = _logs(first), _logs(second)
+    a, b = median(logs_a), median(logs_b)
+    ends_a, ends_b = _interval(logs_a, _COMBINED_TAIL), _interval(logs_b, _COMBINED_TAIL)
+    repeats = min(len(logs_a), len(logs_b))
+    if ends_a is None or ends_b is None:
+        return Ratio(math.exp(a - b), None, None, repeats)
+    low = a - b - math.hypot(a - ends_a[0], ends_b[1] - b)
+    high = a - b + math.hypot(ends_a[1] - a, b - ends_b[0])
+    return Ratio(math.exp(a - b), math.exp(low), math.exp(high), repeats)
+
+
+def noise(values: Sequence[float]) -> float:
+    """Return the relative standard deviation of repeats: 0.03 is 3 %; 0 for a single one.
+
+    Raises:
+        ValueError: a value is not above 0.
+    """
+    return stdev(_logs(values)) if len(values) > 1 else 0.0
+
+
+def repeats_for(spread: float, within: float) -> int:
+    """Return how many repeats give a median, or a paired ratio, ± `within`.
+
+    Choose once, from a pilot's noise: who stops as soon as an interval looks narrow stops at the
+    ones that are too narrow.
+
+    Args:
+        spread: the noise of the repeats, or of the ratios of pairs.
+        within: half the interval's width, relative: 0.05 is ± 5 %.
+    """
+    reach = _MEDIAN_ERROR * NormalDist().inv_cdf(1 - _TAIL)
+    wanted = math.ceil((reach * spread / math.log1p(within)) ** 2)
+    return min(max(wanted, LEAST_REPEATS), MOST_REPEATS)
+
+
+def _logs(values: Sequence[float]) -> list[float]:
+    if not all(value > 0 for value in values):
+        raise ValueError("a ratio needs values above 0")
+    return [math.log(value) for value in values]
+
+
+def _interval(values: Sequence[float], tail: float = _TAIL) -> tuple[float, float] | None:
+    """Return the percentile interval of the smoothed bootstrap median, with a tail at each end.
+
+    A resample draws values and adds normal noise, as wide as the error of their mean. The median of
+    n draws from a distribution is below its p-quantile as often as a Beta variable is below p, so
+    the interval's ends are two quantiles of that distribution.
+    """
+    count = len(values)
+    if count < LEAST_REPEATS:
+        return None
+    width = stdev(values) / math.sqrt(count - 1)
+    if width <= 1e-12 * max(map(abs, values)):  # alike but for rounding
+        return min(values), max(values)
+    kernel = NormalDist(0, width)
+    reach = 8 * width
+    span = min(values) - reach, max(values) + reach
+
+    def below(at: float) -> float:
+        return sum(kernel.cdf(at - value) for value in values) / count
+
+    share = _median_tail(count, tail)
+    return _solve(below, share, span), _solve(below, 1 - share, span)
+
+
+@cache
+def _median_tail(count: int, tail: float) -> float:
+    """Return the tail's quantile of Beta(m, m), m = (count + 1) / 2.
+
+    With an odd count that is exactly the middle of so many uniform values; with an even one, where
+    the median lies between two of them, it is close.
+    """
+    power = (count + 1) / 2 - 1
+    middles = [(step + 0.5) / _GRID for step in range(_GRID)]
+    sums = list(accumulate((at * (1 - at)) ** power for at in middles))
+    return next(at for at, total in zip(middles, sums, strict=True) if total >= tail * sums[-1])
+
+
+def _solve(rising: Callable[[float], float], wanted: float, span: tuple[float, float]) -> float:
+    """Return where a rising function reaches a value."""
+    low, high = span
+    for _ in range(40):
+        middle = (low + high) / 2
+        if rising(middle) < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
