@@ -1,0 +1,207 @@
+"""Two runs side by side: what differs between them, and by how much with which certainty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from deploy.benchmark.results import Percentiles, Repeat, Result
+from deploy.benchmark.statistics import Estimate, Ratio, median_of, separate_ratio
+from deploy.errors import UsageError
+
+# What must be alike, or the ratio is not one of the stacks. How busy the machine was may differ.
+_ALIKE = ("model", "workload", "machine", "versions", "slo", "seed")
+_MAY_DIFFER = {"machine.load_1m"}
+
+Unit = Literal["ms", "1/s", "%"]
+
+
+class Metric(NamedTuple):
+    """A number that each repeat has; None where it does not."""
+
+    name: str
+    unit: Unit
+    of: Callable[[Repeat], float | None]
+    higher_is_better: bool
+
+
+class Difference(NamedTuple):
+    """A field in which two runs are unlike, with both values."""
+
+    field: str
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric at one load.
+
+    Attributes:
+        ratio: second / first; None where a value is 0.
+    """
+
+    metric: Metric
+    first: Estimate
+    second: Estimate
+    ratio: Ratio | None
+
+    @property
+    def verdict(self) -> str:
+        """What the second run is beside the first: better, worse, or not known to differ."""
+        if self.ratio is None:
+            return "no ratio: a repeat has 0"
+        if self.ratio.difference in ("higher", "lower"):
+            better = (self.ratio.difference == "higher") == self.metric.higher_is_better
+            return "better" if better else "worse"
+        return self.ratio.difference
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric.name,
+            "unit": self.metric.unit,
+            "first": self.first.as_dict(),
+            "second": self.second.as_dict(),
+            "ratio": self.ratio.as_dict() if self.ratio else None,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows by load, and in which fields the runs are unlike."""
+
+    points: Mapping[str, Sequence[Row]]
+    unlike: Sequence[Difference]
+    notes: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "points": [
+                {"load": load, "metrics": [row.as_dict() for row in rows]}
+                for load, rows in self.points.items()
+            ],
+            "unlike": [one._asdict() for one in self.unlike],
+            "notes": list(self.notes),
+        }
+
+
+def compare(first: Result, second: Result, *, anyway: bool = False) -> Comparison:
+    """Return two runs side by side, at each load that both had.
+
+    Raises:
+        UsageError: the runs are unlike and `anyway` is not set, or have no load in common.
+    """
+    unlike = differences(first, second)
+    if unlike and not anyway:
+        raise UsageError(
+            f"the runs are unlike: {', '.join(one.field for one in unlike)}",
+            details=tuple(f"{one.field}: {one.first} and {one.second}" for one in unlike),
+            hint="compare runs of the same kind, or add --anyway",
+        )
+    ours, theirs = by_load(first.repeats), by_load(second.repeats)
+    points = {load: _rows(ours[load], theirs[load]) for load in ours if load in theirs}
+    if not points:
+        raise UsageError(
+            f"the runs have no load in common: {', '.join(ours) or 'none'}; and "
+            f"{', '.join(theirs) or 'none'}",
+            hint="run deploy bench with the same --rate or --concurrency for both",
+        )
+    return Comparison(points, unlike, list(_notes({"A": first, "B": second})))
+
+
+def differences(first: Result, second: Result) -> list[Difference]:
+    """Return the fields that must be alike and are not."""
+    return [
+        found
+        for name in _ALIKE
+        for found in _unlike(name, _plain(getattr(first, name)), _plain(getattr(second, name)))
+        if found.field not in _MAY_DIFFER
+    ]
+
+
+def by_load(repeats: Sequence[Repeat]) -> dict[str, list[Repeat]]:
+    """Return the repeats by what was offered to the stack."""
+    found: dict[str, list[Repeat]] = {}
+    for repeat in repeats:
+        found.setdefault(load_of(repeat), []).append(repeat)
+    return found
+
+
+def load_of(repeat: Repeat) -> str:
+    """Return the load of a repeat in words."""
+    if repeat.rate is not None:
+        return f"{repeat.rate:g} requests/s offered"
+    if repeat.concurrency is not None:
+        return f"{repeat.concurrency} in flight"
+    return "arrival times of the trace"
+
+
+def _metrics() -> Iterator[Metric]:
+    for name, field in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("end to end", "e2e_s")):
+        for percentile in ("p50", "p90", "p99"):
+            yield Metric(f"{name} {percentile}", "ms", _latency(field, percentile), False)
+    yield Metric("requests", "1/s", lambda one: one.requests_per_s, True)
+    yield Metric("input tokens", "1/s", lambda one: one.input_tokens_per_s, True)
+    yield Metric("output tokens", "1/s", lambda one: one.output_tokens_per_s, True)
+    yield Metric("goodput", "1/s", lambda one: one.goodput_per_s, True)
+    yield Metric("within the SLO", "%", lambda one: one.within_slo, True)
+
+
+def _latency(field: str, percentile: str) -> Callable[[Repeat], float | None]:
+    def value(repeat: Repeat) -> float | None:
+        found: Percentiles | None = getattr(repeat, field)
+        return None if found is None else getattr(found, percentile)
+
+    return value
+
+
+METRICS = tuple(_metrics())
+
+
+def values_of(metric: Metric, repeats: Sequence[Repeat]) -> list[float]:
+    """Return a metric of the repeats that have it."""
+    return [value for one in repeats if (value := metric.of(one)) is not None]
+
+
+def _rows(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[Row]:
+    rows = []
+    for metric in METRICS:
+        ours, theirs = values_of(metric, first), values_of(metric, second)
+        if ours and theirs:
+            above = min(*ours, *theirs) > 0
+            ratio = separate_ratio(theirs, ours) if above else None
+            rows.append(Row(metric, median_of(ours), median_of(theirs), ratio))
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else value
+
+
+def _unlike(name: str, first: Any, second: Any) -> Iterator[Difference]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in sorted({*first, *second}):
+            yield from _unlike(f"{name}.{key}", first.get(key), second.get(key))
+    elif first != second:
+        yield Difference(name, first, second)
+
+
+def _notes(runs: Mapping[str, Result]) -> Iterator[str]:
+    for side, run in runs.items():
+        sent, failed = (sum(getattr(one, f) for one in run.repeats) for f in ("sent", "failed"))
+        if failed:
+            yield f"{side}: {failed} of {sent} requests failed; latencies are of answered ones"
+        if run.interrupted:
+            yield f"{side}: interrupted; only the finished repeats are compared"
+    sizes = {run.stack.gpus or run.stack.engines for run in runs.values()}
+    if len(sizes) > 1:
+        each = " and ".join(
+            f"{side} {run.stack.gpus or run.stack.engines}" for side, run in runs.items()
+        )
+        yield f"The stacks have different numbers of GPUs or engines: {each}"
+    yield (
+        "The runs were not interleaved: the intervals cover the noise within each run, not what "
+        "changed on the machine between them"
+    )

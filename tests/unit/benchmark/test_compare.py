@@ -1,0 +1,115 @@
+"""Two runs side by side: like runs only, the right direction, and certainty that is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.benchmark.compare import Comparison, Row, compare
+from deploy.benchmark.results import Result
+from deploy.errors import UsageError
+from deploy.output.compare_view import compare_view
+from tests.unit.benchmark.samples import repeat, result
+
+NOISE = (0.98, 1.01, 1.0, 0.99, 1.03, 1.02)
+
+
+def run(factor: float = 1.0, rate: float = 2.0, count: int = 6, **changed: object) -> Result:
+    """Return a run whose TTFT is 0.1 s times a factor, with noise."""
+    repeats = []
+    for index, one in enumerate(NOISE[:count]):
+        value = 0.1 * factor * one
+        latency = {"p50": value, "p90": 2 * value, "p99": 3 * value, "mean": value}
+        repeats.append(repeat(index, rate=rate, ttft_s=latency))
+    return result(**{"repeats": repeats, **changed})
+
+
+def ttft(comparison: Comparison) -> Row:
+    rows = next(iter(comparison.points.values()))
+    return next(row for row in rows if row.metric.name == "TTFT p50")
+
+
+class TestWhatIsCompared:
+    def test_a_slower_run_is_worse_by_its_factor(self) -> None:
+        row = ttft(compare(run(), run(1.5)))
+        assert row.verdict == "worse"
+        assert row.ratio is not None
+        assert row.ratio.low is not None
+        assert row.ratio.high is not None
+        assert row.ratio.low < 1.5 < row.ratio.high
+
+    def test_a_higher_rate_is_better(self) -> None:
+        faster = result(repeats=[repeat(index, goodput_per_s=3.0) for index in range(5)])
+        slower = result(repeats=[repeat(index) for index in range(5)])
+        rows = next(iter(compare(slower, faster).points.values()))
+        assert {row.metric.name: row.verdict for row in rows}["goodput"] == "better"
+
+    def test_like_runs_do_not_differ(self) -> None:
+        assert ttft(compare(run(), run(1.005))).verdict == "no significant difference"
+
+    def test_few_repeats_have_no_verdict(self) -> None:
+        assert ttft(compare(run(count=4), run(2.0, count=4))).verdict == "too few repeats"
+
+    def test_a_goodput_of_zero_has_no_ratio(self) -> None:
+        nothing = result(repeats=[repeat(index, goodput_per_s=0.0) for index in range(5)])
+        rows = next(iter(compare(nothing, run()).points.values()))
+        assert next(row for row in rows if row.metric.name == "goodput").ratio is None
+
+    def test_only_loads_that_both_had(self) -> None:
+        both = run().repeats
+        more = [*both, *run(rate=4.0).repeats]
+        assert list(compare(result(repeats=more), run()).points) == ["2 requests/s offered"]
+        with pytest.raises(UsageError, match=r"no load in common: 2 .* 4 ") as found:
+            compare(run(), run(rate=4.0))
+        assert "--rate" in found.value.hint
+
+
+class TestUnlikeRuns:
+    def test_are_refused_with_the_field_and_both_values(self) -> None:
+        other = run(seed=7)
+        with pytest.raises(UsageError, match="seed") as found:
+            compare(run(), other)
+        assert found.value.details == ("seed: 0 and 7",)
+        assert "--anyway" in found.value.hint
+
+    @pytest.mark.parametrize(
+        ("part", "field", "value"),
+        [
+            ("model", "dtype", "float16"),
+            ("workload", "input_tokens", 2000),
+            ("machine", "processor", "another"),
+            ("versions", "vllm", "0.33.0"),
+            ("slo", "ttft_s", 2.0),
+        ],
+    )
+    def test_each_part_counts(self, part: str, field: str, value: object) -> None:
+        changed = run().model_dump()[part] | {field: value}
+        with pytest.raises(UsageError, match=f"{part}.{field}"):
+            compare(run(), run(**{part: changed}))
+
+    def test_how_busy_the_machine_was_and_the_stack_may_differ(self) -> None:
+        busy = run().model_dump()["machine"] | {"load_1m": 3.0}
+        stack = run().model_dump()["stack"] | {"topology": "1p2d", "engines": 3}
+        found = compare(run(), run(machine=busy, stack=stack))
+        assert not found.unlike
+        assert any("A 2 and B 3" in note for note in found.notes)
+
+    def test_anyway_names_the_difference(self) -> None:
+        found = compare(run(), run(seed=7), anyway=True)
+        assert [one.field for one in found.unlike] == ["seed"]
+        assert "unlike: seed: 0 and 7" in compare_view(found, run(), run(seed=7))
+
+
+def test_failures_and_interruptions_are_named() -> None:
+    broken = result(repeats=[repeat(failed=3, completed=17)], interrupted=True)
+    notes = "\n".join(compare(run(), broken).notes)
+    assert "B: 3 of 20 requests failed" in notes
+    assert "B: interrupted" in notes
+
+
+def test_view_has_ratio_interval_and_verdict() -> None:
+    first, second = run(), run(1.5)
+    text = compare_view(compare(first, second), first, second)
+    line = next(line for line in text.splitlines() if line.startswith("TTFT p50"))
+    assert line.split()[:6] == ["TTFT", "p50", "100.5", "ms", "150.8", "ms"]
+    assert "1.50" in line
+    assert line.endswith("worse")
