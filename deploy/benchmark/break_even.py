@@ -1,0 +1,54 @@
+"""The speeds that decide whether loading KV pays, as a run measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from deploy.benchmark.compare import by_load
+from deploy.benchmark.results import Repeat, Result
+from deploy.planning.break_even import Speeds
+
+# Who computes prompts: producers, or engines that do both.
+_PREFILL = ("producer", "aggregated")
+
+
+def measured_speeds(result: Result) -> dict[str, Speeds]:
+    """Return the speeds at each load of a run: medians of its repeats.
+
+    Empty where the run has none of them: nothing was loaded, or the engines do not tell.
+    """
+    found = {}
+    for load, repeats in by_load(result.repeats).items():
+        speeds = _speeds(result, repeats)
+        if speeds:
+            found[load] = speeds
+    return found
+
+
+def _speeds(result: Result, repeats: Sequence[Repeat]) -> Speeds | None:
+    token_bytes = result.model.kv_bytes_a_token
+    prefill = [speed for one in repeats if (speed := _prefill_tokens_s(one))]
+    paths = [one.redis_path for one in repeats if one.redis_path and one.redis_path.load_gb_s > 0]
+    if not (token_bytes and prefill and paths):
+        return None
+    return Speeds(
+        prefill_tokens_s=median(prefill),
+        load_gb_s=median(path.load_gb_s for path in paths),
+        lookup_s=median(path.lookup_ms for path in paths) / 1e3,
+        token_bytes=token_bytes,
+        chunk=result.stack.chunk_size,
+    )
+
+
+def _prefill_tokens_s(repeat: Repeat) -> float | None:
+    """Return the tokens that a request's prefill computed in a second, beside the other requests.
+
+    Tokens that consumers compute, less than a chunk of each prompt, are among them.
+    """
+    seconds = next(
+        (repeat.stages[role].get("prefill") for role in _PREFILL if role in repeat.stages), None
+    )
+    if not (seconds and repeat.hits and repeat.completed):
+        return None
+    return repeat.hits.computed / repeat.completed / seconds

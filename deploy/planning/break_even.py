@@ -1,0 +1,89 @@
+"""From which prompt length loading KV is faster than computing it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What decides it, measured or estimated.
+
+    Attributes:
+        prefill_tokens_s: tokens that one engine computes in a second, for one request.
+        load_gb_s: from the store into an engine.
+        lookup_s: what a request waits until it knows what the store has.
+        token_bytes: KV of one token, of all ranks.
+        chunk: tokens that share one key. Only whole chunks are loaded.
+    """
+
+    prefill_tokens_s: float
+    load_gb_s: float
+    lookup_s: float
+    token_bytes: int
+    chunk: int
+
+    @property
+    def computed_gb_s(self) -> float:
+        """KV that prefill makes in a second; a store must be faster than that."""
+        return self.prefill_tokens_s * self.token_bytes / 1e9
+
+    def compute_s(self, tokens: int) -> float:
+        return tokens / self.prefill_tokens_s
+
+    def load_s(self, tokens: int) -> float:
+        """Return the seconds until the KV of a prompt is there: whole chunks loaded, the rest
+        computed."""
+        loaded = tokens // self.chunk * self.chunk
+        moved = self.lookup_s + loaded * self.token_bytes / (self.load_gb_s * 1e9)
+        return moved + self.compute_s(tokens - loaded)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The speeds with one of them changed.
+
+    Attributes:
+        what: the change, in words.
+    """
+
+    what: str
+    speeds: Speeds
+
+
+def break_even_tokens(speeds: Speeds) -> int | None:
+    """Return the shortest prompt whose KV is loaded faster than computed, a multiple of the chunk.
+
+    None where loading is slower for every length. Compute time is taken as proportional to length;
+    long prompts cost more, so that loading pays off no later than this.
+    """
+    if speeds.load_gb_s <= 0:
+        return None
+    gain_s = 1 / speeds.prefill_tokens_s - speeds.token_bytes / (speeds.load_gb_s * 1e9)
+    if gain_s <= 0:
+        return None
+    chunks = math.floor(speeds.lookup_s / gain_s / speeds.chunk) + 1
+    return chunks * speeds.chunk
+
+
+def changes(speeds: Speeds, shards: int) -> list[Change]:
+    """Return what would move the break-even: estimates, not measurements."""
+    return [
+        Change(
+            f"{2 * shards} shards instead of {shards}, if Redis is the limit",
+            replace(speeds, load_gb_s=2 * speeds.load_gb_s),
+        ),
+        Change(
+            f"chunks of {speeds.chunk // 2} tokens instead of {speeds.chunk}",
+            replace(speeds, chunk=max(1, speeds.chunk // 2)),
+        ),
+        Change(
+            "half the bytes of KV a token, as FP8 instead of 16 bits",
+            replace(speeds, token_bytes=max(1, speeds.token_bytes // 2)),
+        ),
+        Change(
+            "prefill twice as fast, as on another GPU",
+            replace(speeds, prefill_tokens_s=2 * speeds.prefill_tokens_s),
+        ),
+    ]

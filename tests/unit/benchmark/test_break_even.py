@@ -1,0 +1,47 @@
+"""The speeds of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.benchmark.break_even import measured_speeds
+from tests.unit.benchmark.samples import repeat, result
+
+PATH = {
+    "stored_bytes": 10**9, "loaded_bytes": 10**9, "store_gb_s": 0.5, "load_gb_s": 0.8,
+    "lookups": 20, "lookup_ms": 2.0, "failures": 0, "barrier_waits": 0,
+    "barrier_wait_s": 0.0, "late": 0,
+}  # fmt: skip
+
+
+def measured(index: int = 0, *, prefill_s: float = 0.055, **changed: Any) -> dict[str, Any]:
+    stages = {"producer": {"prefill": prefill_s}, "consumer": {"prefill": 0.01}}
+    return repeat(index, **{"redis_path": PATH, "stages": stages, **changed})
+
+
+def test_speeds_are_the_medians_of_each_load() -> None:
+    repeats = [measured(0), measured(1, prefill_s=0.11), measured(2, prefill_s=0.055)]
+    repeats.append(measured(3, prefill_s=0.22, rate=4.0))
+    found = measured_speeds(result(repeats=repeats))
+    assert list(found) == ["2 requests/s offered", "4 requests/s offered"]
+    # 1,100 computed tokens of 20 requests: 55 each.
+    assert found["2 requests/s offered"].prefill_tokens_s == pytest.approx(1000)
+    assert found["4 requests/s offered"].prefill_tokens_s == pytest.approx(250)
+    one = found["2 requests/s offered"]
+    assert (one.load_gb_s, one.lookup_s, one.chunk, one.token_bytes) == (0.8, 0.002, 256, 4096)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"redis_path": None},
+        {"redis_path": PATH | {"load_gb_s": 0.0}},
+        {"stages": {}},
+        {"hits": None},
+        {"completed": 0},
+    ],
+)
+def test_no_speeds_where_something_was_not_measured(changed: dict[str, Any]) -> None:
+    assert measured_speeds(result(repeats=[measured(**changed)])) == {}
