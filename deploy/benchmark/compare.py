@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -160,6 +161,12 @@ def _latency(field: str, percentile: str) -> Callable[[Repeat], float | None]:
 METRICS = tuple(_metrics())
 
 
+def median_metric(metric: Metric, repeats: Sequence[Repeat]) -> Estimate | None:
+    """Return a metric's median; None where no repeat has it."""
+    found = values_of(metric, repeats)
+    return median_of(found, most=1.0 if metric.unit == "%" else math.inf) if found else None
+
+
 def values_of(metric: Metric, repeats: Sequence[Repeat]) -> list[float]:
     """Return a metric of the repeats that have it."""
     return [value for one in repeats if (value := metric.of(one)) is not None]
@@ -168,12 +175,15 @@ def values_of(metric: Metric, repeats: Sequence[Repeat]) -> list[float]:
 def _rows(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[Row]:
     rows = []
     for metric in METRICS:
-        ours, theirs = values_of(metric, first), values_of(metric, second)
+        ours, theirs = median_metric(metric, first), median_metric(metric, second)
         if ours and theirs:
-            above = min(*ours, *theirs) > 0
-            ratio = separate_ratio(theirs, ours) if above else None
-            rows.append(Row(metric, median_of(ours), median_of(theirs), ratio))
+            rows.append(Row(metric, ours, theirs, _ratio(metric, first, second)))
     return rows
+
+
+def _ratio(metric: Metric, first: Sequence[Repeat], second: Sequence[Repeat]) -> Ratio | None:
+    ours, theirs = values_of(metric, first), values_of(metric, second)
+    return separate_ratio(theirs, ours) if min(*ours, *theirs) > 0 else None
 
 
 def _plain(value: Any) -> Any:

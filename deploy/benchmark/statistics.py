@@ -63,15 +63,23 @@ class Ratio(Estimate):
         return "lower" if self.high < 1 else "no significant difference"
 
 
-def median_of(values: Sequence[float]) -> Estimate:
+def median_of(values: Sequence[float], *, most: float = math.inf) -> Estimate:
     """Return the median of a condition's repeats.
+
+    Args:
+        most: what no value exceeds, such as 1 of shares; the interval ends there, too.
 
     Raises:
         ValueError: there are no values.
     """
-    interval = _interval(values)
-    low, high = interval or (None, None)
-    return Estimate(median(values), low, high, len(values))
+    if min(values) > 0:
+        interval = _interval(_logs(values))
+        low, high = map(math.exp, interval) if interval else (None, None)
+    else:  # with a 0 there is no logarithm; the interval stays within what was seen
+        interval = _interval(values)
+        low, high = interval or (None, None)
+        low = None if low is None else max(low, min(values))
+    return Estimate(median(values), low, None if high is None else min(high, most), len(values))
 
 
 def paired_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
@@ -91,20 +99,37 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
 def separate_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
     """Return first / second of two runs that were not interleaved: the ratio of their medians.
 
-    The two intervals are combined by the distance of each end from its median (MOVER).
-
     Raises:
-        ValueError: a value is not above 0.
+        ValueError: there are no values, or one is not above 0.
     """
-    logs_a, logs_b = _logs(first), _logs(second)
-    a, b = median(logs_a), median(logs_b)
-    ends_a, ends_b = _interval(logs_a, _COMBINED_TAIL), _interval(logs_b, _COMBINED_TAIL)
-    repeats = min(len(logs_a), len(logs_b))
-    if ends_a is None or ends_b is None:
-        return Ratio(math.exp(a - b), None, None, repeats)
-    low = a - b - math.hypot(a - ends_a[0], ends_b[1] - b)
-    high = a - b + math.hypot(ends_a[1] - a, b - ends_b[0])
-    return Ratio(math.exp(a - b), math.exp(low), math.exp(high), repeats)
+    return ratio_of(_positive(first), _positive(second))
+
+
+def ratio_of(first: Estimate, second: Estimate) -> Ratio:
+    """Return first / second of two separate estimates above 0.
+
+    The intervals are combined by the distance of each end from its value (MOVER).
+    """
+    repeats = min(first.repeats, second.repeats)
+    value = first.value / second.value
+    ends = (first.low, first.high, second.low, second.high)
+    if not all(end is not None and end > 0 for end in ends):
+        return Ratio(value, None, None, repeats)
+    a_low, a_high, b_low, b_high = (
+        abs(math.log(end / one.value))
+        for end, one in zip(ends, (first, first, second, second), strict=True)
+        if end is not None
+    )
+    low, high = math.hypot(a_low, b_high), math.hypot(a_high, b_low)
+    return Ratio(value, value * math.exp(-low), value * math.exp(high), repeats)
+
+
+def _positive(values: Sequence[float]) -> Estimate:
+    """Return the median with the interval that is to be combined with another."""
+    logs = _logs(values)
+    interval = _interval(logs, _COMBINED_TAIL)
+    low, high = map(math.exp, interval) if interval else (None, None)
+    return Estimate(math.exp(median(logs)), low, high, len(logs))
 
 
 def noise(values: Sequence[float]) -> float:

@@ -1,0 +1,1 @@
+"""A page, a table and pictures of benchmark runs."""

@@ -1,0 +1,252 @@
+"""The charts as Vega-Lite specifications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.benchmark.report import points
+from deploy.benchmark.report.points import Run
+
+Spec = dict[str, Any]
+
+# Okabe and Ito's palette, which colour-blind people can tell apart; each also has a shape.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "wedge")
+# Tol's light palette for kinds of time and of tokens, so that no colour stands for a stack, too.
+_KINDS = ("#77AADD", "#EE8866", "#BBCC33", "#FFAABB", "#44BB99", "#EEDD88")
+_HEIGHT = 280
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with what it shows and how to read it."""
+
+    name: str
+    title: str
+    caption: str
+    spec: Spec
+
+
+def charts(runs: Sequence[Run]) -> list[Chart]:
+    """Return the charts that these runs have values for."""
+    found = points.points(runs)
+    same = points.common_load(found)
+    order = [run.name for run in runs]
+    load = same[0].load if same else ""
+    rows = {
+        "ttft": list(points.curve(found, "TTFT p90")),
+        "itl": list(points.curve(found, "ITL p90")),
+        "goodput": list(points.goodput(found)),
+        "ttft-distribution": list(points.distribution(same, "ttft_s")),
+        "itl-distribution": list(points.distribution(same, "itl_s")),
+        "stages": list(points.stages(same)),
+        "sources": list(points.sources(same)),
+    }
+    made = [
+        Chart(
+            "goodput",
+            "Goodput",
+            "Requests per second within the SLO, by the rate offered. Higher is better; on the "
+            "dashed line all requests keep the SLO.",
+            _goodput(rows["goodput"], order),
+        ),
+        Chart(
+            "ttft",
+            "Time to first token by throughput",
+            "90th percentile. Lower and further right is better.",
+            _curve(rows["ttft"], order, "TTFT p90 (ms)"),
+        ),
+        Chart(
+            "itl",
+            "Inter-token latency by throughput",
+            "90th percentile. Lower and further right is better.",
+            _curve(rows["itl"], order, "ITL p90 (ms)"),
+        ),
+        Chart(
+            "ttft-distribution",
+            "Distribution of time to first token",
+            f"Share of requests that had their first token in time, at {load}. Further left is "
+            "better.",
+            _distribution(rows["ttft-distribution"], order, "TTFT (ms)", "requests"),
+        ),
+        Chart(
+            "itl-distribution",
+            "Distribution of inter-token latency",
+            f"Share of tokens that came in time, at {load}. Further left is better.",
+            _distribution(rows["itl-distribution"], order, "ITL (ms)", "tokens"),
+        ),
+        Chart(
+            "stages",
+            "Where a request's time goes",
+            f"Mean time in the engines, at {load}, as they count it. What is missing from end to "
+            "end is the router, the store barrier and the network.",
+            _bars(rows["stages"], order, "stage", points.STAGE_ORDER, "ms"),
+        ),
+        Chart(
+            "sources",
+            "Where the prompts' KV came from",
+            f"Share of prompt tokens, counted by all engines, at {load}.",
+            _bars(rows["sources"], order, "source", tuple(points.SOURCES.values()), "share"),
+        ),
+    ]
+    return [chart for chart in made if rows[chart.name]]
+
+
+def _stack(order: Sequence[str]) -> Spec:
+    """Return the colour of a stack, the same in every chart."""
+    colors = [PALETTE[at % len(PALETTE)] for at in range(len(order))]
+    return {
+        "field": "stack",
+        "type": "nominal",
+        "scale": {"domain": list(order), "range": colors},
+        "legend": {"title": None, "orient": "top", "columns": 4, "symbolOpacity": 1},
+    }
+
+
+def _shape(order: Sequence[str]) -> Spec:
+    shapes = [_SHAPES[at % len(_SHAPES)] for at in range(len(order))]
+    return {
+        "field": "stack",
+        "type": "nominal",
+        "scale": {"domain": list(order), "range": shapes},
+        "legend": {"title": None, "orient": "top", "columns": 4, "symbolOpacity": 1},
+    }
+
+
+def _spec(values: Iterable[Spec], **rest: Any) -> Spec:
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "data": {"values": list(values)},
+        "width": "container",
+        "height": _HEIGHT,
+        "autosize": {"type": "fit", "contains": "padding"},
+        **rest,
+    }
+
+
+def _axis(field: str, title: str, **rest: Any) -> Spec:
+    return {"field": field, "type": "quantitative", "title": title, **rest}
+
+
+def _tooltip(**titles: str) -> list[Spec]:
+    return [
+        {"field": field, "title": title, **({} if field in _TEXTS else {"format": ".4~g"})}
+        for field, title in titles.items()
+    ]
+
+
+_TEXTS = {"stack", "load", "stage", "source"}
+
+
+def _with_intervals(
+    x: Spec, y: Spec, order: Sequence[str], tooltip: list[Spec], *, below: Sequence[Spec] = ()
+) -> Spec:
+    """Return lines with points, and the interval of each as a bar."""
+    # One legend for lines, bars and points: the layers share colour and shape.
+    return {
+        "encoding": {"x": x, "color": _stack(order)},
+        "layer": [
+            *below,
+            {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"y": y}},
+            {
+                "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
+                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+                "encoding": {
+                    "y": y,
+                    "shape": _shape(order),
+                    "tooltip": tooltip,
+                },
+            },
+        ],
+    }
+
+
+def _curve(values: list[Spec], order: Sequence[str], title: str) -> Spec:
+    scaled = [
+        {**one, **{key: 1e3 * one[key] for key in ("value", "low", "high")}} for one in values
+    ]
+    tooltip = _tooltip(
+        stack="stack", load="load", answered="requests/s", value=title, low="from", high="to",
+        repeats="repeats",
+    )  # fmt: skip
+    y = _axis(
+        "value",
+        title,
+        scale={"type": "log", "nice": True},
+        axis={"format": "~s", "gridOpacity": 0.5},
+    )
+    x = _axis("answered", "requests answered per second", axis={"tickCount": 6})
+    return _spec(scaled, **_with_intervals(x, y, order, tooltip))
+
+
+def _goodput(values: list[Spec], order: Sequence[str]) -> Spec:
+    tooltip = _tooltip(
+        stack="stack", offered="offered /s", value="within the SLO /s", low="from", high="to",
+        repeats="repeats",
+    )  # fmt: skip
+    y = _axis("value", "requests per second within the SLO")
+    ideal: Spec = {
+        "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.5, "strokeWidth": 1},
+        "encoding": {"y": {"field": "offered", "type": "quantitative"}, "color": {"value": "#888"}},
+    }
+    x = _axis("offered", "requests offered per second", axis={"tickCount": 6})
+    return _spec(values, **_with_intervals(x, y, order, tooltip, below=[ideal]))
+
+
+def _distribution(values: list[Spec], order: Sequence[str], title: str, what: str) -> Spec:
+    return _spec(
+        values,
+        mark={"type": "line", "strokeWidth": 2},
+        encoding={
+            "x": _axis(
+                "ms",
+                title,
+                scale={"type": "log", "nice": False},
+                axis={"format": "~s", "gridOpacity": 0.5},
+            ),
+            "y": _axis("share", f"share of {what}", axis={"format": "%"}),
+            "color": _stack(order),
+            "strokeDash": {
+                **_shape(order),
+                "scale": {
+                    "domain": list(order),
+                    "range": [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4]][
+                        : len(order)
+                    ],
+                },
+            },
+            "tooltip": _tooltip(stack="stack", ms="ms", share=f"share of {what}"),
+        },
+    )
+
+
+def _bars(
+    values: list[Spec], order: Sequence[str], kind: str, kinds: Sequence[str], amount: str
+) -> Spec:
+    present = [one for one in kinds if any(value[kind] == one for value in values)]
+    share = amount == "share"
+    title = "share of prompt tokens" if share else "mean ms of a request"
+    return {
+        **_spec(values, mark={"type": "bar", "height": {"band": 0.7}}),
+        "height": 110 + 40 * len(order),
+        "encoding": {
+            "y": {
+                "field": "stack", "type": "nominal", "sort": list(order), "title": None,
+                "axis": {"labelFontSize": 13},
+            },
+            "x": _axis(amount, title, stack="zero", axis={"format": "%" if share else "~s"}),
+            "color": {
+                "field": kind,
+                "type": "nominal",
+                "scale": {"domain": present, "range": list(_KINDS[: len(present)])},
+                "legend": {"title": None, "orient": "top", "columns": 2},
+            },
+            "order": {"field": "order"},
+            "tooltip": _tooltip(**{"stack": "stack", kind: kind, amount: title}),
+        },
+    }  # fmt: skip

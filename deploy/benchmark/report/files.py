@@ -1,0 +1,110 @@
+"""The report's files: HTML, CSV and PNG."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.benchmark.compare import METRICS
+from deploy.benchmark.report.charts import Chart, charts
+from deploy.benchmark.report.page import page
+from deploy.benchmark.report.points import Run, named, points
+from deploy.benchmark.report.verdict import Verdict, verdict
+from deploy.benchmark.results import read_requests, read_result
+from deploy.errors import MissingTool, UsageError
+
+PAGE, TABLE = "report.html", "report.csv"
+_PNG_WIDTH = 640
+_PNG_CONFIG = {
+    "background": "white",
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {"titleFontWeight": "normal", "gridColor": "#d8dee4"},
+}
+_CSV_HEADER = ("stack", "load", "metric", "unit", "median", "low", "high", "repeats")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and the verdict in it."""
+
+    verdict: Verdict
+    files: tuple[Path, ...]
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Report:
+    """Write the report of the results in these folders, and return its files.
+
+    Raises:
+        UsageError: a folder has no result, or `out` cannot be written.
+        MissingTool: the drawing library is not installed.
+    """
+    library = _library()
+    results = [(read_result(one), list(read_requests(one))) for one in folders]
+    for folder, (result, _) in zip(folders, results, strict=True):
+        if not result.repeats:
+            raise UsageError(
+                f"{folder}: the result has no finished repeat", hint="deploy bench runs it again"
+            )
+    runs = named(results)
+    found, drawn = verdict([result for result, _ in results]), charts(runs)
+    files: dict[str, bytes] = {
+        PAGE: page(runs, found, drawn, library.javascript_bundle()).encode(),
+        TABLE: table(runs).encode(),
+        **{f"{chart.name}.png": _png(library, chart) for chart in drawn},
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (out / name).write_bytes(content)
+    except OSError as exc:
+        raise UsageError(f"{out}: {exc.strerror}", hint="choose a folder with -o") from exc
+    return Report(found, tuple(out / name for name in files))
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return all metrics as CSV, in seconds, tokens and shares."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_CSV_HEADER)
+    writer.writerows(_rows(runs))
+    return text.getvalue()
+
+
+def _rows(runs: Sequence[Run]) -> Iterator[tuple[object, ...]]:
+    units = {"ms": "s", "1/s": "1/s", "%": "share"}
+    for point in points(runs):
+        for metric in METRICS:
+            value = point.median(metric.name)
+            if value:
+                yield (
+                    point.run.name, point.load, metric.name, units[metric.unit], value.value,
+                    value.low, value.high, value.repeats,
+                )  # fmt: skip
+
+
+def _library() -> Any:
+    """Return vl-convert, which draws Vega-Lite without a browser and has its scripts.
+
+    Raises:
+        MissingTool: it is not installed.
+    """
+    try:
+        import vl_convert
+    except ImportError as exc:
+        raise MissingTool(
+            "the report needs vl-convert-python, which is not installed",
+            hint="pip install 'pdkit[report]', or in a checkout: pip install vl-convert-python",
+        ) from exc
+    return vl_convert
+
+
+def _png(library: Any, chart: Chart) -> bytes:
+    title = {"text": chart.title, "anchor": "start", "fontSize": 15, "offset": 12}
+    spec = {**chart.spec, "width": _PNG_WIDTH, "title": title}
+    drawn: bytes = library.vegalite_to_png(spec, scale=2, config=_PNG_CONFIG)
+    return drawn

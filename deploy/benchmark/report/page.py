@@ -1,0 +1,255 @@
+"""The report as one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from deploy.benchmark.break_even import measured_speeds
+from deploy.benchmark.report.charts import Chart
+from deploy.benchmark.report.points import Point, Run, points
+from deploy.benchmark.report.verdict import Verdict, slo_text
+from deploy.benchmark.statistics import Estimate
+from deploy.planning.break_even import Speeds, break_even_tokens, changes
+
+_HERE = Path(__file__).parent
+Rows = Iterable[Sequence[str]]
+
+
+def page(runs: Sequence[Run], found: Verdict, charts: Sequence[Chart], library: str) -> str:
+    """Return the page.
+
+    Args:
+        library: Vega, Vega-Lite and vega-embed as one script, fit for a script element.
+    """
+    first = runs[0].result
+    title = f"{first.workload.name} on {first.model.name}"
+    body = "\n".join(
+        [
+            f"<h1>pdkit benchmark · {escape(title)}</h1>",
+            f'<p class="verdict {found.kind.replace(" ", "-")}">{_unbroken(found.sentence)}</p>',
+            f'<p class="soft">{escape(_conditions(runs))}</p>',
+            '<div class="charts">',
+            *map(_figure, charts),
+            "</div>",
+            *_sections(runs),
+        ]
+    )
+    return Template(_text("page.html")).substitute(
+        title=escape(f"pdkit benchmark: {title}"),
+        css=_text("page.css"),
+        body=body,
+        charts=_embedded(json.dumps({chart.name: chart.spec for chart in charts})),
+        library=library,
+        script=_text("page.js"),
+    )
+
+
+def _unbroken(sentence: str) -> str:
+    """Return a sentence as HTML in which no line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=m?s\b)", "&nbsp;", escape(sentence))
+
+
+def _text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _embedded(script: str) -> str:
+    """Return what cannot end the script element that it is put into."""
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _conditions(runs: Sequence[Run]) -> str:
+    result = runs[0].result
+    machine = result.machine
+    repeats = sorted({len(point.repeats) for point in points(runs)})
+    parts = [
+        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}",
+        f"{' or '.join(map(str, repeats))} repeats at each load",
+        f"SLO: {slo_text(result) or 'none'}",
+        ", ".join(machine.gpus) or f"{machine.processor}, {machine.cores} cores",
+        result.started[:10],
+    ]
+    return " · ".join(parts)
+
+
+def _figure(chart: Chart) -> str:
+    return (
+        f"<figure><figcaption><h3>{escape(chart.title)}</h3><p>{escape(chart.caption)}</p>"
+        f'</figcaption><div class="chart" id="chart-{chart.name}"></div></figure>'
+    )
+
+
+def _sections(runs: Sequence[Run]) -> Iterator[str]:
+    yield "<h2>Results</h2>"
+    yield (
+        '<p class="soft">Medians of the repeats, with 95 % intervals where there are five or more. '
+        "Noise is the relative spread of the TTFT medians.</p>"
+    )
+    yield _table(_RESULT_HEADER, map(_result_row, points(runs)), "loads")
+    yield from _break_even(runs)
+    yield "<h2>Machine and versions</h2>"
+    yield from _facts(runs)
+    yield "<h2>Commands</h2>"
+    yield f"<pre>{escape(_commands(runs))}</pre>"
+    yield from _notes(runs)
+
+
+_RESULT_HEADER = (
+    "stack", "load", "answered /s", "each engine", "goodput /s", "in SLO", "TTFT p50", "TTFT p99",
+    "ITL p50", "ITL p99", "eligible hits", "failed", "noise",
+)  # fmt: skip
+
+
+def _result_row(point: Point) -> Sequence[str]:
+    stack = point.run.result.stack
+    answered = point.median("requests")
+    ttft, itl = point.median("TTFT p50"), point.median("ITL p50")
+    return (
+        point.run.name,
+        point.load,
+        _number(answered.value if answered else None),
+        _number(answered.value / (stack.gpus or stack.engines) if answered else None),
+        _interval(point.median("goodput")),
+        _percent(point.median("within the SLO")),
+        _interval(ttft, 1e3, " ms"),
+        _milliseconds(point.median("TTFT p99")),
+        _interval(itl, 1e3, " ms"),
+        _milliseconds(point.median("ITL p99")),
+        _eligible_rate(point),
+        str(sum(one.failed for one in point.repeats)),
+        "-" if point.noise is None else f"{100 * point.noise:.1f} %",
+    )
+
+
+def _number(value: float | None) -> str:
+    """Return three digits, and all of those before the point."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _interval(value: Estimate | None, factor: float = 1.0, unit: str = "") -> str:
+    if value is None:
+        return "-"
+    text = f"{_number(factor * value.value)}{unit}"
+    if value.low is None or value.high is None or value.high == value.low:
+        return text
+    return f"{text} ({_number(factor * value.low)} to {_number(factor * value.high)})"
+
+
+def _milliseconds(value: Estimate | None) -> str:
+    return "-" if value is None else f"{_number(1e3 * value.value)} ms"
+
+
+def _percent(value: Estimate | None) -> str:
+    return "-" if value is None else f"{100 * value.value:.1f} %"
+
+
+def _eligible_rate(point: Point) -> str:
+    hits = [one.hits for one in point.repeats if one.hits and one.hits.eligible]
+    eligible = sum(one.eligible or 0 for one in hits)
+    return f"{100 * sum(one.external for one in hits) / eligible:.1f} %" if eligible else "-"
+
+
+def _break_even(runs: Sequence[Run]) -> Iterator[str]:
+    measured = [
+        (run, load, speeds) for run in runs for load, speeds in measured_speeds(run.result).items()
+    ]
+    if not measured:
+        return
+    yield "<h2>Break-even of loading KV</h2>"
+    yield (
+        '<p class="soft">The shortest prompt whose KV is loaded from Redis faster than an engine '
+        "computes it, from the speeds measured at each stack's lowest and highest load.</p>"
+    )
+    header = ("stack", "load", "break-even", "prefill", "KV computed", "KV loaded", "lookup")
+    rows = [_speed_row(run.name, load, one) for run, load, one in measured]
+    yield _table(header, rows, "loads")
+    run, load, speeds = measured[0]
+    yield f"<h3>What would move it: {escape(run.name)} at {escape(load)}, estimated</h3>"
+    moved = changes(speeds, run.result.stack.shards)
+    moves = [(one.what, _tokens(break_even_tokens(one.speeds))) for one in moved]
+    yield _table(("change", "break-even"), moves)
+
+
+def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:
+    """Return the first and the last load."""
+    loads = list(speeds)
+    return {load: speeds[load] for load in (*loads[:1], *loads[-1:])}
+
+
+def _speed_row(name: str, load: str, speeds: Speeds) -> Sequence[str]:
+    return (
+        name,
+        load,
+        _tokens(break_even_tokens(speeds)),
+        f"{speeds.prefill_tokens_s:,.0f} tokens/s",
+        f"{speeds.computed_gb_s:.3g} GB/s",
+        f"{speeds.load_gb_s:.3g} GB/s",
+        f"{1e3 * speeds.lookup_s:.3g} ms",
+    )
+
+
+def _tokens(tokens: int | None) -> str:
+    return "never: computing is faster" if tokens is None else f"{tokens:,} tokens"
+
+
+def _facts(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a table of what all runs share, and one of what differs."""
+    found: dict[str, list[str]] = {}
+    for part in ("machine", "versions", "model", "stack", "workload"):
+        values = [getattr(run.result, part).model_dump() for run in runs]
+        for field in dict.fromkeys(field for one in values for field in one):
+            found[f"{part}: {field.replace('_', ' ')}"] = [_fact(one.get(field)) for one in values]
+    found["seed"] = [str(run.result.seed) for run in runs]
+    unlike = {name: values for name, values in found.items() if len(set(values)) > 1}
+    if unlike:
+        header = ("differs", *(run.name for run in runs))
+        yield _table(header, ((name, *values) for name, values in unlike.items()), "words")
+    alike = ((name, values[0]) for name, values in found.items() if name not in unlike)
+    yield _table(("the same in all runs", ""), alike, "words")
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "not known" if value is None else str(value)
+
+
+def _commands(runs: Sequence[Run]) -> str:
+    return "\n".join(f"# {run.name}\n{shlex.join(run.result.command)}" for run in runs)
+
+
+def _notes(runs: Sequence[Run]) -> Iterator[str]:
+    notes = []
+    for run in runs:
+        if run.result.interrupted:
+            notes.append(f"{run.name} was interrupted: only its finished repeats are shown.")
+        errors = sum((Counter(one.errors) for one in run.result.repeats), Counter[str]())
+        sent = sum(one.sent for one in run.result.repeats)
+        notes += [
+            f"{run.name}: {count} of {sent} requests failed: {text}"
+            for text, count in errors.items()
+        ]
+    if notes:
+        yield "<h2>Failures</h2>"
+        yield "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
+
+
+def _table(header: Sequence[str], rows: Rows, kind: str = "") -> str:
+    """Return a table that scrolls by itself where the page is narrow."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )

@@ -1,0 +1,104 @@
+"""The verdict follows the numbers, and says when they do not suffice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.benchmark.report.verdict import stack_names, verdict
+from deploy.benchmark.results import Result
+from tests.unit.benchmark.samples import repeat, result
+
+NOISE = (0.98, 1.01, 1.0, 0.99, 1.03, 1.02)
+
+
+def run(topology: str, goodput: float, count: int = 6, **changed: Any) -> Result:
+    """Return a run with six repeats around a goodput."""
+    repeats = [repeat(at, goodput_per_s=goodput * one) for at, one in enumerate(NOISE[:count])]
+    stack = result().stack.model_dump() | {
+        "topology": topology,
+        "engines": sum(int(one) for one in topology if one.isdigit()),
+        "redis": not topology.endswith("a"),
+    }
+    return result(**{"repeats": repeats, "stack": stack, **changed})
+
+
+class TestVerdict:
+    def test_a_split_that_wins(self) -> None:
+        found = verdict([run("4a", 2.0), run("1p3d", 2.8), run("2p2d", 2.4)])
+        assert found.kind == "disaggregate"
+        assert found.ratio is not None
+        assert found.ratio.low is not None
+        assert found.ratio.high is not None
+        assert found.ratio.low < 1.4 < found.ratio.high
+        assert found.sentence.startswith("1p3d holds 1.40 times (1.3")
+        assert found.sentence.endswith("the rate of 4a within TTFT 1 s.")
+
+    def test_a_split_that_loses(self) -> None:
+        found = verdict([run("4a", 2.0), run("1p3d", 1.4), run("2p2d", 1.2)])
+        assert found.kind == "do not"
+        assert found.sentence.startswith("Do not disaggregate this workload here: 1p3d")
+        assert "0.70 times" in found.sentence
+
+    def test_no_difference(self) -> None:
+        found = verdict([run("4a", 2.0), run("1p3d", 2.01)])
+        assert found.kind == "no difference"
+        assert found.sentence.startswith("No difference that this many runs can show: 1p3d holds")
+
+    def test_too_few_repeats(self) -> None:
+        found = verdict([run("2a", 2.0, count=3), run("1p1d", 4.0, count=3)])
+        assert found.kind == "cannot tell"
+        assert "5 repeats have an interval" in found.sentence
+
+    def test_stacks_of_unequal_size_are_compared_per_engine(self) -> None:
+        found = verdict([run("2a", 2.0), run("1p2d", 2.1)])
+        assert found.kind == "do not"
+        assert "0.70 times" in found.sentence
+        assert "for each engine" in found.sentence
+
+    def test_unlike_runs_have_none(self) -> None:
+        found = verdict([run("2a", 2.0), run("1p1d", 4.0, seed=1)])
+        assert (found.kind, found.sentence) == (
+            "cannot tell",
+            "No verdict: the runs are unlike (seed).",
+        )
+
+    def test_no_baseline(self) -> None:
+        found = verdict([run("1p2d", 3.0), run("2p1d", 6.0)])
+        assert found.kind == "cannot tell"
+        assert "2p1d 2.01, 1p2d 1.01" in found.sentence
+
+    @pytest.mark.parametrize(
+        ("split", "baseline", "kind"),
+        [(1.0, 0.0, "disaggregate"), (0.0, 1.0, "do not"), (0.0, 0.0, "cannot tell")],
+    )
+    def test_one_that_answers_nothing_in_time(
+        self, split: float, baseline: float, kind: str
+    ) -> None:
+        assert verdict([run("1p1d", split), run("2a", baseline)]).kind == kind
+
+    def test_one_run(self) -> None:
+        found = verdict([run("1p1d", 2.0)])
+        assert found.kind == "one run"
+        assert found.sentence.startswith("1p1d holds 2.01 requests/s (1.9")
+
+    def test_the_rate_that_was_searched_for_counts(self) -> None:
+        def searched(topology: str, rate: float) -> Result:
+            search = {
+                "required_share": 0.9, "highest_rate": rate, "low": 0.95 * rate,
+                "high": 1.05 * rate, "steps": [],
+            }  # fmt: skip
+            return run(topology, 1.0, rate_search=search)
+
+        found = verdict([searched("2a", 2.0), searched("1p1d", 3.0)])
+        assert found.kind == "disaggregate"
+        assert "1.50 times" in found.sentence
+
+
+def test_runs_of_the_same_stack_have_names_of_their_own() -> None:
+    assert stack_names([run("1p1d", 1), run("2a", 1), run("1p1d", 1)]) == [
+        "1p1d #1",
+        "2a",
+        "1p1d #2",
+    ]
