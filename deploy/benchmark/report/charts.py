@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.benchmark.report import points
-from deploy.benchmark.report.points import Run
+from deploy.benchmark.report.points import Point, Run
 
 Spec = dict[str, Any]
 
@@ -31,67 +31,54 @@ class Chart:
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the charts that these runs have values for."""
-    found = points.points(runs)
-    same = points.common_load(found)
-    order = [run.name for run in runs]
+    found, order = points.points(runs), [run.name for run in runs]
+    made = [*_of_all_loads(found, order), *_of_one_load(points.common_load(found), order)]
+    return [chart for chart in made if chart.spec["data"]["values"]]
+
+
+def _of_all_loads(found: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]:
+    yield Chart(
+        "goodput",
+        "Goodput",
+        "Requests per second within the SLO, by the rate offered. Higher is better; on the dashed "
+        "line all requests keep the SLO.",
+        _goodput(list(points.goodput(found)), order),
+    )
+    for name, title in (("TTFT", "Time to first token"), ("ITL", "Inter-token latency")):
+        yield Chart(
+            name.lower(),
+            f"{title} by throughput",
+            "90th percentile. Lower and further right is better.",
+            _curve(list(points.curve(found, f"{name} p90")), order, f"{name} p90 (ms)"),
+        )
+
+
+def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]:
     load = same[0].load if same else ""
-    rows = {
-        "ttft": list(points.curve(found, "TTFT p90")),
-        "itl": list(points.curve(found, "ITL p90")),
-        "goodput": list(points.goodput(found)),
-        "ttft-distribution": list(points.distribution(same, "ttft_s")),
-        "itl-distribution": list(points.distribution(same, "itl_s")),
-        "stages": list(points.stages(same)),
-        "sources": list(points.sources(same)),
-    }
-    made = [
-        Chart(
-            "goodput",
-            "Goodput",
-            "Requests per second within the SLO, by the rate offered. Higher is better; on the "
-            "dashed line all requests keep the SLO.",
-            _goodput(rows["goodput"], order),
-        ),
-        Chart(
-            "ttft",
-            "Time to first token by throughput",
-            "90th percentile. Lower and further right is better.",
-            _curve(rows["ttft"], order, "TTFT p90 (ms)"),
-        ),
-        Chart(
-            "itl",
-            "Inter-token latency by throughput",
-            "90th percentile. Lower and further right is better.",
-            _curve(rows["itl"], order, "ITL p90 (ms)"),
-        ),
-        Chart(
-            "ttft-distribution",
-            "Distribution of time to first token",
-            f"Share of requests that had their first token in time, at {load}. Further left is "
-            "better.",
-            _distribution(rows["ttft-distribution"], order, "TTFT (ms)", "requests"),
-        ),
-        Chart(
-            "itl-distribution",
-            "Distribution of inter-token latency",
-            f"Share of tokens that came in time, at {load}. Further left is better.",
-            _distribution(rows["itl-distribution"], order, "ITL (ms)", "tokens"),
-        ),
-        Chart(
-            "stages",
-            "Where a request's time goes",
-            f"Mean time in the engines, at {load}, as they count it. What is missing from end to "
-            "end is the router, the store barrier and the network.",
-            _bars(rows["stages"], order, "stage", points.STAGE_ORDER, "ms"),
-        ),
-        Chart(
-            "sources",
-            "Where the prompts' KV came from",
-            f"Share of prompt tokens, counted by all engines, at {load}.",
-            _bars(rows["sources"], order, "source", tuple(points.SOURCES.values()), "share"),
-        ),
-    ]
-    return [chart for chart in made if rows[chart.name]]
+    for name, title, what in (
+        ("TTFT", "time to first token", "requests"),
+        ("ITL", "inter-token latency", "tokens"),
+    ):
+        values = list(points.distribution(same, f"{name.lower()}_s"))
+        yield Chart(
+            f"{name.lower()}-distribution",
+            f"Distribution of {title}",
+            f"Share of {what} that took at most so long, at {load}. Further left is better.",
+            _distribution(values, order, f"{name} (ms)", what),
+        )
+    yield Chart(
+        "stages",
+        "Where a request's time goes",
+        f"Mean time in the engines, at {load}, as they count it. What is missing from end to end "
+        "is the router, the store barrier and the network.",
+        _bars(list(points.stages(same)), order, "stage", points.STAGE_ORDER, "ms"),
+    )
+    yield Chart(
+        "sources",
+        "Where the prompts' KV came from",
+        f"Share of prompt tokens, counted by all engines, at {load}.",
+        _bars(list(points.sources(same)), order, "source", tuple(points.SOURCES.values()), "share"),
+    )
 
 
 def _stack(order: Sequence[str]) -> Spec:

@@ -14,7 +14,7 @@ from deploy.benchmark.report.charts import Chart, charts
 from deploy.benchmark.report.page import page
 from deploy.benchmark.report.points import Run, named, points
 from deploy.benchmark.report.verdict import Verdict, verdict
-from deploy.benchmark.results import read_requests, read_result
+from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
 from deploy.errors import MissingTool, UsageError
 
 PAGE, TABLE = "report.html", "report.csv"
@@ -44,7 +44,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
         MissingTool: the drawing library is not installed.
     """
     library = _library()
-    results = [(read_result(one), list(read_requests(one))) for one in folders]
+    results = [(read_result(one), _requests(one)) for one in folders]
     for folder, (result, _) in zip(folders, results, strict=True):
         if not result.repeats:
             raise UsageError(
@@ -64,6 +64,22 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
     except OSError as exc:
         raise UsageError(f"{out}: {exc.strerror}", hint="choose a folder with -o") from exc
     return Report(found, tuple(out / name for name in files))
+
+
+def result_folders(folder: Path) -> list[Path]:
+    """Return the folder itself, or those in it that have a result."""
+    inner = sorted(file.parent for file in folder.glob(f"*/{RESULT_FILE}"))
+    return [folder] if (folder / RESULT_FILE).exists() or not inner else inner
+
+
+def _requests(folder: Path) -> list[RequestRecord]:
+    """Return the requests up to the first broken line, which a killed run may leave."""
+    found: list[RequestRecord] = []
+    try:
+        found.extend(read_requests(folder))
+    except ValueError:
+        return found
+    return found
 
 
 def table(runs: Sequence[Run]) -> str:

@@ -34,6 +34,7 @@ def page(runs: Sequence[Run], found: Verdict, charts: Sequence[Chart], library: 
         [
             f"<h1>pdkit benchmark · {escape(title)}</h1>",
             f'<p class="verdict {found.kind.replace(" ", "-")}">{_unbroken(found.sentence)}</p>',
+            f'<p class="soft">{escape(found.note)}</p>' if found.note else "",
             f'<p class="soft">{escape(_conditions(runs))}</p>',
             '<div class="charts">',
             *map(_figure, charts),
@@ -113,7 +114,7 @@ def _result_row(point: Point) -> Sequence[str]:
     ttft, itl = point.median("TTFT p50"), point.median("ITL p50")
     return (
         point.run.name,
-        point.load,
+        _short(point.load),
         _number(answered.value if answered else None),
         _number(answered.value / (stack.gpus or stack.engines) if answered else None),
         _interval(point.median("goodput")),
@@ -126,6 +127,10 @@ def _result_row(point: Point) -> Sequence[str]:
         str(sum(one.failed for one in point.repeats)),
         "-" if point.noise is None else f"{100 * point.noise:.1f} %",
     )
+
+
+def _short(load: str) -> str:
+    return load.replace(" requests/s", "/s")
 
 
 def _number(value: float | None) -> str:
@@ -160,7 +165,9 @@ def _eligible_rate(point: Point) -> str:
 
 def _break_even(runs: Sequence[Run]) -> Iterator[str]:
     measured = [
-        (run, load, speeds) for run in runs for load, speeds in measured_speeds(run.result).items()
+        (run, load, speeds)
+        for run in runs
+        for load, speeds in _ends(measured_speeds(run.result)).items()
     ]
     if not measured:
         return
@@ -188,7 +195,7 @@ def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:
 def _speed_row(name: str, load: str, speeds: Speeds) -> Sequence[str]:
     return (
         name,
-        load,
+        _short(load),
         _tokens(break_even_tokens(speeds)),
         f"{speeds.prefill_tokens_s:,.0f} tokens/s",
         f"{speeds.computed_gb_s:.3g} GB/s",

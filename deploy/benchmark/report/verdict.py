@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
 from deploy.benchmark.compare import by_load, differences
-from deploy.benchmark.results import Result
+from deploy.benchmark.results import Result, StackFacts
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
 
 Kind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one run"]
 
 
+_ONE_SEARCH = (
+    "Each stack's rate is of fewer than five searches: its interval leaves out how searches differ "
+    "from each other, and so is too narrow. Repeat the runs before you rely on it."
+)
+
+
 @dataclass(frozen=True)
 class Capacity:
-    """The most that a run's stack answered within the SLO; without an SLO, at all.
+    """The most that a stack answered within the SLO in all its runs; without an SLO, at all.
 
     Attributes:
-        rate: requests per second, all GPUs together.
+        rate: requests per second of all GPUs together.
         size: GPUs, or engines where there are none.
     """
 
@@ -38,11 +44,13 @@ class Verdict:
 
     Attributes:
         ratio: the best disaggregated stack / the best aggregated one, per GPU or engine.
+        note: what limits it.
     """
 
     kind: Kind
     sentence: str
     ratio: Ratio | None = None
+    note: str = ""
 
 
 def stack_name(result: Result) -> str:
@@ -70,69 +78,98 @@ def is_aggregated(result: Result) -> bool:
     return result.stack.topology.endswith("a")
 
 
-def capacity(result: Result) -> Capacity | None:
-    """Return a run's capacity; None where no request was answered in time.
+def capacity(runs: Sequence[Result], *, searched: bool) -> Capacity | None:
+    """Return the capacity of a stack from its runs; None where no request was answered in time.
 
-    It is what the search for the highest rate found; without one, the median at the best load.
+    Args:
+        searched: it is the highest rate that held the SLO; else the median at the best load.
     """
-    stack, search = result.stack, result.rate_search
-    size = stack.gpus or stack.engines
-    if search:
-        if search.highest_rate is None:
-            return None
-        least = LEAST_REPEATS if search.low is not None else 1
-        return Capacity(result, Estimate(search.highest_rate, search.low, search.high, least), size)
-    field = "goodput_per_s" if result.slo else "requests_per_s"
+    rate = _searched_rate(runs) if searched else _best_rate(runs)
+    first = runs[0]
+    size = first.stack.gpus or first.stack.engines
+    return Capacity(first, rate, size) if rate and rate.value > 0 else None
+
+
+def _searched_rate(runs: Sequence[Result]) -> Estimate | None:
+    """Return the median of the searches; of too few, with the ends of their own intervals."""
+    searches = [one.rate_search for one in runs if one.rate_search]
+    rate = median_of([one.highest_rate or 0.0 for one in searches])
+    if rate.low is not None:
+        return rate
+    ends = [(one.low, one.high) for one in searches]
+    low = [low for low, _ in ends if low is not None]
+    high = [high for _, high in ends if high is not None]
+    if len(low) < len(ends) or len(high) < len(ends):
+        return rate
+    return Estimate(rate.value, min(low), max(high), rate.repeats)
+
+
+def _best_rate(runs: Sequence[Result]) -> Estimate | None:
+    field = "goodput_per_s" if runs[0].slo else "requests_per_s"
     groups = [
         [value for one in repeats if (value := getattr(one, field)) is not None]
-        for repeats in by_load(result.repeats).values()
+        for repeats in by_load([one for run in runs for one in run.repeats]).values()
     ]
     best = max((values for values in groups if values), key=median, default=[])
-    return Capacity(result, median_of(best), size) if best and median(best) > 0 else None
+    return median_of(best) if best else None
 
 
 def verdict(results: Sequence[Result]) -> Verdict:
     """Return what these runs show together; only like runs have a verdict."""
     unlike = {one.field for other in results[1:] for one in differences(results[0], other)}
+    shares = {one.rate_search.required_share for one in results if one.rate_search}
+    if len(shares) > 1:
+        unlike.add("rate_search.required_share")
     if unlike:
         return Verdict(
             "cannot tell", f"No verdict: the runs are unlike ({', '.join(sorted(unlike))})."
         )
-    found = [one for result in results if (one := capacity(result))]
-    if len(results) == 1:
-        return _of_one(results[0], found)
+    searched = all(one.rate_search for one in results)
+    goal = _goal(results[0], searched=searched)
+    stacks = [[one for one in results if one.stack == stack] for stack in _stacks(results)]
+    found = [one for runs in stacks if (one := capacity(runs, searched=searched))]
+    if len(stacks) == 1:
+        return _of_one(results[0], found, goal)
+    if len({is_aggregated(one) for one in results}) == 1:
+        return Verdict("cannot tell", _ranking(found, goal))
     baseline = _best([one for one in found if is_aggregated(one.result)])
     split = _best([one for one in found if not is_aggregated(one.result)])
-    held = _goal(results[0])
-    if not any(map(is_aggregated, results)) or all(map(is_aggregated, results)):
-        return Verdict("cannot tell", _ranking(found, held))
     if baseline is None or split is None:
-        return _without_ratio(baseline, split, held)
-    return _decided(split, baseline, held)
+        return _without_ratio(baseline, split, goal)
+    few = searched and min(map(len, stacks)) < LEAST_REPEATS
+    return replace(_decided(split, baseline, goal), note=_ONE_SEARCH if few else "")
+
+
+def _stacks(results: Sequence[Result]) -> list[StackFacts]:
+    found: list[StackFacts] = []
+    for one in results:
+        if one.stack not in found:
+            found.append(one.stack)
+    return found
 
 
 def _best(found: Sequence[Capacity]) -> Capacity | None:
     return max(found, key=lambda one: one.rate.value / one.size, default=None)
 
 
-def _decided(split: Capacity, baseline: Capacity, held: str) -> Verdict:
+def _decided(split: Capacity, baseline: Capacity, goal: str) -> Verdict:
     ratio = _per_unit(ratio_of(split.rate, baseline.rate), baseline.size / split.size)
-    each = "" if split.size == baseline.size else f" for each {_unit(split.result)}"
+    each = "" if split.size == baseline.size else f", for each {_unit(split.result)}"
     margin = f"{ratio.value:.2f} times"
     if ratio.low is not None and ratio.high is not None:
         margin += f" ({ratio.low:.2f} to {ratio.high:.2f})"
-    rate = f"the rate of {baseline.name}{each} {held}"
+    holds = f"holds {margin} the rate of {baseline.name} {goal}{each}"
     match ratio.difference:
         case "higher":
-            return Verdict("disaggregate", f"{split.name} holds {margin} {rate}.", ratio)
+            return Verdict("disaggregate", f"{split.name} {holds}.", ratio)
         case "lower":
-            said = f"Do not disaggregate this workload here: {split.name}, the best split, holds"
-            return Verdict("do not", f"{said} {margin} {rate}.", ratio)
+            said = f"Do not disaggregate this workload here: {split.name}, the best split,"
+            return Verdict("do not", f"{said} {holds}.", ratio)
         case "no significant difference":
             said = "No difference that this many runs can show"
-            return Verdict("no difference", f"{said}: {split.name} holds {margin} {rate}.", ratio)
-    said = f"Too few repeats for a verdict: {split.name} holds {margin} {rate}"
-    return Verdict("cannot tell", f"{said}; {LEAST_REPEATS} repeats have an interval.", ratio)
+            return Verdict("no difference", f"{said}: {split.name} {holds}.", ratio)
+    said = f"No verdict from this many repeats: {split.name} {holds}"
+    return Verdict("cannot tell", f"{said}; from {LEAST_REPEATS} on there is an interval.", ratio)
 
 
 def _per_unit(ratio: Ratio, factor: float) -> Ratio:
@@ -140,35 +177,34 @@ def _per_unit(ratio: Ratio, factor: float) -> Ratio:
     return Ratio(ratio.value * factor, low, high, ratio.repeats)
 
 
-def _of_one(result: Result, found: Sequence[Capacity]) -> Verdict:
+def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> Verdict:
     if not found:
-        said = f"{stack_name(result)} answered no request {_goal(result)}."
-        return Verdict("one run", said)
+        return Verdict("one run", f"{stack_name(result)} answers no request {goal}.")
     rate = found[0].rate
     ends = "" if rate.low is None else f" ({rate.low:.2f} to {rate.high:.2f})"
-    said = f"{found[0].name} holds {rate.value:.2f} requests/s{ends} {_goal(result)}."
-    return Verdict("one run", f"{said} One run has no verdict.")
+    said = f"{found[0].name} holds {rate.value:.2f} requests/s{ends} {goal}."
+    return Verdict("one run", f"{said} A verdict takes a run of another stack.")
 
 
-def _without_ratio(baseline: Capacity | None, split: Capacity | None, held: str) -> Verdict:
+def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> Verdict:
     if split:
-        return Verdict("disaggregate", f"Only {split.name} answers requests {held}.")
+        return Verdict("disaggregate", f"Only {split.name} answers requests {goal}.")
     if baseline:
         said = "Do not disaggregate this workload here: no split answers requests"
-        return Verdict("do not", f"{said} {held}, {baseline.name} does.")
-    return Verdict("cannot tell", f"No stack answers requests {held}.")
+        return Verdict("do not", f"{said} {goal}, {baseline.name} does.")
+    return Verdict("cannot tell", f"No stack answers requests {goal}.")
 
 
-def _ranking(found: Sequence[Capacity], held: str) -> str:
+def _ranking(found: Sequence[Capacity], goal: str) -> str:
     rates = ", ".join(
         f"{one.name} {one.rate.value / one.size:.2f}"
         for one in sorted(found, key=lambda one: -one.rate.value / one.size)
     )
     if not rates:
-        return f"No stack answers requests {held}."
+        return f"No stack answers requests {goal}."
     unit = _unit(found[0].result)
     return (
-        f"Requests/s for each {unit} {held}: {rates}. Whether to disaggregate takes a split and "
+        f"Requests/s for each {unit} {goal}: {rates}. Whether to disaggregate takes a split and "
         "an aggregated stack."
     )
 
@@ -177,8 +213,12 @@ def _unit(result: Result) -> str:
     return "GPU" if result.stack.gpus else "engine"
 
 
-def _goal(result: Result) -> str:
-    return f"within {slo_text(result)}" if result.slo else "without an SLO"
+def _goal(result: Result, *, searched: bool) -> str:
+    if not result.slo:
+        return "without an SLO"
+    share = result.rate_search.required_share if searched and result.rate_search else None
+    requests = "" if share is None else f" for {100 * share:g} % of requests"
+    return f"within {slo_text(result)}{requests}"
 
 
 def slo_text(result: Result) -> str:

@@ -1,5 +1,5 @@
 """The commands, by what they are about; each imports what it needs when it runs."""
 
-from deploy.cli.commands import bench, check, doctor, images, patches, stack, swap
+from deploy.cli.commands import bench, bench_compare, check, doctor, images, patches, stack, swap
 
-__all__ = ["bench", "check", "doctor", "images", "patches", "stack", "swap"]
+__all__ = ["bench", "bench_compare", "check", "doctor", "images", "patches", "stack", "swap"]

@@ -13,7 +13,7 @@ from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
 from deploy.cli.shared import progress, stack_name
-from deploy.errors import CheckFailed, Interrupted, UsageError
+from deploy.errors import CheckFailed, Interrupted, PdkitError, UsageError
 
 if TYPE_CHECKING:
     from deploy.benchmark.results import Result
@@ -157,8 +157,21 @@ def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> A
     with bench_lock(home.bench_lock_file), stack_lock(home.lock_file(name), name):
         folder = open_folder(home, name, options.workload.name, out)
         result = _kept(home, name, options, folder)
-    data = {"folder": str(folder), "result": result.model_dump(mode="json")}
-    return Answer("bench", data, bench_view(result, str(folder)), _failures(result, name))
+    page = _report(folder)
+    data = {"folder": str(folder), "report": page, "result": result.model_dump(mode="json")}
+    text = bench_view(result, str(folder)) + (f"\nReport: {page}" if page else "")
+    return Answer("bench", data, text, _failures(result, name))
+
+
+def _report(folder: Path) -> str | None:
+    """Return the report's page; None where it cannot be written, which is not the run's failure."""
+    from deploy.benchmark.report.files import write_report
+
+    try:
+        return str(write_report([folder], folder).files[0])
+    except PdkitError as exc:
+        progress()(f"no report: {exc.message}; {exc.hint}")
+        return None
 
 
 def _kept(home: Home, name: str, options: BenchOptions, folder: Path) -> Result:

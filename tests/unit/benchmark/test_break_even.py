@@ -11,7 +11,7 @@ from tests.unit.benchmark.samples import repeat, result
 
 PATH = {
     "stored_bytes": 10**9, "loaded_bytes": 10**9, "store_gb_s": 0.5, "load_gb_s": 0.8,
-    "lookups": 20, "lookup_ms": 2.0, "failures": 0, "barrier_waits": 0,
+    "lookups": 20, "lookup_ms": 2.0, "failures": 0, "lost_chunks": 0, "barrier_waits": 0,
     "barrier_wait_s": 0.0, "late": 0,
 }  # fmt: skip
 

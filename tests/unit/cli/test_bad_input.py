@@ -66,6 +66,8 @@ CASES: dict[str, Case] = {
     "bench: no speed": bench("--workload trace --speed nan", "--speed nan", "above 0"),
     "bench: unknown key of an SLO": bench("--slo tpot=1s", "--slo tpot=1s", "ttft, itl, e2e"),
     "bench: unknown unit of an SLO": bench("--slo itl=5us", "unknown unit 'us' of itl", "s, ms"),
+    "bench: compare nothing": bench("compare one two", "one/result.json", "No such file"),
+    "bench: report of nothing": bench("report one", "one/result.json", "No such file"),
     "bench: search without an SLO": bench("--find-rate", "--find-rate", "SLO", hint="--slo"),
     "bench: two kinds of loop": bench(
         "--rate 1 --concurrency 2", "--rate and --concurrency", hint="leave out"

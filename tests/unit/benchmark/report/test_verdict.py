@@ -10,6 +10,7 @@ from deploy.benchmark.report.verdict import stack_names, verdict
 from deploy.benchmark.results import Result
 from tests.unit.benchmark.samples import repeat, result
 
+RATES = (("2a", 2.0), ("1p1d", 3.0))
 NOISE = (0.98, 1.01, 1.0, 0.99, 1.03, 1.02)
 
 
@@ -49,7 +50,7 @@ class TestVerdict:
     def test_too_few_repeats(self) -> None:
         found = verdict([run("2a", 2.0, count=3), run("1p1d", 4.0, count=3)])
         assert found.kind == "cannot tell"
-        assert "5 repeats have an interval" in found.sentence
+        assert "from 5 on there is an interval" in found.sentence
 
     def test_stacks_of_unequal_size_are_compared_per_engine(self) -> None:
         found = verdict([run("2a", 2.0), run("1p2d", 2.1)])
@@ -78,6 +79,14 @@ class TestVerdict:
     ) -> None:
         assert verdict([run("1p1d", split), run("2a", baseline)]).kind == kind
 
+    def test_runs_of_the_same_stack_count_together(self) -> None:
+        three = [run("2a", 2.0, count=3), run("1p1d", 3.0, count=3)]
+        assert verdict(three).kind == "cannot tell"
+        found = verdict([*three, *three])
+        assert found.kind == "disaggregate"
+        assert found.ratio is not None
+        assert found.ratio.repeats == 6
+
     def test_one_run(self) -> None:
         found = verdict([run("1p1d", 2.0)])
         assert found.kind == "one run"
@@ -94,6 +103,17 @@ class TestVerdict:
         found = verdict([searched("2a", 2.0), searched("1p1d", 3.0)])
         assert found.kind == "disaggregate"
         assert "1.50 times" in found.sentence
+        assert "for 90 % of requests" in found.sentence
+        assert "too narrow" in found.note
+        fives = [searched(name, rate * one) for one in NOISE[:5] for name, rate in RATES]
+        assert verdict(fives).note == ""
+        assert "1.50 times" in verdict(fives).sentence
+        # The goodput of one beside the highest rate of the other would be no ratio.
+        mixed = verdict([run("2a", 1.0), searched("1p1d", 3.0)])
+        assert mixed.kind == "no difference"
+        other = searched("1p1d", 3.0).model_dump()["rate_search"] | {"required_share": 0.5}
+        unlike = verdict([searched("2a", 2.0), run("1p1d", 1.0, rate_search=other)])
+        assert "required_share" in unlike.sentence
 
 
 def test_runs_of_the_same_stack_have_names_of_their_own() -> None:

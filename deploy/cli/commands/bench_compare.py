@@ -1,0 +1,67 @@
+"""The commands that read results of benchmark runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.answer import Answer
+from deploy.cli.commands.bench import bench_app
+from deploy.cli.options import Json
+
+
+@bench_app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder of a result.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another one.")],
+    *,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Compare unlike runs, too; name what is unlike."),
+    ] = False,
+    json: Json = False,
+) -> Answer:
+    """Compare two results: ratios with 95 % intervals, and whether they differ at all."""
+    from deploy.benchmark.compare import compare as compare_results
+    from deploy.benchmark.results import read_result
+    from deploy.output.compare_view import compare_view
+
+    results = read_result(first), read_result(second)
+    found = compare_results(*results, anyway=anyway)
+    data = {"first": str(first), "second": str(second), **found.as_dict()}
+    return Answer("bench compare", data, compare_view(found, *results))
+
+
+@bench_app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of results, or folders that have them inside.")
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o",
+            help="Folder to write to (default: the one given; of several, bench-report).",
+        ),
+    ] = None,
+    json: Json = False,
+) -> Answer:  # fmt: skip
+    """Write a report of results: one HTML page with the verdict and charts, CSV and PNG."""
+    from deploy.benchmark.report.files import result_folders, write_report
+
+    found = [inner for folder in folders for inner in result_folders(folder)]
+    target = out or (folders[0] if len(folders) == 1 else Path("bench-report"))
+    written = write_report(found, target)
+    verdict, files = written.verdict, [str(file) for file in written.files]
+    data = {
+        "verdict": verdict.kind,
+        "sentence": verdict.sentence,
+        "note": verdict.note,
+        "ratio": verdict.ratio.as_dict() if verdict.ratio else None,
+        "files": files,
+    }
+    said = "\n".join(filter(None, (verdict.sentence, verdict.note)))
+    return Answer("bench report", data, f"{said}\n\nReport: {files[0]}")

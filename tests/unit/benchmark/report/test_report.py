@@ -1,0 +1,218 @@
+"""The report's files: complete in themselves, right in their numbers, and safe to open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.benchmark.report import points
+from deploy.benchmark.report.charts import charts
+from deploy.benchmark.report.files import result_folders, table, write_report
+from deploy.benchmark.report.page import page
+from deploy.benchmark.report.points import Run, named
+from deploy.benchmark.report.verdict import verdict
+from deploy.benchmark.results import (
+    REQUESTS_FILE,
+    RequestRecord,
+    Result,
+    append_requests,
+    write_result,
+)
+from deploy.errors import MissingTool, UsageError
+from tests.unit.benchmark.samples import repeat, result
+from tests.unit.benchmark.test_break_even import PATH
+
+STAGES = {
+    "producer": {"queue": 0.01, "prefill": 0.1},
+    "consumer": {"queue": 0.0, "prefill": 0.02, "decode": 0.3},
+}
+
+
+def measured(topology: str = "1p1d", **changed: Any) -> Result:
+    """Return a run at two rates, five repeats each."""
+    repeats = [
+        repeat(
+            at, rate=rate, goodput_per_s=rate * (1 + at / 100), stages=STAGES, redis_path=PATH,
+            failed=1, errors={"<b>refused</b>": 1},
+        )
+        for at, rate in enumerate([1.0] * 5 + [2.0] * 5)
+    ]  # fmt: skip
+    stack = result().stack.model_dump()
+    stack |= {"topology": topology, "redis": not topology.endswith("a")}
+    return result(**{"repeats": repeats, "stack": stack, **changed})
+
+
+def records(index: int) -> list[RequestRecord]:
+    """Return a repeat's hundred requests, with TTFTs of 1 to 100 ms, and one that failed."""
+    good: dict[str, Any] = {
+        "repeat": index, "arrival_s": 0.0, "itl_s": [0.01], "e2e_s": 1.0, "input_tokens": 9,
+        "output_tokens": 2,
+    }  # fmt: skip
+    made = [RequestRecord(index=at, ttft_s=(at + 1) / 1e3, **good) for at in range(100)]
+    return [*made, RequestRecord(index=100, ttft_s=50.0, error="late", **good)]
+
+
+def runs(*results: Result) -> list[Run]:
+    return named([(one, [*records(0), *records(5)]) for one in results])
+
+
+def drawn(found: Sequence[Run]) -> str:
+    return page(found, verdict([run.result for run in found]), charts(found), "/* library */")
+
+
+class TestPage:
+    def test_has_verdict_charts_tables_and_commands(self) -> None:
+        found = runs(measured(), measured("2a"))
+        text = drawn(found)
+        assert "No difference that this many runs can show" in text
+        for heading in ("Results", "Break-even", "Machine and versions", "Commands", "Failures"):
+            assert f"<h2>{heading}" in text
+        assert "deploy bench" in text
+        assert "prefers-color-scheme: dark" in text
+        specs = json.loads(re.findall(r'<script id="charts"[^>]*>(.*?)</script>', text)[0])
+        assert list(specs) == re.findall(r'id="chart-([\w-]+)"', text)
+        assert len(specs) == 7
+
+    def test_loads_nothing(self) -> None:
+        text = drawn(runs(measured()))
+        assert not re.findall(r'(?:src|href)\s*=\s*"(?!data:)', text)
+        assert not re.findall(r"url\(|@import|fetch\(", text)
+
+    def test_names_cannot_become_code(self) -> None:
+        evil = "</script><script>alert(1)</script><!--"
+        text = drawn(runs(measured(workload={"name": evil}), measured(command=[evil])))
+        assert evil not in text
+        assert "<b>refused" not in text
+        assert "10 of 200 requests failed: &lt;b&gt;refused" in text
+        assert text.count("<script") == 3
+
+    def test_what_differs_between_runs_stands_apart(self) -> None:
+        text = drawn(runs(measured(), measured("2a")))
+        differs, same = re.findall(r'<table class="words">(.*?)</table>', text, re.DOTALL)
+        assert "stack: topology" in differs
+        assert "stack: topology" not in same
+        assert "versions: vllm" in same
+
+
+class TestCharts:
+    def names(self, *results: Result) -> list[str]:
+        return [chart.name for chart in charts(runs(*results))]
+
+    def test_only_of_what_was_measured(self) -> None:
+        bare = [repeat(0, goodput_per_s=None, within_slo=None, hits=None, itl_s=None)]
+        assert self.names(measured(repeats=bare, slo=None)) == [
+            "ttft",
+            "ttft-distribution",
+            "itl-distribution",
+        ]
+
+    def test_closed_loops_have_no_offered_rate(self) -> None:
+        closed = [repeat(0, rate=None, concurrency=4)]
+        assert "goodput" not in self.names(measured(repeats=closed))
+
+    def test_a_stack_has_the_same_colour_in_all(self) -> None:
+        found = json.dumps([chart.spec for chart in charts(runs(measured(), measured("2a")))])
+        stacks = re.findall(r'"domain": \["1p1d", "2a"\], "range": (\["#.*?\])', found)
+        assert len(stacks) == 5
+        assert len(set(stacks)) == 1
+
+
+class TestPoints:
+    def test_curves_have_medians_with_intervals(self) -> None:
+        first, second = points.goodput(points.points(runs(measured())))
+        assert (first["offered"], second["offered"]) == (1.0, 2.0)
+        assert first["value"] == pytest.approx(1.02)
+        assert first["low"] < 1.02 < first["high"]
+
+    def test_distributions_are_of_answered_requests(self) -> None:
+        found = list(points.distribution(points.points(runs(measured()))[:1], "ttft_s"))
+        assert (found[0]["ms"], found[-1]["ms"], found[-1]["share"]) == (1.0, 100.0, 1.0)
+        half = next(one for one in found if one["share"] == 0.5)
+        assert half["ms"] == pytest.approx(50, abs=1)
+
+    def test_stacks_are_compared_at_a_load_of_all_where_most_succeed(self) -> None:
+        alone = measured("2a", repeats=[repeat(0, rate=1.0), repeat(1, rate=3.0)])
+        same = points.common_load(points.points(runs(measured(), alone)))
+        assert [(point.run.name, point.load) for point in same] == [
+            ("1p1d", "1 requests/s offered"),
+            ("2a", "1 requests/s offered"),
+        ]
+        both = points.common_load(points.points(runs(measured(), measured("2a"))))
+        assert {point.load for point in both} == {"2 requests/s offered"}
+
+    def test_time_and_tokens_by_kind(self) -> None:
+        found = points.points(runs(measured()))[:1]
+        assert [(one["stage"], round(one["ms"])) for one in points.stages(found)] == [
+            ("queue before prefill", 10),
+            ("prefill", 100),
+            ("queue before decode", 0),
+            ("KV load and first token", 20),
+            ("decode", 300),
+        ]
+        assert [one["share"] for one in points.sources(found)] == [0.45, 0.0, 0.55]
+
+
+def test_csv_has_every_metric_of_every_load() -> None:
+    rows = list(csv.DictReader(io.StringIO(table(runs(measured())))))
+    assert len(rows) == 2 * 14
+    goodput = next(row for row in rows if row["metric"] == "goodput")
+    assert (goodput["stack"], goodput["load"], goodput["unit"]) == (
+        "1p1d",
+        "1 requests/s offered",
+        "1/s",
+    )
+    assert float(goodput["median"]) == pytest.approx(1.02)
+
+
+class TestFiles:
+    @pytest.fixture
+    def sweep(self, tmp_path: Path) -> Path:
+        """A folder with two results, of which one has half a line of requests."""
+        for topology in ("1p1d", "2a"):
+            folder = tmp_path / "sweep" / topology
+            folder.mkdir(parents=True)
+            write_result(folder, measured(topology))
+            append_requests(folder, records(5))
+        with (folder / REQUESTS_FILE).open("a") as file:
+            file.write('{"repeat": 5, "ind')
+        return tmp_path / "sweep"
+
+    def test_of_a_sweep(self, sweep: Path, tmp_path: Path) -> None:
+        folders = result_folders(sweep)
+        assert [folder.name for folder in folders] == ["1p1d", "2a"]
+        written = write_report(folders, tmp_path / "out")
+        html, table_file, *pictures = written.files
+        assert "window.vegaEmbed" in html.read_text()
+        assert table_file.read_text().startswith("stack,load,metric")
+        assert len(pictures) == 7
+        assert all(one.read_bytes().startswith(b"\x89PNG") for one in pictures)
+
+    def test_a_result_itself_is_one(self, sweep: Path) -> None:
+        assert result_folders(sweep / "2a") == [sweep / "2a"]
+
+    def test_without_the_library(self, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "vl_convert", None)
+        with pytest.raises(MissingTool, match="vl-convert-python") as found:
+            write_report(result_folders(sweep), sweep)
+        assert "pip install" in found.value.hint
+        assert not list(sweep.glob("report.*"))
+
+    def test_without_a_finished_repeat(self, tmp_path: Path) -> None:
+        write_result(tmp_path, measured(repeats=[]))
+        with pytest.raises(UsageError, match="no finished repeat"):
+            write_report([tmp_path], tmp_path)
+
+    def test_where_nothing_can_be_written(self, sweep: Path) -> None:
+        taken = sweep / "file"
+        taken.touch()
+        with pytest.raises(UsageError, match="file") as found:
+            write_report(result_folders(sweep), taken)
+        assert "-o" in found.value.hint
