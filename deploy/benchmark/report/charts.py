@@ -136,7 +136,11 @@ def _with_intervals(
         "encoding": {"x": x, "color": _stack(order)},
         "layer": [
             *below,
-            {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"y": y}},
+            {
+                "mark": {"type": "line", "strokeWidth": 2},
+                # By load: beyond the knee, more of it does not mean more answers.
+                "encoding": {"y": y, "order": {"field": "order"}},
+            },
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
                 "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},

@@ -79,12 +79,13 @@ def points(runs: Iterable[Run]) -> list[Point]:
 
 def curve(found: Iterable[Point], metric: str) -> Iterator[dict[str, Any]]:
     """Yield a metric against the requests answered per second, with intervals."""
-    for point in found:
+    for order, point in enumerate(sorted(found, key=_offered)):
         answered, value = point.median("requests"), point.median(metric)
         if answered and value:
             yield {
                 "stack": point.run.name,
                 "load": point.load,
+                "order": order,
                 "answered": answered.value,
                 "value": value.value,
                 "low": value.value if value.low is None else value.low,
@@ -95,12 +96,13 @@ def curve(found: Iterable[Point], metric: str) -> Iterator[dict[str, Any]]:
 
 def goodput(found: Iterable[Point]) -> Iterator[dict[str, Any]]:
     """Yield the requests per second within the SLO against those offered."""
-    for point in found:
+    for order, point in enumerate(sorted(found, key=_offered)):
         rate, value = point.repeats[0].rate, point.median("goodput")
         if rate is not None and value:
             yield {
                 "stack": point.run.name,
                 "offered": rate,
+                "order": order,
                 "value": value.value,
                 "low": value.value if value.low is None else value.low,
                 "high": value.value if value.high is None else value.high,
@@ -143,8 +145,12 @@ def common_load(found: Sequence[Point]) -> list[Point]:
 
 def _worth(same: Sequence[Point]) -> tuple[int, float, float]:
     goodputs = [one.value for point in same if (one := point.median("goodput"))]
-    first = same[0].repeats[0]
-    return len(same), max(goodputs, default=0.0), first.rate or first.concurrency or 0.0
+    return len(same), max(goodputs, default=0.0), _offered(same[0])
+
+
+def _offered(point: Point) -> float:
+    first = point.repeats[0]
+    return first.rate or first.concurrency or 0.0
 
 
 def stages(found: Iterable[Point]) -> Iterator[dict[str, Any]]:
