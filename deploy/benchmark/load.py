@@ -10,15 +10,14 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from deploy.benchmark.results import RequestRecord
-from deploy.benchmark.workloads import Conversation, Turn
+from deploy.benchmark.stream import BadStatus, post
+from deploy.benchmark.workloads import Conversation, Prompt, Turn
 from deploy.errors import printable
 
 _EXCERPT = 160
@@ -127,37 +126,27 @@ class _Generator:
         self._late_s = 0.0
 
     async def run(self, conversations: Sequence[Conversation], concurrency: int | None) -> Load:
-        async with httpx.AsyncClient(
-            base_url=self._target.url,
-            headers={"Content-Type": "application/json", **self._target.headers},
-            timeout=self._target.timeout_s,
-            # Engines and the router close what was idle for five seconds.
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),
-            trust_env=False,
-            verify=False,  # noqa: S501 - plain HTTP on this machine
-        ) as client:
-            cpu, self._began = time.process_time(), time.perf_counter()
-            if concurrency is None:
-                await asyncio.gather(*(self._at_its_time(client, one) for one in conversations))
-            else:
-                waiting = iter(conversations)
-                users = (self._user(client, waiting) for _ in range(concurrency))
-                await asyncio.gather(*users)
-            duration = time.perf_counter() - self._began
+        cpu, self._began = time.process_time(), time.perf_counter()
+        if concurrency is None:
+            await asyncio.gather(*map(self._at_its_time, conversations))
+        else:
+            waiting = iter(conversations)
+            await asyncio.gather(*(self._user(waiting) for _ in range(concurrency)))
+        duration = time.perf_counter() - self._began
         records = sorted(self._records, key=lambda record: record.index)
         return Load(records, duration, self._late_s, time.process_time() - cpu)
 
-    async def _user(self, client: httpx.AsyncClient, waiting: Iterator[Conversation]) -> None:
+    async def _user(self, waiting: Iterator[Conversation]) -> None:
         for conversation in waiting:
-            await self._converse(client, conversation)
+            await self._converse(conversation)
 
-    async def _at_its_time(self, client: httpx.AsyncClient, conversation: Conversation) -> None:
+    async def _at_its_time(self, conversation: Conversation) -> None:
         due = self._began + conversation.start_s
         await asyncio.sleep(due - time.perf_counter())
         self._late_s = max(self._late_s, time.perf_counter() - due)
-        await self._converse(client, conversation)
+        await self._converse(conversation)
 
-    async def _converse(self, client: httpx.AsyncClient, conversation: Conversation) -> None:
+    async def _converse(self, conversation: Conversation) -> None:
         """Send the turns one after the other; each prompt has all that was said before."""
         said: tuple[int, ...] = ()
         broken = False
@@ -169,29 +158,25 @@ class _Generator:
                 continue
             prompt = turn.after(said)
             began = time.perf_counter()
-            answer, error = await self._ask(client, prompt, turn, ids=several)
+            answer, error = await self._ask(prompt, turn, ids=several)
             self._note(index, of, began, answer, error)
             broken = error is not None
             if several and isinstance(prompt, tuple):
                 said = (*prompt, *answer.tokens)
 
-    async def _ask(
-        self, client: httpx.AsyncClient, prompt: Any, turn: Turn, *, ids: bool
-    ) -> tuple[_Answer, str | None]:
-        answer = _Answer()
-        path, body = _request(self._target.model, prompt, turn, ids=ids)
+    async def _ask(self, prompt: Prompt, turn: Turn, *, ids: bool) -> tuple[_Answer, str | None]:
+        """Return an answer, and why it is not complete."""
+        answer, target = _Answer(), self._target
+        path, body = _request(target.model, prompt, turn, ids=ids)
+
+        async def listen() -> None:
+            async for event, now in post(target.url, path, target.headers, body):
+                answer.add(event, now)
+
         try:
-            await asyncio.wait_for(
-                _stream(client, path, body, answer), timeout=self._target.timeout_s
-            )
-        except _Failed as exc:
-            return answer, str(exc)
-        except (asyncio.TimeoutError, httpx.TimeoutException):
-            return answer, f"no complete answer within {self._target.timeout_s:g} s"
-        except httpx.HTTPError as exc:
-            return answer, f"no answer ({type(exc).__name__})"
-        except (ValueError, KeyError, TypeError) as exc:
-            return answer, f"not a completion ({type(exc).__name__})"
+            await asyncio.wait_for(listen(), timeout=target.timeout_s)
+        except _FAILURES as exc:
+            return answer, _why(exc, target.timeout_s)
         if answer.output_tokens < turn.output_tokens or not answer.done:
             asked = turn.output_tokens
             return answer, f"the answer ended early: {answer.output_tokens} of {asked} tokens"
@@ -220,7 +205,25 @@ class _Generator:
         self._on_done(len(self._records))
 
 
-def _request(model: str, prompt: Any, turn: Turn, *, ids: bool) -> tuple[str, bytes]:
+_FAILURES = (
+    _Failed, BadStatus, asyncio.TimeoutError, OSError, EOFError,
+    ValueError, KeyError, TypeError, AttributeError,
+)  # fmt: skip
+
+
+def _why(exc: Exception, timeout_s: float) -> str:
+    """Return what became of a request, in words that are the same for all that fail alike."""
+    if isinstance(exc, _Failed):
+        return str(exc)
+    if isinstance(exc, BadStatus):
+        return f"HTTP {exc.status}: {_said(str(exc))}"
+    if isinstance(exc, asyncio.TimeoutError):
+        return f"no complete answer within {timeout_s:g} s"
+    kind = "no complete answer" if isinstance(exc, (OSError, EOFError)) else "not a completion"
+    return f"{kind} ({type(exc).__name__})"
+
+
+def _request(model: str, prompt: Prompt, turn: Turn, *, ids: bool) -> tuple[str, bytes]:
     """Return path and body of a request; chat messages go to the chat API."""
     chat = isinstance(prompt, list)
     body = {
@@ -235,25 +238,6 @@ def _request(model: str, prompt: Any, turn: Turn, *, ids: bool) -> tuple[str, by
         **({"return_token_ids": True} if ids else {}),
     }
     return ("/v1/chat/completions" if chat else "/v1/completions"), json.dumps(body).encode()
-
-
-async def _stream(client: httpx.AsyncClient, path: str, body: bytes, answer: _Answer) -> None:
-    async with client.stream("POST", path, content=body) as response:
-        if response.status_code != httpx.codes.OK:
-            text = (await response.aread()).decode("utf-8", "replace")
-            raise _Failed(f"HTTP {response.status_code}: {_said(text)}")
-        async for event, now in _events(response):
-            answer.add(event, now)
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[tuple[bytes, float]]:
-    """Yield each server-sent event, and when it was read."""
-    kept = b""
-    async for piece in response.aiter_bytes():
-        now = time.perf_counter()
-        *events, kept = (kept + piece).split(b"\n\n")
-        for event in events:
-            yield event, now
 
 
 def _said(text: str) -> str:

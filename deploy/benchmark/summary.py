@@ -37,9 +37,9 @@ def summary(load: Load, slo: Slo | None, *, index: int = 0) -> Repeat:
         completed=len(good),
         failed=len(records) - len(good),
         errors=dict(Counter(one.error for one in records if one.error is not None)),
-        ttft_s=_percentiles([one.ttft_s for one in good if one.ttft_s is not None]),
-        itl_s=_percentiles([gap for one in good for gap in one.itl_s]),
-        e2e_s=_percentiles([one.e2e_s for one in good]),
+        ttft_s=percentiles([one.ttft_s for one in good if one.ttft_s is not None]),
+        itl_s=percentiles([gap for one in good for gap in one.itl_s]),
+        e2e_s=percentiles([one.e2e_s for one in good]),
         requests_per_s=round(len(good) / duration_s, 4),
         input_tokens_per_s=round(sum(one.input_tokens for one in good) / duration_s, 2),
         output_tokens_per_s=round(sum(one.output_tokens for one in good) / duration_s, 2),
@@ -51,7 +51,8 @@ def summary(load: Load, slo: Slo | None, *, index: int = 0) -> Repeat:
     )
 
 
-def _percentiles(values: Sequence[float]) -> Percentiles | None:
+def percentiles(values: Sequence[float]) -> Percentiles | None:
+    """Return the distribution of values in seconds; None without any."""
     if not values:
         return None
     p50, p90, p99 = (round(percentile(values, at), 6) for at in (50, 90, 99))

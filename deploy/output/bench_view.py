@@ -25,6 +25,7 @@ def bench_view(result: Result, folder: str) -> str:
             *_hits(repeats),
             *_path(repeats),
             *_usage(repeats),
+            *_hop(result.hop_s),
             *(_slo(result.slo, repeats) if result.slo else ()),
             *(_search(result.rate_search) if result.rate_search else ()),
             *_errors(repeats),
@@ -128,6 +129,12 @@ def _usage(repeats: Sequence[Repeat]) -> Iterator[str]:
         if any(usage.peak_rss_bytes.get(name) for usage, _ in used)
     )
     yield f"Peak memory in GiB: {', '.join(held)}"
+
+
+def _hop(hop: Percentiles | None) -> Iterator[str]:
+    if hop:
+        p50, p99 = 1e3 * hop.p50, 1e3 * hop.p99
+        yield f"Router: adds {p50:.1f} ms to a request (p50), {p99:.1f} ms (p99)"
 
 
 def _slo(slo: Slo, repeats: Sequence[Repeat]) -> Iterator[str]:

@@ -38,6 +38,7 @@ from deploy.workflows.bench.counters import (
 )
 from deploy.workflows.bench.facts import machine_facts, model_facts, stack_facts, versions
 from deploy.workflows.bench.folder import require_space
+from deploy.workflows.bench.hop import measure_hop
 from deploy.workflows.check.session import require_answers
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_running, require_stack
@@ -66,6 +67,7 @@ class BenchOptions:
         find_rate: search the highest rate that holds the SLO, beginning with `rate`.
         steps: rates that the search tries at most.
         timeout_s: for a whole answer.
+        hop_requests: by which the router's own time is measured.
     """
 
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
@@ -80,6 +82,7 @@ class BenchOptions:
     find_rate: bool = False
     steps: int = 10
     timeout_s: float = 120.0
+    hop_requests: int = 20
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class _Bench:
             lines, self.skipped_lines = read_lines(options.workload, self.context)
         _require_room(options.workload, self.context)
         self.source = Source(options.workload, tokens, lines)
+        self.tokens = tokens
         self.lines = len(lines)
         key = running.secrets.get(API_KEY)
         self.target = Target(
@@ -253,7 +257,9 @@ def bench_stack(
             result = result.model_copy(update={"repeats": [*result.repeats, one.repeat]})
             append_requests(folder, one.load.records)
             write_result(folder, result)
-    done = {"interrupted": False, "rate_search": finder.found(options.seed) if finder else None}
+        hop = measure_hop(running, bench.target, bench.tokens, options.hop_requests)
+    search = finder.found(options.seed) if finder else None
+    done = {"interrupted": False, "rate_search": search, "hop_s": hop}
     result = result.model_copy(update=done)
     write_result(folder, result)
     return result

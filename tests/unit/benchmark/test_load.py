@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.benchmark import load as module
+from deploy.benchmark import stream
 from deploy.benchmark.load import Load, Target, run_load
 from deploy.benchmark.workloads import Conversation, Prompt, Turn
 from tests.unit.benchmark.streaming import Stage, event, serving, until
@@ -17,6 +18,7 @@ from tests.unit.benchmark.streaming import Stage, event, serving, until
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     with serving(Stage()) as made:
         monkeypatch.setattr(module, "time", made.clock)
+        monkeypatch.setattr(stream, "time", made.clock)
         yield made
 
 
@@ -135,7 +137,7 @@ class TestFailures:
     def test_nobody_listens(self) -> None:
         target = Target("http://127.0.0.1:9", "model", 20)
         (record,) = run_load(target, [single(0)], concurrency=1).records
-        assert record.error == "no answer (ConnectError)"
+        assert record.error == "no complete answer (ConnectionRefusedError)"
 
 
 def test_key_is_sent_and_progress_told(stage: Stage) -> None:

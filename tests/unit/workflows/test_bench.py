@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from deploy.benchmark.results import Result, Slo, read_requests, read_result
-from deploy.benchmark.workloads import Span, WorkloadOptions
+from deploy.benchmark.load import Load, Target
+from deploy.benchmark.results import RequestRecord, Result, Slo, read_requests, read_result
+from deploy.benchmark.workloads import Conversation, Span, WorkloadOptions
 from deploy.errors import MachineUnfit, StackUnhealthy, StateError, UsageError
-from deploy.workflows.bench import BenchOptions, bench_stack, open_folder
+from deploy.workflows.bench import BenchOptions, bench_stack, hop, open_folder
 from deploy.workflows.bench import run as module
 from tests.unit.workflows.conftest import Lab
 
@@ -24,6 +25,7 @@ OPTIONS = BenchOptions(
     requests=6,
     repeats=2,
     warmup=1,
+    hop_requests=1,
 )
 Bench = Callable[..., Result]
 
@@ -115,6 +117,31 @@ class TestResult:
         assert result.machine.cores > 0
         assert result.versions.redis is not None
         assert result.workload.model_dump()["input_tokens"] == "200"
+
+
+class TestHop:
+    def test_is_the_front_less_the_engines(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The front takes 9 s, each engine less; one producer and one consumer are asked."""
+        asked: list[tuple[str, tuple[int, ...]]] = []
+
+        def run_load(target: Target, conversations: list[Conversation], **_: Any) -> Load:
+            asked.append((target.url, conversations[0].turns[0].added))
+            took = {0: 9.0, 1: 2.0, 2: 3.0}[(len(asked) - 1) % 3]
+            record = RequestRecord(
+                repeat=0, index=0, arrival_s=0, ttft_s=took, itl_s=[], e2e_s=took,
+                input_tokens=16, output_tokens=1,
+            )  # fmt: skip
+            return Load([record], took, 0, 0)
+
+        monkeypatch.setattr(hop, "run_load", run_load)
+        found = bench(repeats=1, hop_requests=4).hop_s
+        assert found is not None
+        assert found.p50 == found.p99 == 4.0
+        assert len({url for url, _ in asked}) == 3
+        assert len({prompt for _, prompt in asked}) == 4
+        assert bench(repeats=1, hop_requests=0).hop_s is None
 
 
 class TestSlo:

@@ -1,0 +1,76 @@
+"""What people read of a benchmark: every number that a decision needs, and per GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.output.bench_view import bench_view
+from tests.unit.benchmark.samples import repeat, result
+
+
+def shown(**changed: Any) -> str:
+    return bench_view(result(**changed), "/the/folder")
+
+
+def test_every_repeat_has_its_latencies() -> None:
+    text = shown(repeats=[repeat(0), repeat(1, ttft_s=None)])
+    rows = [line.split() for line in text.splitlines() if " TTFT " in line]
+    assert rows[0] == ["1", "2.00", "TTFT", "100.0", "200.0", "300.0", "120.0"]
+    assert rows[1] == ["2", "2.00", "TTFT", "-", "-", "-", "-"]
+    assert "2.00 offered" in text
+    assert text.endswith("Result: /the/folder")
+
+
+def test_throughput_is_divided_by_all_engines_or_gpus() -> None:
+    assert "for each of 2 engines 1.00, 1000 and 16" in shown()
+    stack = {**result().stack.model_dump(), "gpus": 8}
+    assert "for each of 8 GPUs 0.25, 250 and 4" in shown(stack=stack)
+
+
+def test_hits() -> None:
+    lost = {"external": 450, "eligible": 900, "local": 7, "computed": 1550}
+    assert "eligible hit rate 75.0 %" in shown(repeats=[repeat(0), repeat(1, hits=lost)])
+    assert "eligible hit rate not known" in shown(repeats=[repeat(hits={**lost, "eligible": None})])
+
+
+def test_losses_of_the_redis_path() -> None:
+    path = {
+        "stored_bytes": 10**7, "loaded_bytes": 2 * 10**7, "store_gb_s": 0.5, "load_gb_s": 0.8,
+        "lookups": 20, "lookup_ms": 0.4, "failures": 0, "lost_chunks": 0, "barrier_waits": 10,
+        "barrier_wait_s": 0.05, "late": 0,
+    }  # fmt: skip
+    text = shown(repeats=[repeat(redis_path=path)])
+    assert "stored 10.0 MB at 0.50 GB/s, loaded 20.0 MB at 0.80 GB/s" in text
+    assert "held an answer back for 5.0 ms; nothing lost or late" in text
+    text = shown(repeats=[repeat(redis_path={**path, "lost_chunks": 3, "late": 1})])
+    assert text.count("3 chunks lost, 1 answers before their KV") == 1
+
+
+def test_slo_and_search() -> None:
+    search = {
+        "required_share": 0.9, "highest_rate": 4.0, "low": 3.5, "high": None,
+        "steps": [{"rate": 4.0, "within_slo": 0.95, "held": True}],
+    }  # fmt: skip
+    text = shown(repeats=[repeat(0), repeat(1, within_slo=0.5)], rate_search=search)
+    assert "SLO ttft 1000 ms: 50.0 % to 100.0 % of requests within it" in text
+    assert "for 90.0 % of requests: 4.00 requests/s (95 % interval 3.50 to ?)" in text
+    assert "No rate that was tried holds" in shown(
+        rate_search={**search, "highest_rate": None, "low": None}
+    )
+
+
+def test_failures_are_counted_by_their_text() -> None:
+    errors = {"HTTP 500: out of order": 2}
+    text = shown(repeats=[repeat(0, errors=errors), repeat(1, errors=errors)])
+    assert "Failed, 4 requests: HTTP 500: out of order" in text
+
+
+def test_router() -> None:
+    hop = {"p50": 0.0012, "p90": 0.002, "p99": 0.0055, "mean": 0.0015}
+    assert "Router: adds 1.2 ms to a request (p50), 5.5 ms (p99)" in shown(hop_s=hop)
+    assert "Router" not in shown()
+
+
+def test_loops() -> None:
+    assert "Poisson arrivals" in shown()
+    assert "4 in flight" in shown(repeats=[repeat(rate=None, concurrency=4)])
