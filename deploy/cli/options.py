@@ -61,8 +61,9 @@ _AllowUnproven = Annotated[
 _Topology = Annotated[
     str | None,
     typer.Option(
-        help="Number of producers (prefill) and consumers (decode), such as 1p3d (default: "
-        "--gpus split evenly, else 1p1d)."
+        help="Number of producers (prefill) and consumers (decode), such as 1p3d; or of aggregated "
+        "engines that do both, such as 4a, or 4a+redis to share KV (default: --gpus split evenly, "
+        "else 1p1d)."
     ),
 ]
 _Producers = Annotated[

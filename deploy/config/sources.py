@@ -39,7 +39,8 @@ REACHING = (
 
 _SHAPES = {
     "name": "lower-case letters, digits, '-' and '_', at most 40, such as 'demo'",
-    "topology": "producers (prefill) and consumers (decode), such as 1p3d",
+    "topology": "producers (prefill) and consumers (decode), such as 1p3d; or aggregated engines, "
+    "such as 4a, or 4a+redis with two or more",
 }
 
 

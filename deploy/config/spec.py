@@ -16,6 +16,8 @@ from deploy.home_folder import expanded
 
 MAX_CHUNK = 8192  # tokens
 MAX_SHARDS = 16
+# A single engine has nobody to share KV with.
+TOPOLOGY_FORM = r"^([1-9][0-9]?p[1-9][0-9]?d|[1-9][0-9]?a|([2-9]|[1-9][0-9])a\+redis)$"
 VendorChoice = Literal["auto", "cuda", "rocm", "cpu"]
 RuntimeChoice = Literal["auto", "compose", "process"]
 GpuAccess = Literal["auto", "runtime", "cdi", "all"]
@@ -164,7 +166,7 @@ class TimeoutSpec(_Strict):
 
 
 class StackSpec(_Strict):
-    """One stack: producers, consumers, Redis and a router."""
+    """One stack: engines, Redis and a router."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = Field(
         "pdkit", description="stack name; stacks with different names run side by side"
@@ -178,8 +180,10 @@ class StackSpec(_Strict):
         description="number of GPUs, split evenly, the odd one to a consumer; 1 is shared by all "
         "engines; with vendor cpu, number of engines",
     )
-    topology: Annotated[str, Field(pattern=r"^[1-9][0-9]?p[1-9][0-9]?d$")] | None = Field(
-        None, description="producers (prefill) and consumers (decode), such as 1p3d"
+    topology: Annotated[str, Field(pattern=TOPOLOGY_FORM)] | None = Field(
+        None,
+        description="producers (prefill) and consumers (decode), such as 1p3d; or aggregated "
+        "engines that do both, such as 4a, which share no KV, or 4a+redis",
     )
     producers: Count | None = Field(None, description="number of producers, instead of topology")
     consumers: Count | None = Field(None, description="number of consumers, instead of topology")

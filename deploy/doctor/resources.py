@@ -18,6 +18,8 @@ def store(seen: Seen) -> Verdict | None:
     plan = seen.plan
     if plan is None or plan.kv_bytes_per_token is None or plan.max_model_len is None:
         return None
+    if not plan.shares_kv:
+        return None
     length, prompt = plan.max_model_len, plan.max_model_len * plan.kv_bytes_per_token
     tokens = plan.store_tokens
     if tokens is not None and tokens < length:

@@ -22,7 +22,9 @@ from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store import StoreStats
 from deploy.verify.store_path import StorePath
 
-ENGINES = ("producer", "consumer")
+ENGINES = ("producer", "consumer", "aggregated")
+# Those that answer clients, each request once.
+ANSWERING = ("consumer", "aggregated")
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,9 @@ class Totals:
     """What the engines of a stack counted together in a time.
 
     Attributes:
-        cache: hits in the engines' own caches, and those of consumers in the store: producers ask
-            it, too, and need not find anything.
-        answers: of consumers; each request is one of a producer's as well.
+        cache: hits in the engines' own caches, and those in the store of the engines that answer:
+            producers ask it, too, and need not find anything.
+        answers: each request is one of a producer's as well, if there are producers.
         path: what went to and from Redis; None where LMCache's own client moves it.
     """
 
@@ -130,7 +132,7 @@ class Totals:
     def of(cls, counted: Mapping[str, tuple[str, MetricsPage]]) -> Totals:
         """Return the totals of pages, by the names of services and with their roles."""
         every = _together(page for role, page in counted.values() if role in ENGINES)
-        ends = _together(page for role, page in counted.values() if role == "consumer")
+        ends = _together(page for role, page in counted.values() if role in ANSWERING)
         external = ends.cache
         cache = replace(
             every.cache,
@@ -166,6 +168,7 @@ class Frame:
     trouble: str = ""
     what: str = ""
     redis_brought: bool = False
+    shares_kv: bool = True
     conditions: Mapping[str, ServiceCondition] = field(default_factory=dict)
     engines: tuple[EngineFrame, ...] = ()
     store: StoreFrame | None = None
@@ -245,6 +248,7 @@ def next_frame(memory: Memory | None, now: StackReading) -> tuple[Memory, Frame]
         up=now.up,
         what=now.what,
         redis_brought=now.redis_brought,
+        shares_kv=now.shares_kv,
         conditions={name: service.condition for name, service in now.services.items()},
         engines=_engines(now, services, intervals),
         store=StoreFrame(now.store, store, evicted) if now.store else None,

@@ -55,6 +55,7 @@ class StackReading:
         clock_s: when it was begun, and when Redis was asked, by a clock that is never set.
         trouble: why nothing else could be told this time; "" where it could.
         what: the stack in a line.
+        shares_kv: the engines share KV through Redis.
         store: None where Redis does not answer.
         complaints: in the logs since the reading before; the oldest first.
     """
@@ -66,6 +67,7 @@ class StackReading:
     trouble: str = ""
     what: str = ""
     redis_brought: bool = False
+    shares_kv: bool = True
     services: Mapping[str, ServiceReading] = field(default_factory=dict)
     store: StoreStats | None = None
     complaints: tuple[Complaint, ...] = ()

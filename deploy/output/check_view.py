@@ -15,35 +15,19 @@ from deploy.verify.report import (
     Equivalence,
     Hits,
     Phase,
+    StoreUse,
 )
 from deploy.verify.store_path import StorePath
 
 
 def check_view(report: CheckReport) -> str:
     """Return the check as one table, a verdict, and causes where it failed."""
-    rows = [_hits_row(pair.name, pair.hits) for pair in report.pairs]
-    total, same = report.total, report.equivalence
-    if len(rows) > 1:
-        rows.append(_hits_row("all pairs", total))
-    rows.append(_hits_row(ROUTER, report.race.hits))
-    for name, phase in _phases(report):
-        if not phase.skipped:
-            rows.append(_hits_row(name, phase.hits))
-    header = ("prefill → decode", "queries", "hits", "eligible", "hit rate", "eligible hit rate")
-    store = report.store
     lines = [
-        table(header, rows),
-        "",
-        f"External prefix cache hit rate: {percent(total.rate)} (hits / queries of the pairs)",
-        f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
-        f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
-        f"largest log-probability difference {same.max_logprob_diff:.4f}",
-        _noise_line(same),
+        *_reuse(report),
+        _answers_line(report.equivalence),
+        _noise_line(report.equivalence),
         *_asides(report),
-        f"Redis: {told(store.keys_before)} → {told(store.keys_after)} keys, "
-        f"{told_size(store.used_memory_bytes)} of {_limit(store.max_memory_bytes)} used, "
-        f"{told(store.evicted_keys)} evicted; "
-        f"{told(store.keys_removed)} keys of the check removed",
+        *([_store_line(report.store)] if report.store else []),
         *([_path_line(report.path)] if report.path else []),
         "",
         f"check {'passed' if report.passed else 'FAILED'} in {report.seconds:.1f} s",
@@ -53,6 +37,47 @@ def check_view(report: CheckReport) -> str:
         word = "note" if report.passed else "cause"
         lines += [f"  {word}: {cause.message} [{cause.code}]", f"    try: {cause.hint}"]
     return "\n".join(lines)
+
+
+def _reuse(report: CheckReport) -> list[str]:
+    """Return what was reused of what can be; nothing can where engines share no KV."""
+    if report.store is None:
+        return [
+            f"{len(report.engines)} engines share no KV, so there is nothing to reuse; "
+            "the router reaches each, and their answers are compared",
+            "",
+        ]
+    rows = [_hits_row(pair.name, pair.hits) for pair in report.pairs]
+    total = report.total
+    if len(rows) > 1:
+        rows.append(_hits_row("all pairs", total))
+    rows.append(_hits_row(ROUTER, report.race.hits))
+    for name, phase in _phases(report):
+        if not phase.skipped:
+            rows.append(_hits_row(name, phase.hits))
+    header = ("prefill → decode", "queries", "hits", "eligible", "hit rate", "eligible hit rate")
+    return [
+        table(header, rows),
+        "",
+        f"External prefix cache hit rate: {percent(total.rate)} (hits / queries of the pairs)",
+        f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
+    ]
+
+
+def _answers_line(same: Equivalence) -> str:
+    return (
+        f"Answers: {same.compared} compared with recomputed ones, {same.mismatched} mismatches, "
+        f"largest log-probability difference {same.max_logprob_diff:.4f}"
+    )
+
+
+def _store_line(store: StoreUse) -> str:
+    return (
+        f"Redis: {told(store.keys_before)} → {told(store.keys_after)} keys, "
+        f"{told_size(store.used_memory_bytes)} of {_limit(store.max_memory_bytes)} used, "
+        f"{told(store.evicted_keys)} evicted; "
+        f"{told(store.keys_removed)} keys of the check removed"
+    )
 
 
 def runs_view(reports: Sequence[CheckReport]) -> str:
@@ -100,7 +125,7 @@ def _asides(report: CheckReport) -> Iterator[str]:
             f"vLLM {report.vllm} may count otherwise: what must be hit was compared with "
             f"{pinned_range()}"
         )
-    if report.store.keys_removed is None:
+    if report.store and report.store.keys_removed is None:
         yield (
             "The check's keys stay in Redis until it needs their room: they could not be listed; "
             "allow its user SCAN and UNLINK"

@@ -22,13 +22,13 @@ from deploy.workflows.status import StackStatus
 from deploy.workflows.swap import SwapResult
 from deploy.workflows.up import UpResult
 
+_DOES = {"producer": "prefill", "consumer": "decode", "aggregated": "both"}
+
 
 def plan_view(prepared: Prepared) -> str:
     """Return the plan as facts and a table of services."""
     plan = prepared.plan
     shared = plan.url + (", with a key" if plan.keyed else "")
-    tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
-    shards = f" in {len(plan.redis)} shards" if len(plan.redis) > 1 else ""
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
@@ -36,12 +36,9 @@ def plan_view(prepared: Prepared) -> str:
         f"chunk {plan.chunk_size}"
         + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else "")
         + f", {plan.dtype}",
-        f"memory   {size(plan.memory_mib)} expected, {size(round(plan.limits.staging_gib * 1024))} "
-        f"of it staging for each of {plan.storing_ranks} ranks",
-        f"store    your own Redis, by {prepared.spec.redis.url_file}"
-        if plan.redis_brought
-        else f"store    {size(plan.redis_memory_mib)} of Redis{shards}{tokens}",
-        f"limits   {_limits(plan)}",
+        f"memory   {size(plan.memory_mib)} expected{_staging(plan)}",
+        f"store    {_store(prepared)}",
+        *([f"limits   {_limits(plan)}"] if plan.shares_kv else []),
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared}",
         *(f"note     {line}" for line in prepared.notes),
@@ -51,7 +48,7 @@ def plan_view(prepared: Prepared) -> str:
         *(
             (
                 engine.name,
-                "prefill" if engine.role == "producer" else "decode",
+                _DOES[engine.role],
                 _devices(plan, engine.devices, engine.cpu_threads),
                 engine.port,
                 size(engine.memory_mib),
@@ -65,6 +62,24 @@ def plan_view(prepared: Prepared) -> str:
     return "\n".join((*facts, "", body))
 
 
+def _staging(plan: Plan) -> str:
+    if not plan.shares_kv:
+        return ""
+    staging = size(round(plan.limits.staging_gib * 1024))
+    return f", {staging} of it staging for each of {plan.storing_ranks} ranks"
+
+
+def _store(prepared: Prepared) -> str:
+    plan = prepared.plan
+    if plan.redis_brought:
+        return f"your own Redis, by {prepared.spec.redis.url_file}"
+    if not plan.redis:
+        return "none: each engine has its own prefix cache"
+    tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
+    shards = f" in {len(plan.redis)} shards" if len(plan.redis) > 1 else ""
+    return f"{size(plan.redis_memory_mib)} of Redis{shards}{tokens}"
+
+
 def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
     port = (shard.port or "socket") if plan.runtime == "process" else "-"
     return (shard.name, "store", "-", port, size(shard.memory_mib))
@@ -73,6 +88,7 @@ def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
 def plan_data(prepared: Prepared) -> dict[str, Any]:
     """Return the plan for scripts."""
     plan = prepared.plan
+    staging_gib = plan.limits.staging_gib if plan.shares_kv else 0
     return {
         "name": plan.name,
         "vendor": plan.vendor.name,
@@ -95,7 +111,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "tokens": plan.store_tokens,
         },
         "staging": {
-            "bytes_per_rank": int(plan.limits.staging_gib * GIB),
+            "bytes_per_rank": int(staging_gib * GIB),
             "ranks": plan.storing_ranks,
         },
         "deadlines": {

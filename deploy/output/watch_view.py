@@ -74,7 +74,7 @@ def _row(engine: EngineFrame) -> tuple[object, ...]:
 def _now(frame: Frame) -> list[str]:
     """Return what Redis, the path to it and the router did in the last interval."""
     path, router = frame.counts.path, frame.router
-    lines = ["", *_store_lines(frame.store)]
+    lines = ["", *(_store_lines(frame.store) if frame.shares_kv else [])]
     if path is not None:
         lines.append(
             f"path     stored {_megabytes(path.stored_bytes)}{_speed(path.store_gb_s)}, "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deploy.config.spec import StackSpec
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
 from deploy.planning.rates import rate_note
+from deploy.planning.topology import Topology
 
 _SMALL_STORE_MIB = 1024
 _SMALL_PART_MIB = 512  # of KV or staging, for each rank
@@ -28,14 +31,16 @@ def plan_notes(plan: Plan, spec: StackSpec, inventory: Inventory) -> tuple[str, 
 def smaller(plan: Plan, over_mib: int) -> str:
     """Return the settings that bring a stack's host memory down by `over_mib`, the fewest first."""
     engines = len(plan.engines)
+    fewest = replace(plan.topology, aggregated=2) if plan.aggregated else Topology(1, 1)
     ranks, one_mib = engines * plan.tp, plan.engines[0].memory_mib
-    staging_mib = round(plan.limits.staging_gib * 1024)
+    staging_mib = round(plan.limits.staging_gib * 1024) if plan.shares_kv else 0
     in_host_mib = 0 if plan.vendor.has_gpus else (plan.kv_cache_bytes or 0) // 2**20
     savings = {
         f"a smaller redis.memory_gib (it is {plan.redis_memory_mib / 1024:.1f})": (
             plan.redis_memory_mib - _SMALL_STORE_MIB
         ),
-        f"fewer engines than {engines}, by --topology 1p1d": (engines - 2) * one_mib,
+        f"fewer engines than {engines}, by --topology {fewest}": (engines - fewest.engines)
+        * one_mib,
         f"a smaller engine.kv_cache_gib (it is {in_host_mib / 1024:g})": (
             ranks * (in_host_mib - _SMALL_PART_MIB)
         ),
@@ -69,7 +74,7 @@ def _unknown_model(plan: Plan, spec: StackSpec) -> list[str]:
     why = "does not say its layers and heads" if cached else "is not in the hub's cache here"
     ways = [] if cached else [f"hf download {model.ref} config.json puts it there"]
     store = ""
-    if spec.redis.memory_gib is None and not plan.redis_brought:
+    if spec.redis.memory_gib is None and plan.redis:
         store = ", and Redis gets a quarter of the machine's memory"
         ways.append("redis.memory_gib sets Redis's size")
     line = f"config.json of {model.served_name} {why}: KV size and context are unknown{store}"

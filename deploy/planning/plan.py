@@ -23,10 +23,12 @@ from deploy.planning.memory import (
     max_model_len,
     store_mib,
 )
-from deploy.planning.redis import RedisPlan, redis_shards, shard_count
+from deploy.planning.redis import RedisPlan, check_redis, redis_shards, shard_count
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
-Role = Literal["producer", "consumer"]
+Role = Literal["producer", "consumer", "aggregated"]
+_PREFILL: tuple[Role, ...] = ("producer", "aggregated")
+_DECODE: tuple[Role, ...] = ("consumer", "aggregated")
 _FIRST_ENGINE_OFFSET = 10
 _LAST_PORT = 65535
 # vLLM's options that follow from the plan, and what sets them.
@@ -118,11 +120,35 @@ class Plan:
 
     @property
     def producers(self) -> tuple[EnginePlan, ...]:
-        return tuple(engine for engine in self.engines if engine.role == "producer")
+        """The engines that do prefill; aggregated ones do both."""
+        return tuple(engine for engine in self.engines if engine.role in _PREFILL)
 
     @property
     def consumers(self) -> tuple[EnginePlan, ...]:
-        return tuple(engine for engine in self.engines if engine.role == "consumer")
+        """The engines that do decode; aggregated ones do both."""
+        return tuple(engine for engine in self.engines if engine.role in _DECODE)
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The names of engines of which one stores KV and another one loads it."""
+        if not self.shares_kv:
+            return ()
+        return tuple(
+            (producer.name, consumer.name)
+            for producer in self.producers
+            for consumer in self.consumers
+            if producer is not consumer
+        )
+
+    @property
+    def aggregated(self) -> bool:
+        """Whether every engine does both prefill and decode."""
+        return self.topology.aggregated > 0
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether engines share KV through Redis, the kit's or the user's own."""
+        return self.topology.redis
 
     @property
     def router_bind(self) -> str:
@@ -153,12 +179,12 @@ class Plan:
     @property
     def storing_ranks(self) -> int:
         """How many ranks of the stack have staging memory and connections to Redis."""
-        return len(self.engines) * self.limits.ranks
+        return len(self.engines) * self.limits.ranks if self.shares_kv else 0
 
     @property
     def store_tokens(self) -> int | None:
         """Tokens whose KV the store holds before it drops the least recently used, if known."""
-        if self.redis_brought or not self.limits.chunk_memory:
+        if not self.redis or not self.limits.chunk_memory:
             return None
         chunks = self.redis_memory_mib * MIB // self.limits.chunk_memory
         return chunks * self.chunk_size
@@ -203,10 +229,10 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     limits = redis_limits(
         spec, model.shape, dtype, inventory, engines=topology.engines, prompt=length
     )
-    memory_mib = _engine_memory_mib(spec, vendor, space, limits)
+    memory_mib = _engine_memory_mib(spec, vendor, space, limits if topology.redis else None)
     engines = _engines(spec, vendor, topology, inventory, gpus, memory_mib)
     store = store_mib(
-        spec, space, inventory, producers=topology.producers, a_token=a_token, context=length
+        spec, space, inventory, producers=topology.storing, a_token=a_token, context=length
     )
     shards = shard_count(spec, inventory, gpus=len({gpu for own in gpus for gpu in own}))
     return Plan(
@@ -225,7 +251,9 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         router_port=spec.port + 3 if spec.api_key_file else spec.port,
         router_metrics_port=spec.port + 2,
         redis_brought=spec.redis.url_file is not None,
-        redis=() if spec.redis.url_file else redis_shards(_redis_port(spec), shards, store),
+        redis=()
+        if spec.redis.url_file or not topology.redis
+        else redis_shards(_redis_port(spec), shards, store),
         engines=engines,
         dtype=dtype,
         block_size=block_size,
@@ -250,9 +278,12 @@ def _redis_port(spec: StackSpec) -> int:
     return spec.port + 1 if by_port else 0
 
 
-def _engine_memory_mib(spec: StackSpec, vendor: Vendor, space: KvSpace, limits: Limits) -> int:
+def _engine_memory_mib(
+    spec: StackSpec, vendor: Vendor, space: KvSpace, limits: Limits | None
+) -> int:
+    """Return the host memory of an engine; without limits it has no staging memory."""
     in_host = 0 if vendor.has_gpus else (space.told_bytes or 0) // MIB
-    staging_mib = round(limits.ranks * limits.staging_gib * 1024)
+    staging_mib = round(limits.ranks * limits.staging_gib * 1024) if limits else 0
     return spec.tp * (vendor.engine_base_mib + in_host) + staging_mib
 
 
@@ -267,6 +298,7 @@ def _engines(
     names: list[tuple[Role, str]] = [
         *(("producer", f"producer-{index}") for index in range(topology.producers)),
         *(("consumer", f"consumer-{index}") for index in range(topology.consumers)),
+        *(("aggregated", f"engine-{index}") for index in range(topology.aggregated)),
     ]
     threads = max(1, inventory.cpus // (topology.engines * spec.tp))
     if vendor.max_threads is not None:
@@ -281,7 +313,7 @@ def _check(spec: StackSpec, model: Model, block_size: int, topology: Topology) -
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
     _check_gpu_access(spec)
-    _check_redis(spec)
+    check_redis(spec, topology)
     _check_equal_ranks(spec)
     _check_tensor_parallel(spec, model, topology)
     _check_ports(spec.port, topology)
@@ -319,33 +351,6 @@ def _check_gpu_access(spec: StackSpec) -> None:
             f"gpu_access: 'all' is for ROCm, and the vendor is {spec.vendor}",
             hint="leave gpu_access out of deploy.yaml",
         )
-
-
-def _check_redis(spec: StackSpec) -> None:
-    """Refuse settings of the kit's own Redis beside a URL of another, and the other way round."""
-    file = spec.redis.url_file
-    if spec.redis.client == "lmcache" and (spec.redis.shards or 1) > 1:
-        raise ConfigError(
-            f"redis.shards: {spec.redis.shards} do not go with redis.client lmcache, which knows "
-            "one address",
-            hint="leave redis.shards out of deploy.yaml, or redis.client",
-        )
-    if file is None:
-        if spec.redis.tls_files:
-            raise ConfigError(
-                "redis.tls_files: they go with a Redis of your own, and there is no redis.url_file",
-                hint="leave redis.tls_files out, or name the file that holds the URL in "
-                "redis.url_file",
-            )
-        return
-    for name in ("memory_gib", "server", "image", "shards"):
-        value = getattr(spec.redis, name)
-        if value is not None:
-            raise ConfigError(
-                f"redis.{name}: {value} is for the Redis that the kit starts, and redis.url_file "
-                f"({file}) names another",
-                hint=f"leave redis.{name} out of deploy.yaml, or redis.url_file",
-            )
 
 
 def _check_equal_ranks(spec: StackSpec) -> None:

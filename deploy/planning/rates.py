@@ -52,7 +52,7 @@ def computed_gb_s(plan: Plan) -> float | None:
 def rate_note(plan: Plan) -> list[str]:
     """Return what the GPUs can compute and the kit's Redis can carry, and whether it can."""
     computed = computed_gb_s(plan)
-    if computed is None or plan.redis_brought:
+    if computed is None or not plan.redis:
         return []
     count = len(plan.redis)
     carried = count * _SHARD_GB_S

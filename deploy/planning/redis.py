@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
+from deploy.planning.topology import Topology
 
 # A shard keeps a processor busy, and the system's part of moving its bytes another; the engines
 # and the rest of the machine need most.
@@ -44,3 +46,52 @@ def redis_shards(port: int, count: int, memory_mib: int) -> tuple[RedisPlan, ...
         return (RedisPlan("redis", port, memory_mib),)
     own_mib = max(1, memory_mib // count)
     return tuple(RedisPlan(f"redis-{number}", 0, own_mib) for number in range(count))
+
+
+def check_redis(spec: StackSpec, topology: Topology) -> None:
+    """Refuse settings of Redis that do not go together, or with a topology that has none.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    if not topology.redis:
+        _check_nothing_shared(spec, topology)
+    file = spec.redis.url_file
+    if spec.redis.client == "lmcache" and (spec.redis.shards or 1) > 1:
+        raise ConfigError(
+            f"redis.shards: {spec.redis.shards} do not go with redis.client lmcache, which knows "
+            "one address",
+            hint="leave redis.shards out of deploy.yaml, or redis.client",
+        )
+    if file is None:
+        if spec.redis.tls_files:
+            raise ConfigError(
+                "redis.tls_files: they go with a Redis of your own, and there is no redis.url_file",
+                hint="leave redis.tls_files out, or name the file that holds the URL in "
+                "redis.url_file",
+            )
+        return
+    for name in ("memory_gib", "server", "image", "shards"):
+        value = getattr(spec.redis, name)
+        if value is not None:
+            raise ConfigError(
+                f"redis.{name}: {value} is for the Redis that the kit starts, and redis.url_file "
+                f"({file}) names another",
+                hint=f"leave redis.{name} out of deploy.yaml, or redis.url_file",
+            )
+
+
+def _check_nothing_shared(spec: StackSpec, topology: Topology) -> None:
+    """Refuse what is about sharing KV where engines share none."""
+    asked = {
+        "layerwise": spec.layerwise,
+        "save_decode_cache": spec.save_decode_cache,
+        "redis.url_file": spec.redis.url_file is not None,
+    }
+    for field in (field for field, given in asked.items() if given):
+        raise ConfigError(
+            f"{field}: --topology {topology} has no Redis, and its engines share no KV",
+            hint=f"leave {field} out, or --topology {topology.engines}a+redis"
+            if topology.engines > 1
+            else f"leave {field} out, or --topology 1p1d",
+        )

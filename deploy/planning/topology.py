@@ -1,4 +1,4 @@
-"""How many producers (prefill) and consumers (decode) a stack has."""
+"""How many engines a stack has and what they do: prefill, decode, or both (aggregated)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,43 @@ from deploy.errors import Changes, ConfigError
 
 # Options that name a split, each of which another form of it must replace.
 NO_SPLIT: Changes = {"--gpus": None, "--topology": None, "--producers": None, "--consumers": None}
-_FORM = re.compile(r"(?P<producers>\d+)p(?P<consumers>\d+)d")
+_FORM = re.compile(
+    r"(?P<producers>\d+)p(?P<consumers>\d+)d|(?P<aggregated>\d+)a(?P<redis>\+redis)?"
+)
 
 
 @dataclass(frozen=True)
 class Topology:
+    """Producers and consumers, or engines that do both.
+
+    Attributes:
+        aggregated: engines that do both; 0 where there are producers and consumers.
+        redis: the engines share KV through Redis.
+    """
+
     producers: int
     consumers: int
+    aggregated: int = 0
+    redis: bool = True
 
     @property
     def engines(self) -> int:
-        return self.producers + self.consumers
+        return self.producers + self.consumers + self.aggregated
+
+    @property
+    def storing(self) -> int:
+        """How many engines compute prompts and store their KV."""
+        return self.producers + self.aggregated if self.redis else 0
 
     def __str__(self) -> str:
+        if self.aggregated:
+            return f"{self.aggregated}a{'+redis' if self.redis else ''}"
         return f"{self.producers}p{self.consumers}d"
+
+
+def aggregated(engines: int, *, redis: bool = False) -> Topology:
+    """Return engines that each do prefill and decode; without Redis they share nothing."""
+    return Topology(0, 0, engines, redis)
 
 
 def split(engines: int) -> Topology:
@@ -94,8 +117,9 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
     gpus = spec.gpus or 2
     if not vendor.has_gpus or spec.tp == 1:
         return gpus
-    if gpus % spec.tp or gpus < 2 * spec.tp:
-        asked = _asked(spec)
+    asked = _asked(spec)
+    least = 1 if asked and asked.aggregated else 2
+    if gpus % spec.tp or gpus < least * spec.tp:
         engines = asked.engines if asked else max(2, round(gpus / spec.tp))
         raise ConfigError(
             f"--gpus: {gpus} GPUs do not divide into engines of --tp {spec.tp}, of which a stack "
@@ -113,7 +137,10 @@ def _asked(spec: StackSpec) -> Topology | None:
         return Topology(spec.producers or 1, spec.consumers or 1)
     match = _FORM.fullmatch(spec.topology)
     assert match is not None, "the spec's pattern admits only this form"  # noqa: S101
-    named = Topology(int(match["producers"]), int(match["consumers"]))
+    if match["aggregated"]:
+        named = aggregated(int(match["aggregated"]), redis=bool(match["redis"]))
+    else:
+        named = Topology(int(match["producers"]), int(match["consumers"]))
     for field, counted in (("producers", spec.producers), ("consumers", spec.consumers)):
         if counted not in (None, getattr(named, field)):
             raise ConfigError(

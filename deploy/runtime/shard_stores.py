@@ -23,7 +23,7 @@ class ShardStore(Store, Protocol):
 
 
 class ShardStores:
-    """All of them: a stack has a store as long as all answer."""
+    """All of them: a stack has a store as long as all answer. There may be none."""
 
     def __init__(self, shards: Sequence[ShardStore]) -> None:
         self._shards = shards
@@ -36,10 +36,10 @@ class ShardStores:
         return next(filter(None, (shard.refusal() for shard in self._shards)), None)
 
     def stats(self) -> StoreStats | None:
-        """Return the sums, or None if one does not answer."""
+        """Return the sums, or None if one does not answer or there is none."""
         found = [shard.stats() for shard in self._shards]
         known = [stats for stats in found if stats is not None]
-        return combined(known) if len(known) == len(found) else None
+        return combined(known) if known and len(known) == len(found) else None
 
     def count_marked(self, mark: str) -> int | None:
         return _sum([shard.count_marked(mark) for shard in self._shards])
@@ -64,7 +64,7 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 @contextmanager
 def open_shards(shards: Sequence[AbstractContextManager[ShardStore]]) -> Iterator[Store]:
-    """Open a stack's Redis, one or several, and close them again."""
+    """Open a stack's Redis, as many as it has, and close them again."""
     with ExitStack() as opened:
         stores = [opened.enter_context(shard) for shard in shards]
         yield stores[0] if len(stores) == 1 else ShardStores(stores)

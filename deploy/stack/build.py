@@ -1,4 +1,4 @@
-"""Build the stack of a plan: Redis, producers, consumers and the router in front of them.
+"""Build the stack of a plan: Redis, engines and the router in front of them.
 
 A Redis that the user brings is no service: engines are given its URL, and depend on nothing.
 """
@@ -37,7 +37,8 @@ def build_stack(plan: Plan, spec: StackSpec, layout: Layout) -> Stack:
     ]
     if isinstance(layout, ContainerLayout):
         services = [in_container(service, plan, spec, layout) for service in services]
-    made, brought = ((), (REDIS_URL,)) if plan.redis_brought else ((REDIS_PASSWORD,), ())
+    made = (REDIS_PASSWORD,) if plan.redis else ()
+    brought = (REDIS_URL,) if plan.redis_brought else ()
     return Stack(plan.name, plan.runtime, tuple(services), made, brought)
 
 
@@ -75,7 +76,7 @@ def _socket(path: str) -> tuple[str, ...]:
 def _engine(
     engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout, before: list[str]
 ) -> Service:
-    file = layout.file(engine.name, "lmcache.yaml")
+    file = _lmcache_file(engine, plan, spec, layout) if plan.shares_kv else None
     return Service(
         name=engine.name,
         role=engine.role,
@@ -84,18 +85,18 @@ def _engine(
         port=engine.port,
         health=Health("http", "/health"),
         ready_s=spec.timeouts.ready_s,
-        env=engine_env(engine, plan, spec, layout, file.seen_at),
-        files=(
-            ConfigFile(
-                file.path,
-                lmcache_config(engine.role, plan, spec, layout, _redis_urls(plan, spec, layout)),
-                file.target,
-            ),
-        ),
+        env=engine_env(engine, plan, spec, layout, (file.target or file.path) if file else ""),
+        files=(file,) if file else (),
         depends_on=(*(shard.name for shard in plan.redis), *before),
         devices=engine.devices,
         memory_mib=engine.memory_mib,
     )
+
+
+def _lmcache_file(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout) -> ConfigFile:
+    place = layout.file(engine.name, "lmcache.yaml")
+    text = lmcache_config(engine.role, plan, spec, layout, _redis_urls(plan, spec, layout))
+    return ConfigFile(place.path, text, place.target)
 
 
 def _redis_urls(plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def _engine(
         # again, and its KV another layout.
         image=layout.images.engine_id or layout.images.engine,
         user=layout.user,
-        networks=(*(() if plan.redis_brought else (STORE_NETWORK,)), FRONT_NETWORK),
+        networks=(*((STORE_NETWORK,) if plan.redis else ()), FRONT_NETWORK),
         health_argv=_health(layout.engine_program, port, service.health.path),
         limit_mib=_engine_limit_mib(engine, plan, spec),
         mounts=tuple(mounts),

@@ -42,10 +42,10 @@ def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout)
         # Answers say how many of their prompt's tokens were found in a cache: `check` needs it.
         "--enable-prompt-tokens-details",
         *(("--middleware", _STORE_BARRIER) if engine.role == "producer" else ()),
-        "--kv-transfer-config", json.dumps(kv_transfer_config(engine.role, plan), sort_keys=True),
+        *_kv_transfer(engine.role, plan),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
-        *plan.vendor.pinned_args,
+        *(plan.vendor.pinned_args if plan.shares_kv else ()),
         *spec.engine.args,
     )  # fmt: skip
 
@@ -61,11 +61,21 @@ def _given(option: str, value: float | None) -> tuple[str, ...]:
     return () if value is None else (option, str(value))
 
 
+def _kv_transfer(role: Role, plan: Plan) -> tuple[str, ...]:
+    if not plan.shares_kv:
+        return ()
+    return ("--kv-transfer-config", json.dumps(kv_transfer_config(role, plan), sort_keys=True))
+
+
 def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
     """Return vLLM's `--kv-transfer-config`, with the patched connector as the plug-in."""
     # A kv_consumer never saves. What a consumer decodes reaches Redis only if it may do both.
     saves = role == "producer" or plan.save_decode_cache
-    kv_role = {"producer": "kv_producer", "consumer": "kv_both" if saves else "kv_consumer"}[role]
+    kv_role = {
+        "producer": "kv_producer",
+        "consumer": "kv_both" if saves else "kv_consumer",
+        "aggregated": "kv_both",
+    }[role]
     config: dict[str, Any] = {
         "kv_connector": "PatchedLMCacheConnector",
         "kv_connector_module_path": "pdkit_connector.connector",
@@ -82,7 +92,11 @@ def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
 def engine_env(
     engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout, lmcache_file: str
 ) -> dict[str, str]:
-    """Return what is set on top of the environment the engine is started from."""
+    """Return what is set on top of the environment the engine is started from.
+
+    Args:
+        lmcache_file: its LMCache configuration; "" where engines share no KV.
+    """
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
     theirs = spec.engine.env
     path = [layout.connector_dir, *filter(None, [theirs.get("PYTHONPATH")])]
@@ -92,13 +106,14 @@ def engine_env(
         "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": str(engine.cpu_threads),
         **layout.engine_env(engine, plan),
-        **_socket_env(engine, plan),
+        **(_socket_env(engine, plan) if lmcache_file else {}),
         **offline,
         **plan.vendor.engine_env,
-        **plan.vendor.pinned_env,
+        # Without a connector vLLM runs as it would without the kit.
+        **(plan.vendor.pinned_env if plan.shares_kv else {}),
         **theirs,
         "PYTHONPATH": ":".join(path),
-        "LMCACHE_CONFIG_FILE": lmcache_file,
+        **({"LMCACHE_CONFIG_FILE": lmcache_file} if lmcache_file else {}),
         "PYTHONHASHSEED": hash_seed(plan, spec, layout),
     }
 
@@ -123,7 +138,8 @@ def lmcache_config(
         (url,) = urls
         store = {"remote_url": url, "remote_serde": "naive"}
     settings = {
-        **_template(role),
+        # An aggregated engine stores what it computes, as a producer does.
+        **_template("producer" if role == "aggregated" else role),
         "chunk_size": plan.chunk_size,
         "max_local_cpu_size": plan.limits.staging_gib,
         "use_layerwise": plan.layerwise,

@@ -1,4 +1,8 @@
-"""What vllm-router is run with, in P/D mode: prefill on a producer, then decode on a consumer."""
+"""What vllm-router is run with.
+
+In P/D mode it sends each request to a producer, then to a consumer; before aggregated engines, in
+its regular mode, to one of them.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,10 @@ from deploy.stack.layout import Layout
 
 def router_argv(plan: Plan, layout: Layout) -> tuple[str, ...]:
     """Return the arguments after the interpreter's name."""
-
-    def url(engine: EnginePlan) -> str:
-        return f"http://{layout.engine(engine).reached_at}"
-
-    prefill = [("--prefill", url(engine)) for engine in plan.producers]
-    decode = [("--decode", url(engine)) for engine in plan.consumers]
     front, metrics = layout.router(plan), layout.router_metrics(plan)
-    # Round robin on both sides would run in step: each producer would ever meet the same consumer.
-    # The router refuses to choose between two where there is only one.
-    decode_policy = "power_of_two" if len(plan.consumers) > 1 else "round_robin"
     return (
         "-m", "vllm_router.launch_router",
-        "--vllm-pd-disaggregation",
-        *(part for pair in (*prefill, *decode) for part in pair),
-        "--prefill-policy", "round_robin",
-        "--decode-policy", decode_policy,
+        *(_to_any(plan, layout) if plan.aggregated else _to_pairs(plan, layout)),
         # Its defaults notice a start after half a minute, and a death after three.
         "--worker-startup-check-interval", "1",
         "--health-check-interval-secs", "2",
@@ -37,6 +29,32 @@ def router_argv(plan: Plan, layout: Layout) -> tuple[str, ...]:
         "--prometheus-host", metrics.bind,
         "--prometheus-port", str(metrics.port),
     )  # fmt: skip
+
+
+def _to_pairs(plan: Plan, layout: Layout) -> tuple[str, ...]:
+    prefill = [("--prefill", _url(engine, layout)) for engine in plan.producers]
+    decode = [("--decode", _url(engine, layout)) for engine in plan.consumers]
+    # Round robin on both sides would run in step: each producer would ever meet the same consumer.
+    # The router refuses to choose between two where there is only one.
+    decode_policy = "power_of_two" if len(plan.consumers) > 1 else "round_robin"
+    return (
+        "--vllm-pd-disaggregation",
+        *(part for pair in (*prefill, *decode) for part in pair),
+        "--prefill-policy", "round_robin",
+        "--decode-policy", decode_policy,
+    )  # fmt: skip
+
+
+def _to_any(plan: Plan, layout: Layout) -> tuple[str, ...]:
+    # Without Redis a conversation is fastest on the engine that holds it: the router's own default
+    # sends it there. With Redis every engine finds it, and round robin loads them evenly.
+    policy = "round_robin" if plan.shares_kv else "cache_aware"
+    urls = (_url(engine, layout) for engine in plan.engines)
+    return ("--worker-urls", *urls, "--policy", policy)
+
+
+def _url(engine: EnginePlan, layout: Layout) -> str:
+    return f"http://{layout.engine(engine).reached_at}"
 
 
 def router_env(plan: Plan, layout: Layout) -> dict[str, str]:

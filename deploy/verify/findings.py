@@ -37,6 +37,7 @@ class Findings:
         expected_chunks, stored_keys: chunks that prompts held, and keys that were stored for them.
             A chunk takes as many keys as its format has parts. None where nobody tells.
         bypassed: prompts through the router that no producer saw.
+        unreached: aggregated engines that none of them saw.
         not_recomputed: producers whose answer was to be the reference, and came from the store.
         counted: what vLLM counted while the pairs were checked.
         others: requests of others during the check.
@@ -61,6 +62,7 @@ class Findings:
     expected_chunks: int = 0
     stored_keys: int | None = 0
     bypassed: int = 0
+    unreached: set[str] = field(default_factory=set)
     not_recomputed: set[str] = field(default_factory=set)
     counted: Counted = field(default_factory=Counted)
     others: int = 0
@@ -132,12 +134,13 @@ def failures(
     found: Findings,
     engines: Sequence[EngineHealth],
     *,
-    store_answers: bool,
+    store_answers: bool | None,
     least: float = 1.0,
 ) -> Iterator[Failure]:
     """Yield each thing that is not as it must be; none for a sound stack.
 
     Args:
+        store_answers: None where the engines share no store.
         least: the eligible hit rate that must be reached; 1 asks for exactly what is eligible.
     """
     if found.too_short:
@@ -156,15 +159,21 @@ def failures(
         if prompt.under_chunk or prompt.missed:
             yield Failure(OWN_PROMPT, prompt.sentence)
     yield from _not_equivalent(found)
-    if found.bypassed:
-        yield Failure(ROUTER, f"{found.bypassed} prompts through the router reached no producer")
+    yield from _misrouted(found)
     yield from _sick(found, engines)
-    if not store_answers:
+    if store_answers is False:
         yield Failure(STORE, "Redis does not answer")
-    elif found.stored_keys == 0 and not found.too_short:
+    elif store_answers and found.stored_keys == 0 and not found.too_short:
         yield Failure(STORE, "no key was added to Redis")
     if found.path:
         yield from _lost(found.path)
+
+
+def _misrouted(found: Findings) -> Iterator[Failure]:
+    if found.bypassed:
+        yield Failure(ROUTER, f"{found.bypassed} prompts through the router reached no producer")
+    for name in sorted(found.unreached):
+        yield Failure(ROUTER, f"no prompt through the router reached {name}")
 
 
 def _burst_failures(burst: Phase) -> Iterator[Failure]:

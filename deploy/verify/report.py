@@ -190,6 +190,7 @@ class CheckReport:
         race: prompts sent through the router, whose decode follows its prefill at once.
         turns, decode_reuse, burst: None where the check was a quick one, or the stack does not keep
             what it decodes.
+        store: None where the engines share no KV.
         path: what the engines moved to and from Redis meanwhile, for whomever; None where LMCache's
             own client moves it.
         others: requests of others that engines finished during the check; at least 1 where some
@@ -202,7 +203,7 @@ class CheckReport:
     pairs: Sequence[PairResult]
     race: Phase
     equivalence: Equivalence
-    store: StoreUse
+    store: StoreUse | None
     path: StorePath | None
     engines: Sequence[EngineHealth]
     failed: Sequence[Failure]
@@ -239,7 +240,7 @@ class CheckReport:
             *(name for name, phase in phases.items() if phase and not phase.skipped),
             *([OWN_PROMPT] if self.prompts else []),
             EQUIVALENCE,
-            STORE,
+            *([STORE] if self.store else []),
             ENGINES,
         ]
         found: dict[str, list[str]] = {name: [] for name in names}
@@ -284,7 +285,7 @@ class CheckReport:
                 "noise_floor": _finite(self.equivalence.noise_floor),
                 "tolerance": round(self.equivalence.tolerance, 6),
             },
-            "redis": asdict(self.store),
+            "redis": asdict(self.store) if self.store else None,
             "store_path": self.path.as_dict() if self.path else None,
             "engines": [asdict(engine) for engine in self.engines],
             "others_requests": self.others,

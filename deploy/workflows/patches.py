@@ -56,7 +56,7 @@ class Patches:
         where: the stack, image or interpreter.
         lmcache: its version there; "" where nothing says it.
         proved: the fixes were tried on that version by the kit's tests.
-        silent: engines that reported no fix, though they run.
+        silent: engines that reported no fix, though they run with the connector.
     """
 
     where: str
@@ -131,7 +131,7 @@ def stack_patches(running: RunningStack) -> Patches:
         fixes=[row for row in rows if row.states],
         silent=[
             name
-            for name in engines
+            for name in (engines if running.prepared.plan.shares_kv else ())
             if not told[name].states
             and running.service_state(running.stack.service(name)) == "running"
         ],

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from deploy.errors import PdkitError
+from deploy.metrics.frame import ENGINES
 from deploy.planning.notes import smaller
 from deploy.runtime.home import Home
 from deploy.runtime.host import require_memory
@@ -176,7 +177,7 @@ def require_host_memory(prepared: Prepared, services: Sequence[Service]) -> None
     Raises:
         NotEnoughMemory: naming how much there is.
     """
-    engines = [service for service in services if service.role in ("producer", "consumer")]
+    engines = [service for service in services if service.role in ENGINES]
     require_memory(
         sum(service.memory_mib for service in services),
         engines=len(engines),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.frame import ENGINES
+from deploy.metrics.frame import ANSWERING, ENGINES
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
 from deploy.runtime.engine_api import ApiError, EngineApi
@@ -87,8 +87,8 @@ class StackStatus:
 
     @property
     def external_hit_rate(self) -> float:
-        """External prefix cache hit rate of the consumers since they started."""
-        caches = [s.cache for s in self.services if s.role == "consumer" and s.cache]
+        """External prefix cache hit rate of the engines that answer, since they started."""
+        caches = [s.cache for s in self.services if s.role in ANSWERING and s.cache]
         queries = sum(cache.external_queries for cache in caches)
         return sum(cache.external_hits for cache in caches) / queries if queries else 0.0
 

@@ -64,6 +64,7 @@ class Watch:
             up=True,
             what=f"{plan.topology}, {plan.model.served_name}, {running.stack.front.url}",
             redis_brought=plan.redis_brought,
+            shares_kv=plan.shares_kv,
             services=found,
             store=asked.result(),
             complaints=self._complaints(running, found),

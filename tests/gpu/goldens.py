@@ -11,12 +11,16 @@ import yaml
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 VENDORS = ("cuda", "rocm")
-_ROLES = ("producer-", "consumer-")
+_ROLES = ("producer-", "consumer-", "engine-")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine as it is rendered: vLLM's arguments, environment and LMCache's settings."""
+    """One engine as it is rendered: vLLM's arguments, environment and LMCache's settings.
+
+    Attributes:
+        lmcache: "" where engines share no KV.
+    """
 
     golden: str
     name: str
@@ -40,13 +44,13 @@ def _engines(file: Path) -> Iterator[Engine]:
             continue
         words = service.get("command") or service["argv"][1:]
         env = service.get("environment") or service["env"]
-        texts = service.get("files") or document["x-pdkit"]["files"]
+        texts = service.get("files") or document.get("x-pdkit", {}).get("files", {})
         yield Engine(
             golden=f"{file.parent.name}/{file.stem}",
             name=name,
             argv=_vllm_argv(words),
             env={key: str(value) for key, value in env.items()},
-            lmcache=next(text for path, text in texts.items() if f"/{name}/" in path),
+            lmcache=next((text for path, text in texts.items() if f"/{name}/" in path), ""),
         )
 
 

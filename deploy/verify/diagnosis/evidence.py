@@ -17,7 +17,7 @@ class EngineFacts:
     """One engine as it actually runs.
 
     Attributes:
-        role: producer or consumer.
+        role: producer, consumer or aggregated.
         hash_seed: its PYTHONHASHSEED; "" if unset.
         connector: name in its arguments; "" if they name none, None if unknown.
         use_native: its arguments select vLLM's own copy of LMCache's adapter.

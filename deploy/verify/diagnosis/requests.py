@@ -93,7 +93,7 @@ def contradicts_itself(evidence: Evidence) -> Diagnosis | None:
 def _without_numbers(evidence: Evidence) -> list[str]:
     """Return the engines whose answers hold no numbers, unless a producer is among them."""
     said = [name for name, answer in evidence.failed_requests.items() if _NO_NUMBERS in answer]
-    computing = {engine.name for engine in evidence.engines if engine.role == "producer"}
+    computing = {engine.name for engine in evidence.engines if engine.role != "consumer"}
     return [] if computing.intersection(said) else said
 
 

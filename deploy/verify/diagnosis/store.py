@@ -183,7 +183,7 @@ def not_stored(evidence: Evidence) -> Diagnosis | None:
     """Chunks that never arrived, for any other reason."""
     if evidence.stored_chunks >= evidence.expected_chunks:
         return None
-    producers = [engine.name for engine in evidence.engines if engine.role == "producer"]
+    producers = [engine.name for engine in evidence.engines if engine.role != "consumer"]
     return Diagnosis(
         "not_stored",
         f"only {evidence.stored_chunks} of {evidence.expected_chunks} chunks reached Redis",

@@ -93,7 +93,7 @@ def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = 
             for cut in _cuts(session, prompt, _QUICK_CUTS if quick else _CUTS):
                 _compare_cut(session, producer, consumer, cut, tag)
     session.found.pairs.append(PairResult(producer, consumer, hits))
-    session.report(f"{producer} → {consumer}: {_said(hits)}")
+    session.report(f"{producer} → {consumer}: {said(hits)}")
 
 
 def _cuts(session: Session, prompt: Sequence[int], quarters: Sequence[int]) -> Iterator[list[int]]:
@@ -169,7 +169,7 @@ def check_router(session: Session) -> None:
             if not phase.blurred:
                 break
         found.race += phase
-    session.report(f"through the router: {_said(found.race.hits)}")
+    session.report(f"through the router: {said(found.race.hits)}")
 
 
 def _routed(session: Session, length: int, producer: str) -> Phase:
@@ -187,20 +187,28 @@ def _routed(session: Session, length: int, producer: str) -> Phase:
     return Phase(_hits(session, length, counted.hits), 1, blurred=counted.others > 0)
 
 
-def check_turns(session: Session) -> None:
-    """Hold a conversation through the router: each turn's prompt has all that was said before."""
+def last_turn(session: Session) -> int | None:
+    """Return the length of a conversation's last prompt; None, and why, if there can be none."""
     chunk = session.chunk
     grown = chunk + chunk // 3 + (_TURNS - 1) * (ANSWER_TOKENS + 3 * chunk // 4)
     # The last answer must end no chunk, which nobody would remove.
     last = grown + (chunk // 4 - grown) % chunk
     if last + ANSWER_TOKENS > session.limit:
         session.found.turns = Phase(skipped=f"the model's context has {session.limit} tokens")
-        return
+        return None
     if session.is_given_up(session.front):
         session.found.turns = Phase(skipped=_SILENT_ROUTER)
+        return None
+    return last
+
+
+def check_turns(session: Session) -> None:
+    """Hold a conversation through the router: each turn's prompt has all that was said before."""
+    chunk, last = session.chunk, last_turn(session)
+    if last is None:
         return
     try:
-        turns = list(_conversation(session, last))
+        turns = list(conversation(session, last))
         session.ask(session.producers[0], turns[-1][0], tag=session.keys.new_tag(), tokens=1)
     except ApiError:
         session.found.turns = Phase(requests=_TURNS, failed=_TURNS)
@@ -215,14 +223,14 @@ def check_turns(session: Session) -> None:
             continue
         counted = session.counted_since(before)
         eligible = eligible_tokens(len(prompt), chunk)
-        hits = Hits(len(prompt), _held(counted, eligible), eligible)
+        hits = Hits(len(prompt), held(counted, eligible), eligible)
         phase += Phase(hits, 1, blurred=counted.others > 0)
         session.found.add_comparison(reference, answer)
     session.found.turns = phase
-    session.report(f"a conversation of {_TURNS} turns: {_said(phase.hits)}")
+    session.report(f"a conversation of {_TURNS} turns: {said(phase.hits)}")
 
 
-def _conversation(session: Session, last: int) -> Iterator[tuple[list[int], Answer]]:
+def conversation(session: Session, last: int) -> Iterator[tuple[list[int], Answer]]:
     """Yield every turn's prompt, and what a producer answers that shares its KV with nobody."""
     chunk, salt = session.chunk, session.keys.new_salt()
     prompt = session.fresh(chunk + chunk // 3)
@@ -236,7 +244,8 @@ def _conversation(session: Session, last: int) -> Iterator[tuple[list[int], Answ
 
 def check_decode_reuse(session: Session) -> None:
     """Have a consumer decode a chunk, and a producer load it as the next turn's beginning."""
-    chunk = session.chunk
+    # Of aggregated engines the first and the last are two.
+    chunk, consumer = session.chunk, session.consumers[-1]
     prompt, tag = session.fresh(chunk + chunk // 2), session.keys.new_tag()
     follow_up = len(prompt) + chunk + _CUT_TAIL
     if follow_up + ANSWER_TOKENS > session.limit:
@@ -244,10 +253,10 @@ def check_decode_reuse(session: Session) -> None:
         return
     try:
         session.ask(session.producers[0], prompt, tag=tag, tokens=1)
-        decoded = session.ask(session.consumers[0], prompt, tag=tag, tokens=chunk)
+        decoded = session.ask(consumer, prompt, tag=tag, tokens=chunk)
         session.await_chunks(tag, 2, settled=True)
         prompt = [*prompt, *_ids(decoded), *session.fresh(_CUT_TAIL)]
-        reference = session.ask(session.consumers[0], prompt, tag=tag)
+        reference = session.ask(consumer, prompt, tag=tag)
         answer = session.ask(session.producers[0], prompt, tag=tag)
     except ApiError:
         session.found.decode_reuse = Phase(Hits(0, 0, 2 * chunk), 4, 1)
@@ -256,7 +265,7 @@ def check_decode_reuse(session: Session) -> None:
     loaded = Hits(len(prompt), min(answer.cached_tokens, 2 * chunk), 2 * chunk)
     session.found.add_comparison(reference, answer)
     session.found.decode_reuse = Phase(loaded, 4)
-    session.report(f"decoded on {session.consumers[0]}, loaded again: {_said(loaded)}")
+    session.report(f"decoded on {consumer}, loaded again: {said(loaded)}")
 
 
 def check_burst(session: Session) -> None:
@@ -295,9 +304,11 @@ def check_burst(session: Session) -> None:
         if answer is not None:
             session.found.add_comparison(reference, answer)
     failed = sum(answer is None for of_user in answers for answer in of_user)
-    eligible = _USERS * sum(eligible_tokens(length, chunk) for length in (first, second))
+    # Aggregated engines need no store for a prompt that is new.
+    reused = (first,) if session.running.prepared.plan.aggregated else (first, second)
+    eligible = _USERS * sum(eligible_tokens(length, chunk) for length in reused)
     burst = Phase(
-        Hits(_USERS * (first + second), _held(counted, eligible), eligible),
+        Hits(_USERS * (first + second), held(counted, eligible), eligible),
         2 * _USERS,
         failed,
         blurred=counted.others > 0,
@@ -311,7 +322,7 @@ def _hits(session: Session, prompt_tokens: int, cached: int) -> Hits:
     return Hits(prompt_tokens, cached, eligible_tokens(prompt_tokens, session.chunk))
 
 
-def _held(counted: Counted, eligible: int) -> int:
+def held(counted: Counted, eligible: int) -> int:
     """Return what was found of prompts whose beginnings an engine may hold itself.
 
     That may end within a chunk, so only more than is eligible from the store is as wrong as less.
@@ -323,5 +334,5 @@ def _ids(answer: Answer) -> list[int]:
     return [int(token.rpartition(":")[2]) for token in answer.tokens]
 
 
-def _said(hits: Hits) -> str:
+def said(hits: Hits) -> str:
     return f"{hits.hits} of {hits.eligible} eligible tokens hit"

@@ -18,6 +18,7 @@ from deploy.verify.diagnosis import diagnose
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
 from deploy.verify.store_path import StorePath, moved
+from deploy.workflows.check.aggregated import check_alike, check_shared_turns, check_spread
 from deploy.workflows.check.keys import CheckKeys, guarded
 from deploy.workflows.check.probes import (
     check_burst,
@@ -45,6 +46,7 @@ from deploy.workflows.running import RunningStack, require_running, require_stac
 
 _RENEWALS = 5
 _DYING_S = 5.0
+_ALL_PAIRS = ("*:*",)
 _UNTAGGED = (
     f"warning: not every engine has fix {LAYERWISE_TAGS} applied, without which layerwise KV has "
     "no tags: the check's keys cannot be told from others', and stay until Redis needs their room"
@@ -62,7 +64,7 @@ class CheckOptions:
         prompt: a text of the user's own to be sent, too; None where there is none.
     """
 
-    pairs: Sequence[str] = ("*:*",)
+    pairs: Sequence[str] = _ALL_PAIRS
     quick: bool = False
     least: float = 1.0
     prompt: str | None = None
@@ -82,7 +84,8 @@ def check_stack(
     """
     options = options or CheckOptions()
     running = require_stack(home, name)
-    pairs = _chosen(running, options.pairs)
+    choose = _chosen if running.prepared.plan.shares_kv else _none
+    pairs = choose(running, options)
     require_running(running)
     require_answers(running)
     with _session(home, running, report) as session:
@@ -117,8 +120,9 @@ def _session(home: Home, running: RunningStack, report: Report) -> Iterator[Sess
     Raises:
         StackUnhealthy: it stopped answering.
     """
-    tagged = tags_are_kept(running)
-    if not tagged:
+    shares_kv = running.prepared.plan.shares_kv
+    tagged = shares_kv and tags_are_kept(running)
+    if shares_kv and not tagged:
         report(_UNTAGGED)
     keys = CheckKeys(tagged=tagged)
     name = running.stack.name
@@ -132,16 +136,33 @@ def _session(home: Home, running: RunningStack, report: Report) -> Iterator[Sess
         ) from exc
 
 
-def _chosen(running: RunningStack, patterns: Sequence[str]) -> list[tuple[str, str]]:
+def _none(running: RunningStack, options: CheckOptions) -> list[tuple[str, str]]:
+    """Return no pairs, for engines that share no KV.
+
+    Raises:
+        UsageError: what was asked for is about KV that is shared.
+    """
+    for option, given in (
+        ("--pairs", tuple(options.pairs) != _ALL_PAIRS),
+        ("--prompt-file", options.prompt is not None),
+    ):
+        if given:
+            raise UsageError(
+                f"{option}: the engines of {running.prepared.plan.topology} share no KV",
+                hint="deploy check",
+            )
+    return []
+
+
+def _chosen(running: RunningStack, options: CheckOptions) -> list[tuple[str, str]]:
     """Return the pairs that are to be checked."""
-    plan = running.prepared.plan
-    every = [(p.name, c.name) for p in plan.producers for c in plan.consumers]
+    patterns, every = options.pairs, running.prepared.plan.pairs
     for pattern in patterns:
         if not fnmatch.filter([":".join(pair) for pair in every], pattern):
             raise UsageError(
                 f"--pairs {pattern}: no such pair; pairs: "
                 + ", ".join(":".join(pair) for pair in every),
-                hint=f"deploy check --pairs '{plan.producers[0].name}:*'",
+                hint=f"deploy check --pairs '{every[0][0]}:*'",
             )
     return [
         pair
@@ -169,17 +190,19 @@ def _checked(
     found.path = moved(_paths(seen.pages_before), _paths(seen.pages_after))
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
-    failed = list(failures(found, engines, store_answers=seen.store_answered, least=options.least))
+    shares_kv = running.prepared.plan.shares_kv
+    store_answers = seen.store_answered if shares_kv else None
+    failed = list(failures(found, engines, store_answers=store_answers, least=options.least))
     causes = []
-    # Nothing else is worth reading the engines' whole logs for.
-    if failed or any(prompt.hidden for prompt in found.prompts):
+    # Nothing else is worth reading the engines' whole logs for. All causes are about shared KV.
+    if shares_kv and (failed or any(prompt.hidden for prompt in found.prompts)):
         said = [failure.sentence for failure in failed]
         causes = diagnose(gather_evidence(running, found, seen, session.store, said))
     return CheckReport(
         pairs=found.pairs,
         race=found.race,
         equivalence=found.equivalence,
-        store=store_use(seen, session.keys.remove(session.store)),
+        store=store_use(seen, session.keys.remove(session.store)) if shares_kv else None,
         path=found.path,
         engines=engines,
         failed=failed,
@@ -261,19 +284,24 @@ def _send(
 
 def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOptions) -> None:
     """Send the check's own; what vLLM counts is looked at while nothing but pairs is asked."""
+    plan = session.running.prepared.plan
+    if not plan.shares_kv:
+        measure_noise(session, session.engines, quick=options.quick)
+        check_alike(session)
+        return
     measure_noise(session, sorted({name for pair in pairs for name in pair}), quick=options.quick)
     before = session.reading()
     for producer, consumer in pairs:
         check_pair(session, producer, consumer, quick=options.quick)
     session.found.counted = session.counted_since(before)
-    check_router(session)
+    (check_spread if plan.aggregated else check_router)(session)
     if options.quick:
         return
     if session.found.nothing_loaded and not session.is_given_up(session.front):
         # It is known that nothing works; what else there is to ask would each time be waited for.
         session.found.leave_out("no pair loads anything")
         return
-    check_turns(session)
-    if session.running.prepared.plan.save_decode_cache:
+    (check_shared_turns if plan.aggregated else check_turns)(session)
+    if plan.save_decode_cache:
         check_decode_reuse(session)
     check_burst(session)

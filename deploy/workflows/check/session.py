@@ -141,6 +141,8 @@ class Session:
         self._timeouts: Counter[str] = Counter()
         self._counting = threading.Lock()  # a burst's users ask from threads
         self._model = plan.model.served_name
+        self._routed = 1 if plan.aggregated else 2  # engines that a request of the router meets
+        self._keys_of_ranks = plan.keys_per_chunk * plan.limits.ranks
         self._store_deadline_s = _STORE_DEADLINE_S
         self._keys_per_chunk = plan.keys_per_chunk
         self._random = random.Random()  # noqa: S311 - prompts, not secrets: fresh at each run
@@ -171,7 +173,7 @@ class Session:
 
     @property
     def engines(self) -> list[str]:
-        return [*self.producers, *self.consumers]
+        return list(dict.fromkeys((*self.producers, *self.consumers)))
 
     def fresh(self, length: int) -> list[int]:
         """Return the ids of `length` tokens that nobody sent before."""
@@ -209,7 +211,7 @@ class Session:
                 self._model, prompt, max_tokens=tokens, tag=tag, salt=salt, timeout_s=timeout_s
             )
         with self._counting:
-            self.sent += 2 if whom == self.front else 1
+            self.sent += self._routed if whom == self.front else 1
         return answer
 
     def is_given_up(self, whom: str) -> bool:
@@ -247,6 +249,26 @@ class Session:
             time.sleep(_UNSEEN_STORE_S)
         self.found.add_stored(keys)
         return keys
+
+    def keys_stored(self) -> int | None:
+        """Return how many keys Redis has; None where nobody tells."""
+        stats = self.store.stats()
+        return stats.keys if stats else None
+
+    def await_more_keys(self, before: int | None, chunks: int) -> None:
+        """Wait until chunks of a prompt without a tag were added, or for a while in vain.
+
+        An aggregated engine answers before its stores have ended.
+        """
+        deadline = time.monotonic() + self._store_deadline_s
+        while before is not None and (keys := self.keys_stored()) is not None:
+            if keys >= before + chunks * self._keys_of_ranks:
+                return
+            if time.monotonic() > deadline:
+                self._store_deadline_s = _NEXT_STORE_DEADLINE_S
+                return
+            time.sleep(5 * _POLL_S)
+        time.sleep(_UNSEEN_STORE_S)
 
     def pages(self) -> dict[str, MetricsPage]:
         """Return every engine's metrics page; an empty one where it does not answer."""

@@ -73,6 +73,24 @@ def test_a_number_of_shards_that_is_none(shards: object) -> None:
         StackSpec.model_validate({"redis": {"shards": shards}})
 
 
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("layerwise", {"layerwise": True}),
+        ("save_decode_cache", {"save_decode_cache": True}),
+        ("redis.url_file", {"redis": {"url_file": "/home/user/redis-url"}}),
+    ],
+)
+def test_what_is_about_shared_kv_does_not_go_with_engines_that_share_none(
+    field: str, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^{field}: --topology 2a has no Redis") as caught:
+        planned(topology="2a", **fields)
+    assert caught.value.hint == f"leave {field} out, or --topology 2a+redis"
+    assert planned(topology="2a").redis == ()
+    assert len(planned(topology="2a+redis", layerwise=True).redis) == 1
+
+
 def test_lmcaches_own_client_knows_one() -> None:
     assert len(planned(4, 256, redis={"client": "lmcache"}).redis) == 1
     with pytest.raises(ConfigError, match=r"redis.shards: 2 do not go with redis.client lmcache"):

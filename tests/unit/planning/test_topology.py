@@ -49,6 +49,10 @@ def test_one_of_each_by_default() -> None:
         ({"topology": "1p3d", "gpus": 4}, "1p3d"),
         ({"topology": "1p3d", "producers": 1, "consumers": 3, "gpus": 4}, "1p3d"),
         ({"topology": "1p1d", "gpus": 1}, "1p1d"),  # one is shared by both
+        ({"topology": "3a"}, "3a"),
+        ({"topology": "3a+redis", "gpus": 3}, "3a+redis"),
+        ({"topology": "1a", "gpus": 1}, "1a"),
+        ({"topology": "1a", "gpus": 2, "tp": 2, "vendor": "cuda"}, "1a"),
     ],
 )
 def test_forms_that_agree(fields: dict[str, Any], form: str) -> None:

@@ -17,6 +17,7 @@ TOPOLOGIES: dict[str, dict[str, Any]] = {
     "4p4d": {"gpus": 8},
     "tp2": {"topology": "1p1d", "tp": 2},
     "shared": {"gpus": 1},
+    "2a+redis": {"topology": "2a+redis"},
 }
 
 FOLDER_MODEL = Model(

@@ -41,7 +41,7 @@ class Case:
         return {
             name: service
             for name, service in self.services.items()
-            if name.startswith(("producer-", "consumer-"))
+            if name.startswith(("producer-", "consumer-", "engine-"))
         }
 
 

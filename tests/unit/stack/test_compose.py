@@ -326,6 +326,8 @@ class TestNetworks:
             urls = [
                 said[at + 1] for at, word in enumerate(said) if word in ("--prefill", "--decode")
             ]
+            if "--worker-urls" in said:
+                urls = said[said.index("--worker-urls") + 1 : said.index("--policy")]
             assert urls == [f"http://{name}:8000" for name in case.engines], case.name
             bypassed = case.services["router"]["environment"]["no_proxy"].split(",")
             assert set(case.engines) <= set(bypassed), case.name

@@ -23,11 +23,14 @@ CASES: dict[str, dict[str, Any]] = {
     "layerwise": {"layerwise": True},
     "save-decode-cache": {"save_decode_cache": True},
     "shards": {"redis": {"shards": 2}},
+    "3a": {"topology": "3a"},
+    "2a-redis": {"topology": "2a+redis"},
     "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
 }
 ON_GPUS: dict[str, dict[str, Any]] = {
     "cuda-1p1d": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), **ONE_REDIS},
     "rocm-1p1d": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1), **ONE_REDIS},
+    "cuda-2a": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "topology": "2a"},
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from deploy.config.spec import StackSpec
+from deploy.metrics.frame import ENGINES
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.document import document_yaml, stack_document
 from deploy.stack.service import Service, Stack
@@ -33,8 +34,13 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"engine": {"block_size": 16, "args": ["--seed", "1"], "env": {"OMP_NUM_THREADS": "7"}}},
     {"lmcache": {"chunk_size": 512}, "model": "owner/name", "redis": {"memory_gib": 4}},
 )
+AGGREGATED: tuple[dict[str, Any], ...] = (
+    {"topology": "2a+redis"},
+    {"topology": "3a+redis", "layerwise": True, "save_decode_cache": True, "tp": 2},
+)
 COMBINATIONS = (
     *SPLITS,
+    *AGGREGATED,
     *({**split, **option} for split in ({}, {"topology": "2p3d"}) for option in OPTIONS),
 )
 
@@ -45,7 +51,7 @@ def made(request: pytest.FixtureRequest, prepared: Make) -> Prepared:
 
 
 def engines_of(stack: Stack) -> tuple[Service, ...]:
-    return tuple(s for s in stack.services if s.role in ("producer", "consumer"))
+    return tuple(s for s in stack.services if s.role in ENGINES)
 
 
 def argument(service: Service, option: str) -> str:
@@ -85,7 +91,7 @@ def test_roles(made: Prepared) -> None:
         if engine.role == "producer":
             assert config["kv_role"] == "kv_producer"
         else:
-            both = made.spec.save_decode_cache
+            both = made.spec.save_decode_cache or engine.role == "aggregated"
             assert config["kv_role"] == ("kv_both" if both else "kv_consumer")
         extra = config.get("kv_connector_extra_config", {})
         assert bool(extra.get("use_layerwise")) is made.spec.layerwise
@@ -167,6 +173,12 @@ def test_services_follow_what_they_depend_on(made: Prepared) -> None:
 
 def test_the_router_knows_every_engine_by_its_role(made: Prepared) -> None:
     argv = made.stack.service("router").argv
+    if made.plan.aggregated:
+        first = argv.index("--worker-urls") + 1
+        urls = argv[first : argv.index("--policy")]
+        assert urls == tuple(f"http://127.0.0.1:{engine.port}" for engine in made.plan.engines)
+        assert "--vllm-pd-disaggregation" not in argv
+        return
     for option, engines in (("--prefill", made.plan.producers), ("--decode", made.plan.consumers)):
         urls = [argv[at + 1] for at, word in enumerate(argv) if word == option]
         assert urls == [f"http://127.0.0.1:{engine.port}" for engine in engines]
@@ -201,6 +213,41 @@ def test_the_document_is_yaml_that_reads_back(made: Prepared) -> None:
     assert list(document["services"]) == [service.name for service in made.stack.services]
 
 
+class TestNothingShared:
+    """Aggregated engines without Redis are plain vLLM behind the router."""
+
+    @pytest.mark.parametrize(
+        "fields", [{"topology": "1a"}, {"topology": "3a"}, {"topology": "2a", "tp": 2}]
+    )
+    def test_there_is_no_redis_and_no_connector(
+        self, prepared: Make, fields: dict[str, Any]
+    ) -> None:
+        made = prepared(**fields)
+        assert [service.role for service in made.stack.services] == [
+            *["aggregated"] * made.plan.topology.aggregated, "router",
+        ]  # fmt: skip
+        assert not made.stack.secrets
+        for engine in engines_of(made.stack):
+            assert not engine.files
+            assert "--kv-transfer-config" not in engine.argv
+            assert "--middleware" not in engine.argv
+            assert not set(made.plan.vendor.pinned_args) & set(engine.argv)
+            assert not made.plan.vendor.pinned_env.keys() & engine.env.keys()
+            assert not {"LMCACHE_CONFIG_FILE", "PDKIT_ENGINE_SOCKET"} & engine.env.keys()
+
+    def test_its_memory_has_no_staging(self, prepared: Make) -> None:
+        alone, shared = (prepared(topology=form).plan for form in ("2a", "2a+redis"))
+        assert alone.engines[0].memory_mib < shared.engines[0].memory_mib
+        assert alone.memory_mib == sum(engine.memory_mib for engine in alone.engines)
+        assert alone.storing_ranks == 0
+        assert alone.pairs == ()
+        assert shared.pairs == (("engine-0", "engine-1"), ("engine-1", "engine-0"))
+
+    def test_conversations_stay_where_their_kv_is(self, prepared: Make) -> None:
+        for form, policy in (("2a", "cache_aware"), ("2a+redis", "round_robin")):
+            assert argument(prepared(topology=form).stack.service("router"), "--policy") == policy
+
+
 class TestFingerprint:
     """It tells whether a running stack is the one that is asked for."""
 
@@ -208,6 +255,8 @@ class TestFingerprint:
         {"name": "other"},
         {"gpus": 3},
         {"topology": "1p2d"},
+        {"topology": "2a"},
+        {"topology": "2a+redis"},
         {"producers": 2},
         {"consumers": 2},
         {"tp": 2},

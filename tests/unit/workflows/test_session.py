@@ -85,6 +85,8 @@ class Stack:
             consumers=[one(name="consumer-0")],
             model=one(served_name="tiny"),
             keys_per_chunk=1,
+            aggregated=False,
+            limits=one(ranks=1),
         )
         running: Any = one(prepared=one(plan=plan), stack=one(front=one(name="router")))
         self.session = Session(running, CheckKeys(), self.lines.append)

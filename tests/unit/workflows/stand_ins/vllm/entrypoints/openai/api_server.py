@@ -27,14 +27,21 @@ from stand_in_redis import Redis
 
 BLOCK = 16
 LAYERS = 4  # of the tiny model
+ALONE = {
+    "chunk_size": 64,
+    "use_layerwise": False,
+    "extra_config": {"pdkit.url": "", "pdkit.namespace": ""},
+}
 FIXES = os.environ.get("STAND_IN_FIXES", "fix=B17 state=applied").split(";")
 
 
 class Engine:
     def __init__(self, options: argparse.Namespace) -> None:
-        settings = yaml.safe_load(Path(os.environ["LMCACHE_CONFIG_FILE"]).read_text())
         self.options = options
-        self.role = json.loads(options.kv_transfer_config)["kv_role"].removeprefix("kv_")
+        config = json.loads(options.kv_transfer_config)
+        self.role = config.get("kv_role", "kv_alone").removeprefix("kv_")
+        file = os.environ.get("LMCACHE_CONFIG_FILE")
+        settings = yaml.safe_load(Path(file).read_text()) if file else ALONE
         self.chunk = int(settings["chunk_size"])
         self.layerwise = bool(settings["use_layerwise"])
         self.stores_tags = not self.layerwise or "fix=B16c state=applied" in FIXES
@@ -74,15 +81,15 @@ class Engine:
         salt = body.get("cache_salt", "")
         mine = max((common(prompt, other) for of, other in self.own if of == salt), default=0)
         loaded = 0
-        if salt:
+        if salt or self.role == "alone":
             pass  # shared with nobody
         elif self.role == "producer":
             loaded = self.chunk if self.has_fault("loads") else 0
-            if not self.has_fault("stores-nothing"):
-                for end in ends:
-                    self.store(self.keys(prompt[:end], tag if self.stores_tags else ""))
         else:
             loaded = max(0, self.load(chunks, len(prompt)) - mine)
+        if self.role in ("producer", "both") and not (salt or self.has_fault("stores-nothing")):
+            for end in ends:
+                self.store(self.keys(prompt[:end], tag if self.stores_tags else ""))
         self.counters["queries"] += len(prompt) - mine
         self.counters["hits"] += loaded
         self.local_hits += mine
@@ -96,6 +103,8 @@ class Engine:
     def damage(self, mine: int, loaded: int) -> float:
         """Return what is wrong with an answer by where its KV came from."""
         if any((loaded and self.has_fault("wrong-kv"), mine and self.has_fault("wrong-own-kv"))):
+            return 3.0
+        if self.has_fault(f"other-weights-{self.options.port}"):
             return 3.0
         return 0.3 if (mine or loaded) and self.has_fault("noisy") else 0.0
 
@@ -176,8 +185,9 @@ def streamed(whole: dict[str, Any], count: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for option in ("--port", "--max-model-len", "--kv-transfer-config"):
+    for option in ("--port", "--max-model-len"):
         parser.add_argument(option, required=True)
+    parser.add_argument("--kv-transfer-config", default="{}")
     options, _ = parser.parse_known_args()
     engine = Engine(options)
     if os.environ.get("STAND_IN_DIES") == engine.role:
