@@ -1,9 +1,10 @@
 """Write the generated pages of the reference: `docs/reference/cli.md`, the tables of fields in
-`docs/reference/configuration.md`, and `docs/reference/schemas/bench.json`.
+`docs/reference/configuration.md`, and the schemas in `docs/reference/schemas`.
 
-The first is made of the commands themselves and of the errors, the second of the spec, the third
-of the model of a benchmark result. Run from a checkout: `python scripts/reference.py`.
-`tests/unit/test_reference.py` fails where a page is not what this would write.
+The first is made of the commands themselves and of the errors, the second of the spec, the schemas
+of the models of a benchmark result and of a sweep. Run from a checkout:
+`python scripts/reference.py`. `tests/unit/test_reference.py` fails where a page is not what this
+would write.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typer.main import get_command
 
 from deploy import errors
 from deploy.benchmark.results import Result
+from deploy.benchmark.sweep import Sweep
 from deploy.cli import commands as _commands  # noqa: F401 - they join the application
 from deploy.cli import options
 from deploy.cli.app import app
@@ -51,6 +53,7 @@ def pages(root: Any, spec: type[BaseModel]) -> dict[str, str]:
         "cli.md": cli_page(root),
         "configuration.md": with_fields(written, spec),
         "schemas/bench.json": json.dumps(Result.model_json_schema(), indent=1) + "\n",
+        "schemas/sweep.json": json.dumps(Sweep.model_json_schema(), indent=1) + "\n",
     }
 
 

@@ -56,6 +56,15 @@ def split(engines: int) -> Topology:
     return Topology(producers, max(1, engines - producers))
 
 
+def parse_topology(text: str) -> Topology:
+    """Return the topology of a text that has the spec's form."""
+    match = _FORM.fullmatch(text)
+    assert match is not None, "the spec's pattern admits only this form"  # noqa: S101
+    if match["aggregated"]:
+        return aggregated(int(match["aggregated"]), redis=bool(match["redis"]))
+    return Topology(int(match["producers"]), int(match["consumers"]))
+
+
 def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology:
     """Return the split that the spec asks for.
 
@@ -135,12 +144,7 @@ def _asked(spec: StackSpec) -> Topology | None:
         if spec.producers is None and spec.consumers is None:
             return None
         return Topology(spec.producers or 1, spec.consumers or 1)
-    match = _FORM.fullmatch(spec.topology)
-    assert match is not None, "the spec's pattern admits only this form"  # noqa: S101
-    if match["aggregated"]:
-        named = aggregated(int(match["aggregated"]), redis=bool(match["redis"]))
-    else:
-        named = Topology(int(match["producers"]), int(match["consumers"]))
+    named = parse_topology(spec.topology)
     for field, counted in (("producers", spec.producers), ("consumers", spec.consumers)):
         if counted not in (None, getattr(named, field)):
             raise ConfigError(

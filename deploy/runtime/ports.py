@@ -31,7 +31,7 @@ def require_free(
     taken = [port for port in sorted(ports) if port in others or not _is_free(port, host)]
     if not taken:
         return
-    free = _free_base([port - base for port in ports], base, host)
+    free = free_base([port - base for port in ports], base + 100, host)
     whose = f"the stack '{others[taken[0]]}'" if taken[0] in others else "another program"
     raise PortTaken(
         f"port {taken[0]} (for {ports[taken[0]]}) is taken by {whose}",
@@ -50,9 +50,10 @@ def _require_address(host: str) -> None:
         ) from exc
 
 
-def _free_base(offsets: Iterable[int], base: int, host: str) -> int | None:
+def free_base(offsets: Iterable[int], first: int, host: str) -> int | None:
+    """Return the first port, in steps of 100, of which all these offsets are free."""
     wanted = sorted(offsets)
-    for candidate in range(base + 100, 65535 - wanted[-1], 100):
+    for candidate in range(first, 65535 - wanted[-1], 100):
         if all(_is_free(candidate + offset, host) for offset in wanted):
             return candidate
     return None

@@ -22,7 +22,7 @@ from deploy.cli.main import app
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError, PdkitError
 
-PAGES = ("cli.md", "configuration.md", "schemas/bench.json")
+PAGES = ("cli.md", "configuration.md", "schemas/bench.json", "schemas/sweep.json")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,25 @@
 """The commands, by what they are about; each imports what it needs when it runs."""
 
-from deploy.cli.commands import bench, bench_compare, check, doctor, images, patches, stack, swap
+from deploy.cli.commands import (
+    bench,
+    bench_compare,
+    bench_sweep,
+    check,
+    doctor,
+    images,
+    patches,
+    stack,
+    swap,
+)
 
-__all__ = ["bench", "bench_compare", "check", "doctor", "images", "patches", "stack", "swap"]
+__all__ = [
+    "bench",
+    "bench_compare",
+    "bench_sweep",
+    "check",
+    "doctor",
+    "images",
+    "patches",
+    "stack",
+    "swap",
+]

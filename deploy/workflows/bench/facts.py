@@ -84,7 +84,7 @@ def stack_facts(running: RunningStack) -> StackFacts:
     return StackFacts(
         vendor=plan.vendor.name,
         runtime=plan.runtime,
-        topology=str(plan.topology),
+        topology=str(plan.topology).removesuffix("+redis"),
         tp=plan.tp,
         engines=len(plan.engines),
         gpus=len(held),

@@ -45,7 +45,6 @@ from deploy.workflows.running import RunningStack, require_running, require_stac
 
 GENERATOR = "bench"  # its name among the services whose CPU time is kept
 _LETTERS = string.ascii_letters + string.digits + string.punctuation + " "
-_PASS_S = 15.0  # of load at a rate, at least
 _LEAST_REQUESTS = 20
 _PROGRESS_S = 5.0
 # A line of requests.jsonl: a gap takes up to ten characters.
@@ -68,6 +67,7 @@ class BenchOptions:
         steps: rates that the search tries at most.
         timeout_s: for a whole answer.
         hop_requests: by which the router's own time is measured.
+        pass_s: seconds of load at a rate, about.
     """
 
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
@@ -83,6 +83,7 @@ class BenchOptions:
     steps: int = 10
     timeout_s: float = 120.0
     hop_requests: int = 20
+    pass_s: float = 15.0
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class _Bench:
         elif self.lines:
             wanted = self.lines
         elif rate:
-            wanted = max(_LEAST_REQUESTS, round(rate * _PASS_S))
+            wanted = max(_LEAST_REQUESTS, round(rate * self.options.pass_s))
         else:
             wanted = max(_LEAST_REQUESTS, 8 * (self.concurrency or 1))
         return self.source.requests(wanted)

@@ -256,6 +256,35 @@ CASES: dict[str, Case] = {
         "--vendor cpu", 2, "deploy.yaml: redis.image: 'Redis Latest'", "redis-local",
         hint="deploy images list", files={"deploy.yaml": "redis: {image: Redis Latest}\n"},
     ),
+    "a sweep of nothing": Case(
+        ("bench", "sweep", "--vendor", "cpu"), 2, ("no number of engines to split",),
+        "deploy bench sweep --gpus 4", "usage",
+    ),
+    "a sweep of what is no topology": Case(
+        ("bench", "sweep", "--topologies", "1p1d,3x"), 2, ("--topologies: '3x' is not",),
+        "deploy bench sweep --topologies 1p1d,1p2d,2a,2a+redis", "usage",
+    ),
+    "a sweep with two numbers": Case(
+        ("bench", "sweep", "--gpus", "2", "--engines", "3"), 2, ("--engines and --gpus",),
+        "leave out one of them", "usage",
+    ),
+    "a sweep of engines on GPUs": Case(
+        ("bench", "sweep", "--engines", "3", "--vendor", "cuda"), 2, ("--engines: 3", "cuda"),
+        "deploy bench sweep --gpus 3", "usage",
+    ),
+    "a sweep of more engines than memory": Case(
+        ("bench", "sweep", "--engines", "64", "--runtime", "process"), 3,
+        ("64 engines", "GiB are available"), "by --topology 2a", "not_enough_memory",
+        {"deploy.yaml": "allow_unproven: true\nengine: {kv_cache_gib: 64}\n"},
+    ),
+    "a sweep from no rate": Case(
+        ("bench", "sweep", "--engines", "2", "--rate", "0"), 2, ("--rate 0",),
+        "deploy bench sweep --rate 1", "usage",
+    ),
+    "a sweep with an unknown limit": Case(
+        ("bench", "sweep", "--engines", "2", "--slo", "tpot=1s"), 2, ("--slo tpot=1s",),
+        "deploy bench --slo", "usage",
+    ),
     "unknown command": Case(("upp",), 2, ("'upp'",), "deploy --help", "usage"),
 }  # fmt: skip
 

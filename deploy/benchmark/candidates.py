@@ -1,0 +1,81 @@
+"""Which topologies fit on a number of GPUs, or of engines on processors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.config.spec import TOPOLOGY_FORM
+from deploy.errors import UsageError
+from deploy.planning.topology import Topology, aggregated, parse_topology
+
+_NAMED = re.compile(r"(?P<form>[^:]+)(?::tp(?P<tp>[1-9][0-9]?))?")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A topology and the tensor-parallel size of its engines."""
+
+    topology: Topology
+    tp: int = 1
+
+    @property
+    def units(self) -> int:
+        """How many GPUs it takes; on processors, engines."""
+        return self.topology.engines * self.tp
+
+    @property
+    def plain(self) -> bool:
+        """Whether its engines are plain ones, which share no KV."""
+        return not self.topology.redis
+
+    @property
+    def name(self) -> str:
+        return f"{self.topology}:tp{self.tp}" if self.tp > 1 else str(self.topology)
+
+
+def feasible(units: int, *, has_gpus: bool) -> tuple[Candidate, ...]:
+    """Return every split of the engines that so many GPUs make, and the aggregated baselines.
+
+    Engines on processors have one rank each.
+    """
+    sizes = [tp for tp in range(1, units + 1) if units % tp == 0] if has_gpus else [1]
+    return tuple(Candidate(topology, tp) for tp in sizes for topology in _topologies(units // tp))
+
+
+def _topologies(engines: int) -> list[Topology]:
+    shared = [aggregated(engines, redis=True)] if engines > 1 else []
+    splits = [Topology(count, engines - count) for count in range(1, engines)]
+    return [aggregated(engines), *shared, *splits]
+
+
+def named(text: str, tp: int = 1) -> tuple[Candidate, ...]:
+    """Return the candidates of a list such as `1p2d,3a,2a:tp2`.
+
+    Raises:
+        UsageError: a name is no topology, or stands there twice.
+    """
+    found: list[Candidate] = []
+    for name in text.split(","):
+        match = _NAMED.fullmatch(name.strip())
+        if match is None or not re.fullmatch(TOPOLOGY_FORM, match["form"]):
+            raise UsageError(
+                f"--topologies: '{name.strip()}' is not a topology",
+                hint="deploy bench sweep --topologies 1p1d,1p2d,2a,2a+redis",
+            )
+        one = Candidate(parse_topology(match["form"]), int(match["tp"] or tp))
+        if one in found:
+            raise UsageError(
+                f"--topologies: {one.name} is named twice", hint="name each topology once"
+            )
+        found.append(one)
+    return tuple(found)
+
+
+def ordered(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
+    """Return the order of a round; every other one runs backwards.
+
+    What grows or shrinks while a sweep runs, such as the machine's heat, then meets all alike.
+    """
+    return list(candidates) if number % 2 == 0 else list(reversed(candidates))

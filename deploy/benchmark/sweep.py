@@ -1,0 +1,285 @@
+"""A sweep: every run of every topology, and what they say together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deploy.benchmark.candidates import Candidate, named
+from deploy.benchmark.statistics import LEAST_REPEATS, Ratio, median_of, paired_ratio
+from deploy.errors import UsageError
+
+FORMAT: Literal[1] = 1
+SWEEP_FILE = "sweep.json"
+# The search of a run stops at rates that differ by less: smaller margins may be its own.
+RESOLUTION = 1.1
+DO_NOT = "Do not disaggregate this workload here"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Run(_Strict):
+    """One start of one topology: brought up, checked, loaded, taken down."""
+
+    topology: str = Field(description="such as 1p2d, 4a, 4a+redis, or 2a:tp2 with its TP")
+    round: int
+    folder: str | None = Field(description="of its result, beside sweep.json")
+    seconds: float
+    rate: float | None = Field(
+        description="requests/s: the highest rate that held the SLO; without SLO, the throughput "
+        "of a closed loop; null where none was measured"
+    )
+    error: str | None = Field(None, description="why there is no rate")
+
+
+class Interval(_Strict):
+    """A ratio with its 95 % interval; null where there are too few rounds for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Verdict(_Strict):
+    """What the sweep says.
+
+    Attributes:
+        winner: the topology to run; the baseline where nothing is shown to be better.
+        ratio: the best disaggregated topology's rate per GPU or engine, over the best aggregated
+            one's; null where one of the two has none.
+    """
+
+    sentence: str
+    winner: str | None
+    disaggregated: str | None
+    baseline: str | None
+    ratio: Interval | None
+
+
+class Sweep(_Strict):
+    """All of a sweep, as `sweep.json` keeps it."""
+
+    format: Literal[1] = FORMAT
+    kind: Literal["sweep"] = "sweep"
+    started: str = Field(description="UTC, ISO 8601")
+    command: list[str]
+    key: str = Field(description="digest of stack, workload and options: what resumes it")
+    unit: str = Field(description="what rates are divided by: GPU or engine")
+    slo: str | None
+    rounds: int
+    topologies: list[str]
+    refused: dict[str, str] = Field(description="topology → why it cannot be planned here")
+    runs: list[Run]
+    verdict: Verdict | None = None
+
+    def of(self, topology: str) -> list[Run]:
+        return [run for run in self.runs if run.topology == topology]
+
+    def has(self, topology: str, number: int) -> bool:
+        """Whether a run is done; one that failed is not tried again."""
+        return any(run.error or run.round == number for run in self.of(topology))
+
+    @property
+    def left(self) -> list[tuple[str, int]]:
+        """The runs that are not done, a round after the other, every other one backwards."""
+        return [
+            (name, number)
+            for number in range(self.rounds)
+            for name in self.topologies[:: -1 if number % 2 else 1]
+            if not self.has(name, number)
+        ]
+
+
+class Row(NamedTuple):
+    """A topology in the table; rates are medians, of the whole stack and per GPU or engine."""
+
+    topology: str
+    units: int
+    rounds: int
+    rate: float | None
+    per_unit: float | None
+    low: float | None
+    high: float | None
+    why_not: str
+
+
+def rows(sweep: Sweep) -> list[Row]:
+    """Return the topologies, the best first; those without a rate last."""
+    found = [_row(sweep, name) for name in sweep.topologies]
+    found += [
+        Row(name, _candidate(name).units, 0, None, None, None, None, why)
+        for name, why in sweep.refused.items()
+    ]
+    return sorted(found, key=lambda row: -(row.per_unit or 0.0))
+
+
+def _row(sweep: Sweep, name: str) -> Row:
+    runs, units = sweep.of(name), _candidate(name).units
+    values = [run.rate / units for run in runs if run.rate]
+    why = next((run.error for run in runs if run.error), "") or _unheld(len(values), len(runs))
+    if why:
+        return Row(name, units, len(values), None, None, None, None, why)
+    one = median_of(values)
+    return Row(name, units, len(values), units * one.value, one.value, one.low, one.high, "")
+
+
+def _unheld(held: int, runs: int) -> str:
+    """Say why rates are no sample: rounds that held none would be left out of it."""
+    if not runs:
+        return "no run yet"
+    return (
+        ""
+        if held == runs
+        else f"no rate that was tried held the SLO in {runs - held} of {runs} rounds"
+    )
+
+
+def _candidate(name: str) -> Candidate:
+    return named(name)[0]
+
+
+def judge(sweep: Sweep) -> Verdict:
+    """Compare the best disaggregated topology with the best aggregated one, by rounds.
+
+    Rates are per GPU or engine. Round for round they ran soon after one another, so the pairs'
+    ratios leave out what changed slowly on the machine.
+    """
+    rates = {row.topology: _by_round(sweep, row.topology) for row in rows(sweep) if row.rate}
+    split = _best(rates, lambda one: not one.topology.aggregated)
+    whole = _best(rates, lambda one: bool(one.topology.aggregated))
+    if split is None or whole is None:
+        missing = "aggregated" if whole is None else "disaggregated"
+        return Verdict(
+            sentence=f"No verdict: no {missing} topology has a rate to compare with",
+            winner=split or whole,
+            disaggregated=split,
+            baseline=whole,
+            ratio=None,
+        )
+    ratio = _ratio(rates[split], rates[whole])
+    said = _said(ratio, split, whole, sweep)
+    if _shows(ratio) < 0:
+        said = f"{DO_NOT}: {said}"
+    return Verdict(
+        sentence=" ".join((f"{said}.", *_about_redis(rates, sweep))),
+        winner=split if _shows(ratio) > 0 else whole,
+        disaggregated=split,
+        baseline=whole,
+        ratio=Interval(value=ratio.value, low=ratio.low, high=ratio.high),
+    )
+
+
+def _about_redis(rates: Mapping[str, Mapping[int, float]], sweep: Sweep) -> list[str]:
+    """Say what sharing KV gives aggregated engines, if the sweep had both kinds."""
+    shared = _best(rates, lambda one: bool(one.topology.aggregated) and not one.plain)
+    plain = _best(rates, lambda one: one.plain)
+    if shared is None or plain is None:
+        return []
+    return [f"{_said(_ratio(rates[shared], rates[plain]), shared, plain, sweep)}."]
+
+
+def _by_round(sweep: Sweep, name: str) -> dict[int, float]:
+    units = _candidate(name).units
+    return {run.round: run.rate / units for run in sweep.of(name) if run.rate}
+
+
+def _best(
+    rates: Mapping[str, Mapping[int, float]], fits: Callable[[Candidate], bool]
+) -> str | None:
+    fitting = {
+        name: median(found.values()) for name, found in rates.items() if fits(_candidate(name))
+    }
+    return max(fitting, key=lambda name: fitting[name], default=None)
+
+
+def _ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio:
+    both = sorted(first.keys() & second.keys())
+    if not both:
+        return Ratio(median(first.values()) / median(second.values()), None, None, 0)
+    return paired_ratio([first[number] for number in both], [second[number] for number in both])
+
+
+def _shows(ratio: Ratio) -> int:
+    """Return 1 where the first is shown to be better, -1 where the second is, else 0."""
+    if ratio.difference == "higher" and ratio.value >= RESOLUTION:
+        return 1
+    return -1 if ratio.difference == "lower" and ratio.value <= 1 / RESOLUTION else 0
+
+
+def _said(ratio: Ratio, first: str, second: str, sweep: Sweep) -> str:
+    """Return in words how two topologies compare; the better one comes first."""
+    same = _candidate(first).units == _candidate(second).units
+    what = "the rate of" if same else f"the rate per {sweep.unit} of"
+    under = f" under {sweep.slo}" if sweep.slo else ""
+    if ratio.low is None or ratio.high is None:
+        return (
+            f"Too few rounds to tell {first} from {second}: both ran {ratio.repeats} times, and "
+            f"{LEAST_REPEATS} are the least"
+        )
+    if _shows(ratio) < 0:
+        times = f"{1 / ratio.value:.2f} times ({1 / ratio.high:.2f} to {1 / ratio.low:.2f})"
+        return f"{second} holds {times} {what} {first}{under}"
+    times = f"{ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
+    if _shows(ratio) > 0:
+        return f"{first} holds {times} {what} {second}{under}"
+    return (
+        f"No difference between {first} and {second} that {ratio.repeats} rounds can show: {first} "
+        f"holds {times} {what} {second}{under}"
+    )
+
+
+def write_sweep(folder: Path, sweep: Sweep) -> Path:
+    """Replace the folder's sweep in one step, and return its file."""
+    file = folder / SWEEP_FILE
+    draft = file.with_suffix(".tmp")
+    draft.write_text(sweep.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return draft.replace(file)
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Return the sweep of a folder.
+
+    Raises:
+        UsageError: there is none, or this version cannot read it.
+    """
+    file = folder / SWEEP_FILE
+    try:
+        return Sweep.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise UsageError(f"{file}: {exc.strerror}", hint="deploy bench sweep writes it") from exc
+    except (ValidationError, ValueError) as exc:
+        raise UsageError(
+            f"{file} is not a sweep that this version of pdkit can read",
+            hint="deploy bench sweep --out DIR with a new folder",
+        ) from exc
+
+
+def estimated_s(done: Iterable[float], left: int, guess_s: float) -> float:
+    """Return the seconds that runs will take, by those that are done."""
+    known = list(done)
+    return left * (median(known) if known else guess_s)
+
+
+def winning_spec(asked: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """Return what a stack file needs for a candidate, from what was asked for."""
+    split: dict[str, Any] = {"topology": str(candidate.topology)}
+    if candidate.tp > 1:
+        split["tp"] = candidate.tp
+    return {**without_split(asked, plain=candidate.plain), **split}
+
+
+_SPLIT = ("gpus", "topology", "producers", "consumers", "tp", "producer_tp", "consumer_tp")
+_SHARED_KV = ("layerwise", "save_decode_cache", "redis")
+
+
+def without_split(asked: Mapping[str, Any], *, plain: bool) -> dict[str, Any]:
+    """Return the settings of a stack but its split; for plain engines, none on sharing KV."""
+    dropped: Sequence[str] = (*_SPLIT, *(_SHARED_KV if plain else ()))
+    return {field: value for field, value in asked.items() if field not in dropped}

@@ -1,0 +1,214 @@
+"""`deploy bench sweep`: which topology is best on this machine."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deploy.cli.answer import Answer
+from deploy.cli.commands.bench import bench_app
+from deploy.cli.options import File, Json, takes_stack_options
+from deploy.cli.shared import load_source, progress
+from deploy.errors import CheckFailed, Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from deploy.benchmark.sweep import Sweep
+    from deploy.config.spec import StackSpec
+    from deploy.runtime.home import Home
+    from deploy.workflows.bench import BenchOptions
+    from deploy.workflows.sweep import LiveStacks, Planned
+
+
+_Engines = Annotated[int | None, typer.Option(min=1, help="The same as --gpus, on CPUs.")]
+_Topologies = Annotated[
+    str | None,
+    typer.Option(help="Topologies to compare, such as 1p2d,3a,2a:tp2 (default: all that fit)."),
+]
+_Rounds = Annotated[
+    int, typer.Option(min=1, help="Times that each is started; five give an interval.")
+]
+_Workload = Annotated[
+    str, typer.Option(help="random, shared-prefix, multi-turn, dataset or trace.")
+]
+_InputTokens = Annotated[
+    str, typer.Option(help="Prompt length, or what each turn adds: N, or a range N-M.")
+]
+_OutputTokens = Annotated[str, typer.Option(help="Answer length: N, or a range N-M.")]
+_PrefixTokens = Annotated[
+    int, typer.Option(min=1, help="Length of the prefixes that prompts share.")
+]
+_Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
+_Turns = Annotated[int, typer.Option(min=1, help="Turns of a conversation.")]
+_Dataset = Annotated[Path | None, typer.Option(help="JSONL file of --workload dataset or trace.")]
+_SloText = Annotated[
+    str | None,
+    typer.Option(
+        help="Limits a request must keep, such as ttft=1s,itl=50ms (default: none; then "
+        "throughput is compared)."
+    ),
+]
+_SloShare = Annotated[
+    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must keep the SLO.")
+]
+_Rate = Annotated[
+    float | None,
+    typer.Option(help="Requests per second where the first search begins (default: 1)."),
+]
+_Pass = Annotated[
+    float, typer.Option("--pass", min=1.0, help="Seconds of load at each rate, about.")
+]
+_Steps = Annotated[int, typer.Option(min=1, help="Rates that a search tries at most.")]
+_Seed = Annotated[int, typer.Option(help="Seed of lengths and arrivals.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="List the runs and their time, and start nothing.")
+]
+_Out = Annotated[
+    Path | None, typer.Option(help="Folder for the results; an unfinished sweep in it goes on.")
+]
+
+
+@bench_app.command()
+@takes_stack_options
+def sweep(  # noqa: PLR0913 - one parameter an option
+    *,
+    file: File,
+    flags: dict[str, Any],
+    engines: _Engines = None,
+    topologies: _Topologies = None,
+    rounds: _Rounds = 5,
+    workload: _Workload = "multi-turn",
+    input_tokens: _InputTokens = "512",
+    output_tokens: _OutputTokens = "32",
+    prefix_tokens: _PrefixTokens = 512,
+    prefixes: _Prefixes = 4,
+    turns: _Turns = 4,
+    dataset: _Dataset = None,
+    slo: _SloText = None,
+    slo_share: _SloShare = 0.9,
+    rate: _Rate = None,
+    pass_s: _Pass = 6.0,
+    steps: _Steps = 10,
+    seed: _Seed = 0,
+    dry_run: _DryRun = False,
+    out: _Out = None,
+    json: Json = False,
+) -> Answer:
+    """Find the best topology: each in turn is started, checked, loaded and stopped.
+
+    The same command again goes on with an unfinished sweep. Other stacks are left alone.
+    """
+    from deploy.benchmark.slo import parse_slo
+    from deploy.benchmark.workloads import Span, WorkloadOptions, known_workload
+    from deploy.workflows.bench import BenchOptions
+
+    if rate is not None and not 0 < rate < math.inf:
+        raise UsageError(
+            f"--rate {rate:g}: expected a number above 0", hint="deploy bench sweep --rate 1"
+        )
+    sent = WorkloadOptions(
+        known_workload(workload),
+        Span.parse("--input-tokens", input_tokens),
+        Span.parse("--output-tokens", output_tokens),
+        prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=dataset,
+    )  # fmt: skip
+    options = BenchOptions(
+        sent, rate, seed=seed, slo=parse_slo(slo) if slo else None, slo_share=slo_share,
+        steps=steps, pass_s=pass_s,
+    )  # fmt: skip
+    spec = load_source(_with_engines(flags, engines), file).spec
+    asked = _Asked(spec, topologies, rounds, slo, options, out)
+    return _dry_run(asked) if dry_run else _swept(asked)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A sweep as it was asked for."""
+
+    spec: StackSpec
+    topologies: str | None
+    rounds: int
+    slo: str | None
+    options: BenchOptions
+    out: Path | None
+
+    @property
+    def command(self) -> list[str]:
+        return ["deploy", *sys.argv[1:]]
+
+    def opened(self, home: Home, stacks: LiveStacks) -> tuple[Planned, Path, Sweep]:
+        """Return the stacks, the folder, and the sweep, new or as far as it came."""
+        from deploy.workflows.sweep import Settings, open_sweep, plan_sweep, sweep_port
+
+        planned = plan_sweep(self.spec, self.topologies, sweep_port(self.spec), stacks.require)
+        settings = Settings(self.rounds, self.slo, asdict(self.options), self.command)
+        return planned, *open_sweep(home, planned, settings, self.out)
+
+
+def _with_engines(flags: dict[str, Any], engines: int | None) -> dict[str, Any]:
+    """Return the flags with the number of engines as that of GPUs, which means them on CPUs."""
+    if engines is None:
+        return flags
+    if flags.get("gpus") is not None:
+        raise UsageError("--engines and --gpus are the same", hint="leave out one of them")
+    if flags.get("vendor") not in (None, "cpu"):
+        raise UsageError(
+            f"--engines: {engines} with --vendor {flags['vendor']}, where GPUs are counted",
+            hint=f"deploy bench sweep --gpus {engines}",
+        )
+    return {**flags, "gpus": engines, "vendor": "cpu"}
+
+
+def _dry_run(asked: _Asked) -> Answer:
+    from deploy.output.sweep_view import dry_run_view
+    from deploy.runtime.home import Home
+    from deploy.workflows.sweep import LiveStacks, left_seconds, stack_name
+
+    home = Home.from_environ()
+    stacks = LiveStacks(home, stack_name(asked.spec), asked.command, progress())
+    _, _, sweep = asked.opened(home, stacks)
+    left_s = left_seconds(sweep, asked.options.pass_s)
+    data = {
+        "runs": [{"round": number, "topology": name} for name, number in sweep.left],
+        "refused": sweep.refused,
+        "seconds": round(left_s),
+    }
+    return Answer("bench sweep", data, dry_run_view(sweep, left_s))
+
+
+def _swept(asked: _Asked) -> Answer:
+    from deploy.output.sweep_view import sweep_view
+    from deploy.runtime.home import Home
+    from deploy.runtime.lock import bench_lock
+    from deploy.workflows.sweep import LiveStacks, run_sweep, stack_name, write_best
+
+    home, report = Home.from_environ(), progress()
+    stacks = LiveStacks(home, stack_name(asked.spec), asked.command, report)
+    with bench_lock(home.bench_lock_file), stacks.claimed():
+        planned, folder, sweep = asked.opened(home, stacks)
+        try:
+            done = run_sweep(folder, sweep, stacks, planned.stacks, asked.options, report)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; finished runs are in {folder}",
+                hint="the same command goes on with it",
+            ) from None
+    best = write_best(folder, done, planned.asked)
+    data = {
+        "folder": str(folder),
+        "best": str(best) if best else None,
+        "sweep": done.model_dump(mode="json"),
+    }
+    return Answer("bench sweep", data, sweep_view(done, folder, best), _failures(done))
+
+
+def _failures(sweep: Sweep) -> list[CheckFailed]:
+    """Return an error where no topology has a rate."""
+    if any(run.rate for run in sweep.runs):
+        return []
+    why = next((run.error for run in sweep.runs if run.error), "no rate that was tried holds it")
+    return [CheckFailed(f"no topology has a rate: {why}", hint="deploy up, then deploy check")]

@@ -1,0 +1,123 @@
+"""The stacks that a sweep brings up: one at a time, all by one name, which is the sweep's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.benchmark.results import Result
+from deploy.config.spec import StackSpec
+from deploy.errors import CheckFailed, StateError
+from deploy.runtime.home import Home
+from deploy.runtime.lock import stack_lock
+from deploy.workflows.bench import BenchOptions, bench_stack
+from deploy.workflows.brought import require_brought
+from deploy.workflows.down import stop_stack
+from deploy.workflows.fitness import require_fit
+from deploy.workflows.prepare import Report
+from deploy.workflows.start import require_host_memory, require_ports
+from deploy.workflows.up import bring_up, prepare_here
+
+_CLAIM = "sweep-stack"
+
+
+class LiveStacks:
+    """Stacks of this machine.
+
+    The name is written down before anything is started, so that the next sweep can take down what a
+    killed one left, and nothing else.
+    """
+
+    def __init__(self, home: Home, name: str, command: Sequence[str], report: Report) -> None:
+        self._home = home
+        self._name = name
+        self._command = command
+        self._report = report
+        self._claim = home.bench / _CLAIM
+        self._told: set[str] = set()
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the name; nothing of it is left when the block ends.
+
+        Raises:
+            StateError: a stack of that name is not a sweep's.
+        """
+        left = self._claim.read_text(encoding="utf-8").strip() if self._claim.exists() else ""
+        if left:
+            self._report(f"taking down what an earlier sweep left: '{left}'")
+            self._stop(left)
+        elif self._home.stack(self._name).state_file.exists():
+            raise StateError(
+                f"there is a stack '{self._name}', which no sweep started",
+                hint=f"deploy bench sweep --name NAME with another name, or deploy down --name "
+                f"{self._name}",
+            )
+        self._claim.parent.mkdir(parents=True, exist_ok=True)
+        self._claim.write_text(self._name + "\n", encoding="utf-8")
+        with stack_lock(self._home.lock_file(self._name), self._name):
+            try:
+                yield
+            finally:
+                self.down()
+                self._claim.unlink(missing_ok=True)
+
+    def require(self, spec: StackSpec) -> None:
+        """Check that a stack could be started beside what runs here. Starts nothing.
+
+        Raises:
+            ConfigError: it cannot be planned.
+            MachineError: this machine lacks something, or other stacks hold it.
+        """
+        planned = prepare_here(spec, self._home, self._once)
+        require_brought(planned, self._home.stack(spec.name).secrets_dir)
+        require_fit(planned, self._home, self._once)
+        require_host_memory(planned, planned.stack.services)
+        require_ports(planned, self._home, planned.stack.services)
+
+    def _once(self, line: str) -> None:
+        """Report a line that every stack of a sweep gives rise to."""
+        if line not in self._told:
+            self._told.add(line)
+            self._report(line)
+
+    def up(self, spec: StackSpec) -> None:
+        """Bring a stack up, and check it.
+
+        Raises:
+            MachineError: this machine lacks something.
+            StackUnhealthy: it did not start.
+            CheckFailed: it is up and not right.
+        """
+        _, checked = bring_up(spec, self._home, self._report, check=True)
+        if checked and not checked.passed:
+            raise CheckFailed(checked.failures[0], hint="deploy up with the same options")
+
+    def load(self, options: BenchOptions, folder: Path) -> Result:
+        """Load the stack that is up.
+
+        Raises:
+            UsageError: the workload does not fit it.
+            StackUnhealthy: it stopped answering.
+        """
+        folder.mkdir(parents=True)
+        return bench_stack(
+            self._home,
+            self._name,
+            options,
+            folder=folder,
+            command=self._command,
+            report=self._report,
+        )
+
+    def down(self) -> None:
+        """Stop the stack, if one is up."""
+        self._stop(self._name, locked=True)
+
+    def _stop(self, name: str, *, locked: bool = False) -> None:
+        if locked:
+            stop_stack(self._home, name, lambda _: None)
+            return
+        with stack_lock(self._home.lock_file(name), name):
+            stop_stack(self._home, name, lambda _: None)

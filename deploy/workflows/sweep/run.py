@@ -1,0 +1,188 @@
+"""The runs of a sweep, one after the other; each finished one is kept at once."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import yaml
+
+from deploy.benchmark.candidates import Candidate, named
+from deploy.benchmark.results import Result
+from deploy.benchmark.sweep import (
+    Run,
+    Sweep,
+    estimated_s,
+    judge,
+    winning_spec,
+    write_sweep,
+)
+from deploy.config.spec import StackSpec
+from deploy.errors import CheckFailed, MachineUnfit, StackUnhealthy
+from deploy.workflows.bench import BenchOptions
+from deploy.workflows.prepare import Report
+
+BEST_FILE = "best.yaml"
+_DISK_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR,
+)  # fmt: skip
+# A start, a check and a stop; and at least what the search's rates take.
+_START_S, _GPU_START_S = 30.0, 180.0
+_USERS_A_UNIT = 4  # without SLO: as many of the largest topology for all
+_STEPS = 5  # that a search takes, once it knows where to begin
+
+
+class Stacks(Protocol):
+    """What brings stacks up, loads them and takes them down; one at a time."""
+
+    def up(self, spec: StackSpec) -> None: ...
+
+    def load(self, options: BenchOptions, folder: Path) -> Result: ...
+
+    def down(self) -> None: ...
+
+
+def run_sweep(
+    folder: Path,
+    sweep: Sweep,
+    stacks: Stacks,
+    specs: Mapping[str, StackSpec],
+    options: BenchOptions,
+    report: Report,
+) -> Sweep:
+    """Do the runs that are left, and judge them. The options' rate is where the search begins.
+
+    A topology that fails once is not tried again. Interrupted, finished runs are kept, and nothing
+    stays up.
+
+    Raises:
+        MachineError, UsageError: what would stop every run, such as a full disk.
+    """
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_sweep(folder, sweep)
+        while sweep.left:
+            name, number = sweep.left[0]
+            report(_progress(sweep, name, number, options))
+            run = _one_run(folder, sweep, (name, number), stacks, specs[name], options)
+            report(f"{name}: {_said(run)}")
+            sweep = sweep.model_copy(update={"runs": [*sweep.runs, run]})
+            write_sweep(folder, sweep)
+        sweep = sweep.model_copy(update={"verdict": judge(sweep)})
+        write_sweep(folder, sweep)
+    return sweep
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn a full disk, or a folder that cannot be one, into an error of the machine."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in _DISK_ERRORS:
+            raise
+        raise MachineUnfit(
+            f"the results in {folder} cannot be written: {exc.strerror}",
+            hint="free some space, and the same command goes on; or name another --out",
+        ) from exc
+
+
+def _one_run(
+    folder: Path,
+    sweep: Sweep,
+    which: tuple[str, int],
+    stacks: Stacks,
+    spec: StackSpec,
+    options: BenchOptions,
+) -> Run:
+    name, number = which
+    began = time.monotonic()
+    place = folder / f"round-{number + 1}-{name.replace(':', '-')}"
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
+    error, rate = None, None
+    try:
+        stacks.up(spec)
+        rate = _rate_of(stacks.load(_load_of(sweep, name, options), place))
+    except (StackUnhealthy, CheckFailed) as exc:
+        error = exc.message
+    finally:
+        stacks.down()
+    return Run(
+        topology=name,
+        round=number,
+        folder=place.name if place.exists() else None,
+        seconds=round(time.monotonic() - began, 1),
+        rate=rate,
+        error=error,
+    )
+
+
+def _load_of(sweep: Sweep, name: str, options: BenchOptions) -> BenchOptions:
+    """Return how a run is loaded; its search begins where one of the runs before ended.
+
+    All have the same seed, and so the same lengths and arrivals.
+    """
+    if options.slo is None:
+        most = max(_candidate(one).units for one in sweep.topologies)
+        return replace(options, concurrency=options.concurrency or _USERS_A_UNIT * most)
+    return replace(options, find_rate=True, rate=_known_rate(sweep, name) or options.rate)
+
+
+def _known_rate(sweep: Sweep, name: str) -> float | None:
+    """Return the topology's own rate so far, else what the others' say of so many units."""
+    own = [run.rate for run in sweep.of(name) if run.rate]
+    if own:
+        return median(own)
+    others = [run.rate / _candidate(run.topology).units for run in sweep.runs if run.rate]
+    return median(others) * _candidate(name).units if others else None
+
+
+def _candidate(name: str) -> Candidate:
+    return named(name)[0]
+
+
+def _rate_of(result: Result) -> float | None:
+    if result.rate_search is not None:
+        return result.rate_search.highest_rate
+    return median(one.requests_per_s for one in result.repeats) or None
+
+
+def _said(run: Run) -> str:
+    if run.error:
+        return f"failed: {run.error}"
+    return f"{run.rate:.2f} requests/s" if run.rate else "no rate that was tried holds the SLO"
+
+
+def _progress(sweep: Sweep, name: str, number: int, options: BenchOptions) -> str:
+    left_s = left_seconds(sweep, options.pass_s)
+    return (
+        f"round {number + 1} of {sweep.rounds}: {name}; {len(sweep.left)} runs left, about "
+        f"{left_s / 60:.0f} min"
+    )
+
+
+def left_seconds(sweep: Sweep, pass_s: float) -> float:
+    """Return what the runs that are left will take, by those that are done, else by a guess."""
+    start_s = _GPU_START_S if sweep.unit == "GPU" else _START_S
+    guess_s = start_s + _STEPS * pass_s
+    return estimated_s(
+        (run.seconds for run in sweep.runs if not run.error), len(sweep.left), guess_s
+    )
+
+
+def write_best(folder: Path, sweep: Sweep, asked: Mapping[str, Any]) -> Path | None:
+    """Write the stack file of the topology to run; None where there is none."""
+    if sweep.verdict is None or sweep.verdict.winner is None:
+        return None
+    file = folder / BEST_FILE
+    spec = winning_spec(asked, _candidate(sweep.verdict.winner))
+    head = f"# {sweep.verdict.sentence}\n# Measured by deploy bench sweep, {sweep.started}.\n"
+    file.write_text(head + yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
+    return file

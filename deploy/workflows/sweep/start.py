@@ -1,0 +1,197 @@
+"""What a sweep will run: its candidates as stacks, and its folder, new or to be gone on with."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from deploy.benchmark.candidates import Candidate, feasible, named
+from deploy.benchmark.sweep import SWEEP_FILE, Sweep, read_sweep, winning_spec, without_split
+from deploy.config.spec import StackSpec
+from deploy.config.vendors import vendor_named
+from deploy.errors import ConfigError, UsageError
+from deploy.runtime.detect import detect_inventory, detected_vendor
+from deploy.runtime.home import Home
+from deploy.runtime.ports import free_base
+
+# Not the stacks' own 8000, which the user's may have.
+_FIRST_PORT, _PORTS = 18000, 100
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The stacks of a sweep.
+
+    Attributes:
+        asked: the settings that were given; of no topology.
+        stacks: by the candidate's name, in the order of the first round.
+        refused: candidates that cannot be planned, and why.
+    """
+
+    asked: Mapping[str, Any]
+    unit: str
+    stacks: Mapping[str, StackSpec]
+    refused: Mapping[str, str]
+
+
+def plan_sweep(
+    spec: StackSpec, listed: str | None, port: int, require: Callable[[StackSpec], None]
+) -> Planned:
+    """Return every stack of a sweep, each asked whether this machine has room for it.
+
+    Args:
+        spec: as it was asked for; its number of GPUs, or of engines, is the sweep's.
+        listed: names of topologies, instead of all.
+        port: of the stacks.
+        require: refuses a stack that cannot be started here.
+
+    Raises:
+        UsageError: there is nothing to compare.
+        MachineError: the machine lacks what a stack needs.
+    """
+    vendor = vendor_named(
+        detected_vendor(detect_inventory()) if spec.vendor == "auto" else spec.vendor
+    )
+    candidates = _candidates(spec, listed, has_gpus=vendor.has_gpus)
+    asked = spec.model_dump(mode="json", exclude_unset=True)
+    stacks: dict[str, StackSpec] = {}
+    refused: dict[str, str] = {}
+    for candidate in candidates:
+        made = StackSpec.model_validate(
+            {**winning_spec(asked, candidate), "name": stack_name(spec), "port": port}
+        )
+        try:
+            require(made)
+        except ConfigError as exc:
+            refused[candidate.name] = exc.message
+        else:
+            stacks[candidate.name] = made
+    if not stacks:
+        raise ConfigError(
+            f"no topology can be planned here: {next(iter(refused.values()))}",
+            hint="deploy plan with the same options",
+        )
+    return Planned(without_split(asked, plain=False), vendor.slot, stacks, refused)
+
+
+def _candidates(spec: StackSpec, listed: str | None, *, has_gpus: bool) -> Sequence[Candidate]:
+    unit = "GPU" if has_gpus else "engine"
+    if listed is not None:
+        found: Sequence[Candidate] = named(listed, spec.tp)
+        if spec.gpus is not None and any(one.units > spec.gpus for one in found):
+            most = max(found, key=lambda one: one.units)
+            raise UsageError(
+                f"--topologies: {most.name} takes {most.units} {unit}s, and --gpus is {spec.gpus}",
+                hint="leave out --gpus, or that topology",
+            )
+    elif spec.gpus is None:
+        raise UsageError(
+            f"bench sweep: no number of {unit}s to split",
+            hint="deploy bench sweep --gpus 4, or --topologies 1p1d,2a",
+        )
+    else:
+        found = feasible(spec.gpus, has_gpus=has_gpus)
+    if len(found) < 2:
+        raise UsageError(
+            f"bench sweep: nothing to compare {found[0].name} with",
+            hint="deploy bench sweep --gpus 2, or name more --topologies",
+        )
+    return found
+
+
+def sweep_port(spec: StackSpec) -> int:
+    """Return the port of a sweep's stacks: as asked, else one that is free with those after it."""
+    if "port" in spec.model_fields_set:
+        return spec.port
+    return free_base(range(_PORTS), _FIRST_PORT, spec.bind) or _FIRST_PORT
+
+
+def stack_name(spec: StackSpec) -> str:
+    """Return the name of a sweep's stacks, which is not the user's own stack's."""
+    return f"{spec.name[:34]}-sweep"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How often and with what every stack is loaded.
+
+    Attributes:
+        slo: as it was typed; None where there is none.
+        load: all options of the load.
+    """
+
+    rounds: int
+    slo: str | None
+    load: Mapping[str, Any]
+    command: Sequence[str]
+
+
+def open_sweep(
+    home: Home, planned: Planned, settings: Settings, out: Path | None
+) -> tuple[Path, Sweep]:
+    """Return the folder of an unfinished sweep of the same settings, else a new one.
+
+    Raises:
+        UsageError: `out` holds another sweep, or cannot be written.
+    """
+    key = _key(planned, settings)
+    folder = (out or _unfinished(home, key) or _new_folder(home)).absolute()
+    if (folder / SWEEP_FILE).exists():
+        before = read_sweep(folder)
+        if before.key != key:
+            raise UsageError(
+                f"--out {folder}: it holds a sweep of other settings", hint="name a new folder"
+            )
+        return folder, before
+    sweep = Sweep(
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=list(settings.command),
+        key=key,
+        unit=planned.unit,
+        slo=settings.slo,
+        rounds=settings.rounds,
+        topologies=list(planned.stacks),
+        refused=dict(planned.refused),
+        runs=[],
+    )
+    return folder, sweep
+
+
+def _new_folder(home: Home) -> Path:
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    tried = (home.bench / f"{stamp}-{number}-sweep" for number in itertools.count(1))
+    return next(folder for folder in tried if not folder.exists())
+
+
+def _key(planned: Planned, settings: Settings) -> str:
+    # A port that is free now need not have been, or be, at another time.
+    stacks = {
+        name: spec.model_dump(mode="json", exclude={"port"})
+        for name, spec in planned.stacks.items()
+    }
+    text = json.dumps([stacks, settings.rounds, dict(settings.load)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _unfinished(home: Home, key: str) -> Path | None:
+    return next((folder for folder in _sweeps(home) if _goes_on(folder, key)), None)
+
+
+def _sweeps(home: Home) -> Iterator[Path]:
+    """Yield the folders of sweeps, the newest first."""
+    for file in sorted(home.bench.glob(f"*-sweep/{SWEEP_FILE}"), reverse=True):
+        yield file.parent
+
+
+def _goes_on(folder: Path, key: str) -> bool:
+    try:
+        sweep = read_sweep(folder)
+    except UsageError:
+        return False
+    return sweep.key == key and sweep.verdict is None

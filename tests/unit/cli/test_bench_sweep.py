@@ -1,0 +1,37 @@
+"""`deploy bench sweep` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.runtime import host
+from deploy.runtime.lock import bench_lock
+from tests.conftest import Ended
+
+SWEEP = ("bench", "sweep", "--engines", "2", "--runtime", "process")
+
+
+def test_two_at_once_is_one_clear_error(deploy_here: Callable[..., Ended], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with bench_lock(home / "bench.lock"):
+        ended = deploy_here(*SWEEP, cwd=tmp_path, home=home)
+    assert ended.code == 3
+    assert ended.stderr.splitlines()[-2].startswith("error: another deploy bench is running")
+
+
+def test_a_dry_run_starts_and_leaves_nothing(
+    deploy_here: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory_mib", lambda: 1 << 20)
+    home = tmp_path / "home"
+    (tmp_path / "deploy.yaml").write_text("redis: {memory_gib: 0.1}\nengine: {kv_cache_gib: 0.1}\n")
+    ended = deploy_here(*SWEEP, "--dry-run", "--rounds", "1", "--json", cwd=tmp_path, home=home)
+    assert ended.code == 0, ended.stderr
+    data = json.loads(ended.stdout)["data"]
+    assert [run["topology"] for run in data["runs"]] == ["2a", "2a+redis", "1p1d"]
+    assert data["seconds"] > 0
+    assert not list(home.glob("bench/*"))

@@ -1,0 +1,316 @@
+"""A sweep's runs: kept, resumed, interrupted, and nothing left up."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.benchmark.results import Result, Slo, write_result
+from deploy.benchmark.sweep import Sweep, read_sweep, write_sweep
+from deploy.benchmark.workloads import Span, WorkloadOptions
+from deploy.config.sources import load_spec
+from deploy.config.spec import StackSpec
+from deploy.errors import (
+    CheckFailed,
+    ConfigError,
+    MachineUnfit,
+    NotEnoughMemory,
+    StackUnhealthy,
+    StateError,
+    UsageError,
+)
+from deploy.runtime.home import Home
+from deploy.workflows.bench import BenchOptions
+from deploy.workflows.sweep import (
+    LiveStacks,
+    Planned,
+    Settings,
+    left_seconds,
+    open_sweep,
+    plan_sweep,
+    run_sweep,
+    write_best,
+)
+from tests.unit.benchmark.samples import result
+from tests.unit.workflows.conftest import Lab
+
+SPEC = StackSpec(vendor="cpu", gpus=2)
+OPTIONS = BenchOptions(slo=Slo(ttft_s=1.0), pass_s=6.0)
+SETTINGS = Settings(5, "ttft=1s", {"seed": 0}, ["deploy", "bench", "sweep"])
+RATES = {"2a": 10.0, "2a+redis": 11.0, "1p1d": 20.0}
+
+
+@dataclass
+class Stacks:
+    """Stand-ins: each topology holds a rate; `faults` are raised where they say.
+
+    Attributes:
+        up_now: the topology that is up.
+        faults: what `up` or `load` of a topology raises.
+        loads: topology and options of each load.
+    """
+
+    up_now: str = ""
+    faults: dict[str, BaseException] = field(default_factory=dict)
+    loads: list[tuple[str, BenchOptions]] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)
+
+    def up(self, spec: StackSpec) -> None:
+        assert not self.up_now, "one at a time"
+        assert spec.topology is not None
+        self.up_now = spec.topology
+        self.starts.append(self.up_now)
+        self._fail("up")
+
+    def load(self, options: BenchOptions, folder: Path) -> Result:
+        self.loads.append((self.up_now, options))
+        folder.mkdir(parents=True)
+        self._fail("load")
+        rate = RATES[self.up_now] * (1 + 0.01 * (len(self.loads) % 3))
+        search = {
+            "required_share": 0.9, "highest_rate": rate, "low": None, "high": None, "steps": [],
+        }  # fmt: skip
+        one = result(rate_search=search if options.slo else None)
+        write_result(folder, one)
+        return one
+
+    def down(self) -> None:
+        self.up_now = ""
+
+    def _fail(self, where: str) -> None:
+        if (fault := self.faults.get(f"{where} {self.up_now}")) is not None:
+            raise fault
+
+
+def planned(spec: StackSpec = SPEC) -> Planned:
+    return plan_sweep(spec, None, 18000, lambda _: None)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "state", tmp_path / "cache")
+
+
+def swept(home: Home, stacks: Stacks, options: BenchOptions = OPTIONS) -> tuple[Path, Sweep]:
+    plan = planned()
+    folder, sweep = open_sweep(home, plan, SETTINGS, None)
+    return folder, run_sweep(folder, sweep, stacks, plan.stacks, options, lambda _: None)
+
+
+class TestRuns:
+    def test_each_topology_runs_once_a_round_and_the_best_wins(self, home: Home) -> None:
+        stacks = Stacks()
+        folder, sweep = swept(home, stacks)
+        assert stacks.starts == [
+            *RATES, *reversed(RATES), *RATES, *reversed(RATES), *RATES,
+        ]  # fmt: skip
+        assert not stacks.up_now
+        assert sweep.verdict is not None
+        assert sweep.verdict.winner == "1p1d"
+        assert read_sweep(folder) == sweep
+        assert all((folder / str(run.folder) / "result.json").is_file() for run in sweep.runs)
+
+    def test_a_search_begins_where_the_ones_before_ended(self, home: Home) -> None:
+        stacks = Stacks()
+        swept(home, stacks)
+        first, second = stacks.loads[:2]
+        assert first[1].find_rate
+        assert first[1].rate is None
+        assert second[1].rate == pytest.approx(10.1), "as many engines as the first"
+        assert second[1].pass_s == 6.0
+        assert {options.seed for _, options in stacks.loads} == {0}, "the same requests for all"
+
+    def test_without_an_slo_all_have_the_same_users(self, home: Home) -> None:
+        stacks = Stacks()
+        _, sweep = swept(home, stacks, BenchOptions())
+        assert {options.concurrency for _, options in stacks.loads} == {8}
+        assert not any(options.find_rate for _, options in stacks.loads)
+        assert {run.rate for run in sweep.runs} == {2.0}
+
+    @pytest.mark.parametrize(
+        ("where", "fault"),
+        [
+            ("up 1p1d", StackUnhealthy("consumer-0 exited")),
+            ("up 1p1d", CheckFailed("consumer-0 exited")),
+            ("load 1p1d", StackUnhealthy("consumer-0 exited")),
+        ],
+    )
+    def test_a_topology_that_fails_is_a_row_and_not_the_end(
+        self, home: Home, where: str, fault: Exception
+    ) -> None:
+        stacks = Stacks(faults={where: fault})
+        _, sweep = swept(home, stacks)
+        assert [run.error for run in sweep.of("1p1d")] == ["consumer-0 exited"]
+        assert len(sweep.of("2a")) == 5
+        assert sweep.verdict is not None
+        assert sweep.verdict.winner in ("2a", "2a+redis")
+        assert not stacks.up_now
+
+    @pytest.mark.parametrize(
+        "end", [KeyboardInterrupt(), NotEnoughMemory("little is left"), UsageError("no room")]
+    )
+    def test_what_ends_a_sweep_leaves_nothing_up_and_it_goes_on(
+        self, home: Home, end: BaseException
+    ) -> None:
+        stacks = Stacks(faults={"load 1p1d": end})
+        with pytest.raises(type(end)):
+            swept(home, stacks)
+        assert not stacks.up_now
+        again = Stacks()
+        folder, sweep = swept(home, again)
+        assert again.starts[0] == "1p1d", "the two before it are not run again"
+        assert len(again.starts) == 13
+        assert len(sweep.runs) == 15
+        assert len(list(home.bench.iterdir())) == 1
+        assert (folder / "round-1-1p1d" / "result.json").is_file()
+
+    def test_a_finished_sweep_is_not_gone_on_with(self, home: Home) -> None:
+        swept(home, Stacks())
+        _, sweep = open_sweep(home, planned(), SETTINGS, None)
+        assert sweep.runs == []
+
+
+class TestFolder:
+    @pytest.mark.parametrize("end", [errno.ENOSPC, errno.ENOTDIR])
+    def test_results_that_cannot_be_written_are_one_error(self, home: Home, end: int) -> None:
+        stacks = Stacks(faults={"load 1p1d": OSError(end, os.strerror(end))})
+        with pytest.raises(MachineUnfit, match=f"cannot be written: {os.strerror(end)}"):
+            swept(home, stacks)
+        assert not stacks.up_now
+
+    def test_a_file_is_no_folder(self, home: Home, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        folder, sweep = open_sweep(home, planned(), SETTINGS, tmp_path / "file")
+        with pytest.raises(MachineUnfit, match="file cannot be written"):
+            run_sweep(folder, sweep, Stacks(), planned().stacks, OPTIONS, lambda _: None)
+
+    def test_one_that_was_killed_before_its_verdict_goes_on(self, home: Home) -> None:
+        folder, sweep = swept(home, Stacks())
+        write_sweep(folder, sweep.model_copy(update={"verdict": None}))
+        again = Stacks()
+        assert swept(home, again) == (folder, sweep)
+        assert again.starts == []
+
+    def test_other_settings_are_another_sweep(self, home: Home, tmp_path: Path) -> None:
+        plan, out = planned(), tmp_path / "out"
+        folder, sweep = open_sweep(home, plan, SETTINGS, out)
+        stopped = Stacks(faults={"up 2a": KeyboardInterrupt()})
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(folder, sweep, stopped, plan.stacks, OPTIONS, lambda _: None)
+        other = Settings(5, "ttft=2s", {"seed": 1}, SETTINGS.command)
+        with pytest.raises(UsageError, match=r"--out .*: it holds a sweep of other settings"):
+            open_sweep(home, plan, other, out)
+        assert open_sweep(home, plan, SETTINGS, out)[0] == out
+
+    def test_another_free_port_is_the_same_sweep(self, home: Home) -> None:
+        stopped = Stacks(faults={"up 1p1d": KeyboardInterrupt()})
+        with pytest.raises(KeyboardInterrupt):
+            swept(home, stopped)
+        elsewhere = plan_sweep(SPEC, None, 18100, lambda _: None)
+        assert len(open_sweep(home, elsewhere, SETTINGS, None)[1].runs) == 2
+
+    def test_time_left_is_that_of_the_runs_done(self, home: Home) -> None:
+        _, fresh = open_sweep(home, planned(), SETTINGS, None)
+        assert left_seconds(fresh, 6.0) == 15 * (30 + 5 * 6)
+        run = {"topology": "2a", "round": 0, "folder": None, "seconds": 10.0, "rate": 1.0}
+        begun = Sweep.model_validate({**fresh.model_dump(), "runs": [run]})
+        assert left_seconds(begun, 6.0) == 14 * 10
+
+
+class TestPlan:
+    def test_stacks_are_as_asked_for_but_for_name_port_and_split(self) -> None:
+        spec = StackSpec(vendor="cpu", gpus=2, model="tiny", layerwise=True, name="mine")
+        stacks = planned(spec).stacks
+        assert {one.name for one in stacks.values()} == {"mine-sweep"}
+        assert {one.port for one in stacks.values()} == {18000}
+        assert {one.model for one in stacks.values()} == {"tiny"}
+        assert {name: one.layerwise for name, one in stacks.items()} == {
+            "2a": False, "2a+redis": True, "1p1d": True,
+        }  # fmt: skip
+
+    def test_what_cannot_be_planned_is_left_out_with_its_reason(self) -> None:
+        def require(spec: StackSpec) -> None:
+            if spec.topology == "1p1d":
+                raise ConfigError("--tp: 3 does not divide")
+
+        found = plan_sweep(SPEC, None, 18000, require)
+        assert found.refused == {"1p1d": "--tp: 3 does not divide"}
+        assert list(found.stacks) == ["2a", "2a+redis"]
+
+    def test_a_machine_that_lacks_something_is_the_planners_own_error(self) -> None:
+        def require(_: StackSpec) -> None:
+            raise NotEnoughMemory("9 GiB are available")
+
+        with pytest.raises(NotEnoughMemory, match="9 GiB are available"):
+            plan_sweep(SPEC, None, 18000, require)
+
+    @pytest.mark.parametrize(
+        ("spec", "listed", "words"),
+        [
+            ({}, None, "no number of engines to split"),
+            ({"gpus": 1}, None, "nothing to compare 1a with"),
+            ({"gpus": 2}, "1p2d,2a", "1p2d takes 3 engines, and --gpus is 2"),
+            ({}, "2a", "nothing to compare 2a with"),
+        ],
+    )
+    def test_nothing_to_compare(
+        self, spec: dict[str, object], listed: str | None, words: str
+    ) -> None:
+        asked = StackSpec.model_validate({"vendor": "cpu", **spec})
+        with pytest.raises(UsageError, match=words):
+            plan_sweep(asked, listed, 18000, lambda _: None)
+
+
+def test_best_is_a_stack_file_for_up(home: Home) -> None:
+    folder, sweep = swept(home, Stacks())
+    best = write_best(folder, sweep, planned().asked)
+    assert best is not None
+    assert yaml.safe_load(best.read_text()) == {"vendor": "cpu", "topology": "1p1d"}
+    assert best.read_text().startswith("# 1p1d holds 1.")
+    spec = load_spec({}, {}, best).spec
+    assert (spec.topology, spec.name, spec.port) == ("1p1d", "pdkit", 8000)
+
+
+class TestLive:
+    """On stacks of stand-in services."""
+
+    def stacks(self, lab: Lab) -> LiveStacks:
+        return LiveStacks(lab.home, "pdkit-sweep", ["deploy"], lab.lines.append)
+
+    def test_a_whole_run(self, lab: Lab) -> None:
+        stacks, spec = self.stacks(lab), lab.spec(name="pdkit-sweep", topology="2a")
+        workload = WorkloadOptions(input_tokens=Span(100, 100), output_tokens=Span(2, 2))
+        options = BenchOptions(workload=workload, requests=4, repeats=1, warmup=0)
+        with stacks.claimed():
+            stacks.require(spec)
+            stacks.up(spec)
+            found = stacks.load(options, lab.folder / "run")
+            assert (found.stack.topology, found.stack.redis) == ("2a", False)
+            assert found.repeats[0].completed == 4
+            stacks.down()
+            assert lab.pids() == []
+        assert not list(lab.home.bench.iterdir())
+
+    def test_what_a_killed_sweep_left_is_taken_down_and_nothing_else(self, lab: Lab) -> None:
+        lab.up(lab.spec(topology="1p1d"))
+        mine = set(lab.pids())
+        lab.home.bench.mkdir()
+        (lab.home.bench / "sweep-stack").write_text("pdkit-sweep\n")
+        self.stacks(lab).up(lab.spec(name="pdkit-sweep", topology="2a"))
+        assert set(lab.pids()) > mine
+        with self.stacks(lab).claimed():
+            assert set(lab.pids()) == mine
+        assert set(lab.pids()) == mine
+
+    def test_a_users_stack_of_that_name_is_left_alone(self, lab: Lab) -> None:
+        lab.up(lab.spec(name="pdkit-sweep", topology="1p1d"))
+        before = set(lab.pids())
+        refused = pytest.raises(StateError, match="a stack 'pdkit-sweep', which no sweep started")
+        with refused, self.stacks(lab).claimed():
+            pass
+        assert set(lab.pids()) == before
