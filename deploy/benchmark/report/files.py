@@ -13,7 +13,7 @@ from deploy.benchmark.compare import METRICS
 from deploy.benchmark.report.charts import Chart, charts
 from deploy.benchmark.report.page import page
 from deploy.benchmark.report.points import Run, named, points
-from deploy.benchmark.report.verdict import Verdict, verdict
+from deploy.benchmark.report.verdict import Verdict, of_sweep, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
 from deploy.errors import MissingTool, UsageError
 
@@ -51,7 +51,8 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
                 f"{folder}: the result has no finished repeat", hint="deploy bench runs it again"
             )
     runs = named(results)
-    found, drawn = verdict([result for result, _ in results]), charts(runs)
+    found = of_sweep(folders) or verdict([result for result, _ in results])
+    drawn = charts(runs)
     files: dict[str, bytes] = {
         PAGE: page(runs, found, drawn, library.javascript_bundle()).encode(),
         TABLE: table(runs).encode(),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Literal
 
 from deploy.benchmark.compare import by_load, differences
 from deploy.benchmark.results import Result, StackFacts
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
+from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, read_sweep
 
 Kind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one run"]
 
@@ -138,6 +140,29 @@ def verdict(results: Sequence[Result]) -> Verdict:
         return _without_ratio(baseline, split, goal)
     few = searched and min(map(len, stacks)) < LEAST_REPEATS
     return replace(_decided(split, baseline, goal), note=_ONE_SEARCH if few else "")
+
+
+def of_sweep(folders: Sequence[Path]) -> Verdict | None:
+    """Return the verdict of the sweep that these are the runs of; None where they are not.
+
+    It pairs the rounds, in which the topologies ran soon after one another.
+    """
+    parent = folders[0].parent
+    if {one.parent for one in folders} != {parent} or not (parent / SWEEP_FILE).exists():
+        return None
+    sweep = read_sweep(parent)
+    said = sweep.verdict
+    if said is None:
+        return None
+    if said.ratio is None:
+        return Verdict("cannot tell", said.sentence)
+    ratio = Ratio(said.ratio.value, said.ratio.low, said.ratio.high, sweep.rounds)
+    if ratio.low is None:
+        return Verdict("cannot tell", said.sentence, ratio)
+    if said.winner == said.disaggregated:
+        return Verdict("disaggregate", said.sentence, ratio)
+    kind: Kind = "do not" if said.sentence.startswith(DO_NOT) else "no difference"
+    return Verdict(kind, said.sentence, ratio)
 
 
 def _stacks(results: Sequence[Result]) -> list[StackFacts]:

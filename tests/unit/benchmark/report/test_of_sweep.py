@@ -1,0 +1,39 @@
+"""The report of a sweep's folder has the sweep's own verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from deploy.benchmark.report.verdict import of_sweep
+from deploy.benchmark.sweep import judge, write_sweep
+from tests.unit.benchmark.test_sweep import sweep, times
+
+
+def folders(place: Path, rates: dict[str, Sequence[float | None]]) -> list[Path]:
+    one = sweep(rates)
+    write_sweep(place, one.model_copy(update={"verdict": judge(one)}))
+    return [place / "round-1-4a", place / "round-1-1p3d"]
+
+
+@pytest.mark.parametrize(
+    ("split", "kind"),
+    [
+        (times(14)[::-1], "disaggregate"),
+        (times(6)[::-1], "do not"),
+        (times(10)[::-1], "no difference"),
+        (times(14, 2), "cannot tell"),
+    ],
+)
+def test_it_is_the_sweeps_own(tmp_path: Path, split: list[float], kind: str) -> None:
+    found = of_sweep(folders(tmp_path, {"4a": times(10), "1p3d": split}))
+    assert found is not None
+    assert found.kind == kind
+
+
+def test_other_runs_have_none(tmp_path: Path) -> None:
+    assert of_sweep([tmp_path / "one", tmp_path / "two"]) is None
+    runs = folders(tmp_path, {"4a": times(10), "1p3d": times(9)})
+    assert of_sweep([*runs, tmp_path / "other" / "one"]) is None
