@@ -20,9 +20,9 @@ def asset(*parts: str) -> Path:
     raise FileNotFoundError("/".join(parts))
 
 
-def gateway_path() -> Path:
-    """Return the folder to put on the gateway's PYTHONPATH so that `pdkit_gateway` imports."""
-    return _PACKAGE / "gateway"
+def router_path() -> Path:
+    """Return the folder to put on the router's PYTHONPATH so that `pdkit_router` imports."""
+    return _PACKAGE / "router"
 
 
 def connector_path() -> Path:

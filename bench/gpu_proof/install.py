@@ -17,10 +17,11 @@ from bench.gpu_proof.results import ROOT
 _INSTALL_S = 460
 # What must be importable before anything is started, and the wheel that brings it.
 NEEDED = {
-    "torch": "torch", "vllm": "vllm", "lmcache": "lmcache", "vllm_router": "vllm-router",
-    "xxhash": "xxhash", "redis": "redis", "docker": "docker", "filelock": "filelock",
-    "httpx": "httpx", "packaging": "packaging", "prometheus_client": "prometheus-client",
-    "psutil": "psutil", "pydantic": "pydantic", "yaml": "pyyaml", "typer": "typer",
+    "torch": "torch", "vllm": "vllm", "lmcache": "lmcache", "httptools": "httptools",
+    "uvloop": "uvloop", "xxhash": "xxhash", "redis": "redis", "docker": "docker",
+    "filelock": "filelock", "httpx": "httpx", "packaging": "packaging",
+    "prometheus_client": "prometheus-client", "psutil": "psutil",
+    "pydantic": "pydantic", "yaml": "pyyaml", "typer": "typer",
 }  # fmt: skip
 _MISSING = (
     "import importlib.util, sys; "

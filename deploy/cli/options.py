@@ -116,6 +116,13 @@ _ApiKeyFile = Annotated[
     Path | None,
     typer.Option(help="File with the API key that clients must send (default: no key)."),
 ]
+_AllowKeyless = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-keyless/--no-allow-keyless",
+        help="Let --bind accept other machines without --api-key-file (default: refuse that).",
+    ),
+]
 
 
 def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
@@ -138,6 +145,7 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     port: _Port = None,
     bind: _Bind = None,
     api_key_file: _ApiKeyFile = None,
+    allow_keyless: _AllowKeyless = None,
 ) -> None:
     """Hold the signature that `takes_stack_options` gives to commands."""
 

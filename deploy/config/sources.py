@@ -26,8 +26,8 @@ DEFAULT_FILE = Path("deploy.yaml")
 # Top-level scalar fields that a `PDKIT_<FIELD>` variable may set.
 ENV_FIELDS = (
     "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp", "model",
-    "connector", "layerwise", "save_decode_cache", "port", "bind", "image", "allow_unproven",
-    "gpu_access", "hub_cache", "hf_token_file", "api_key_file",
+    "connector", "layerwise", "save_decode_cache", "port", "bind", "image",
+    "allow_unproven", "allow_keyless", "gpu_access", "hub_cache", "hf_token_file", "api_key_file",
 )  # fmt: skip
 
 # Settings that name programs, what they are given, secrets, or addresses.

@@ -63,7 +63,7 @@ class EngineSpec(_Strict):
 
     python: Path | None = Field(
         None,
-        description="processes only: interpreter with vLLM, LMCache and vllm-router; default: "
+        description="processes only: interpreter with vLLM and LMCache; default: "
         "the one that runs pdkit",
     )
     dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
@@ -154,7 +154,11 @@ class RouterSpec(_Strict):
     """The router in front of the engines."""
 
     image: ImageName | None = Field(
-        None, description="containers only: image with vllm-router; default: the catalogue's"
+        None, description="containers only: image for the router; default: the catalogue's"
+    )
+    degrade: Literal["recompute", "refuse"] = Field(
+        "recompute",
+        description="without a producer: recompute prompts on consumers, or refuse requests",
     )
 
 
@@ -218,13 +222,16 @@ class StackSpec(_Strict):
     port: Port = Field(
         8000,
         description="port for clients; +1 Redis (processes with redis.client lmcache), +2 router "
-        "metrics, +3 the router behind the gateway, from +10 the engines",
+        "metrics, from +10 the engines",
     )
     bind: Annotated[str, AfterValidator(_address)] = Field(
         "127.0.0.1", description="address for clients; everything else stays on loopback"
     )
     api_key_file: HostPath | None = Field(
         None, description="file with the API key that clients must send"
+    )
+    allow_keyless: bool = Field(
+        False, description="accept clients without a key from other machines, where bind lets them"
     )
     engine: EngineSpec = EngineSpec()
     lmcache: LMCacheSpec = LMCacheSpec()

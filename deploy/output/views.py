@@ -55,8 +55,7 @@ def plan_view(prepared: Prepared) -> str:
             )
             for engine in plan.engines
         ),
-        ("router", "front", "-", plan.router_port, "-"),
-        *([("gateway", "key", "-", plan.port, "-")] if plan.keyed else []),
+        ("router", "front", "-", plan.port, "-"),
     ]  # fmt: skip
     body = table(("service", "does", "devices", "port", "memory"), rows)
     return "\n".join((*facts, "", body))
@@ -101,7 +100,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "served_name": plan.model.served_name,
             "source": plan.model.source,
         },
-        "router": {"host": plan.router_bind, "port": plan.router_port},
+        "router": {"host": plan.bind, "port": plan.port},
         "front": {"host": plan.bind, "port": plan.port, "url": plan.url, "keyed": plan.keyed},
         "redis": {
             "brought": plan.redis_brought,

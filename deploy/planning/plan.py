@@ -9,7 +9,7 @@ from deploy.config.model import Model
 from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError
-from deploy.planning.address import host_port
+from deploy.planning.address import check_bind, host_port
 from deploy.planning.gpus import allot, gpu_memory
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.kinds import check_kind
@@ -83,8 +83,8 @@ class Plan:
             is not known yet.
         kv_cache_bytes: KV space that each rank is told to take; None where it takes what its share
             of the GPU leaves.
-        bind, port: where clients reach the stack: the router, or the gateway before it.
-        keyed: clients must bring a key, which the gateway asks for.
+        bind, port: where clients reach the stack: the router.
+        keyed: clients must send a key.
         redis_brought: Redis is the user's own, and no service of the stack.
         redis: the kit's own, in the order in which engines name them; none where it is brought.
         gpu_share: of its GPUs' memory that an engine may use; None where there are no GPUs.
@@ -102,7 +102,6 @@ class Plan:
     bind: str
     port: int
     keyed: bool
-    router_port: int
     router_metrics_port: int
     redis_brought: bool
     redis: tuple[RedisPlan, ...]
@@ -151,11 +150,6 @@ class Plan:
         return self.topology.redis
 
     @property
-    def router_bind(self) -> str:
-        """The address that the router is reached at from this machine or beyond."""
-        return "127.0.0.1" if self.keyed else self.bind
-
-    @property
     def url(self) -> str:
         """Where clients come."""
         return f"http://{host_port(self.bind, self.port)}"
@@ -198,8 +192,7 @@ class Plan:
     def ports(self) -> dict[int, str]:
         """Every port of this machine the stack listens on, and whose it is."""
         return {
-            **({self.port: "gateway"} if self.keyed else {}),
-            self.router_port: "router",
+            self.port: "router",
             **{shard.port: shard.name for shard in self.redis if shard.port},
             self.router_metrics_port: "router metrics",
             **{engine.port: engine.name for engine in self.engines},
@@ -247,8 +240,6 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         bind=spec.bind,
         port=spec.port,
         keyed=spec.api_key_file is not None,
-        # Behind a gateway the router, which asks nobody for a key, stays on loopback.
-        router_port=spec.port + 3 if spec.api_key_file else spec.port,
         router_metrics_port=spec.port + 2,
         redis_brought=spec.redis.url_file is not None,
         redis=()
@@ -310,6 +301,7 @@ def _engines(
 
 
 def _check(spec: StackSpec, model: Model, block_size: int, topology: Topology) -> None:
+    check_bind(spec)
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
     _check_gpu_access(spec)

@@ -17,7 +17,7 @@ from deploy.runtime.cgroup import MOUNT, read_limits
 
 _PROBE_TIMEOUT_S = 60
 _CGROUP = MOUNT
-_ENGINE_MODULES = ("vllm", "lmcache", "vllm_router")
+_ENGINE_MODULES = ("vllm", "lmcache", "httptools", "uvloop")
 _FIND_MODULES = """
 import importlib.util, sys
 print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])

@@ -25,7 +25,7 @@ _COMPLAINTS = tuple(
         r"\[[\d ,:-]+\] LMCache (?P<level>WARNING|ERROR|CRITICAL):\s*(?P<said>.*?)"
         r"(?:\s*\((?P<source>[\w.]+:\d+):[\w.]+\))?$",
         r"[\d-]+ [\d:,]+ (?P<level>WARNING|ERROR) pdkit-connector (?:WARNING |ERROR )?(?P<said>.*)",
-        r"[\d-]+ [\d:]+\s+(?P<level>WARN|ERROR) [\w:]+: (?P<source>\S+): (?P<said>.*)",
+        r"[\d-]+ [\d:]+ (?P<level>WARNING|ERROR) router: (?P<said>.*)",
         r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ (?P<level>#) (?:WARNING:? )?(?P<said>.*)",
         r"(?P<level>WARNING|ERROR): +(?P<said>.*)",
         rf"(?P<said>{_EXCEPTION}.+)",

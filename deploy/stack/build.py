@@ -14,7 +14,7 @@ from deploy.planning.redis import RedisPlan
 from deploy.stack.containers import in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.layout import LOOPBACK, ContainerLayout, Layout
-from deploy.stack.router import router_argv, router_env
+from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, Health, Service, Stack
 
 REDIS_PASSWORD = "redis_password"  # noqa: S105 - the name of the secret, not the secret
@@ -33,7 +33,6 @@ def build_stack(plan: Plan, spec: StackSpec, layout: Layout) -> Stack:
         *(_redis(shard, spec, layout) for shard in plan.redis),
         *engines,
         _router(plan, spec, layout),
-        *([_gateway(plan, spec, layout)] if plan.keyed else []),
     ]
     if isinstance(layout, ContainerLayout):
         services = [in_container(service, plan, spec, layout) for service in services]
@@ -114,36 +113,16 @@ def _redis_urls(plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
 
 
 def _router(plan: Plan, spec: StackSpec, layout: Layout) -> Service:
+    key_file = layout.secret(API_KEY) if plan.keyed else None
     return Service(
         name="router",
         role="router",
-        argv=(layout.router_program, *router_argv(plan, layout)),
-        host=plan.router_bind,
-        port=plan.router_port,
-        health=Health("http", "/readiness"),
-        ready_s=spec.timeouts.ready_s,
-        env=router_env(plan, layout),
-        extra_ports=(plan.router_metrics_port,),
-        depends_on=tuple(engine.name for engine in plan.engines),
-    )
-
-
-def _gateway(plan: Plan, spec: StackSpec, layout: Layout) -> Service:
-    place = layout.gateway(plan)
-    return Service(
-        name="gateway",
-        role="gateway",
-        argv=(
-            layout.router_program, "-m", "pdkit_gateway",
-            "--host", place.bind,
-            "--port", str(place.port),
-            "--upstream", f"http://{layout.router(plan).reached_at}",
-            "--key-file", layout.secret(API_KEY),
-        ),
+        argv=(layout.router_program, *router_argv(plan, spec, layout, key_file)),
         host=plan.bind,
         port=plan.port,
         health=Health("http", "/readiness"),
         ready_s=spec.timeouts.ready_s,
-        env={"PYTHONPATH": layout.gateway_dir},
-        depends_on=("router",),
-    )  # fmt: skip
+        env={"PYTHONPATH": layout.router_dir},
+        extra_ports=(plan.router_metrics_port,),
+        depends_on=tuple(engine.name for engine in plan.engines),
+    )

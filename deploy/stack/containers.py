@@ -13,9 +13,9 @@ from deploy.planning.plan import EnginePlan, Plan
 from deploy.stack.layout import (
     CONNECTOR,
     ENGINE_CACHE,
-    GATEWAY,
     HUB_CACHE,
     LOOPBACK,
+    ROUTER,
     SECRETS,
     ContainerLayout,
 )
@@ -73,8 +73,6 @@ def in_container(service: Service, plan: Plan, spec: StackSpec, layout: Containe
         return replace(service, host="", port=0, container=_redis(service, layout))
     if service.role == "router":
         return replace(service, container=_router(service, plan, layout))
-    if service.role == "gateway":
-        return replace(service, container=_gateway(service, plan, layout))
     (engine,) = (engine for engine in plan.engines if engine.name == service.name)
     return replace(service, container=_engine(service, engine, plan, spec, layout))
 
@@ -101,24 +99,12 @@ def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
         networks=(FRONT_NETWORK,),
         health_argv=_health(layout.router_program, front.port, service.health.path),
         limit_mib=_ROUTER_LIMIT_MIB,
+        mounts=(Mount(str(layout.router_code), ROUTER),),
         published=(
-            Published(plan.router_bind, plan.router_port, front.port),
+            Published(plan.bind, plan.port, front.port),
             Published(LOOPBACK, plan.router_metrics_port, metrics.port),
         ),
-    )
-
-
-def _gateway(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
-    place = layout.gateway(plan)
-    return Container(
-        image=layout.images.router,
-        user=layout.user,
-        networks=(FRONT_NETWORK,),
-        health_argv=_health(layout.router_program, place.port, service.health.path),
-        limit_mib=_ROUTER_LIMIT_MIB,
-        mounts=(Mount(str(layout.gateway_code), GATEWAY),),
-        published=(Published(plan.bind, plan.port, place.port),),
-        secrets=("api_key",),
+        secrets=("api_key",) if plan.keyed else (),
     )
 
 

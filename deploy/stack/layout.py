@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
 SECRETS = PurePosixPath("/run/secrets")
 CONNECTOR = "/opt/pdkit/connector"
-GATEWAY = "/opt/pdkit/gateway"
+ROUTER = "/opt/pdkit/router"
 MODELS = PurePosixPath("/models")
 HUB_CACHE = "/hub"
 ENGINE_CACHE = "/cache"
@@ -59,7 +59,7 @@ class Layout(Protocol):
     @property
     def connector_dir(self) -> str: ...
     @property
-    def gateway_dir(self) -> str: ...
+    def router_dir(self) -> str: ...
     @property
     def image_identity(self) -> str:
         """What tells one engine image from another; "" for processes."""
@@ -73,7 +73,6 @@ class Layout(Protocol):
     def engine(self, engine: EnginePlan) -> Endpoint: ...
     def router(self, plan: Plan) -> Endpoint: ...
     def router_metrics(self, plan: Plan) -> Endpoint: ...
-    def gateway(self, plan: Plan) -> Endpoint: ...
     def secret(self, name: str) -> str:
         """Return where a service sees the file of a secret."""
         ...
@@ -103,7 +102,7 @@ class ProcessLayout:
     engine_python: str
     redis_server: str
     connector: Path
-    gateway_code: Path
+    router_code: Path
     hub_cache: Path | None = None
     hub_token: Path | None = None
 
@@ -126,8 +125,8 @@ class ProcessLayout:
         return str(self.connector)
 
     @property
-    def gateway_dir(self) -> str:
-        return str(self.gateway_code)
+    def router_dir(self) -> str:
+        return str(self.router_code)
 
     def redis(self, shard: RedisPlan) -> Endpoint:
         return _on_loopback(shard.port)
@@ -139,10 +138,6 @@ class ProcessLayout:
         return _on_loopback(engine.port)
 
     def router(self, plan: Plan) -> Endpoint:
-        bind = plan.router_bind
-        return Endpoint(bind, plan.router_port, host_port(bind, plan.router_port))
-
-    def gateway(self, plan: Plan) -> Endpoint:
         return Endpoint(plan.bind, plan.port, host_port(plan.bind, plan.port))
 
     def secret(self, name: str) -> str:
@@ -202,7 +197,7 @@ class ContainerLayout:
     images: ContainerImages
     user: str
     connector: Path
-    gateway_code: Path
+    router_code: Path
     engine_cache: Path
     hub_cache: Path | None = None
     hub_token: bool = False
@@ -210,7 +205,7 @@ class ContainerLayout:
 
     redis_program = "redis-server"
     connector_dir = CONNECTOR
-    gateway_dir = GATEWAY
+    router_dir = ROUTER
 
     @property
     def image_identity(self) -> str:
@@ -238,9 +233,6 @@ class ContainerLayout:
 
     def router_metrics(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
         return _in_network("router", _ROUTER_METRICS_PORT)
-
-    def gateway(self, plan: Plan) -> Endpoint:  # noqa: ARG002
-        return _in_network("gateway", _ROUTER_PORT)
 
     def secret(self, name: str) -> str:
         return str(SECRETS / name)

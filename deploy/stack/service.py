@@ -10,7 +10,7 @@ from typing import Literal
 
 from deploy.planning.address import host_port
 
-ServiceRole = Literal["redis", "producer", "consumer", "aggregated", "router", "gateway"]
+ServiceRole = Literal["redis", "producer", "consumer", "aggregated", "router"]
 
 
 @dataclass(frozen=True)

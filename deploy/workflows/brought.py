@@ -111,7 +111,7 @@ def _with_old_key(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
     except ConfigError:
         return set()  # taken away: the running one stays
     held = kept.get(API_KEY)
-    return {"gateway"} if key and held and held.reveal() != key else set()
+    return {"router"} if key and held and held.reveal() != key else set()
 
 
 def provide_caches(prepared: Prepared) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.assets import connector_path, gateway_path
+from deploy.assets import connector_path, router_path
 from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
@@ -128,7 +128,7 @@ def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Mo
             engine_python=means.engine_python,
             redis_server=means.redis_server,
             connector=connector_path(),
-            gateway_code=gateway_path(),
+            router_code=router_path(),
             hub_cache=spec.hub_cache,
             hub_token=spec.hf_token_file,
         )
@@ -139,7 +139,7 @@ def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Mo
         images=means.images,
         user=means.user,
         connector=connector_path(),
-        gateway_code=gateway_path(),
+        router_code=router_path(),
         engine_cache=home.engine_cache(means.images.engine_id or means.images.engine),
         hub_cache=Path(means.hub_cache) if from_hub else None,
         hub_token=means.hub_token and from_hub,

@@ -16,7 +16,12 @@ from deploy.runtime.process.sessions import boot_id
 from deploy.runtime.state import StackState
 from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
-from deploy.workflows.check import CheckOptions, check_stack, renew_store_connections
+from deploy.workflows.check import (
+    CheckOptions,
+    check_stack,
+    renew_store_connections,
+    require_answers,
+)
 from deploy.workflows.facts import facts_here, with_images
 from deploy.workflows.fitness import require_code, require_fit, require_gpus_beside
 from deploy.workflows.fixes import require_fixes
@@ -107,6 +112,8 @@ def bring_up(
         took = _start_missing(start, report)
         result = UpResult(require_stack(home, spec.name), took, time.monotonic() - began)
         if not check:
+            if took:  # a router that went on running has to notice what was started
+                require_answers(result.running)
             return result, None
         if result.outlived_redis:
             renew_store_connections(home, result.running)

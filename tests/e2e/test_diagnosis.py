@@ -427,15 +427,14 @@ def test_answers_that_do_not_wait_for_their_kv(
 
 
 def test_a_router_without_prefill(kit: Deploy, engines: Engines) -> None:
-    """Started by hand as an ordinary router of the consumer, and the producer fixed meanwhile."""
+    """Started by hand with the consumer as its producer, and the producer fixed meanwhile."""
 
-    def ordinary(service: Service) -> Service:
-        at = service.argv.index("--vllm-pd-disaggregation")
-        front = service.argv[service.argv.index("--host") :]
-        consumer = f"http://127.0.0.1:{PORT + OFFSETS[CONSUMER]}"
-        return replace(service, argv=(*service.argv[:at], "--worker-urls", consumer, *front))
+    def misled(service: Service) -> Service:
+        at = service.argv.index("--producer") + 1
+        consumer = f"{PRODUCER}=127.0.0.1:{PORT + OFFSETS[CONSUMER]}"
+        return replace(service, argv=(*service.argv[:at], consumer, *service.argv[at + 1 :]))
 
-    engines.start_otherwise({ROUTER: ordinary, PRODUCER: in_environ({})})
+    engines.start_otherwise({ROUTER: misled, PRODUCER: in_environ({})})
     named(kit, "router_bypasses_producers")
     engines.start_otherwise({ROUTER: in_environ({})})
     assert_healthy(kit)
@@ -459,7 +458,6 @@ def test_a_consumer_that_dies_during_the_check(kit: Deploy, store: redis.Redis) 
 
 
 def test_state_that_was_deleted(kit: Deploy) -> None:
-    """The router writes a title over its environment, and is found all the same."""
     shutil.rmtree(kit.home / "stacks" / NAME)
     assert kit.run("status", "--name", NAME).stdout.startswith(f"the stack '{NAME}' is not up")
     assert not is_free(PORT)

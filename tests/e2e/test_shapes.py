@@ -93,11 +93,11 @@ def assert_asks_for_a_key(kit: Deploy, name: str, port: int, file: Path) -> None
     assert answers == [200, 401, 401, 404]
     seen = json.dumps([(p.cmdline(), p.environ()) for p in kit.processes(name)])
     assert KEYS[0] not in seen + "".join(
-        kit.log(name, service) for service in ("gateway", "router", "producer-0", "consumer-0")
+        kit.log(name, service) for service in ("router", "producer-0", "consumer-0")
     )
     file.write_text(KEYS[1])
     up = ("up", "--name", name, "--port", str(port), "--api-key-file", str(file))
-    assert list(kit.ok(*up)["started"]) == ["gateway"]
+    assert list(kit.ok(*up)["started"]) == ["router"]
     assert [ask(KEYS[0]), ask(KEYS[1])] == [401, 200]
     file.unlink()
     assert kit.ok("check", "--name", name)["passed"], "the copy it was given stays"

@@ -41,7 +41,7 @@ SOUND_HOST = HostSeen(
 )
 HOME = Home(Path("/home/user/.local/state/pdkit"), Path("/home/user/.cache/pdkit"))
 CONNECTOR = Path("/opt/pdkit/lib/deploy/connector")
-GATEWAY = Path("/opt/pdkit/lib/deploy/gateway")
+ROUTER = Path("/opt/pdkit/lib/deploy/router")
 TINY_SHAPE = ModelShape(layers=4, attention_heads=4, kv_heads=2, head_dim=64, max_positions=32768)
 TINY = Model("/models/tiny", "pdkit-tiny", "tiny", TINY_SHAPE)
 
@@ -125,7 +125,7 @@ def prepared() -> Callable[..., Prepared]:
             mock.patch.object(namespace, "__version__", "1.2.3"),
             mock.patch.object(facts_module, "container_user", lambda **_: "1000:1000"),
             mock.patch.object(prepare_module, "connector_path", lambda: CONNECTOR),
-            mock.patch.object(prepare_module, "gateway_path", lambda: GATEWAY),
+            mock.patch.object(prepare_module, "router_path", lambda: ROUTER),
             mock.patch.object(prepare_module, "model_folder_name", lambda: "tiny-llama"),
             mock.patch.object(prepare_module, "_require_mountable", lambda _: None),
         ):

@@ -57,7 +57,7 @@ def part_of(path: Path) -> str:
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # What enters the services, and so imports nothing of the rest and is imported by nothing of it.
-GUESTS = {"connector": "pdkit_connector", "gateway": "pdkit_gateway"}
+GUESTS = {"connector": "pdkit_connector", "router": "pdkit_router"}
 OURS = [path for path in MODULES if part_of(path) not in GUESTS]
 THEIRS = [path for path in MODULES if part_of(path) in GUESTS]
 

@@ -158,8 +158,8 @@ def _counting(session: Session, engine: str, prompt: list[int]) -> CacheCounters
 def check_router(session: Session) -> None:
     """Send prompts through the router, which decodes the moment its prefill answers.
 
-    The router passes on how much the producer had cached, so that the consumers' counters have to
-    tell what they loaded. What others blur is tried again.
+    An answer does not say what its producer did, so that the engines' counters have to tell. What
+    others blur is tried again.
     """
     found = session.found
     producers = itertools.cycle(session.producers)

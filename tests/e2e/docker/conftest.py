@@ -10,7 +10,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,9 +196,11 @@ def failed(ran: Ran, *, code: int, name: str) -> dict[str, Any]:
     return error
 
 
-def complete(url: str, prompt: str) -> str:
+def complete(url: str, prompt: str, headers: Mapping[str, str] | None = None) -> str:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
-    answer = httpx.post(f"{url}/v1/completions", json=body, trust_env=False, timeout=60)
+    answer = httpx.post(
+        f"{url}/v1/completions", json=body, headers=headers, trust_env=False, timeout=60
+    )
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["text"]
     return text

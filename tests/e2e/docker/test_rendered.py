@@ -43,7 +43,7 @@ def test_serves_with_kv_from_redis(written: tuple[Project, Path]) -> None:
     project, _ = written
     with EngineApi(project.url("consumer-0")) as consumer:
         before = consumer.cache_counters()
-        assert complete(router(project), LONG)
+        assert complete(project.url("router"), LONG, bearer(KEY))
         assert consumer.cache_counters().since(before).external_hits >= 256
 
 
@@ -60,11 +60,6 @@ def test_asks_clients_for_the_key(written: tuple[Project, Path]) -> None:
     assert not any(KEY in text for text in (*shown, (folder / "compose.yaml").read_text()))
 
 
-def router(project: Project) -> str:
-    """Return where the router behind the gateway is reached on this machine alone."""
-    return f"http://127.0.0.1:{project.port + 3}"
-
-
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
@@ -74,7 +69,7 @@ def test_is_not_taken_for_a_stack_that_was_started(written: tuple[Project, Path]
     assert "is not up" in project.run("status").stdout
     ran = project.run("up", "--port", str(free_row()))
     assert ran.code == 3 and "belongs to the stack in" in ran.stderr, ran
-    assert complete(router(project), "still there?")
+    assert complete(project.url("router"), "still there?", bearer(KEY))
 
 
 def test_holds_the_password_in_private_files_only(written: tuple[Project, Path]) -> None:

@@ -349,7 +349,7 @@ def taken_port() -> Iterator[int]:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Modules that are named as the engines' are."""
     folder = tmp_path_factory.mktemp("packages")
-    for module in ("vllm", "lmcache", "vllm_router"):
+    for module in ("vllm", "lmcache", "httptools", "uvloop"):
         (folder / module).mkdir()
         (folder / module / "__init__.py").touch()
     return folder

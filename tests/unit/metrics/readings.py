@@ -34,12 +34,14 @@ def _of(name: str, value: float) -> list[Sample]:
         "kv": "vllm:kv_cache_usage_perc",
         "first_count": "vllm:time_to_first_token_seconds_count",
         "first_sum": "vllm:time_to_first_token_seconds_sum",
-        "requests": "vllm_router_pd_requests_total",
-        "errors": "vllm_router_pd_decode_errors_total",
+        "requests": "pdkit_router_requests_total",
+        "errors": "pdkit_router_errors_total",
         "waits": "pdkit_store_barrier_waits_total",
     }
     if name == "health":
-        return [Sample("vllm_router_worker_health", {"worker": str(n)}, n < value) for n in (0, 1)]
+        return [
+            Sample("pdkit_router_engine_healthy", {"engine": str(n)}, n < value) for n in (0, 1)
+        ]
     if name in known:
         return [Sample(known[name], {"result": "stored"} if name == "waits" else {}, value)]
     operation, result = name.split("_", 1)  # such as load_corrupt: chunks of the Redis path

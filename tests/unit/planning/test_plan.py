@@ -77,7 +77,7 @@ class TestPorts:
     def test_unique_and_in_one_row(self, plan: Make, topology: str, port: int) -> None:
         made = plan(topology=topology, port=port)
         engines = [engine.port for engine in made.engines]
-        assert made.router_port == port
+        assert made.port == port
         assert engines == list(range(engines[0], engines[0] + len(engines))), "contiguous"
         assert len(made.ports) == len(engines) + 2, "unique"
         assert all(port <= used < port + 10 + len(engines) for used in made.ports)
@@ -103,6 +103,23 @@ class TestPorts:
         port = re.search(r"--port (\d+)", hint)
         assert port is not None
         plan(port=int(port[1]), topology=topology)
+
+
+class TestBind:
+    """Other machines are served without a key only where the user says so."""
+
+    @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::"])  # noqa: S104 - not bound here
+    def test_beyond_this_machine_without_a_key(self, plan: Make, bind: str) -> None:
+        refused = refusal(plan, bind=bind)
+        assert f"bind: {bind} lets other machines" in refused.message
+        assert "--api-key-file FILE" in refused.hint
+        assert "--allow-keyless" in refused.hint
+        assert plan(bind=bind, allow_keyless=True).bind == bind
+        assert plan(bind=bind, api_key_file="/key").bind == bind
+
+    @pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+    def test_this_machine_needs_no_key(self, plan: Make, bind: str) -> None:
+        assert not plan(bind=bind).keyed
 
 
 class TestTensorParallel:

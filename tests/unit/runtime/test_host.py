@@ -53,15 +53,15 @@ class TestEnginePython:
     def test_a_real_one_that_has_the_modules(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in ("vllm", "lmcache", "vllm_router"):
+        for module in ("vllm", "lmcache", "httptools", "uvloop"):
             (tmp_path / module).mkdir()
             (tmp_path / module / "__init__.py").write_text("raise SystemExit('never imported')")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         assert find_engine_python(Path(sys.executable)) == sys.executable
 
     def test_one_that_lacks_modules_names_them(self, tmp_path: Path) -> None:
-        python = script(tmp_path / "python", "echo lmcache vllm_router")
-        with pytest.raises(MissingTool, match=r"lacks lmcache, vllm_router") as caught:
+        python = script(tmp_path / "python", "echo lmcache uvloop")
+        with pytest.raises(MissingTool, match=r"lacks lmcache, uvloop") as caught:
             find_engine_python(python)
         assert "quickstart" in caught.value.hint
 

@@ -133,10 +133,9 @@ class TestComplaints:
                 "it broke",
             ),
             (
-                "2026-11-21 12:23:50 ERROR vllm_router_rs::routers::http::vllm_pd_router: "
-                "src/routers/http/vllm_pd_router.rs:3075: Transparent proxy request failed",
-                "error",
-                "Transparent proxy request failed",
+                "2026-11-21 12:23:50 WARNING router: consumer-0 does not answer",
+                "warning",
+                "consumer-0 does not answer",
             ),
             (
                 "24061:M 21 Nov 2026 12:22:22.921 # WARNING Memory overcommit must be enabled!",
@@ -161,7 +160,7 @@ class TestComplaints:
             "[2026-11-21 12:23:50,224] LMCache INFO: Reqid: x (a.py:1:b)",
             "24061:M 21 Nov 2026 12:22:22.921 * Ready to accept connections",
             "2026-11-21 12:22:54,302 INFO pdkit-connector fix=B17 state=applied",
-            "2026-11-21 12:22:56  INFO vllm_router_rs::server: src/server.rs:1141: Started",
+            "2026-11-21 12:22:56 INFO router: consumer-0 answers",
             "prompt: WARNING 11-21 12:22:48 [x.py:1] a client wrote this",
         ],
     )

@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "save-decode-cache": {"save_decode_cache": True},
     "cdi": {"gpu_access": "cdi"},
     "hub-token": {"model": "owner/name", "environ": {"HF_TOKEN": TOKEN}},
-    "everywhere": {"bind": "0.0.0.0", "port": 9000, "name": "other"},  # noqa: S104 - not bound here
+    "everywhere": {"bind": "0.0.0.0", "allow_keyless": True, "port": 9000, "name": "other"},  # noqa: S104 - not bound here
     "folder": {"given": FOLDER_MODEL},
     "own-image": {
         "image": "registry.example:5000/mine/vllm:1",

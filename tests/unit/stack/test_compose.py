@@ -312,25 +312,19 @@ class TestNetworks:
 
     def test_only_what_clients_reach_is_published_elsewhere(self, cases: list[Case]) -> None:
         for case in cases:
-            front = "gateway" if "gateway" in case.services else "router"
             bind = case.fields.get("bind", "127.0.0.1")
             for name, service in case.services.items():
                 for port in service.get("ports", []):
-                    reached = name == front and int(port["published"]) == case.prepared.spec.port
+                    reached = name == "router" and int(port["published"]) == case.prepared.spec.port
                     expected = bind if reached else "127.0.0.1"
                     assert port["host_ip"] == expected, (case.name, name)
 
     def test_the_router_knows_every_engine_by_name(self, cases: list[Case]) -> None:
         for case in cases:
             said = case.services["router"]["command"]
-            urls = [
-                said[at + 1] for at, word in enumerate(said) if word in ("--prefill", "--decode")
-            ]
-            if "--worker-urls" in said:
-                urls = said[said.index("--worker-urls") + 1 : said.index("--policy")]
-            assert urls == [f"http://{name}:8000" for name in case.engines], case.name
-            bypassed = case.services["router"]["environment"]["no_proxy"].split(",")
-            assert set(case.engines) <= set(bypassed), case.name
+            roles = ("--producer", "--consumer", "--engine")
+            named = [said[at + 1] for at, word in enumerate(said) if word in roles]
+            assert named == [f"{name}={name}:8000" for name in case.engines], case.name
 
     def test_everybody_listens_where_others_reach_it(self, cases: list[Case]) -> None:
         for case in cases:
@@ -405,8 +399,7 @@ class TestSecrets:
 
         assert given("redis") == {"redis-redis", "redis_password"}
         assert given("producer-0") == {"producer-0-lmcache", "hf_token"}
-        assert "secrets" not in made.services["router"]
-        assert given("gateway") == {"api_key"}
+        assert given("router") == {"api_key"}
 
     def test_a_token_is_not_asked_for_by_a_model_that_is_here(self, contained: Make) -> None:
         made = contained(given=FOLDER_MODEL, environ={"HF_TOKEN": TOKEN})

@@ -30,7 +30,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"save_decode_cache": True},
     {"layerwise": True, "save_decode_cache": True, "tp": 2},
     {"redis": {"shards": 3}},
-    {"bind": "192.0.2.1", "port": 30000, "name": "other"},
+    {"bind": "192.0.2.1", "allow_keyless": True, "port": 30000, "name": "other"},
     {"engine": {"block_size": 16, "args": ["--seed", "1"], "env": {"OMP_NUM_THREADS": "7"}}},
     {"lmcache": {"chunk_size": 512}, "model": "owner/name", "redis": {"memory_gib": 4}},
 )
@@ -174,14 +174,16 @@ def test_services_follow_what_they_depend_on(made: Prepared) -> None:
 def test_the_router_knows_every_engine_by_its_role(made: Prepared) -> None:
     argv = made.stack.service("router").argv
     if made.plan.aggregated:
-        first = argv.index("--worker-urls") + 1
-        urls = argv[first : argv.index("--policy")]
-        assert urls == tuple(f"http://127.0.0.1:{engine.port}" for engine in made.plan.engines)
-        assert "--vllm-pd-disaggregation" not in argv
-        return
-    for option, engines in (("--prefill", made.plan.producers), ("--decode", made.plan.consumers)):
-        urls = [argv[at + 1] for at, word in enumerate(argv) if word == option]
-        assert urls == [f"http://127.0.0.1:{engine.port}" for engine in engines]
+        roles = (("--engine", made.plan.engines), ("--producer", ()), ("--consumer", ()))
+    else:
+        roles = (
+            ("--engine", ()),
+            ("--producer", made.plan.producers),
+            ("--consumer", made.plan.consumers),
+        )
+    for option, engines in roles:
+        named = [argv[at + 1] for at, word in enumerate(argv) if word == option]
+        assert named == [f"{engine.name}=127.0.0.1:{engine.port}" for engine in engines]
 
 
 def test_telemetry_is_off(made: Prepared) -> None:
@@ -264,7 +266,8 @@ class TestFingerprint:
         {"layerwise": True},
         {"save_decode_cache": True},
         {"port": 9000},
-        {"bind": "192.0.2.1"},
+        {"bind": "127.0.0.2"},
+        {"router": {"degrade": "refuse"}},
         {"engine": {"dtype": "float32"}},
         {"engine": {"block_size": 16}},
         {"engine": {"max_model_len": 4096}},
@@ -314,8 +317,8 @@ class TestFingerprint:
     def test_every_field_of_the_spec_was_considered(self) -> None:
         considered = {field for fields in self.CHANGES for field in fields}
         considered |= {"vendor", "runtime", "connector", "timeouts"}
-        considered |= {"image", "router", "gpu_access"}  # of containers: test_compose.py
+        considered |= {"image", "gpu_access"}  # of containers: test_compose.py
         considered |= {"producer_tp", "consumer_tp"}  # equal to `tp`, or refused
-        considered |= {"allow_unproven"}  # decides whether, not how
+        considered |= {"allow_unproven", "allow_keyless"}  # decides whether, not how
         considered |= {"api_key_file"}
         assert considered == set(StackSpec.model_fields)

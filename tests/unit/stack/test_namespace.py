@@ -52,7 +52,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 }
 ALIKE: dict[str, dict[str, Any]] = {
     "ports": {"port": 9000},
-    "the address": {"bind": "0.0.0.0"},  # noqa: S104 - not bound here
+    "the address": {"bind": "0.0.0.0", "allow_keyless": True},  # noqa: S104 - not bound here
     "patience": {"timeouts": {"ready_s": 5}},
     "the number of engines": {"topology": "2p3d"},
     "the store's size": {"redis": {"memory_gib": 9}},

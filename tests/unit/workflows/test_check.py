@@ -67,7 +67,7 @@ def test_it_passes_again_and_status_counts_what_it_hit(served: Lab) -> None:
         ("producer:wrong-own-kv", "self_differs", "producer-0 contradicts itself"),
         ("consumer:fails", "request_failed", "consumer-0 did not answer: HTTP 500"),
         ("producer:fails", "request_failed", "producer-0 did not answer: HTTP 500"),
-        ("router:bypasses", "router_bypasses_producers", "reached no producer"),
+        ("producer:refuses-prefill", "router_bypasses_producers", "reached no producer"),
     ],
 )
 def test_a_broken_stack_fails_and_the_cause_is_named(

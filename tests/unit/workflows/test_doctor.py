@@ -101,7 +101,7 @@ class TestWhatUpRefusesToo:
         python.chmod(0o755)
         spec = lab.spec(engine={"python": str(python)})
         found = look(lab, spec)
-        assert "lacks vllm, lmcache, vllm_router" in failing(found)["engine.programs"]
+        assert "lacks vllm, lmcache, httptools, uvloop" in failing(found)["engine.programs"]
         assert "engine.fixes" not in {one.id for one in found.findings}, "nowhere to try them"
         assert of(found, "ports.free").status == "ok", "the rest is looked at"
         with pytest.raises(PdkitError) as caught:

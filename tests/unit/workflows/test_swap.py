@@ -22,6 +22,7 @@ from deploy.planning.inventory import Inventory
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
 from deploy.workflows import swap
+from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
 from deploy.workflows.facts import facts_here
 from deploy.workflows.prepare import Facts, Programs, prepare
@@ -98,6 +99,7 @@ def went(lab: Lab) -> list[tuple[str, str, str]]:
 
 
 def serves(lab: Lab, vendor: str) -> StackStatus:
+    require_answers(require_stack(lab.home, "pdkit"))  # the router notices what was started
     status = stack_status(lab.home, "pdkit")
     assert status.healthy, [(s.name, s.condition) for s in status.services]
     assert status.vendor == vendor

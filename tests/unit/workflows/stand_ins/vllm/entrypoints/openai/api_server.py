@@ -74,6 +74,11 @@ class Engine:
             while self.has_fault("hangs"):
                 time.sleep(0.05)
             return 500, "the client is gone"
+        by_router = (
+            body["max_tokens"] == 1 and not {"kv_transfer_params", "cache_salt"} & body.keys()
+        )
+        if by_router and self.has_fault("refuses-prefill"):
+            return 400, {"error": {"message": "not like this"}}
         prompt = body["prompt"]
         tag = (body.get("kv_transfer_params") or {}).get("lmcache.tag.pdkit", "")
         ends = range(self.chunk, len(prompt) + 1, self.chunk)

@@ -1,0 +1,131 @@
+"""Send each request to a producer, then to a consumer.
+
+Prefill first: a copy of the request that asks for one token goes to a producer, which answers when
+the prompt's KV is in the store. Then the request itself goes to a consumer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import resource
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from pdkit_router.client_side import Clients, Limits
+from pdkit_router.engines import Engine, Group, Watch
+from pdkit_router.forward import Forwarder
+from pdkit_router.page import Front, MetricsDoor, MetricsPage
+from pdkit_router.request import Doorkeeper
+
+_BODY_BYTES = 2**20
+_BYTES_A_TOKEN = 64  # more than the number or the characters of a token take in JSON
+_LEAVE_S = 10.0
+_FILES_A_CLIENT = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the router's arguments."""
+    options = argparse.ArgumentParser(prog="pdkit_router", allow_abbrev=False)
+    options.add_argument("--host", required=True)
+    options.add_argument("--port", type=int, required=True)
+    options.add_argument("--metrics-host", required=True)
+    options.add_argument("--metrics-port", type=int, required=True)
+    for role in ("producer", "consumer"):
+        options.add_argument(
+            f"--{role}", action="append", required=True, metavar="NAME=HOST:PORT", type=_engine
+        )
+    options.add_argument("--key-file", type=Path, help="with the key that clients must send")
+    options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
+    options.add_argument("--answer-s", type=float, default=1800.0)
+    return options
+
+
+def _engine(text: str) -> Engine:
+    name, _, address = text.partition("=")
+    host, _, port = address.rpartition(":")
+    if not (name and host and port.isdigit()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=HOST:PORT")
+    return Engine(name, host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def _limits() -> Limits:
+    """Return the limits, with no more connections than this process may have files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = max(soft, hard) if hard != resource.RLIM_INFINITY else 2**20
+    limits = Limits()
+    limits.connections = min(limits.connections, max(16, (files - 64) // _FILES_A_CLIENT))
+    return limits
+
+
+async def _run(given: argparse.Namespace, key: str) -> None:
+    loop = asyncio.get_running_loop()
+    forwarder = Forwarder(
+        Group(given.producer),
+        Group(given.consumer, slips=True),
+        given.degrade,
+        given.answer_s,
+        Counter(),
+    )
+    limits = _limits()
+    clients = Clients(limits, Doorkeeper(key), Front(forwarder).serve)
+    watchers = Clients(Limits(connections=64), MetricsDoor(), MetricsPage(forwarder).serve)
+    watch = Watch((*given.producer, *given.consumer), lambda tokens: _allow(limits, tokens))
+    left = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, left.set)
+    watching = asyncio.create_task(watch.run())
+    metrics = await loop.create_server(watchers.connection, given.metrics_host, given.metrics_port)
+    front = await loop.create_server(clients.connection, given.host, given.port, backlog=1024)
+    await left.wait()
+    front.close()
+    await _emptied(clients)
+    watching.cancel()
+    metrics.close()
+
+
+def _allow(limits: Limits, tokens: int) -> None:
+    limits.body_bytes = max(_BODY_BYTES, _BYTES_A_TOKEN * tokens)
+
+
+async def _emptied(clients: Clients) -> None:
+    """Let requests end that are being answered."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _LEAVE_S
+    while clients.busy and loop.time() < until:
+        await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    """Run the router until it is told to stop."""
+    options = parser()
+    given = options.parse_args()
+    key = ""
+    if given.key_file:
+        key = given.key_file.read_text(encoding="utf-8").strip()
+        if not key:
+            options.error(f"--key-file: {given.key_file} is empty")
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    uvloop.run(_run(given, key))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The side of clients: HTTP/1.1, with a limit on all that a client can take or keep waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import httptools
+
+from pdkit_router.errors import Refused, error_body
+from pdkit_router.request import Request
+
+_log = logging.getLogger("router")
+_HEAD_BYTES = 32 * 1024
+_HEADERS = 100
+_LINGER_S = 2.0  # for a client that still sends when its answer is on its way
+
+
+@dataclass
+class Limits:
+    """What clients may take.
+
+    Attributes:
+        body_bytes: of one request; follows from the model's context.
+        held_bytes: of all bodies together.
+        head_s, body_s: for sending them.
+        idle_s: between two requests of a connection.
+        stuck_s: that a client may leave its answer unread.
+    """
+
+    connections: int = 2048
+    requests: int = 1024
+    body_bytes: int = 2**20
+    held_bytes: int = 256 * 2**20
+    head_s: float = 10.0
+    body_s: float = 60.0
+    idle_s: float = 120.0
+    stuck_s: float = 60.0
+
+
+class Door(Protocol):
+    """Says who is let in."""
+
+    def check(self, request: Request) -> None:
+        """Raise Refused where a request is not."""
+
+
+Serve = Callable[[Request, "Answer"], Awaitable[None]]
+
+
+@dataclass
+class Clients:
+    """All connections of clients.
+
+    Attributes:
+        waiting: those without a request, the one that has waited longest first.
+        busy: requests that are being answered.
+        held: bytes of bodies that were taken, or named by a content-length.
+    """
+
+    limits: Limits
+    doorkeeper: Door
+    serve: Serve
+    waiting: dict[ClientConnection, None] = field(default_factory=dict)
+    open: int = 0
+    busy: int = 0
+    held: int = 0
+
+    def connection(self) -> ClientConnection:
+        return ClientConnection(self)
+
+    def admit(self, request: Request) -> None:
+        """Raise Refused where a request may not come in, by its head."""
+        self.doorkeeper.check(request)
+        length = request.content_length or 0
+        if length > self.limits.body_bytes:
+            raise self.too_large()
+        if self.busy >= self.limits.requests or self.held + length > self.limits.held_bytes:
+            raise Refused(429, "too many requests are being answered", retry_after_s=1)
+
+    def too_large(self) -> Refused:
+        return Refused(
+            413, f"the body is larger than the {self.limits.body_bytes} bytes that the model's "
+            "context can need",
+        )  # fmt: skip
+
+
+class Answer:
+    """The answer to one request, on its way to the client."""
+
+    def __init__(self, connection: ClientConnection, *, chunked: bool) -> None:
+        self._connection = connection
+        self._chunked = chunked
+        self.began = False
+        self.on_pause: Callable[[bool], None] = lambda _: None
+
+    def whole(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        """Send everything at once."""
+        self.began = True
+        self._connection.send_whole(status, headers, body)
+
+    def begin(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
+        """Send the head of an answer that comes in pieces."""
+        self.began = True
+        framing = (("transfer-encoding", "chunked"),) if self._chunked else ()
+        self._connection.send(_head(status, (*headers, *framing), keep=self._connection.keeps))
+
+    def piece(self, data: bytes) -> None:
+        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        """Say that the answer is complete."""
+        if self._chunked:
+            self._connection.send(b"0\r\n\r\n")
+
+    def break_off(self) -> None:
+        """Close without that: what was sent is not the whole answer."""
+        self._connection.abort()
+
+
+def _head(status: int, headers: tuple[tuple[str, str], ...], *, keep: bool) -> bytes:
+    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    lines += [] if keep else ["connection: close"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection: a request at a time, and none beside it."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._parser = httptools.HttpRequestParser(self)
+        self._task: asyncio.Task[None] | None = None
+        self._answer: Answer | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._target, self._headers = b"", list[tuple[str, str]]()
+        self._head_bytes, self._head_done = 0, False
+        self._request: Request | None = None
+        self._taken = 0
+        self.keeps = True
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        clients = self._clients
+        clients.open += 1
+        if clients.open > clients.limits.connections:
+            # Whoever has kept one open without asking makes room for who may ask.
+            oldest = next(iter(clients.waiting), self)
+            clients.waiting.pop(oldest, None)
+            oldest.abort()
+            if oldest is self:
+                return
+        clients.waiting[self] = None
+        self._limit(clients.limits.head_s, self.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._clients.open -= 1
+        self._clients.waiting.pop(self, None)
+        self._closing = True
+        self._give_back()
+        self._limit(0, None)
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._limit(self._clients.limits.stuck_s, self.abort)
+        if self._answer is not None:
+            self._answer.on_pause(True)
+
+    def resume_writing(self) -> None:
+        self._limit(0, None)
+        if self._answer is not None:
+            self._answer.on_pause(False)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _limit(self, after_s: float, action: Callable[[], None] | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(after_s, action) if action is not None else None
+
+    # What comes
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if not self._head_done:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as exc:
+            cause = exc.__context__
+            self._refuse(cause if isinstance(cause, Refused) else Refused(400, "not HTTP/1.1"))
+        except httptools.HttpParserError:
+            self._refuse(Refused(400, "the request is not valid HTTP/1.1"))
+        else:
+            if not self._head_done and self._head_bytes > 2 * _HEAD_BYTES:
+                self._refuse(_long_head())
+
+    def on_message_begin(self) -> None:
+        if self._task is not None or self._request is not None:
+            # Nobody asks again before the answer to the first, but who wants to confuse.
+            self._closing = True
+            self.keeps = False
+            raise _Pipelined
+        self._clients.waiting.pop(self, None)
+        self._clients.waiting[self] = None
+        self._limit(self._clients.limits.head_s, self._too_slow)
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        self._head_done = True
+        size = len(self._target) + sum(len(name) + len(value) for name, value in self._headers)
+        if size > _HEAD_BYTES or len(self._headers) > _HEADERS:
+            raise _long_head()
+        method = self._parser.get_method().decode("latin-1")
+        request = Request(method, self._target.decode("latin-1"), self._headers)
+        self.keeps = self._parser.should_keep_alive()
+        if self._parser.should_upgrade():
+            raise Refused(400, "the connection cannot be upgraded; use HTTP/1.1")
+        self._clients.admit(request)
+        self._request = request
+        self._take(request.content_length or 0)
+        self._limit(self._clients.limits.body_s, self._too_slow)
+        if (request.header("expect") or "").lower() == "100-continue":
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, piece: bytes) -> None:
+        request = self._request
+        if request is None:
+            return
+        request.body += piece
+        if len(request.body) > self._clients.limits.body_bytes:
+            raise self._clients.too_large()
+        if len(request.body) > self._taken:  # chunked: its length is named nowhere
+            self._take(len(request.body) - self._taken)
+
+    def on_message_complete(self) -> None:
+        request = self._request
+        if request is None or self._closing:
+            return
+        self._limit(0, None)
+        self._clients.waiting.pop(self, None)
+        self._clients.busy += 1
+        self._answer = Answer(self, chunked=self._parser.get_http_version() == "1.1")
+        if self._parser.get_http_version() != "1.1":
+            self.keeps = False
+        self._task = asyncio.get_running_loop().create_task(self._serve(request, self._answer))
+
+    def _take(self, size: int) -> None:
+        self._taken += size
+        self._clients.held += size
+
+    def _give_back(self) -> None:
+        self._clients.held -= self._taken
+        self._taken = 0
+
+    # What goes
+
+    async def _serve(self, request: Request, answer: Answer) -> None:
+        try:
+            await self._clients.serve(request, answer)
+        except Refused as exc:
+            answer.whole(exc.status, exc.headers, exc.body())
+        except Exception as exc:  # noqa: BLE001 - one request's fault is not the others'
+            _log.error("%s failed: %r", request.path, exc)
+            if answer.began:
+                answer.break_off()
+            else:
+                answer.whole(500, (), error_body(500, "the router failed on this request"))
+        finally:
+            self._clients.busy -= 1
+            self._task = self._answer = None
+            self._give_back()
+            self._next()
+
+    def _next(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._closing or not self.keeps:
+            self._transport.close()
+            return
+        self._fresh()
+        self._clients.waiting[self] = None
+        self._limit(self._clients.limits.idle_s, self._transport.close)
+
+    def _too_slow(self) -> None:
+        self._refuse(Refused(408, "the request did not arrive in time"))
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answer, and read no further: whoever is refused in the middle may still be sending."""
+        self._closing, self.keeps = True, False
+        if self._task is None and not self._transport.is_closing():
+            self._request = None
+            self._give_back()
+            self.send_whole(refused.status, refused.headers, refused.body())
+            self._transport.write_eof()
+            self._limit(_LINGER_S, self.abort)
+
+    def send_whole(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        if not any(name == "content-type" for name, _ in headers):
+            headers = (*headers, ("content-type", "application/json"))
+        headers = (*headers, ("content-length", str(len(body))))
+        self.send(_head(status, headers, keep=self.keeps) + body)
+
+    def send(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+
+class _Pipelined(Exception):
+    """A second request before the first was answered."""
+
+
+def _long_head() -> Refused:
+    return Refused(431, f"the head of the request is larger than {_HEAD_BYTES} bytes")

@@ -1,0 +1,179 @@
+"""The side of engines: one HTTP/1.1 exchange at a time on each of an engine's connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httptools
+
+_CONNECT_S = 2.0
+# Engines close what was idle for five seconds; a request must not cross with that.
+_IDLE_S = 2.0
+_LARGEST = 64 * 2**20  # bytes of an answer that comes as a whole
+
+
+class EngineLost(Exception):
+    """No engine there, or it broke off; `asked` tells whether it may have begun to compute."""
+
+    def __init__(self, why: str, *, asked: bool) -> None:
+        super().__init__(why)
+        self.asked = asked
+
+
+class Exchange:
+    """An answer of an engine, as it comes.
+
+    Attributes:
+        status: 0 until it is known.
+        content_type: of the answer.
+        held: its body as far as it has come and was not taken.
+        started: done with the first of the body, or its end.
+        ended: done when all of it came. Both fail with EngineLost.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.status = 0
+        self.content_type = ""
+        self.held = bytearray()
+        self.sink: Callable[[bytes], None] | None = None
+        self.started: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def feed(self, piece: bytes) -> None:
+        if self.sink is not None:
+            self.sink(piece)
+            return
+        self.held += piece
+        if not self.started.done():
+            self.started.set_result(None)
+
+    def finish(self, problem: Exception | None) -> None:
+        for future in (self.started, self.ended):
+            if future.done():
+                continue
+            if problem is None:
+                future.set_result(None)
+            else:
+                future.set_exception(problem)
+                future.exception()  # whoever waits for the other one only has been told
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to an engine."""
+
+    def __init__(self, home: Connections) -> None:
+        self._home = home
+        self.exchange: Exchange | None = None
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+
+    def start(self, request: bytes) -> Exchange:
+        """Send a request."""
+        self._parser = httptools.HttpResponseParser(self)
+        self.exchange = Exchange()
+        self.transport.write(request)
+        return self.exchange
+
+    def data_received(self, data: bytes) -> None:
+        if self.exchange is None:
+            self.transport.abort()  # it speaks without being asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._end(EngineLost("its answer is not HTTP/1.1", asked=True))
+            self.transport.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.exchange is not None and name.lower() == b"content-type":
+            self.exchange.content_type = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self.exchange is not None:
+            self.exchange.status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.feed(piece)
+            if len(self.exchange.held) > _LARGEST:
+                self._end(EngineLost("its answer is too large", asked=True))
+                self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if exchange.status < 200:  # 100 Continue and the like go before the answer
+            exchange.status = 0
+            return
+        self._end(None)
+        if self._parser.should_keep_alive():
+            self._home.keep(self)
+        else:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._home.forget(self)
+        self._end(EngineLost(f"it broke off ({exc or 'closed'})", asked=True))
+
+    def eof_received(self) -> None:
+        """Let the transport close."""
+
+    def abandon(self) -> None:
+        """Break off, which makes the engine stop computing."""
+        self._end(EngineLost("abandoned", asked=True))
+        self.transport.abort()
+
+    def _end(self, problem: Exception | None) -> None:
+        if self.exchange is not None:
+            exchange, self.exchange = self.exchange, None
+            exchange.finish(problem)
+
+
+class Connections:
+    """The connections to one engine."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._idle: list[EngineConnection] = []
+        self.open: set[EngineConnection] = set()
+
+    async def get(self) -> EngineConnection:
+        """Return a connection; raises EngineLost where none can be had."""
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                if loop.time() - connection.idle_since < _IDLE_S:
+                    return connection
+                connection.transport.close()
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, connection = await loop.create_connection(
+                    lambda: EngineConnection(self), self._host, self._port
+                )
+        except (OSError, TimeoutError) as exc:
+            raise EngineLost(f"it takes no connection ({exc})", asked=False) from exc
+        self.open.add(connection)
+        return connection
+
+    def keep(self, connection: EngineConnection) -> None:
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+        if len(self._idle) > 1 and self._idle[0].idle_since + _IDLE_S < connection.idle_since:
+            self._idle.pop(0).transport.close()
+
+    def forget(self, connection: EngineConnection) -> None:
+        self.open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def drop_idle(self) -> None:
+        """Close what nobody uses: an engine that came back knows none of it."""
+        for connection in self._idle:
+            connection.transport.abort()
+        self._idle.clear()

@@ -1,0 +1,172 @@
+"""The engines: which are there, which is asked next, and what was counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pdkit_router.engine_side import Connections, EngineConnection, EngineLost, Exchange
+
+_log = logging.getLogger("router")
+_EVERY_S = 0.4
+_ANSWER_S = 0.5  # so that a death is known within a second
+# An engine that computes may be silent for a while. What has not begun to answer is taken elsewhere
+# after the first, and what has is ended after the second.
+_SILENT_S, _LONG_SILENT_S = 5.0, 30.0
+
+
+State = Literal["up", "silent", "down"]
+
+
+@dataclass(eq=False)
+class Engine:
+    """One engine.
+
+    Attributes:
+        state: "up"; "silent" if it takes connections and has not answered in time; "down".
+        busy: requests that it is working on.
+        answered_at: when it answered last, by the loop's clock.
+    """
+
+    name: str
+    host: str
+    port: int
+    state: State = "down"
+    busy: int = 0
+    answered_at: float = 0.0
+    connections: Connections = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.connections = Connections(self.host, self.port)
+
+    def request(
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> bytes:
+        """Return a request as it is sent."""
+        lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}:{self.port}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        if method == "POST":
+            lines.append(f"content-length: {len(body)}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+
+    @asynccontextmanager
+    async def exchange(self, request: bytes) -> AsyncIterator[tuple[EngineConnection, Exchange]]:
+        """Send a request; break it off if the block ends before its answer.
+
+        Raises:
+            EngineLost: it cannot be reached, or closed before the first byte of its answer.
+        """
+        connection = await self.connections.get()
+        exchange = connection.start(request)
+        try:
+            await exchange.started
+            yield connection, exchange
+        finally:
+            if connection.exchange is exchange:
+                connection.abandon()
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Return status and body of a small answer."""
+        async with self.exchange(self.request(method, path, (), body)) as (_, exchange):
+            await exchange.ended
+            return exchange.status, bytes(exchange.held)
+
+    def lost(self) -> None:
+        """Note that nobody is there: it is asked again when it answers."""
+        if self.state != "down":
+            _log.warning("%s does not answer", self.name)
+        self.state = "down"
+        self.connections.drop_idle()
+
+
+class Group:
+    """The engines of one role, which take turns."""
+
+    def __init__(self, engines: Sequence[Engine], *, slips: bool = False) -> None:
+        """Begin each round one engine later if the group `slips`.
+
+        Consumers do: if both roles took turns in step, each producer would always meet the same
+        consumer.
+        """
+        self.all = tuple(engines)
+        self._slips = slips
+        self._chosen = 0
+
+    @property
+    def up(self) -> int:
+        return sum(engine.state == "up" for engine in self.all)
+
+    def choose(self, without: Collection[Engine]) -> Engine | None:
+        """Return the engine with the fewest requests among those that are there, None without any.
+
+        A silent one may only be slow, which is better than nothing.
+        """
+        count = len(self.all)
+        first = (self._chosen + (self._chosen // count if self._slips else 0)) % count
+        self._chosen += 1
+        left = [e for e in (*self.all[first:], *self.all[:first]) if e not in without]
+        up = [engine for engine in left if engine.state == "up"]
+        there = up or [engine for engine in left if engine.state == "silent"]
+        return min(there, key=lambda engine: engine.busy, default=None)
+
+
+class Watch:
+    """Asks each engine for its health, again and again."""
+
+    def __init__(self, engines: Sequence[Engine], on_context: Callable[[int], None]) -> None:
+        """`on_context` is told how many tokens prompt and answer of an engine may have."""
+        self._engines = engines
+        self._on_context = on_context
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._watch(engine) for engine in self._engines))
+
+    async def _watch(self, engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            state = await self._state(engine)
+            if state == "up":
+                engine.answered_at = loop.time()
+                if engine.state == "down":
+                    await self._read_context(engine)
+                    _log.info("%s answers", engine.name)
+                engine.state = "up"
+            else:
+                silent_s = loop.time() - engine.answered_at
+                self._end_silent(engine, silent_s)
+                if state == "down" or silent_s > _SILENT_S:
+                    engine.lost()
+                elif engine.state == "up":
+                    engine.state = "silent"
+            await asyncio.sleep(_EVERY_S)
+
+    async def _state(self, engine: Engine) -> State:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                status, _ = await engine.ask("GET", "/health")
+        except EngineLost:
+            return "down"
+        except TimeoutError:
+            return "silent"
+        return "up" if status == 200 else "down"
+
+    async def _read_context(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                _, body = await engine.ask("GET", "/v1/models")
+            self._on_context(max(int(model["max_model_len"]) for model in json.loads(body)["data"]))
+        except (EngineLost, TimeoutError, ValueError, KeyError, TypeError):
+            return
+
+    def _end_silent(self, engine: Engine, silent_s: float) -> None:
+        for connection in list(engine.connections.open):
+            exchange = connection.exchange
+            if exchange is None or silent_s < _SILENT_S:
+                continue
+            if not exchange.started.done() or silent_s > _LONG_SILENT_S:
+                connection.abandon()

@@ -1,0 +1,224 @@
+"""Prefill on a producer, then decode on a consumer; on others where one of them is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pdkit_router.client_side import Answer
+from pdkit_router.engine_side import EngineConnection, EngineLost, Exchange
+from pdkit_router.engines import Engine, Group
+from pdkit_router.errors import Refused, error_body
+from pdkit_router.request import Request, Work, work
+
+Degrade = Literal["recompute", "refuse"]
+# A request that breaks engines is not tried on all of them.
+_MOST_BROKEN = 2
+_FAILED = (500, 502, 503, 504)
+_EVENTS = "text/event-stream"
+
+Headers = tuple[tuple[str, str], ...]
+Use = Callable[[Engine, EngineConnection, Exchange], Awaitable[None]]
+
+
+@dataclass
+class Budget:
+    """How often requests may be tried again, so that all who do so make no failure worse."""
+
+    size: float = 256.0
+    a_second: float = 16.0
+    left: float = 256.0
+    at: float = 0.0
+
+    def take(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self.left = min(self.size, self.left + (now - self.at) * self.a_second)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass
+class Trace:
+    """What became of a request."""
+
+    producer: str = "-"
+    consumer: str = "-"
+    tries: int = 0
+
+    def header(self) -> str:
+        return f"producer={self.producer}; consumer={self.consumer}; tries={self.tries}"
+
+
+class NoEngine(Exception):
+    """None is left to try.
+
+    Attributes:
+        answer: what the last one answered, if it did.
+    """
+
+    def __init__(self, answer: Exchange | None) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+@dataclass
+class Forwarder:
+    """Serves the requests that engines answer.
+
+    Attributes:
+        degrade: what happens to requests where no producer is left.
+        answer_s: for the first byte of an answer, all tries together.
+        counts: what the metrics page tells.
+    """
+
+    producers: Group
+    consumers: Group
+    degrade: Degrade
+    answer_s: float
+    counts: Counter[str]
+    budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        self._everyone = Group((*self.consumers.all, *self.producers.all))
+
+    async def serve(self, request: Request, answer: Answer) -> None:
+        """Answer a request; raises Refused where no engine does."""
+        self.counts["requests"] += 1
+        todo, trace = work(request), Trace()
+        traced = request.header("x-pdkit-trace") is not None
+
+        async def use(engine: Engine, connection: EngineConnection, exchange: Exchange) -> None:
+            trace.consumer = engine.name
+            headers: Headers = (("x-request-id", todo.name),)
+            if traced:
+                headers += (("x-pdkit-trace", trace.header()),)
+            if exchange.content_type.startswith(_EVENTS):
+                limit.reschedule(None)
+                await self._stream(connection, exchange, headers, answer)
+            else:
+                await exchange.ended
+                _whole(exchange, headers, answer)
+
+        try:
+            async with asyncio.timeout(self.answer_s) as limit:
+                if todo.prefill is not None:
+                    await self._prefill(todo, trace)
+                group = self._everyone if todo.prefill is None else self.consumers
+                await self._try(group, todo, todo.body, trace, use)
+        except TimeoutError:
+            self.counts["errors"] += 1
+            raise Refused(504, f"no answer within {self.answer_s:g} s") from None
+        except NoEngine as exc:
+            self.counts["errors"] += 1
+            if exc.answer is None:
+                raise Refused(503, "no engine can answer", retry_after_s=1) from None
+            _whole(exc.answer, (("x-request-id", todo.name),), answer)
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+            raise
+
+    async def _prefill(self, todo: Work, trace: Trace) -> None:
+        """Have a producer store the prompt's KV.
+
+        Where it refuses the request, so will the consumer, which says it of the whole request.
+        """
+
+        async def use(engine: Engine, _: EngineConnection, exchange: Exchange) -> None:
+            await exchange.ended
+            trace.producer = engine.name
+
+        try:
+            await self._try(self.producers, todo, todo.prefill or b"", trace, use)
+        except NoEngine:
+            self.counts["degraded"] += 1
+            if self.degrade == "refuse":
+                raise Refused(503, "no producer can compute", retry_after_s=1) from None
+
+    async def _try(self, group: Group, todo: Work, body: bytes, trace: Trace, use: Use) -> None:
+        """Have `use` take the answer of an engine, and of another one if that breaks off.
+
+        Raises:
+            NoEngine: none is left, or no try.
+        """
+        tried: set[Engine] = set()
+        answer, broken = None, 0
+        headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
+        while broken < _MOST_BROKEN and (engine := group.choose(tried)) is not None:
+            if tried:
+                if not self.budget.take():
+                    break
+                self.counts["retries"] += 1
+            tried.add(engine)
+            trace.tries += 1
+            engine.busy += 1
+            try:
+                request = engine.request(todo.method, todo.path, headers, body)
+                async with engine.exchange(request) as (connection, exchange):
+                    if exchange.status not in _FAILED:
+                        await use(engine, connection, exchange)
+                        return
+                    await exchange.ended
+                    answer = exchange
+                    broken += 1
+            except EngineLost as exc:
+                broken += exc.asked
+                if not exc.asked:
+                    engine.lost()
+            finally:
+                engine.busy -= 1
+        raise NoEngine(answer)
+
+    async def _stream(
+        self, connection: EngineConnection, exchange: Exchange, headers: Headers, answer: Answer
+    ) -> None:
+        events = _Events(answer)
+        answer.begin(exchange.status, (*headers, ("content-type", exchange.content_type)))
+
+        def pause(wanted: bool) -> None:
+            transport = connection.transport
+            (transport.pause_reading if wanted else transport.resume_reading)()
+
+        answer.on_pause = pause
+        events.feed(bytes(exchange.held))
+        exchange.held.clear()
+        exchange.sink = events.feed
+        try:
+            await exchange.ended
+        except EngineLost:
+            self.counts["errors"] += 1
+            events.fail("the engine was lost while it answered; what it said is not complete")
+        answer.end()
+
+
+class _Events:
+    """Server-sent events on their way: each whole, so that one can be added behind the last."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._part = b""
+
+    def feed(self, data: bytes) -> None:
+        if self._part:
+            data, self._part = self._part + data, b""
+        if not data.endswith(b"\n\n"):
+            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+            data, self._part = data[:end], data[end:]
+        if data:
+            self._answer.piece(data)
+
+    def fail(self, message: str) -> None:
+        self._part = b""
+        error = json.dumps(json.loads(error_body(502, message)))
+        self._answer.piece(f"data: {error}\n\n".encode())
+
+
+def _whole(exchange: Exchange, headers: Headers, answer: Answer) -> None:
+    kind = (("content-type", exchange.content_type),) if exchange.content_type else ()
+    answer.whole(exchange.status, (*headers, *kind), bytes(exchange.held))

@@ -1,0 +1,79 @@
+"""What the router tells of itself: health for clients, counts for whoever watches the stack."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+from pdkit_router.client_side import Answer
+from pdkit_router.engines import Group
+from pdkit_router.errors import Refused
+from pdkit_router.forward import Forwarder
+from pdkit_router.request import OWN, Request
+
+_COUNTED = {
+    "requests": "requests for engines",
+    "errors": "requests that no engine answered to the end",
+    "retries": "tries on another engine",
+    "degraded": "requests without a producer",
+    "cancelled": "requests that the client gave up",
+}
+
+
+class Front:
+    """What clients reach: health is answered here, all else by engines."""
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
+
+    async def serve(self, request: Request, answer: Answer) -> None:
+        if request.path not in OWN:
+            await self._forwarder.serve(request, answer)
+            return
+        forwarder = self._forwarder
+        prefill, decode = _health(forwarder.producers), _health(forwarder.consumers)
+        ready = bool(prefill["healthy"] and decode["healthy"])
+        serves = bool(decode["healthy"]) and (ready or forwarder.degrade == "recompute")
+        good = {"/liveness": True, "/health": serves, "/readiness": ready}[request.path]
+        status = "ready" if ready else "degraded" if serves else "not ready"
+        body = json.dumps({"status": status, "prefill": prefill, "decode": decode}).encode()
+        answer.whole(200 if good else 503, (), body)
+
+
+def _health(group: Group) -> dict[str, int]:
+    return {"healthy": group.up, "total": len(group.all)}
+
+
+class MetricsDoor:
+    """Lets in who asks for the page."""
+
+    def check(self, request: Request) -> None:
+        if (request.method, request.path) != ("GET", "/metrics"):
+            raise Refused(404, "only GET /metrics is served here")
+
+
+class MetricsPage:
+    """The counts in Prometheus's text form."""
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
+
+    async def serve(self, request: Request, answer: Answer) -> None:  # noqa: ARG002
+        text = "\n".join(self._lines(self._forwarder.counts)) + "\n"
+        answer.whole(200, (("content-type", "text/plain; version=0.0.4"),), text.encode())
+
+    def _lines(self, counts: Counter[str]) -> Iterator[str]:
+        for name, said in _COUNTED.items():
+            yield f"# HELP pdkit_router_{name}_total {said}"
+            yield f"# TYPE pdkit_router_{name}_total counter"
+            yield f"pdkit_router_{name}_total {counts[name]}"
+        groups = (("producer", self._forwarder.producers), ("consumer", self._forwarder.consumers))
+        for name, said in (("healthy", "1 if the engine answers"), ("busy", "its requests")):
+            yield f"# HELP pdkit_router_engine_{name} {said}"
+            yield f"# TYPE pdkit_router_engine_{name} gauge"
+            for role, group in groups:
+                for engine in group.all:
+                    value = int(engine.state == "up") if name == "healthy" else engine.busy
+                    labels = f'engine="{engine.name}",role="{role}"'
+                    yield f"pdkit_router_engine_{name}{{{labels}}} {value}"

@@ -1,0 +1,109 @@
+"""The router as a process, before two producers and two consumers that do what tests tell them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.conftest import unused_port
+from tests.unit.router.stand_in import Loop, StandIn
+
+KEY = "0123456789abcdef" * 4
+ROUTER = str(Path(__file__).resolve().parents[3] / "deploy" / "router")
+
+
+@dataclass
+class Router:
+    """A router that runs, and its engines."""
+
+    client: httpx.Client
+    port: int
+    metrics_port: int
+    producers: tuple[StandIn, StandIn]
+    consumers: tuple[StandIn, StandIn]
+    process: psutil.Process
+
+    @property
+    def engines(self) -> tuple[StandIn, ...]:
+        return (*self.producers, *self.consumers)
+
+    def ready(self, producers: int = 2, consumers: int = 2) -> bool:
+        try:
+            said = self.client.get("/readiness").json()
+        except httpx.HTTPError:
+            return False
+        found = (said["prefill"]["healthy"], said["decode"]["healthy"])
+        return found == (producers, consumers)
+
+    def count(self, name: str) -> int:
+        page = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", trust_env=False).text
+        (line,) = [line for line in page.splitlines() if line.startswith(f"pdkit_router_{name}")]
+        return int(line.rpartition(" ")[2])
+
+
+Start = Callable[..., Router]
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def start_router(loop: Loop, eventually: Callable[..., None]) -> Iterator[Start]:
+    """Start routers, each with engines of its own, and end them."""
+    ended: list[Callable[[], object]] = []
+
+    def start(*options: str) -> Router:
+        names = ("producer-0", "producer-1", "consumer-0", "consumer-1")
+        engines = [StandIn(loop, name) for name in names]
+        port, metrics = unused_port(), unused_port()
+        named = [
+            part
+            for engine in engines
+            for part in (f"--{engine.name[:8]}", f"{engine.name}=127.0.0.1:{engine.port}")
+        ]
+        process = subprocess.Popen(
+            (
+                sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", str(port),
+                "--metrics-host", "127.0.0.1", "--metrics-port", str(metrics), *named, *options,
+            ),
+            env={"PYTHONPATH": ROUTER},
+        )  # fmt: skip
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
+        ended.extend((client.close, process.terminate, lambda: process.wait(20)))
+        router = Router(
+            client, port, metrics, (engines[0], engines[1]), (engines[2], engines[3]),
+            psutil.Process(process.pid),
+        )  # fmt: skip
+        eventually(router.ready, 20.0)
+        return router
+
+    yield start
+    for end in ended:
+        end()
+
+
+@pytest.fixture(scope="module")
+def one_router(start_router: Start) -> Router:
+    return start_router()
+
+
+@pytest.fixture
+def router(one_router: Router, eventually: Callable[..., None]) -> Iterator[Router]:
+    """The router with all engines there and nothing told to them yet."""
+    for engine in one_router.engines:
+        engine.reset()
+    eventually(one_router.ready, 20.0)
+    yield one_router
+    for engine in one_router.engines:
+        engine.go.set()

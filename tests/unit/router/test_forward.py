@@ -1,0 +1,292 @@
+"""What becomes of a request: two phases, and other engines where one is lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.router import stand_in
+from tests.unit.router.conftest import Router, Start
+from tests.unit.router.stand_in import DONE, EVENTS, StandIn
+
+Eventually = Callable[..., None]
+COMPLETIONS = "/v1/completions"
+BODY = {"model": "m", "prompt": "x", "max_tokens": 5, "temperature": 0}
+TRACED = {"x-pdkit-trace": "1"}
+
+
+def asked(*engines: StandIn) -> list[str]:
+    """Return the engines that were sent a request, one name for each."""
+    return [engine.name for engine in engines for seen in engine.seen if seen.method == "POST"]
+
+
+def the_two(router: Router, answer: httpx.Response) -> tuple[StandIn, StandIn]:
+    """Return the producer and the consumer that the trace of an answer names."""
+    parts = dict(part.split("=") for part in answer.headers["x-pdkit-trace"].split("; "))
+    by_name = {engine.name: engine for engine in router.engines}
+    return by_name[parts["producer"]], by_name[parts["consumer"]]
+
+
+def test_prefill_first_then_the_request_itself(router: Router) -> None:
+    raw = b'{ "model":"m",  "prompt":"x","max_tokens":5,"stream_options":{"a":1}, "stream":false }'
+    answer = router.client.post(
+        COMPLETIONS, content=raw, headers={"content-type": "application/json", **TRACED}
+    )
+    producer, consumer = the_two(router, answer)
+    assert answer.json()["by"] == consumer.name
+    (first,), (second,) = producer.seen, consumer.seen
+    assert first.json == {
+        "model": "m", "prompt": "x", "max_tokens": 1, "stream": False, "stream_options": None,
+    }  # fmt: skip
+    assert second.body == raw, "passed on to the byte"
+    assert first.path == second.path == COMPLETIONS
+    assert first.headers["content-type"] == second.headers["content-type"] == "application/json"
+    assert asked(*router.engines) == [producer.name, consumer.name]
+
+
+def test_one_name_for_both_phases(router: Router) -> None:
+    answer = router.client.post(COMPLETIONS, json=BODY, headers={"x-request-id": "mine-1"})
+    names = {seen.headers["x-request-id"] for engine in router.engines for seen in engine.seen}
+    assert names == {"mine-1"}
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert "x-pdkit-trace" not in answer.headers, "only for who asks"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 129, "é", "a\tb"])
+def test_a_name_that_is_none_is_replaced(router: Router, name: str) -> None:
+    headers = [(b"x-request-id", name.encode())]
+    answer = router.client.post(COMPLETIONS, json=BODY, headers=headers)
+    assert len(answer.headers["x-request-id"]) == 32
+
+
+def test_the_clients_headers_stay_here(router: Router) -> None:
+    headers = {"authorization": "Bearer x", "cookie": "a=b", "x-data-parallel-rank": "1"}
+    router.client.post(COMPLETIONS, json=BODY, headers=headers)
+    for engine in router.engines:
+        for seen in engine.seen:
+            assert seen.headers.keys() == {"host", "content-type", "x-request-id", "content-length"}
+
+
+def test_events_pass_one_by_one(router: Router) -> None:
+    for consumer in router.consumers:
+        consumer.does = stand_in.waits_between_events
+    with router.client.stream("POST", COMPLETIONS, json={**BODY, "stream": True}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        pieces = answer.iter_raw()
+        assert next(pieces) == EVENTS[0]
+        for consumer in router.consumers:
+            consumer.go.set()
+        assert b"".join(pieces) == b"".join((*EVENTS[1:], DONE))
+    assert answer.is_success
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_other_apis_have_both_phases(router: Router, path: str) -> None:
+    answer = router.client.post(path, json={"model": "m"}, headers=TRACED)
+    producer, consumer = the_two(router, answer)
+    assert [producer.seen[0].path, consumer.seen[0].path] == [path, path]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize", "/detokenize"])
+def test_one_engine_answers_alone(router: Router, path: str) -> None:
+    router.client.post(path, json={"model": "m", "input": "x"}).raise_for_status()
+    ((seen, *more),) = [engine.seen for engine in router.engines if engine.seen]
+    assert (seen.path, seen.json, more) == (path, {"model": "m", "input": "x"}, [])
+
+
+def test_models(router: Router) -> None:
+    assert router.client.get("/v1/models").json()["data"][0]["id"] == "m"
+
+
+def test_an_engines_refusal_is_passed_on(router: Router) -> None:
+    """By the consumer, which sees the request as the client wrote it."""
+    for engine in router.engines:
+        engine.does = stand_in.refuses
+    answer = router.client.post(COMPLETIONS, json=BODY)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "bad temperature"
+    assert len(asked(*router.engines)) == 2, "it is as wrong elsewhere"
+
+
+class TestWhereAnEngineIsLost:
+    @pytest.mark.parametrize("fault", ["fails", "breaks_off", "answers_half"])
+    @pytest.mark.parametrize("role", ["producers", "consumers"])
+    def test_another_one_is_tried(self, router: Router, role: str, fault: str) -> None:
+        broken, other = getattr(router, role)
+        broken.does = getattr(stand_in, fault)
+        for _ in range(4):
+            answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
+            assert answer.status_code == 200
+            assert other in the_two(router, answer)
+        assert asked(broken), "or nothing was tried"
+
+    @pytest.mark.parametrize("role", ["producers", "consumers"])
+    def test_one_that_was_killed(self, router: Router, role: str, eventually: Eventually) -> None:
+        broken, other = getattr(router, role)
+        for _ in range(4):
+            router.client.post(COMPLETIONS, json=BODY)  # so that there are connections
+        broken.kill()
+        try:
+            for _ in range(4):
+                answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
+                assert answer.status_code == 200
+                assert other in the_two(router, answer)
+            counts = (1, 2) if role == "producers" else (2, 1)
+            eventually(lambda: router.ready(*counts), 10.0)
+        finally:
+            broken.start()
+        eventually(router.ready, 10.0)
+
+    def test_a_stream_that_has_not_begun(self, router: Router) -> None:
+        broken, _ = router.consumers
+        broken.does = stand_in.breaks_off
+        for _ in range(4):
+            answer = router.client.post(COMPLETIONS, json={**BODY, "stream": True})
+            assert answer.content == b"".join((*EVENTS, DONE))
+        assert asked(broken)
+
+    def test_a_stream_that_has_begun_ends_with_an_error(self, router: Router) -> None:
+        """After a whole event, and never with tokens twice."""
+        before = router.count("errors")
+        for consumer in router.consumers:
+            consumer.does = stand_in.streams_half
+            consumer.go.set()
+        answer = router.client.post(COMPLETIONS, json={**BODY, "stream": True})
+        first, second, rest = answer.content.split(b"\n\n")
+        assert (first + b"\n\n", rest) == (EVENTS[0], b"")
+        error = json.loads(second.removeprefix(b"data: "))["error"]
+        assert error["code"] == 502
+        assert "not complete" in error["message"]
+        assert len(asked(*router.consumers)) == 1
+        assert router.count("errors") == before + 1
+
+    @pytest.mark.parametrize("fault", ["fails", "breaks_off"])
+    def test_a_request_that_breaks_engines_does_not_reach_all(
+        self, start_router: Start, fault: str
+    ) -> None:
+        router = start_router()
+        for consumer in router.consumers:
+            consumer.does = getattr(stand_in, fault)
+        answer = router.client.post(COMPLETIONS, json=BODY)
+        assert answer.status_code == (500 if fault == "fails" else 503)
+        assert "error" in answer.json()
+        assert len(asked(*router.consumers)) == 2
+
+    def test_an_engine_that_is_not_healthy_is_left_out(
+        self, router: Router, eventually: Eventually
+    ) -> None:
+        router.consumers[0].healthy = False
+        eventually(lambda: router.ready(2, 1), 10.0)
+        for _ in range(4):
+            assert router.client.post(COMPLETIONS, json=BODY).is_success
+        assert not asked(router.consumers[0])
+
+
+class TestWithoutProducers:
+    @pytest.fixture(params=["recompute", "refuse"])
+    def left(
+        self, request: pytest.FixtureRequest, start_router: Start, eventually: Eventually
+    ) -> tuple[str, Router]:
+        router = start_router("--degrade", request.param)
+        for producer in router.producers:
+            producer.kill()
+        eventually(lambda: router.ready(0, 2), 10.0)
+        return request.param, router
+
+    def test_consumers_compute_unless_that_is_refused(self, left: tuple[str, Router]) -> None:
+        policy, router = left
+        answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
+        assert router.client.get("/readiness").status_code == 503
+        assert router.count("degraded") == 1
+        if policy == "recompute":
+            assert answer.status_code == 200
+            assert "producer=-" in answer.headers["x-pdkit-trace"]
+            assert router.client.get("/health").json()["status"] == "degraded"
+        else:
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["message"] == "no producer can compute"
+            assert router.client.get("/health").status_code == 503
+        for consumer in router.consumers:
+            consumer.kill()
+        answer = router.client.post(COMPLETIONS, json=BODY)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert router.client.get("/liveness").status_code == 200
+
+
+class TestAClientThatLeaves:
+    @pytest.mark.parametrize(
+        ("role", "stream", "does"),
+        [
+            ("producers", False, stand_in.waits),
+            ("consumers", False, stand_in.waits),
+            ("consumers", True, stand_in.waits_between_events),
+        ],
+    )
+    def test_leaves_no_request_behind(
+        self, router: Router, eventually: Eventually, role: str, stream: bool, does: Any
+    ) -> None:
+        for engine in getattr(router, role):
+            engine.does = does
+        before = router.count("cancelled")
+        leave = threading.Event()
+
+        def client() -> None:
+            body = json.dumps({**BODY, "stream": stream}).encode()
+            with httpx.Client(trust_env=False) as own:
+                request = own.build_request(
+                    "POST", f"http://127.0.0.1:{router.port}{COMPLETIONS}", content=body
+                )
+                with pytest.raises(httpx.ReadTimeout):
+                    request.extensions["timeout"] = {"read": 1.0}
+                    own.send(request)
+                leave.set()
+
+        thread = threading.Thread(target=client)
+        thread.start()
+        eventually(lambda: asked(*getattr(router, role)), 10.0)
+        thread.join(20)
+        assert leave.is_set()
+        eventually(lambda: sum(engine.left for engine in getattr(router, role)) == 1, 10.0)
+        eventually(lambda: router.count("cancelled") == before + 1, 10.0)
+        if role == "producers":
+            assert not asked(*router.consumers)
+
+
+def test_every_pair_takes_its_turn(router: Router) -> None:
+    pairs = set()
+    for _ in range(4):
+        answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
+        pairs.add(tuple(engine.name for engine in the_two(router, answer)))
+    assert len(pairs) == 4
+
+
+def test_the_engine_with_the_fewest_requests_is_next(
+    router: Router, eventually: Eventually
+) -> None:
+    for consumer in router.consumers:
+        consumer.does = stand_in.waits
+    threads = [
+        threading.Thread(target=lambda: router.client.post(COMPLETIONS, json=BODY))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(asked(*router.consumers)) == 6, 10.0)
+    assert [len(asked(consumer)) for consumer in router.consumers] == [3, 3]
+    for consumer in router.consumers:
+        consumer.go.set()
+    for thread in threads:
+        thread.join(20)
+
+
+def test_connections_that_engines_close_cost_no_request(router: Router) -> None:
+    for _ in range(10):
+        assert router.client.post(COMPLETIONS, json=BODY).is_success
+        for consumer in router.consumers:
+            consumer.drop_idle()
+    assert len(asked(*router.consumers)) == 10, "none was sent twice"

@@ -1,0 +1,202 @@
+"""What clients can take: connections, time, memory; with limits small enough to meet them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.unit.router.conftest import ROUTER
+from tests.unit.router.stand_in import Loop
+
+sys.path.insert(0, ROUTER)
+
+from pdkit_router.client_side import Answer, Clients, Limits
+from pdkit_router.request import Doorkeeper, Request
+
+Eventually = Callable[..., None]
+GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PATIENT: dict[str, Any] = {"head_s": 30.0, "body_s": 30.0, "idle_s": 30.0, "stuck_s": 30.0}
+
+
+@dataclass
+class Door:
+    """The router's side of clients, with nothing behind it."""
+
+    loop: Loop
+    limits: Limits
+    served: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clients = Clients(self.limits, Doorkeeper(""), self.serve)
+        self.go = asyncio.Event()
+        self._opened: list[socket.socket] = []
+        self.server = self.loop.run(self._start())
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def _start(self) -> asyncio.Server:
+        running = asyncio.get_running_loop()
+        return await running.create_server(self.clients.connection, "127.0.0.1", 0)
+
+    async def serve(self, request: Request, answer: Answer) -> None:
+        self.served.append(request)
+        if request.path == "/tokenize":
+            await self.go.wait()
+        if request.path == "/detokenize":
+            answer.begin(200, ())
+            paused: list[bool] = []
+            answer.on_pause = paused.append
+            while not paused:
+                answer.piece(b"x" * 65536)
+            await self.go.wait()
+        answer.whole(200, (), b"{}")
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        opened = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        self._opened.append(opened)
+        opened.sendall(sent)
+        return opened
+
+    async def _end(self) -> None:
+        self.go.set()
+        self.server.close()
+
+    def close(self) -> None:
+        self.loop.run(self._end())
+        for opened in self._opened:
+            opened.close()
+
+
+@pytest.fixture
+def door(loop: Loop) -> Iterator[Callable[..., Door]]:
+    made: list[Door] = []
+
+    def open_door(**limits: Any) -> Door:
+        made.append(Door(loop, Limits(**{**PATIENT, **limits})))
+        return made[-1]
+
+    yield open_door
+    for one in made:
+        one.close()
+
+
+def ended(opened: socket.socket) -> bytes:
+    """Return all that comes before the other side ends; fails where it does not."""
+    data = b""
+    try:
+        while piece := opened.recv(65536):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_connections_that_ask_nothing_make_room(door: Callable[..., Door]) -> None:
+    """However many are half open, who asks is answered."""
+    made = door(connections=8)
+    half_open = [made.connect(b"GET /v1/mod") for _ in range(40)]
+    assert made.connect(GET).recv(100).startswith(b"HTTP/1.1 200")
+    for opened in half_open[:30]:
+        assert ended(opened) == b""
+    assert made.clients.open <= 8
+
+
+def test_connections_with_a_request_are_kept(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
+    made = door(connections=3)
+    busy = [made.connect(GET.replace(b"GET /v1/models", b"POST /tokenize")) for _ in range(3)]
+    eventually(lambda: len(made.served) == 3)
+    assert ended(made.connect(GET)) == b"", "there is no room"
+    made.loop.loop.call_soon_threadsafe(made.go.set)
+    for opened in busy:
+        assert opened.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"GET /v1/models HTTP/1.1\r\nHost: a", b"G", b"\r\n"])
+def test_a_head_that_does_not_come(door: Callable[..., Door], sent: bytes) -> None:
+    said = ended(door(head_s=0.1).connect(sent))
+    assert said == b"" or said.startswith(b"HTTP/1.1 408")
+
+
+def test_a_head_that_comes_drop_by_drop(door: Callable[..., Door]) -> None:
+    """The limit is for all of it."""
+    opened = door(head_s=0.3).connect(b"GET /v1/models HTTP/1.1\r\n")
+    sent = 0
+    try:
+        for sent in range(200):  # noqa: B007
+            opened.sendall(b"X-A: b\r\n")
+            opened.settimeout(0.02)
+            try:
+                if opened.recv(100).startswith(b"HTTP/1.1 408"):
+                    break
+            except TimeoutError:
+                pass
+    except OSError:
+        pass
+    assert sent < 199
+
+
+def test_a_body_that_does_not_come(door: Callable[..., Door], eventually: Eventually) -> None:
+    made = door(body_s=0.1)
+    opened = made.connect(
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+    )
+    assert ended(opened).startswith(b"HTTP/1.1 408")
+    eventually(lambda: made.clients.held == 0)
+    assert not made.served
+
+
+def test_a_connection_that_asks_no_more(door: Callable[..., Door]) -> None:
+    opened = door(idle_s=0.1).connect(GET)
+    assert ended(opened).startswith(b"HTTP/1.1 200")
+
+
+def test_an_answer_that_nobody_reads(door: Callable[..., Door], eventually: Eventually) -> None:
+    made = door(stuck_s=0.1)
+    made.connect(GET.replace(b"GET /v1/models", b"POST /detokenize"))
+    eventually(lambda: made.served)
+    eventually(lambda: made.clients.open == 0)
+    assert made.clients.busy == 0
+
+
+def test_too_many_requests(door: Callable[..., Door], eventually: Eventually) -> None:
+    made = door(requests=2)
+    for _ in range(2):
+        made.connect(GET.replace(b"GET /v1/models", b"POST /tokenize"))
+    eventually(lambda: made.clients.busy == 2)
+    said = ended(made.connect(GET))
+    assert said.startswith(b"HTTP/1.1 429")
+    assert b"retry-after: 1" in said
+
+
+def test_too_many_bodies(door: Callable[..., Door], eventually: Eventually) -> None:
+    """Those that are named count as those that came."""
+    made = door(held_bytes=1000)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 600\r\n\r\n"
+    first = made.connect(head)
+    eventually(lambda: made.clients.held == 600)
+    assert ended(made.connect(head)).startswith(b"HTTP/1.1 429")
+    first.close()
+    eventually(lambda: made.clients.held == 0)
+    made.connect(head)
+    eventually(lambda: made.clients.held == 600)
+
+
+def test_one_failure_is_one_requests(door: Callable[..., Door]) -> None:
+    made = door()
+
+    async def broken(request: Request, answer: Answer) -> None:
+        raise ZeroDivisionError
+
+    made.clients.serve = broken
+    said = made.connect(GET).recv(1000)
+    assert said.startswith(b"HTTP/1.1 500")
+    assert b"ZeroDivisionError" not in said
+    made.clients.serve = made.serve
+    assert made.connect(GET).recv(100).startswith(b"HTTP/1.1 200")

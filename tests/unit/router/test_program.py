@@ -1,0 +1,132 @@
+"""The program as it is started: with a key, an empty one, and engines that are not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.unit.router.conftest import KEY, ROUTER, Router, Start
+
+OPEN = ("/health", "/liveness", "/readiness")
+
+
+@pytest.fixture(scope="module")
+def keyed_router(start_router: Start, tmp_path_factory: pytest.TempPathFactory) -> Router:
+    file = tmp_path_factory.mktemp("key") / "key"
+    file.write_text(KEY + "\n")
+    return start_router("--key-file", str(file))
+
+
+def bearer(key: str = KEY) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("wrong"),
+        bearer(KEY[:-1]),
+        bearer(KEY + "0"),
+        {"Authorization": KEY},
+        {"Authorization": f"Basic {KEY}"},
+        {"X-Api-Key": KEY},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/add_worker"])
+def test_without_the_key_nothing_reaches_an_engine(
+    keyed_router: Router, headers: dict[str, str], path: str
+) -> None:
+    for engine in keyed_router.engines:
+        engine.reset()
+    answer = keyed_router.client.post(path, json={"prompt": "x"}, headers=headers)
+    assert answer.status_code == 401
+    assert "API key" in answer.json()["error"]["message"]
+    assert KEY not in answer.text
+    assert not any(engine.seen for engine in keyed_router.engines)
+
+
+def test_with_the_key_a_request_arrives_without_it(keyed_router: Router) -> None:
+    for engine in keyed_router.engines:
+        engine.reset()
+    assert keyed_router.client.post("/v1/completions", json={}, headers=bearer()).is_success
+    seen = [seen for engine in keyed_router.engines for seen in engine.seen]
+    assert len(seen) == 2
+    assert not any("authorization" in one.headers for one in seen)
+
+
+def test_a_key_is_as_good_as_a_known_host(keyed_router: Router) -> None:
+    headers = {**bearer(), "Host": "llm.example"}
+    assert keyed_router.client.get("/v1/models", headers=headers).is_success
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_health_needs_no_key(keyed_router: Router, path: str) -> None:
+    assert keyed_router.client.get(path).status_code == 200
+
+
+def test_metrics_are_elsewhere(keyed_router: Router) -> None:
+    assert keyed_router.client.get("/metrics", headers=bearer()).status_code == 404
+    at = f"http://127.0.0.1:{keyed_router.metrics_port}"
+    assert "pdkit_router_requests_total" in httpx.get(f"{at}/metrics", trust_env=False).text
+    assert httpx.get(f"{at}/v1/models", trust_env=False).status_code == 404
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    where = ("--host", "127.0.0.1", "--port", "1", "--metrics-host", "::1", "--metrics-port", "2")
+    return subprocess.run(
+        (sys.executable, "-m", "pdkit_router", *where, *options),
+        env={"PYTHONPATH": ROUTER},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+ENGINES = ("--producer", "p=127.0.0.1:9", "--consumer", "c=127.0.0.1:9")
+
+
+def test_an_empty_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    done = run(*ENGINES, "--key-file", str(tmp_path / "key"))
+    assert done.returncode == 2
+    assert "is empty" in done.stderr
+
+
+@pytest.mark.parametrize("named", ["c", "c=", "c=host", "=127.0.0.1:9", "c=host:port"])
+def test_an_engine_that_cannot_be_reached_by_its_name_is_refused(named: str) -> None:
+    done = run("--producer", "p=127.0.0.1:9", "--consumer", named)
+    assert done.returncode == 2
+    assert f"'{named}' is not NAME=HOST:PORT" in done.stderr
+
+
+def test_requests_end_before_the_router_does(
+    start_router: Start, eventually: Callable[..., None]
+) -> None:
+    from tests.unit.router import stand_in
+
+    router = start_router()
+    for consumer in router.consumers:
+        consumer.does = stand_in.waits_between_events
+    with router.client.stream("POST", "/v1/completions", json={"stream": True}) as answer:
+        pieces = answer.iter_raw()
+        assert next(pieces) == stand_in.EVENTS[0]
+        router.process.terminate()
+
+        def refused() -> bool:
+            try:
+                return not httpx.get(f"http://127.0.0.1:{router.port}/liveness", trust_env=False)
+            except httpx.ConnectError:
+                return True
+
+        eventually(refused, 10.0)
+        for consumer in router.consumers:
+            consumer.go.set()
+        assert b"".join(pieces).endswith(stand_in.DONE)
+    eventually(lambda: not router.process.is_running() or router.process.status() == "zombie", 20.0)

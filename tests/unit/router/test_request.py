@@ -1,0 +1,150 @@
+"""What engines are sent for a body, and when another engine is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.unit.router.conftest import ROUTER
+from tests.unit.router.stand_in import Loop, StandIn, waits
+
+sys.path.insert(0, ROUTER)
+
+from pdkit_router import engines
+from pdkit_router.engine_side import EngineLost
+from pdkit_router.engines import Engine, Group, Watch
+from pdkit_router.forward import Budget
+from pdkit_router.request import Request, work
+
+
+def sent(path: str, fields: dict[str, Any]) -> tuple[Any, Any]:
+    """Return what a producer and a consumer read."""
+    todo = work(Request("POST", path, (), bytearray(json.dumps(fields).encode())))
+    return json.loads(todo.prefill or b"null"), json.loads(todo.body)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "prefill"),
+    [
+        ("/v1/completions", {}, {"max_tokens": 1}),
+        ("/v1/completions", {"max_tokens": 9, "n": 3, "min_tokens": 4, "seed": 1},
+         {"max_tokens": 1, "n": 1, "min_tokens": 0, "seed": 1}),
+        ("/v1/chat/completions", {"max_completion_tokens": 9, "stream": True, "tools": []},
+         {"max_tokens": 1, "max_completion_tokens": 1, "stream": False, "tools": []}),
+        ("/v1/responses", {"input": "x", "background": True, "store": True, "stream": True},
+         {"input": "x", "background": False, "store": False, "stream": False,
+          "max_output_tokens": 1}),
+    ],
+)  # fmt: skip
+def test_a_prefill_asks_for_one_token(
+    path: str, fields: dict[str, Any], prefill: dict[str, Any]
+) -> None:
+    assert sent(path, fields) == (prefill, fields)
+
+
+def test_one_engine_alone_needs_no_prefill() -> None:
+    assert sent("/v1/embeddings", {"input": "x"}) == (None, {"input": "x"})
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params"])
+def test_clients_do_not_steer_how_kv_moves(name: str) -> None:
+    prefill, body = sent("/v1/completions", {name: {"lmcache.tag.x": "y"}, "prompt": "p"})
+    assert prefill[name] is None
+    assert body[name] is None
+    assert body["prompt"] == "p"
+    prefill, body = sent("/v1/chat/completions", {"vllm_xargs": {name: "x", "other": 1}})
+    assert prefill["vllm_xargs"] is None
+    assert body["vllm_xargs"] is None
+
+
+def test_other_arguments_of_vllm_are_the_clients() -> None:
+    assert sent("/v1/completions", {"vllm_xargs": {"a": 1}})[1] == {"vllm_xargs": {"a": 1}}
+
+
+def test_a_name_that_is_given_twice_counts_as_engines_read_it() -> None:
+    raw = b'{"stream": true, "kv_transfer_params": {"a": 1}, "stream": false} \n'
+    todo = work(Request("POST", "/v1/completions", (), bytearray(raw)))
+    assert json.loads(todo.body) == {"stream": False, "kv_transfer_params": None}
+
+
+class TestTurns:
+    @pytest.fixture
+    def four(self) -> list[Engine]:
+        made = [Engine(str(n), "127.0.0.1", 9) for n in range(4)]
+        for engine in made:
+            engine.state = "up"
+        return made
+
+    def test_nobody_is_left_out(self, four: list[Engine]) -> None:
+        for slips in (False, True):
+            group = Group(four, slips=slips)
+            chosen = [group.choose(()) for _ in range(4)]
+            assert set(chosen) == set(four)
+
+    def test_silent_ones_come_last_and_others_never(self, four: list[Engine]) -> None:
+        four[0].state = four[1].state = "down"
+        four[2].state = "silent"
+        group = Group(four)
+        assert {group.choose(()) for _ in range(8)} == {four[3]}
+        assert group.choose({four[3]}) is four[2]
+        assert group.choose(set(four[2:])) is None
+
+
+class TestSilence:
+    """A process that is stopped keeps its connections, and answers nothing."""
+
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_what_has_not_begun_is_taken_elsewhere(
+        self, loop: Loop, monkeypatch: pytest.MonkeyPatch, begun: bool
+    ) -> None:
+        monkeypatch.setattr(engines, "_SILENT_S", 0.2)
+        monkeypatch.setattr(engines, "_EVERY_S", 0.02)
+        monkeypatch.setattr(engines, "_ANSWER_S", 0.1)
+        stand_in = StandIn(loop, "c")
+        loop.run(self._silent(stand_in, begun))
+        stand_in.go.set()
+
+    async def _silent(self, stand_in: StandIn, begun: bool) -> None:
+        stand_in.does = _begins if begun else waits
+        engine = Engine("c", "127.0.0.1", stand_in.port)
+        watching = asyncio.create_task(Watch([engine], lambda _: None).run())
+        while engine.state != "up":
+            await asyncio.sleep(0.01)
+        request = engine.request("POST", "/v1/completions", (), b"{}")
+        states = set()
+        stand_in.frozen = True
+        connection = await engine.connections.get()
+        exchange = connection.start(request)
+        for _ in range(2000):
+            states.add(engine.state)
+            if engine.state == "down":
+                break
+            await asyncio.sleep(0.005)
+        assert states == {"up", "silent", "down"}
+        if begun:
+            assert not exchange.ended.done(), "it may go on"
+            connection.abandon()
+        else:
+            with pytest.raises(EngineLost):
+                await exchange.started
+        watching.cancel()
+
+
+async def _begins(engine: StandIn, to: Any) -> None:
+    await to.begin()
+    await to.piece(b"data: 1\n\n")
+    await engine.told()
+
+
+def test_the_budget_of_further_tries() -> None:
+    async def spend() -> None:
+        budget = Budget(size=3.0, a_second=0.0, left=3.0)
+        assert [budget.take() for _ in range(5)] == [True, True, True, False, False]
+        budget.a_second, budget.at = 1.0, asyncio.get_running_loop().time() - 2.5
+        assert [budget.take() for _ in range(3)] == [True, True, False]
+
+    asyncio.run(spend())
