@@ -1,0 +1,1 @@
+"""What the router adds to a request, beside vllm-router, with engines that answer at once."""
