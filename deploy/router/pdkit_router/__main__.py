@@ -24,7 +24,7 @@ from pdkit_router.page import Front, MetricsDoor, MetricsPage
 from pdkit_router.request import Doorkeeper
 
 _BODY_BYTES = 2**20
-_BYTES_A_TOKEN = 64  # more than the number or the characters of a token take in JSON
+_BYTES_A_TOKEN = 32  # more than the number or the characters of a token take in JSON
 _LEAVE_S = 10.0
 _FILES_A_CLIENT = 3
 
@@ -91,7 +91,10 @@ async def _run(given: argparse.Namespace, key: str) -> None:
     watching = asyncio.create_task(watch.run())
     metrics = await loop.create_server(watchers.connection, given.metrics_host, given.metrics_port)
     front = await loop.create_server(clients.connection, given.host, given.port, backlog=1024)
-    await left.wait()
+    leaving = asyncio.create_task(left.wait())
+    await asyncio.wait({leaving, watching}, return_when=asyncio.FIRST_COMPLETED)
+    if watching.done():
+        watching.result()  # without it nobody would notice an engine's return
     front.close()
     await _emptied(clients)
     watching.cancel()

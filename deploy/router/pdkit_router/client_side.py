@@ -296,11 +296,16 @@ class ClientConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if self._closing or not self.keeps:
-            self._transport.close()
+            self._leave()
             return
         self._fresh()
         self._clients.waiting[self] = None
-        self._limit(self._clients.limits.idle_s, self._transport.close)
+        self._limit(self._clients.limits.idle_s, self._leave)
+
+    def _leave(self) -> None:
+        """Close when the client has read the rest, or takes too long for it."""
+        self._transport.close()
+        self._limit(self._clients.limits.stuck_s, self.abort)
 
     def _too_slow(self) -> None:
         self._refuse(Refused(408, "the request did not arrive in time"))

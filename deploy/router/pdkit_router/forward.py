@@ -90,8 +90,9 @@ class Forwarder:
 
     async def serve(self, request: Request, answer: Answer) -> None:
         """Answer a request; raises Refused where no engine does."""
-        self.counts["requests"] += 1
         todo, trace = work(request), Trace()
+        request.body.clear()
+        self.counts["requests"] += 1
         traced = request.header("x-pdkit-trace") is not None
 
         async def use(engine: Engine, connection: EngineConnection, exchange: Exchange) -> None:
@@ -183,7 +184,8 @@ class Forwarder:
 
         def pause(wanted: bool) -> None:
             transport = connection.transport
-            (transport.pause_reading if wanted else transport.resume_reading)()
+            if not transport.is_closing():
+                (transport.pause_reading if wanted else transport.resume_reading)()
 
         answer.on_pause = pause
         events.feed(bytes(exchange.held))

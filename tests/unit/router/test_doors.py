@@ -266,7 +266,9 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
 def test_bodies_that_engines_need_not_see(router: Router, name: str, path: str) -> None:
+    before = router.count("requests")
     ((status, body),) = answers(router, post(body=BODIES[name], path=path))
+    assert router.count("requests") == before
     assert status == 400
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
     assert not reached(router)

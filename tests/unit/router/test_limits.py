@@ -35,6 +35,7 @@ class Door:
     def __post_init__(self) -> None:
         self.clients = Clients(self.limits, Doorkeeper(""), self.serve)
         self.go = asyncio.Event()
+        self.large = 0
         self._opened: list[socket.socket] = []
         self.server = self.loop.run(self._start())
         self.port = self.server.sockets[0].getsockname()[1]
@@ -54,7 +55,7 @@ class Door:
             while not paused:
                 answer.piece(b"x" * 65536)
             await self.go.wait()
-        answer.whole(200, (), b"{}")
+        answer.whole(200, (), b"{}" + b" " * self.large)
 
     def connect(self, sent: bytes = b"") -> socket.socket:
         opened = socket.create_connection(("127.0.0.1", self.port), timeout=20)
@@ -163,6 +164,17 @@ def test_an_answer_that_nobody_reads(door: Callable[..., Door], eventually: Even
     eventually(lambda: made.served)
     eventually(lambda: made.clients.open == 0)
     assert made.clients.busy == 0
+
+
+def test_the_rest_of_an_answer_that_nobody_reads(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
+    """The request has ended; its connection does as well."""
+    made = door(idle_s=0.1, stuck_s=0.1)
+    made.large = 2**25
+    made.connect(GET)
+    eventually(lambda: made.served)
+    eventually(lambda: made.clients.open == 0)
 
 
 def test_too_many_requests(door: Callable[..., Door], eventually: Eventually) -> None:
