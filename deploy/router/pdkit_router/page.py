@@ -33,7 +33,7 @@ class Front:
             return
         forwarder = self._forwarder
         prefill, decode = _health(forwarder.producers), _health(forwarder.consumers)
-        ready = bool(prefill["healthy"] and decode["healthy"])
+        ready = bool(decode["healthy"] and (prefill["healthy"] or not prefill["total"]))
         serves = bool(decode["healthy"]) and (ready or forwarder.degrade == "recompute")
         good = {"/liveness": True, "/health": serves, "/readiness": ready}[request.path]
         status = "ready" if ready else "degraded" if serves else "not ready"
@@ -68,7 +68,9 @@ class MetricsPage:
             yield f"# HELP pdkit_router_{name}_total {said}"
             yield f"# TYPE pdkit_router_{name}_total counter"
             yield f"pdkit_router_{name}_total {counts[name]}"
-        groups = (("producer", self._forwarder.producers), ("consumer", self._forwarder.consumers))
+        producers, consumers = self._forwarder.producers, self._forwarder.consumers
+        last = "consumer" if producers.all else "aggregated"
+        groups = (("producer", producers), (last, consumers))
         for name, said in (("healthy", "1 if the engine answers"), ("busy", "its requests")):
             yield f"# HELP pdkit_router_engine_{name} {said}"
             yield f"# TYPE pdkit_router_engine_{name} gauge"

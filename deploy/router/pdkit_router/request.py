@@ -22,6 +22,7 @@ PREFILL: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses": {"max_output_tokens": 1, "stream": False, "background": False, "store": False},
 }
 LIMITS = ("max_tokens", "max_output_tokens")
+_PROMPTS = ("messages", "prompt", "input")
 # Paths that one engine answers alone.
 _PASSED = {
     "/v1/embeddings": "POST", "/tokenize": "POST", "/detokenize": "POST", "/v1/models": "GET",
@@ -131,6 +132,7 @@ class Work:
 
     Attributes:
         prefill: the body for a producer; None where one engine answers alone.
+        prompt: text, token ids or messages, as the client sent them; None without any.
     """
 
     method: str
@@ -139,6 +141,7 @@ class Work:
     content_type: str
     body: bytes
     prefill: bytes | None
+    prompt: Any
 
 
 def work(request: Request) -> Work:
@@ -147,7 +150,7 @@ def work(request: Request) -> Work:
     Raises:
         Refused: the body is no JSON object that an engine could read.
     """
-    body, prefill = bytes(request.body), None
+    body, prefill, prompt = bytes(request.body), None, None
     if request.method == "GET":
         body = b""
     else:
@@ -160,9 +163,10 @@ def work(request: Request) -> Work:
         if changes := PREFILL.get(request.path):
             wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
             prefill = _with(body, fields, wanted)
+            prompt = next((fields[name] for name in _PROMPTS if name in fields), None)
     given = request.header("content-type") or ""
     content_type = given if _CONTENT_TYPE.fullmatch(given) else "application/octet-stream"
-    return Work(request.method, request.path, request.name(), content_type, body, prefill)
+    return Work(request.method, request.path, request.name(), content_type, body, prefill, prompt)
 
 
 def _is_set(name: str, fields: Mapping[str, Any]) -> bool:

@@ -11,10 +11,8 @@ import psutil
 
 from deploy import __version__
 from deploy.benchmark.results import Machine, ModelFacts, StackFacts, Versions
-from deploy.config.catalog import load_catalog
-from deploy.runtime.host import machine_memory_mib, package_version
+from deploy.runtime.host import machine_memory_mib
 from deploy.workflows.patches import engine_fixes
-from deploy.workflows.prepare import Programs
 from deploy.workflows.running import RunningStack, store_of
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -54,18 +52,9 @@ def versions(running: RunningStack, vllm: str) -> Versions:
         vllm=vllm or None,
         lmcache=engine_fixes(running, first).release or None,
         redis=stats.version if stats else None,
-        router=_router_version(running),
+        router=__version__,
         generator=f"pdkit {__version__}",
     )
-
-
-def _router_version(running: RunningStack) -> str | None:
-    means = running.prepared.facts.means
-    if isinstance(means, Programs):
-        return package_version(means.engine_python, "vllm-router")
-    named = running.prepared.stack.service("router").container
-    services = load_catalog().services.values()
-    return next((one.version for one in services if named and one.image == named.image), None)
 
 
 def model_facts(running: RunningStack, context: int) -> ModelFacts:

@@ -1,4 +1,4 @@
-"""What the router, and the gateway where there is one, add to a request."""
+"""What the router adds to a request."""
 
 from __future__ import annotations
 

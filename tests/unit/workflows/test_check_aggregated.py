@@ -21,6 +21,10 @@ def check(lab: Lab, name: str) -> CheckReport:
     return check_stack(lab.home, name, lab.lines.append)
 
 
+def port_of_the_second(lab: Lab, name: str) -> int:
+    return require_stack(lab.home, name).prepared.plan.engines[1].port
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab in which the stacks 'alone' and 'shared' are up, of two engines each."""
@@ -65,13 +69,13 @@ class TestWithRedis:
         [
             ("both:stores-nothing", "eligible tokens were loaded"),
             ("both:wrong-kv", "answers differ"),
-            ("router:one-worker", "no prompt through the router reached engine-1"),
+            ("both:refuses-router-{port}", "no prompt through the router reached engine-1"),
         ],
     )
     def test_a_broken_one_fails(
         self, lab: Lab, with_faults: Callable[..., None], fault: str, failure: str
     ) -> None:
-        with_faults(fault)
+        with_faults(fault.format(port=port_of_the_second(lab, "shared")))
         failed = check(lab, "shared").failures
         assert any(failure in sentence for sentence in failed), failed
 
@@ -95,14 +99,13 @@ class TestWithoutRedis:
     def test_an_engine_that_the_router_leaves_out_is_found(
         self, lab: Lab, with_faults: Callable[..., None]
     ) -> None:
-        with_faults("router:one-worker")
+        with_faults(f"alone:refuses-router-{port_of_the_second(lab, 'alone')}")
         assert check(lab, "alone").failures == ["no prompt through the router reached engine-1"]
 
     def test_an_engine_that_answers_otherwise_is_found(
         self, lab: Lab, with_faults: Callable[..., None]
     ) -> None:
-        other = require_stack(lab.home, "alone").prepared.plan.engines[1]
-        with_faults(f"alone:other-weights-{other.port}")
+        with_faults(f"alone:other-weights-{port_of_the_second(lab, 'alone')}")
         assert any("answers differ" in said for said in check(lab, "alone").failures)
 
     @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 Answer = tuple[int, Any]
 
 
-def serve(port: int, answer: Callable[[str, Any], Answer]) -> None:
-    """Serve for ever; `answer` gets a path and a JSON body or None."""
+def serve(port: int, answer: Callable[[str, Any, bool], Answer]) -> None:
+    """Serve for ever; `answer` gets a path, a JSON body or None, and whether the router asks."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -25,7 +25,8 @@ def serve(port: int, answer: Callable[[str, Any], Answer]) -> None:
             self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _answer(self, body: Any) -> None:
-            status, content = answer(self.path, body)
+            # The router names each request; who asks directly does not.
+            status, content = answer(self.path, body, "x-request-id" in self.headers)
             data = (content if isinstance(content, str) else json.dumps(content)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))

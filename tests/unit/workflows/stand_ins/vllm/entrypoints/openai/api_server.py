@@ -54,7 +54,7 @@ class Engine:
         # Salts and prompts that this engine computed or loaded: its own prefix cache.
         self.own: list[tuple[str, list[int]]] = []
 
-    def answer(self, path: str, body: Any) -> Answer:
+    def answer(self, path: str, body: Any, by_router: bool) -> Answer:
         if path == "/health":
             return 200, ""
         if path == "/v1/models":
@@ -64,20 +64,19 @@ class Engine:
         if path == "/tokenize":
             return 200, {"tokens": list(body["prompt"].encode())}
         if path == "/v1/completions":
-            return self.complete(body)
+            return self.complete(body, by_router)
         return 404, "no such path"
 
-    def complete(self, body: dict[str, Any]) -> Answer:
-        if self.has_fault("fails"):
+    def complete(self, body: dict[str, Any], by_router: bool) -> Answer:
+        if self.has_fault("fails") or (
+            by_router and self.has_fault(f"refuses-router-{self.options.port}")
+        ):
             return 500, "the engine is out of order"
         if self.has_fault("hangs"):
             while self.has_fault("hangs"):
                 time.sleep(0.05)
             return 500, "the client is gone"
-        by_router = (
-            body["max_tokens"] == 1 and not {"kv_transfer_params", "cache_salt"} & body.keys()
-        )
-        if by_router and self.has_fault("refuses-prefill"):
+        if by_router and body["max_tokens"] == 1 and self.has_fault("refuses-prefill"):
             return 400, {"error": {"message": "not like this"}}
         prompt = body["prompt"]
         tag = (body.get("kv_transfer_params") or {}).get("lmcache.tag.pdkit", "")

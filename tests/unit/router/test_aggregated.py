@@ -1,0 +1,164 @@
+"""Engines that do both phases: one request each, and with prefixes followed where its KV is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import unused_port
+from tests.unit.router.conftest import ROUTER
+from tests.unit.router.stand_in import Loop, StandIn
+
+sys.path.insert(0, ROUTER)
+
+from pdkit_router.engines import Engine
+from pdkit_router.prefixes import PrefixGroup
+
+COMPLETIONS = "/v1/completions"
+
+
+class TestPrefixes:
+    @pytest.fixture
+    def three(self) -> list[Engine]:
+        made = [Engine(str(n), "127.0.0.1", 9) for n in range(3)]
+        for engine in made:
+            engine.state = "up"
+        return made
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ("a" * 600, "a" * 600 + "b" * 600),
+            (list(range(300)), list(range(900))),
+            (
+                [{"role": "user", "content": "x" * 600}],
+                [
+                    {"role": "user", "content": "x" * 600},
+                    {"role": "assistant", "content": "y"},
+                    {"role": "user", "content": "z" * 600},
+                ],
+            ),
+        ],
+        ids=["text", "token ids", "messages"],
+    )
+    def test_a_longer_prompt_follows_its_beginning(
+        self, three: list[Engine], first: Any, second: Any
+    ) -> None:
+        group = PrefixGroup(three)
+        served = group.choose((), first)
+        assert {group.choose((), second) for _ in range(6)} == {served}
+        assert {group.choose((), f"{n}" * 600) for n in range(6)} == set(three), "others spread"
+
+    def test_the_longest_beginning_decides(self, three: list[Engine]) -> None:
+        group, shared = PrefixGroup(three), "s" * 512
+        one = group.choose((), shared + "1" * 512)
+        two = group.choose({one}, shared + "2" * 512)
+        assert two is not one
+        assert group.choose((), shared + "1" * 1024) is one
+        assert group.choose((), shared + "2" * 1024) is two
+
+    def test_short_prompts_are_followed_nowhere(self, three: list[Engine]) -> None:
+        group = PrefixGroup(three)
+        assert {group.choose((), "hello") for _ in range(3)} == set(three)
+
+    @pytest.mark.parametrize("prompt", [None, 3, {"a": 1}, [], "\ud800" * 600])
+    def test_whatever_a_client_sends_finds_an_engine(
+        self, three: list[Engine], prompt: Any
+    ) -> None:
+        assert PrefixGroup(three).choose((), prompt) in three
+
+    def test_a_busy_or_lost_engine_is_not_waited_for(self, three: list[Engine]) -> None:
+        group, prompt = PrefixGroup(three), "p" * 600
+        served = group.choose((), prompt)
+        assert served is not None
+        served.busy = 9
+        other = group.choose((), prompt)
+        assert other is not served
+        served.busy = 0
+        assert group.choose((), prompt) is other, "its KV is there now"
+        assert other is not None
+        other.state = "down"
+        assert group.choose((), prompt) not in (other, None)
+        assert group.choose(three, prompt) is None
+
+    def test_what_is_remembered_is_bounded(
+        self, three: list[Engine], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pdkit_router.prefixes._KNOWN", 4)
+        group = PrefixGroup(three)
+        for n in range(9):
+            group.choose((), f"{n}" * 600)
+        assert len(group._served) == 4
+
+
+@pytest.fixture(scope="module")
+def engines(loop: Loop) -> list[StandIn]:
+    return [StandIn(loop, f"engine-{n}") for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def client(
+    engines: list[StandIn], eventually: Callable[..., None]
+) -> Iterator[tuple[httpx.Client, int]]:
+    """A router that follows prefixes; yields its client and its port of metrics."""
+    port, metrics = unused_port(), unused_port()
+    named = [p for one in engines for p in ("--engine", f"{one.name}=127.0.0.1:{one.port}")]
+    command = (
+        sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", str(port),
+        "--metrics-host", "127.0.0.1", "--metrics-port", str(metrics), *named,
+        "--follow-prefixes",
+    )  # fmt: skip
+    process = subprocess.Popen(command, env={"PYTHONPATH": ROUTER})
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as made:
+
+        def ready() -> bool:
+            try:
+                return made.get("/readiness").json()["decode"]["healthy"] == len(engines)
+            except httpx.HTTPError:
+                return False
+
+        eventually(ready, 20.0)
+        yield made, metrics
+    process.terminate()
+    process.wait(20)
+
+
+def test_each_request_meets_one_engine(
+    client: tuple[httpx.Client, int], engines: list[StandIn]
+) -> None:
+    front, metrics = client
+    assert front.get("/readiness").json()["status"] == "ready"
+    for engine in engines:
+        engine.reset()
+    body = {"model": "m", "prompt": "c" * 600, "max_tokens": 5}
+    answers = [front.post(COMPLETIONS, json=body, headers={"x-pdkit-trace": "1"}) for _ in range(3)]
+    (by,) = {answer.json()["by"] for answer in answers}
+    assert answers[0].headers["x-pdkit-trace"] == f"producer=-; consumer={by}; tries=1"
+    seen = [one for engine in engines for one in engine.seen if one.method == "POST"]
+    assert [one.json["max_tokens"] for one in seen] == [5, 5, 5], "nobody was asked for a prefill"
+    page = httpx.get(f"http://127.0.0.1:{metrics}/metrics", trust_env=False).text
+    assert 'pdkit_router_engine_healthy{engine="engine-2",role="aggregated"} 1' in page
+    assert "pdkit_router_degraded_total 0" in page
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        (),
+        ("--producer", "p=h:1"),
+        ("--producer", "p=h:1", "--consumer", "c=h:2", "--engine", "e=h:3"),
+    ],
+)
+def test_roles_that_make_no_stack_are_refused(named: tuple[str, ...]) -> None:
+    doors = ("--host", "h", "--port", "1", "--metrics-host", "h", "--metrics-port", "2")
+    done = subprocess.run(
+        (sys.executable, "-m", "pdkit_router", *doors, *named),
+        env={"PYTHONPATH": ROUTER}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "either --producer and --consumer, or --engine" in done.stderr
