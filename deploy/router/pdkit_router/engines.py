@@ -30,7 +30,6 @@ class Engine:
     Attributes:
         state: "up"; "silent" if it takes connections and has not answered in time; "down".
         busy: requests that it is working on.
-        answered_at: when it answered last, by the loop's clock.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Engine:
     port: int
     state: State = "down"
     busy: int = 0
-    answered_at: float = 0.0
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,17 +125,19 @@ class Watch:
         await asyncio.gather(*(self._watch(engine) for engine in self._engines))
 
     async def _watch(self, engine: Engine) -> None:
-        loop = asyncio.get_running_loop()
+        missed = 0
         while True:
             state = await self._state(engine)
             if state == "up":
-                engine.answered_at = loop.time()
+                missed = 0
                 if engine.state == "down":
                     await self._read_context(engine)
                     _log.info("%s answers", engine.name)
                 engine.state = "up"
             else:
-                silent_s = loop.time() - engine.answered_at
+                # Not by the clock: the router itself may have been held up.
+                missed += 1
+                silent_s = missed * (_EVERY_S + _ANSWER_S)
                 self._end_silent(engine, silent_s)
                 if state == "down" or silent_s > _SILENT_S:
                     engine.lost()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -131,6 +132,36 @@ class TestSilence:
         else:
             with pytest.raises(EngineLost):
                 await exchange.started
+        watching.cancel()
+
+    def test_a_router_that_was_held_up_blames_no_engine(
+        self, loop: Loop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engines, "_SILENT_S", 0.3)
+        monkeypatch.setattr(engines, "_EVERY_S", 0.01)
+        monkeypatch.setattr(engines, "_ANSWER_S", 0.1)
+        stand_in = StandIn(loop, "c")
+        asyncio.run(self._held_up(stand_in))
+
+    async def _held_up(self, stand_in: StandIn) -> None:
+        engine = Engine("c", "127.0.0.1", stand_in.port)
+        watching = asyncio.create_task(Watch([engine], lambda _: None).run())
+        while engine.state != "up":
+            await asyncio.sleep(0.01)
+        while not engine.connections.open:
+            await asyncio.sleep(0)
+        connection = await engine.connections.get()
+        stand_in.does = waits
+        exchange = connection.start(engine.request("POST", "/v1/completions", (), b"{}"))
+        stand_in.frozen = True
+        await asyncio.sleep(0.05)  # an answer is awaited when the hold-up begins
+        time.sleep(1.0)
+        stand_in.frozen = False
+        for _ in range(20):
+            assert engine.state != "down"
+            await asyncio.sleep(0.01)
+        assert not exchange.started.done(), "it is still waited for"
+        stand_in.go.set()
         watching.cancel()
 
 
