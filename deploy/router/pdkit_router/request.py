@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hmac
 import ipaddress
 import json
@@ -10,8 +9,9 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
+from pdkit_router.body import parsed
 from pdkit_router.errors import Refused
 
 _PREFILL = {"stream": False, "n": 1, "best_of": 1, "min_tokens": 0, "stream_options": None}
@@ -155,7 +155,7 @@ def work(request: Request) -> Work:
     if request.method == "GET":
         body = b""
     else:
-        fields = _parsed(body)
+        fields = parsed(request.path, body)
         steering = {name: None for name in _STEERING if name in fields}
         extra = fields.get("vllm_xargs")
         if isinstance(extra, dict) and not extra.keys().isdisjoint(_STEERING):
@@ -185,32 +185,3 @@ def _with(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) ->
     added = json.dumps(changes)[1:]
     start = body.rstrip()[:-1]
     return start + (b"," if fields else b"") + added.encode()
-
-
-def _parsed(body: bytes) -> dict[str, Any]:
-    try:
-        text = body.decode("utf-8")
-        gc.disable()  # it would look at each of ten million lists again and again, for nothing
-        fields = json.loads(text, parse_constant=_no_number, parse_float=_finite)
-        if "\\u" in text:
-            json.dumps(fields, ensure_ascii=False).encode()  # halves of a character
-    except RecursionError:
-        raise Refused(400, "the body is JSON of too many levels") from None
-    except ValueError as exc:
-        raise Refused(400, f"the body is not valid JSON: {str(exc)[:200]}") from None
-    finally:
-        gc.enable()
-    if not isinstance(fields, dict):
-        raise Refused(400, "the body must be a JSON object")
-    return fields
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:50]} is too large")
-    return value

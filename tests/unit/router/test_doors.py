@@ -260,6 +260,10 @@ BODIES = {
     "levels": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "two objects": b"{}{}",
     "a control character": b'{"prompt": "\x00"}',
+    "many values": b'{"messages": [{"content": [' + b"1," * 9000 + b"1]}]}",
+    "negative token ids": b'{"prompt": [' + b"-1," * 9000 + b"1]}",
+    "many prompts": b'{"prompt": [' + b"[1]," * 9000 + b"[1]]}",
+    "options that are none": b'{"prompt": "x", "stream_options": 5}',
 }
 
 

@@ -18,6 +18,7 @@ sys.path.insert(0, ROUTER)
 from pdkit_router import engines
 from pdkit_router.engine_side import EngineLost
 from pdkit_router.engines import Engine, Group, Watch
+from pdkit_router.errors import Refused
 from pdkit_router.forward import Budget
 from pdkit_router.request import Request, work
 
@@ -70,6 +71,17 @@ def test_a_name_that_is_given_twice_counts_as_engines_read_it() -> None:
     raw = b'{"stream": true, "kv_transfer_params": {"a": 1}, "stream": false} \n'
     todo = work(Request("POST", "/v1/completions", (), bytearray(raw)))
     assert json.loads(todo.body) == {"stream": False, "kv_transfer_params": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/v1/completions", "prompt"), ("/v1/embeddings", "input"), ("/detokenize", "tokens")],
+)
+@pytest.mark.parametrize("value", [list(range(100_000)), [list(range(50_000))] * 2])
+def test_token_ids_are_the_one_long_list(path: str, name: str, value: Any) -> None:
+    assert sent(path, {name: value})[1] == {name: value}
+    with pytest.raises(Refused, match="more than 8192 values"):
+        sent(path, {"other": value})
 
 
 class TestTurns:

@@ -1,0 +1,78 @@
+"""Bodies of clients: JSON that an engine can read, and can refuse without being held up."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from pdkit_router.errors import Refused
+
+# vLLM says of each item what is wrong with it, and answers nobody else meanwhile: 100,000 items of
+# a wrong type take it half a minute and gigabytes. Token ids are the one long list that is right.
+_MOST_ITEMS = 8192
+_TOKENS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
+# vLLM answers 500 where one of these is something else.
+_OBJECTS = ("stream_options", "structured_outputs", "response_format")
+
+
+def parsed(path: str, body: bytes) -> dict[str, Any]:
+    """Return the fields of a body; raises Refused where an engine could not read it."""
+    try:
+        text = body.decode("utf-8")
+        gc.disable()  # it would look at each of ten million lists again and again, for nothing
+        fields = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        if "\\u" in text:
+            json.dumps(fields, ensure_ascii=False).encode()  # halves of a character
+    except RecursionError:
+        raise Refused(400, "the body is JSON of too many levels") from None
+    except ValueError as exc:
+        raise Refused(400, f"the body is not valid JSON: {str(exc)[:200]}") from None
+    finally:
+        gc.enable()
+    if not isinstance(fields, dict):
+        raise Refused(400, "the body must be a JSON object")
+    _check(path, fields)
+    return fields
+
+
+def _check(path: str, fields: Mapping[str, Any]) -> None:
+    for name in _OBJECTS:
+        if not isinstance(fields.get(name), (dict, type(None))):
+            raise Refused(400, f"{name} must be an object")
+    tokens = _TOKENS.get(path)
+    left = [value for name, value in fields.items() if name != tokens or not _are_tokens(value)]
+    items = 0
+    while left:
+        value = left.pop()
+        inside = value.values() if isinstance(value, dict) else value
+        if isinstance(value, (dict, list)):
+            items += len(value)
+            left.extend(one for one in inside if isinstance(one, (dict, list)))
+        if items > _MOST_ITEMS:
+            raise Refused(400, f"the body has more than {_MOST_ITEMS} values that are no token ids")
+
+
+def _are_tokens(value: object) -> bool:
+    """Tell whether it is one list of token ids, or several."""
+    if not isinstance(value, list):
+        return False
+    if value and len(value) <= _MOST_ITEMS and all(isinstance(one, list) for one in value):
+        return all(_is_prompt(one) for one in value)
+    return _is_prompt(value)
+
+
+def _is_prompt(value: list[Any]) -> bool:
+    return set(map(type, value)) <= {int} and min(value, default=0) >= 0
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:50]} is too large")
+    return value
