@@ -21,13 +21,12 @@ def bench_view(result: Result, folder: str) -> str:
             "",
             table(header, rows, right=header[3:]),
             "",
-            *_throughput(result),
+            *(() if result.rate_search else _throughput(result)),
             *_hits(repeats),
             *_path(repeats),
             *_usage(repeats),
             *_hop(result.hop_s),
-            *(_slo(result.slo, repeats) if result.slo else ()),
-            *(_search(result.rate_search) if result.rate_search else ()),
+            *(_search(result.rate_search) if result.rate_search else _slo(result.slo, repeats)),
             *_errors(repeats),
             "",
             f"Result: {folder}",
@@ -137,7 +136,9 @@ def _hop(hop: Percentiles | None) -> Iterator[str]:
         yield f"Router: adds {p50:.1f} ms to a request (p50), {p99:.1f} ms (p99)"
 
 
-def _slo(slo: Slo, repeats: Sequence[Repeat]) -> Iterator[str]:
+def _slo(slo: Slo | None, repeats: Sequence[Repeat]) -> Iterator[str]:
+    if slo is None:
+        return
     limits = ", ".join(
         f"{name.removesuffix('_s')} {1e3 * limit:g} ms"
         for name, limit in slo.model_dump().items()

@@ -51,8 +51,10 @@ def test_slo_and_search() -> None:
         "required_share": 0.9, "highest_rate": 4.0, "low": 3.5, "high": None,
         "steps": [{"rate": 4.0, "within_slo": 0.95, "held": True}],
     }  # fmt: skip
-    text = shown(repeats=[repeat(0), repeat(1, within_slo=0.5)], rate_search=search)
-    assert "SLO ttft 1000 ms: 50.0 % to 100.0 % of requests within it" in text
+    repeats = [repeat(0), repeat(1, within_slo=0.5)]
+    assert "SLO ttft 1000 ms: 50.0 % to 100.0 % of requests within it" in shown(repeats=repeats)
+    text = shown(repeats=repeats, rate_search=search)
+    assert "Throughput" not in text  # of rates that differ there is no median
     assert "for 90.0 % of requests: 4.00 requests/s (95 % interval 3.50 to ?)" in text
     assert "No rate that was tried holds" in shown(
         rate_search={**search, "highest_rate": None, "low": None}
