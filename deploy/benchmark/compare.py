@@ -14,6 +14,8 @@ from deploy.errors import UsageError
 # What must be alike, or the ratio is not one of the stacks. How busy the machine was may differ.
 _ALIKE = ("model", "workload", "machine", "versions", "slo", "seed")
 _MAY_DIFFER = {"machine.load_1m"}
+# Plain aggregated engines have neither, so that these can be alike only between stacks with Redis.
+_OF_REDIS = {"versions.lmcache", "versions.redis"}
 
 Unit = Literal["ms", "1/s", "%"]
 
@@ -114,11 +116,13 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
 
 def differences(first: Result, second: Result) -> list[Difference]:
     """Return the fields that must be alike and are not."""
+    both = first.stack.redis and second.stack.redis
+    left_out = _MAY_DIFFER if both else _MAY_DIFFER | _OF_REDIS
     return [
         found
         for name in _ALIKE
         for found in _unlike(name, _plain(getattr(first, name)), _plain(getattr(second, name)))
-        if found.field not in _MAY_DIFFER
+        if found.field not in left_out
     ]
 
 
@@ -133,7 +137,7 @@ def by_load(repeats: Sequence[Repeat]) -> dict[str, list[Repeat]]:
 def load_of(repeat: Repeat) -> str:
     """Return the load of a repeat in words."""
     if repeat.rate is not None:
-        return f"{repeat.rate:g} requests/s offered"
+        return f"{repeat.rate:.4g} requests/s offered"
     if repeat.concurrency is not None:
         return f"{repeat.concurrency} in flight"
     return "arrival times of the trace"

@@ -19,7 +19,7 @@ def compare_view(comparison: Comparison, first: Result, second: Result) -> str:
     header = ("metric", "A", "B", "B / A", "95 % interval", "B is")
     for load, rows in comparison.points.items():
         shown = [tuple(_cells(row)) for row in rows]
-        lines += ["", f"At {load}, medians of {_repeats(rows[0])} repeats:", ""]
+        lines += ["", f"At {load}, medians of the repeats ({_repeats(rows[0])}):", ""]
         lines.append(table(header, shown, right=header[1:5]))
     return "\n".join([*lines, "", *comparison.notes])
 

@@ -32,7 +32,7 @@ class Chart:
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the charts that these runs have values for."""
     found, order = points.points(runs), [run.name for run in runs]
-    made = [*_of_all_loads(found, order), *_of_one_load(points.common_load(found), order)]
+    made = [*_of_all_loads(found, order), *_of_one_load(points.comparable(found), order)]
     return [chart for chart in made if chart.spec["data"]["values"]]
 
 
@@ -54,7 +54,7 @@ def _of_all_loads(found: Sequence[Point], order: Sequence[str]) -> Iterator[Char
 
 
 def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]:
-    load = same[0].load if same else ""
+    load = points.load_text(same)
     for name, title, what in (
         ("TTFT", "time to first token", "requests"),
         ("ITL", "inter-token latency", "tokens"),
@@ -169,7 +169,7 @@ def _curve(values: list[Spec], order: Sequence[str], title: str) -> Spec:
         "value",
         title,
         scale={"type": "log", "nice": True},
-        axis={"format": "~s", "gridOpacity": 0.5},
+        axis={"format": ",~g", "gridOpacity": 0.5},
     )
     x = _axis("answered", "requests answered per second", axis={"tickCount": 6})
     return _spec(scaled, **_with_intervals(x, y, order, tooltip))
@@ -180,12 +180,22 @@ def _goodput(values: list[Spec], order: Sequence[str]) -> Spec:
         stack="stack", offered="offered /s", value="within the SLO /s", low="from", high="to",
         repeats="repeats",
     )  # fmt: skip
-    y = _axis("value", "requests per second within the SLO")
+    top = 1.1 * max((one["high"] for one in values), default=1.0)
+    y = _axis("value", "requests per second within the SLO", scale={"domain": [0, top or 1.0]})
     ideal: Spec = {
-        "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.5, "strokeWidth": 1},
+        "mark": {
+            "type": "line", "strokeDash": [4, 4], "opacity": 0.6, "strokeWidth": 1, "clip": True,
+        },
         "encoding": {"y": {"field": "offered", "type": "quantitative"}, "color": {"value": "#888"}},
-    }
-    x = _axis("offered", "requests offered per second", axis={"tickCount": 6})
+    }  # fmt: skip
+    # A search begins with rates far beyond what a stack can take.
+    rates = [one["offered"] for one in values]
+    wide = bool(rates) and max(rates) > 16 * min(rates)
+    scale = {"type": "log", "nice": False} if wide else {}
+    x = _axis(
+        "offered", "requests offered per second", axis={"tickCount": 6, "format": ",~g"},
+        scale=scale,
+    )  # fmt: skip
     return _spec(values, **_with_intervals(x, y, order, tooltip, below=[ideal]))
 
 
@@ -198,7 +208,7 @@ def _distribution(values: list[Spec], order: Sequence[str], title: str, what: st
                 "ms",
                 title,
                 scale={"type": "log", "nice": False},
-                axis={"format": "~s", "gridOpacity": 0.5},
+                axis={"format": ",~g", "gridOpacity": 0.5},
             ),
             "y": _axis("share", f"share of {what}", axis={"format": "%"}),
             "color": _stack(order),

@@ -13,11 +13,12 @@ from string import Template
 
 from deploy.benchmark.break_even import measured_speeds
 from deploy.benchmark.report.charts import Chart
-from deploy.benchmark.report.points import Point, Run, points
+from deploy.benchmark.report.points import Point, Run, comparable, points, worth
 from deploy.benchmark.report.verdict import Verdict, slo_text
 from deploy.benchmark.statistics import Estimate
 from deploy.planning.break_even import Speeds, break_even_tokens, changes
 
+_MOST_ROWS = 30
 _HERE = Path(__file__).parent
 Rows = Iterable[Sequence[str]]
 
@@ -72,7 +73,7 @@ def _conditions(runs: Sequence[Run]) -> str:
     repeats = sorted({len(point.repeats) for point in points(runs)})
     parts = [
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}",
-        f"{' or '.join(map(str, repeats))} repeats at each load",
+        f"repeats at each load: {' or '.join(map(str, repeats))}",
         f"SLO: {slo_text(result) or 'none'}",
         ", ".join(machine.gpus) or f"{machine.processor}, {machine.cores} cores",
         result.started[:10],
@@ -91,9 +92,10 @@ def _sections(runs: Sequence[Run]) -> Iterator[str]:
     yield "<h2>Results</h2>"
     yield (
         '<p class="soft">Medians of the repeats, with 95 % intervals where there are five or more. '
-        "Noise is the relative spread of the TTFT medians.</p>"
+        "Noise is the relative spread of the TTFT medians. Of many loads, each stack's best and "
+        "the one that can be compared are here; report.csv has all.</p>"
     )
-    yield _table(_RESULT_HEADER, map(_result_row, points(runs)), "loads")
+    yield _table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
     yield from _break_even(runs)
     yield "<h2>Machine and versions</h2>"
     yield from _facts(runs)
@@ -106,6 +108,18 @@ _RESULT_HEADER = (
     "stack", "load", "answered /s", "each engine", "goodput /s", "in SLO", "TTFT p50", "TTFT p99",
     "ITL p50", "ITL p99", "eligible hits", "failed", "noise",
 )  # fmt: skip
+
+
+def _shown(found: Sequence[Point]) -> Sequence[Point]:
+    """Return all points; of many, each stack's best and the one at a load of all."""
+    if len(found) <= _MOST_ROWS:
+        return found
+    best: dict[str, Point] = {}
+    for point in found:
+        known = best.setdefault(point.run.name, point)
+        best[point.run.name] = max(known, point, key=worth)
+    kept = [*best.values(), *comparable(found)]
+    return [point for point in found if point in kept]
 
 
 def _result_row(point: Point) -> Sequence[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from deploy.benchmark.compare import METRICS, by_load, median_metric, values_of
+from deploy.benchmark.compare import METRICS, by_load, differences, median_metric, values_of
 from deploy.benchmark.report.verdict import stack_names
 from deploy.benchmark.results import Repeat, RequestRecord, Result
 from deploy.benchmark.statistics import Estimate, noise
@@ -29,9 +30,16 @@ STAGE_ORDER = tuple(dict.fromkeys(_STAGES.values()))
 SOURCES = {"external": "loaded from Redis", "local": "engine's own cache", "computed": "computed"}
 
 
+Measured = tuple[Result, Sequence[RequestRecord]]
+
+
 @dataclass(frozen=True)
 class Run:
-    """A result with its requests and a name of its own."""
+    """All runs of a stack together, with a name of its own.
+
+    Attributes:
+        result: the first run's, with the repeats of all.
+    """
 
     name: str
     result: Result
@@ -60,26 +68,58 @@ class Point:
 _METRICS = {metric.name: metric for metric in METRICS}
 
 
-def named(results: Sequence[tuple[Result, Sequence[RequestRecord]]]) -> list[Run]:
-    """Return the runs with names that tell them apart."""
-    names = stack_names([result for result, _ in results])
+def named(results: Sequence[Measured]) -> list[Run]:
+    """Return the stacks with names that tell them apart; like runs of a stack are one."""
+    groups: list[list[Measured]] = []
+    for one in results:
+        like = next((group for group in groups if _like(group[0][0], one[0])), None)
+        if like is None:
+            groups.append([one])
+        else:
+            like.append(one)
+    merged = [_merged(group) for group in groups]
+    names = stack_names([result for result, _ in merged])
     return [
-        Run(name, result, requests) for name, (result, requests) in zip(names, results, strict=True)
+        Run(name, result, requests) for name, (result, requests) in zip(names, merged, strict=True)
     ]
 
 
+def _like(first: Result, second: Result) -> bool:
+    return first.stack == second.stack and not differences(first, second)
+
+
+def _merged(group: Sequence[Measured]) -> Measured:
+    """Return the runs as one; repeats are numbered on, and with them the requests."""
+    repeats: list[Repeat] = []
+    requests: list[RequestRecord] = []
+    for result, records in group:
+        number = {one.index: len(repeats) + at for at, one in enumerate(result.repeats)}
+        repeats += [one.model_copy(update={"index": number[one.index]}) for one in result.repeats]
+        requests += [
+            one.model_copy(update={"repeat": number[one.repeat]})
+            for one in records
+            if one.repeat in number
+        ]
+    interrupted = any(result.interrupted for result, _ in group)
+    update = {"repeats": repeats, "interrupted": interrupted}
+    return group[0][0].model_copy(update=update), requests
+
+
 def points(runs: Iterable[Run]) -> list[Point]:
-    """Return each run at each of its loads."""
+    """Return each run at each of its loads, the lowest first."""
     return [
-        Point(run, load, repeats)
+        point
         for run in runs
-        for load, repeats in by_load(run.result.repeats).items()
+        for point in sorted(
+            (Point(run, load, same) for load, same in by_load(run.result.repeats).items()),
+            key=_offered,
+        )
     ]
 
 
 def curve(found: Iterable[Point], metric: str) -> Iterator[dict[str, Any]]:
     """Yield a metric against the requests answered per second, with intervals."""
-    for order, point in enumerate(sorted(found, key=_offered)):
+    for order, point in enumerate(found):
         answered, value = point.median("requests"), point.median(metric)
         if answered and value:
             yield {
@@ -96,7 +136,7 @@ def curve(found: Iterable[Point], metric: str) -> Iterator[dict[str, Any]]:
 
 def goodput(found: Iterable[Point]) -> Iterator[dict[str, Any]]:
     """Yield the requests per second within the SLO against those offered."""
-    for order, point in enumerate(sorted(found, key=_offered)):
+    for order, point in enumerate(found):
         rate, value = point.repeats[0].rate, point.median("goodput")
         if rate is not None and value:
             yield {
@@ -131,21 +171,39 @@ def _times(record: RequestRecord, field: str) -> Sequence[float]:
     return [] if record.ttft_s is None else [record.ttft_s]
 
 
-def common_load(found: Sequence[Point]) -> list[Point]:
-    """Return the points at one load, at which the runs can be compared.
+def comparable(found: Sequence[Point]) -> list[Point]:
+    """Return each run's point at the load that is closest to what all of them can take.
 
-    Of the loads that most runs had, it is the one with the highest goodput of any run; without an
-    SLO, the highest load.
+    That is the lowest of the loads at which a run has its highest goodput; without an SLO, at
+    which it answers most.
     """
-    by_load: dict[str, list[Point]] = {}
+    by_run: dict[str, list[Point]] = {}
     for point in found:
-        by_load.setdefault(point.load, []).append(point)
-    return max(by_load.values(), key=_worth, default=[])
+        by_run.setdefault(point.run.name, []).append(point)
+    if not by_run:
+        return []
+    target = min(_offered(max(points, key=worth)) for points in by_run.values())
+    return [min(points, key=lambda one: _distance(one, target)) for points in by_run.values()]
 
 
-def _worth(same: Sequence[Point]) -> tuple[int, float, float]:
-    goodputs = [one.value for point in same if (one := point.median("goodput"))]
-    return len(same), max(goodputs, default=0.0), _offered(same[0])
+def worth(point: Point) -> float:
+    """Return the goodput of a point; without an SLO, the requests answered per second."""
+    found = point.median("goodput") or point.median("requests")
+    return found.value if found else 0.0
+
+
+def load_text(same: Sequence[Point]) -> str:
+    """Return the load of comparable points in words."""
+    loads = dict.fromkeys(point.load for point in same)
+    if len(loads) < 2:
+        return "".join(loads)
+    ends = sorted(same, key=_offered)
+    first = ends[0].load.partition(" ")[0]
+    return f"{first} to {ends[-1].load} (each stack's nearest load)"
+
+
+def _distance(point: Point, target: float) -> float:
+    return abs(math.log((_offered(point) or 1.0) / (target or 1.0)))
 
 
 def _offered(point: Point) -> float:

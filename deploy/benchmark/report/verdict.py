@@ -56,14 +56,9 @@ class Verdict:
 
 
 def stack_name(result: Result) -> str:
-    """Return a short name of the stack that was loaded."""
+    """Return a short name of the stack that was loaded, as a sweep names it."""
     stack = result.stack
-    parts = [stack.topology]
-    if is_aggregated(result) and stack.redis:
-        parts.append("with Redis")
-    if stack.tp > 1:
-        parts.append(f"TP {stack.tp}")
-    return " ".join(parts)
+    return f"{stack.topology}:tp{stack.tp}" if stack.tp > 1 else stack.topology
 
 
 def stack_names(results: Sequence[Result]) -> list[str]:
@@ -76,8 +71,8 @@ def stack_names(results: Sequence[Result]) -> list[str]:
 
 
 def is_aggregated(result: Result) -> bool:
-    """Return whether every engine does both prefill and decode."""
-    return result.stack.topology.endswith("a")
+    """Return whether every engine does both prefill and decode: 3a, 3a+redis."""
+    return result.stack.topology.partition("+")[0].endswith("a")
 
 
 def capacity(runs: Sequence[Result], *, searched: bool) -> Capacity | None:

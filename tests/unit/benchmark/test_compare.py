@@ -93,6 +93,13 @@ class TestUnlikeRuns:
         assert not found.unlike
         assert any("A 2 and B 3" in note for note in found.notes)
 
+    def test_plain_engines_have_no_redis_to_be_alike_in(self) -> None:
+        versions = run().model_dump()["versions"] | {"redis": None, "lmcache": None}
+        stack = run().model_dump()["stack"] | {"topology": "2a", "redis": False}
+        assert not compare(run(), run(versions=versions, stack=stack)).unlike
+        with pytest.raises(UsageError, match=r"versions.lmcache, versions.redis"):
+            compare(run(), run(versions=versions))
+
     def test_anyway_names_the_difference(self) -> None:
         found = compare(run(), run(seed=7), anyway=True)
         assert [one.field for one in found.unlike] == ["seed"]

@@ -94,6 +94,12 @@ class TestPage:
         assert "10 of 200 requests failed: &lt;b&gt;refused" in text
         assert text.count("<script") == 3
 
+    def test_of_many_loads_the_ones_that_matter_are_in_the_table(self) -> None:
+        many = [repeat(at, rate=float(at), goodput_per_s=20.0 - at) for at in range(1, 40)]
+        text = drawn(runs(measured(repeats=many), measured("2a", repeats=[repeat(0, rate=9.0)])))
+        rows = re.findall(r"<td>([\d.]+)/s offered</td>", text.partition("<h2>Break")[0])
+        assert rows == ["1", "9"]
+
     def test_what_differs_between_runs_stands_apart(self) -> None:
         text = drawn(runs(measured(), measured("2a")))
         differs, same = re.findall(r'<table class="words">(.*?)</table>', text, re.DOTALL)
@@ -138,15 +144,29 @@ class TestPoints:
         half = next(one for one in found if one["share"] == 0.5)
         assert half["ms"] == pytest.approx(50, abs=1)
 
-    def test_stacks_are_compared_at_a_load_of_all_where_most_succeed(self) -> None:
-        alone = measured("2a", repeats=[repeat(0, rate=1.0), repeat(1, rate=3.0)])
-        same = points.common_load(points.points(runs(measured(), alone)))
+    def test_stacks_are_compared_at_a_load_that_all_can_take(self) -> None:
+        weak = [
+            repeat(0, rate=1.2, goodput_per_s=1.1),
+            repeat(1, rate=3.0, goodput_per_s=0.0),
+        ]
+        same = points.comparable(points.points(runs(measured(), measured("2a", repeats=weak))))
         assert [(point.run.name, point.load) for point in same] == [
             ("1p1d", "1 requests/s offered"),
-            ("2a", "1 requests/s offered"),
+            ("2a", "1.2 requests/s offered"),
         ]
-        both = points.common_load(points.points(runs(measured(), measured("2a"))))
-        assert {point.load for point in both} == {"2 requests/s offered"}
+        assert points.load_text(same).startswith("1 to 1.2 requests/s offered (each")
+        both = points.comparable(points.points(runs(measured(), measured("2a"))))
+        assert points.load_text(both) == "2 requests/s offered"
+
+    def test_like_runs_of_a_stack_are_one(self) -> None:
+        rounds = named([(measured(), records(at)) for at in (0, 9)] + [(measured("2a"), [])])
+        assert [run.name for run in rounds] == ["1p1d", "2a"]
+        first, second = points.points(rounds[:1])
+        assert [one.index for one in first.repeats] == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+        assert {one.repeat for one in rounds[0].requests} == {0, 19}
+        unlike = named([(measured(), []), (measured(seed=1), [])])
+        assert [run.name for run in unlike] == ["1p1d #1", "1p1d #2"]
+        assert second.load == "2 requests/s offered"
 
     def test_time_and_tokens_by_kind(self) -> None:
         found = points.points(runs(measured()))[:1]
