@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from deploy.benchmark.break_even import measured_speeds
 from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, Slo
 from deploy.output.table import percent, table
+from deploy.planning.break_even import break_even_tokens
 
 
 def bench_view(result: Result, folder: str) -> str:
@@ -26,6 +28,7 @@ def bench_view(result: Result, folder: str) -> str:
             *_path(repeats),
             *_usage(repeats),
             *_hop(result.hop_s),
+            *_break_even(result),
             *(_search(result.rate_search) if result.rate_search else _slo(result.slo, repeats)),
             *_errors(repeats),
             "",
@@ -134,6 +137,18 @@ def _hop(hop: Percentiles | None) -> Iterator[str]:
     if hop:
         p50, p99 = 1e3 * hop.p50, 1e3 * hop.p99
         yield f"Router: adds {p50:.1f} ms to a request (p50), {p99:.1f} ms (p99)"
+
+
+def _break_even(result: Result) -> Iterator[str]:
+    """Say from which prompt length loading KV beats computing it, at the first load."""
+    for load, speeds in list(measured_speeds(result).items())[:1]:
+        tokens = break_even_tokens(speeds)
+        from_there = f"from {tokens} tokens on" if tokens else "for no length"
+        yield (
+            f"Break-even: at {load}, loading KV is faster than computing it {from_there} "
+            f"(prefill {speeds.prefill_tokens_s:.0f} tokens/s, which is "
+            f"{speeds.computed_gb_s:.2g} GB/s of KV)"
+        )
 
 
 def _slo(slo: Slo | None, repeats: Sequence[Repeat]) -> Iterator[str]:

@@ -97,6 +97,7 @@ def _sections(runs: Sequence[Run]) -> Iterator[str]:
     )
     yield _table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
     yield from _break_even(runs)
+    yield from _own_cost(runs)
     yield "<h2>Machine and versions</h2>"
     yield from _facts(runs)
     yield "<h2>Commands</h2>"
@@ -198,6 +199,36 @@ def _break_even(runs: Sequence[Run]) -> Iterator[str]:
     moved = changes(speeds, run.result.stack.shards)
     moves = [(one.what, _tokens(break_even_tokens(one.speeds))) for one in moved]
     yield _table(("change", "break-even"), moves)
+
+
+def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what the kit adds to a request, where the runs measured it."""
+    rows = [row for row in map(_cost_row, runs) if set(row[1:]) != {"-"}]
+    if rows:
+        yield "<h2>The kit's own cost</h2>"
+        yield (
+            '<p class="soft">What router and gateway add to a short request; how long the store '
+            "barrier holds an answer back, and how much CPU time the router takes, in the mean of "
+            "all requests.</p>"
+        )
+        header = ("stack", "router p50", "router p99", "store barrier", "router CPU")
+        yield _table(header, rows)
+
+
+def _cost_row(run: Run) -> Sequence[str]:
+    hop, repeats = run.result.hop_s, run.result.repeats
+    answers = sum(one.completed for one in repeats)
+    waits = [one.redis_path.barrier_wait_s for one in repeats if one.redis_path]
+    cpu = [
+        one.usage.cpu_s["router"] for one in repeats if one.usage and "router" in one.usage.cpu_s
+    ]
+    return (
+        run.name,
+        f"{_number(1e3 * hop.p50)} ms" if hop else "-",
+        f"{_number(1e3 * hop.p99)} ms" if hop else "-",
+        f"{_number(1e3 * sum(waits) / answers)} ms" if waits and answers else "-",
+        f"{_number(1e3 * sum(cpu) / answers)} ms" if cpu and answers else "-",
+    )
 
 
 def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from deploy.output.bench_view import bench_view
 from tests.unit.benchmark.samples import repeat, result
+from tests.unit.benchmark.test_break_even import PATH, measured
 
 
 def shown(**changed: Any) -> str:
@@ -76,3 +77,12 @@ def test_router() -> None:
 def test_loops() -> None:
     assert "Poisson arrivals" in shown()
     assert "4 in flight" in shown(repeats=[repeat(rate=None, concurrency=4)])
+
+
+def test_break_even() -> None:
+    # Prefill makes 1,000 tokens/s of 4,096 bytes; a lookup takes 2 ms, less than a chunk is worth.
+    said = "loading KV is faster than computing it from 256 tokens on (prefill 1000 tokens/s"
+    assert said in shown(repeats=[measured()])
+    slow = measured(redis_path=PATH | {"load_gb_s": 0.004})
+    assert "computing it for no length" in shown(repeats=[slow])
+    assert "Break-even" not in shown()
