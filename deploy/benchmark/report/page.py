@@ -62,9 +62,9 @@ def _text(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
-def _embedded(script: str) -> str:
-    """Return what cannot end the script element that it is put into."""
-    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+def _embedded(json_text: str) -> str:
+    """Return JSON that cannot end the script element it is put into."""
+    return json_text.replace("<", "\\u003c")
 
 
 def _conditions(runs: Sequence[Run]) -> str:

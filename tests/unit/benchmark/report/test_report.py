@@ -98,11 +98,14 @@ class TestPage:
 
     def test_names_cannot_become_code(self) -> None:
         evil = "</script><script>alert(1)</script><!--"
-        text = drawn(runs(measured(workload={"name": evil}), measured(command=[evil])))
+        found = runs(measured(evil, workload={"name": evil}), measured(command=[evil]))
+        text = drawn(found)
         assert evil not in text
         assert "<b>refused" not in text
         assert "10 of 200 requests failed: &lt;b&gt;refused" in text
         assert text.count("<script") == 3
+        charts_json = re.findall(r'type="application/json">(.*?)</script>', text)[0]
+        assert evil in json.dumps(json.loads(charts_json))
 
     def test_of_many_loads_the_ones_that_matter_are_in_the_table(self) -> None:
         many = [repeat(at, rate=float(at), goodput_per_s=20.0 - at) for at in range(1, 40)]
