@@ -70,7 +70,9 @@ def test_an_engine_that_fails_is_no_answer(store: Make, error: BaseException) ->
 
 
 def test_stats(store: Make) -> None:
-    assert store(ANSWER).stats() == StoreStats(42, 1048576, 1073741824, 7, 2, "abc123")
+    assert store(ANSWER).stats() == StoreStats(
+        42, 1048576, 1073741824, 7, 2, "abc123", version="6.2.14"
+    )
 
 
 def test_traffic(store: Make) -> None:
