@@ -142,9 +142,10 @@ def _refuse_contradictions(
             )
     if slo is None:
         raise UsageError("--find-rate needs an SLO", hint="add --slo ttft=1s,itl=50ms")
-    if rate is not None and concurrency is not None:
+    if concurrency is not None and (rate is not None or slo != "not needed"):
         raise UsageError(
-            "--rate and --concurrency contradict each other: an open or a closed loop",
+            f"{'--rate' if rate is not None else '--find-rate'} and --concurrency contradict each "
+            "other: an open or a closed loop",
             hint="leave out one of them",
         )
 
@@ -193,6 +194,10 @@ def _kept(home: Home, name: str, options: BenchOptions, folder: Path) -> Result:
         raise Interrupted(
             f"interrupted; the finished repeats are in {folder}", hint="deploy bench starts anew"
         ) from None
+    except PdkitError as exc:
+        if any(folder.iterdir()):
+            exc.details = (*exc.details, f"the finished repeats are in {folder}")
+        raise
     finally:
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -127,7 +127,8 @@ class _Bench:
     @property
     def is_replay(self) -> bool:
         """Whether a trace sets the arrivals."""
-        return self.options.workload.name == "trace" and self.options.rate is None
+        options = self.options
+        return options.workload.name == "trace" and options.rate is options.concurrency is None
 
     @property
     def concurrency(self) -> int | None:

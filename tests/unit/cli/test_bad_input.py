@@ -72,6 +72,10 @@ CASES: dict[str, Case] = {
     "bench: two kinds of loop": bench(
         "--rate 1 --concurrency 2", "--rate and --concurrency", hint="leave out"
     ),
+    "bench: search in a closed loop": bench(
+        "--find-rate --slo ttft=1s --concurrency 2", "--find-rate and --concurrency",
+        hint="leave out",
+    ),
     "bench: no such stack": Case(("bench",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "no engines": up("--gpus 0", 2, "--gpus", "0", hint="deploy"),
     "a contradiction": up(

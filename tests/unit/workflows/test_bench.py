@@ -218,6 +218,28 @@ class TestRefused:
             open_folder(served.home, "pdkit", "random", tmp_path / "file")
 
 
+class TestTrace:
+    LINES = (
+        {"timestamp": 0, "input_length": 80, "output_length": 2},
+        {"timestamp": 100, "input_length": 90, "output_length": 2},
+    )
+
+    def options(self, folder: Path) -> dict[str, Any]:
+        file = folder / "trace.jsonl"
+        file.write_text("\n".join(map(json.dumps, self.LINES)))
+        return {"workload": WorkloadOptions("trace", file=file), "repeats": 1, "requests": None}
+
+    def test_is_sent_at_its_times(self, bench: Bench, tmp_path: Path) -> None:
+        (repeat,) = bench(**self.options(tmp_path)).repeats
+        assert (repeat.sent, repeat.concurrency) == (2, None)
+        first, second = read_requests(tmp_path)
+        assert second.arrival_s - first.arrival_s >= 0.09
+
+    def test_may_be_sent_in_a_closed_loop(self, bench: Bench, tmp_path: Path) -> None:
+        (repeat,) = bench(**self.options(tmp_path), concurrency=1).repeats
+        assert (repeat.sent, repeat.concurrency, repeat.rate) == (2, 1, None)
+
+
 def test_folder_names_the_run(served: Lab) -> None:
     folder = open_folder(served.home, "pdkit", "random")
     assert folder.parent == served.home.bench

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import main as main_module
+from deploy.runtime.engine_api import ApiError
 from deploy.workflows.bench import run as module
 from tests.unit.workflows.conftest import Lab
 
@@ -52,6 +53,23 @@ def test_no_answer_fails(run: Run, tmp_path: Path, with_faults: Callable[..., No
     assert code == 1
     assert "Failed, 2 requests: HTTP 500" in out
     assert "error: no request was answered: HTTP 500" in err
+
+
+def test_stack_that_dies_keeps_the_finished_repeats(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, reads = module.settled_pages, iter(range(1, 10))
+
+    def settled_pages(*args: Any) -> Any:
+        if next(reads) == 2:
+            raise ApiError(0, "no answer from consumer-0")
+        return pages(*args)
+
+    monkeypatch.setattr(module, "settled_pages", settled_pages)
+    code, _, err = run("--out", str(tmp_path))
+    assert code == 4
+    assert "an engine stopped answering during the benchmark: no answer from consumer-0" in err
+    assert f"  | the finished repeats are in {tmp_path}" in err
 
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
