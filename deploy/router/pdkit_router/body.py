@@ -12,6 +12,7 @@ from pdkit_router.errors import Refused
 # vLLM says of each item what is wrong with it, and answers nobody else meanwhile: 100,000 items of
 # a wrong type take it half a minute and gigabytes. Token ids are the one long list that is right.
 _MOST_ITEMS = 8192
+_LARGEST = 2**63 - 1  # vLLM answers 500 to a larger one
 _TOKENS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
 # vLLM answers 500 where one of these is something else.
 _OBJECTS = ("stream_options", "structured_outputs", "response_format")
@@ -46,12 +47,13 @@ def _check(path: str, fields: Mapping[str, Any]) -> None:
     items = 0
     while left:
         value = left.pop()
-        inside = value.values() if isinstance(value, dict) else value
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise Refused(400, f"the body has a number beyond {_LARGEST}")
         if isinstance(value, (dict, list)):
             items += len(value)
-            left.extend(one for one in inside if isinstance(one, (dict, list)))
-        if items > _MOST_ITEMS:
-            raise Refused(400, f"the body has more than {_MOST_ITEMS} values that are no token ids")
+            if items > _MOST_ITEMS:
+                raise Refused(400, f"the body has more than {_MOST_ITEMS} values besides token ids")
+            left.extend(value.values() if isinstance(value, dict) else value)
 
 
 def _are_tokens(value: object) -> bool:
@@ -64,7 +66,9 @@ def _are_tokens(value: object) -> bool:
 
 
 def _is_prompt(value: list[Any]) -> bool:
-    return set(map(type, value)) <= {int} and min(value, default=0) >= 0
+    if not set(map(type, value)) <= {int}:
+        return False
+    return min(value, default=0) >= 0 and max(value, default=0) <= _LARGEST
 
 
 def _no_number(name: str) -> NoReturn:

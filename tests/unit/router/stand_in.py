@@ -23,7 +23,7 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(300)
 
     def close(self) -> None:
         self.run(self._end())

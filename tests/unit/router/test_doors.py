@@ -263,6 +263,8 @@ BODIES = {
     "many values": b'{"messages": [{"content": [' + b"1," * 9000 + b"1]}]}",
     "negative token ids": b'{"prompt": [' + b"-1," * 9000 + b"1]}",
     "many prompts": b'{"prompt": [' + b"[1]," * 9000 + b"[1]]}",
+    "too large a whole number": b'{"prompt": "x", "top_k": 1000000000000000000000000000000}',
+    "too small a token id": b'{"prompt": [-9223372036854775809]}',
     "options that are none": b'{"prompt": "x", "stream_options": 5}',
 }
 
