@@ -169,7 +169,7 @@ def _stack(folder: Path, name: str, more: dict[str, Any], model: Path) -> Iterat
             name,
             Engine(f"http://127.0.0.1:{port + 10}"),
             Engine(f"http://127.0.0.1:{port + 11}"),
-            redis.Redis(port=port + 1, password=password),
+            redis.Redis(unix_socket_path=f"{files.temp_dir}/redis.sock", password=password),
             files.logs_dir / "consumer-0.log",
             int(state["services"]["consumer-0"]["pid"]),
         )

@@ -49,9 +49,9 @@ class Proof:
     def stores(self) -> list[redis.Redis]:
         """Return a client of each shard."""
         home = Home(self.kit.home, self.kit.home / "cache")
-        shards = require_stack(home, NAME).prepared.plan.redis
+        shards = require_stack(home, NAME).stack.redis
         password = self.kit.password(NAME)
-        return [redis.Redis(port=shard.port, password=password) for shard in shards]
+        return [redis.Redis(unix_socket_path=shard.socket, password=password) for shard in shards]
 
     @property
     def page(self) -> str:

@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 
+from deploy.runtime.home import Home
 from tests.e2e.conftest import Deploy, Ran, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT
 
@@ -214,8 +215,12 @@ class TestOtherCommands:
         assert password in config.read_text()
         assert config.stat().st_mode & 0o077 == 0
 
-    def test_redis_refuses_without_the_password(self) -> None:
+    def test_redis_refuses_without_the_password_and_has_no_port(self, kit: Deploy) -> None:
         import redis
 
+        path = Home(kit.home, kit.home).stack(NAME).temp_dir / "redis.sock"
+        assert path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(redis.AuthenticationError):
+            redis.Redis(unix_socket_path=str(path)).ping()
+        with pytest.raises(redis.ConnectionError):
             redis.Redis(port=PORT + 1).ping()

@@ -165,7 +165,7 @@ def test_of_a_stack_that_is_up(tmp_path: Path) -> None:
         stop_stack(lab.home, "pdkit", lab.lines.append)
         assert found["producer-0"].condition == "exited"
         assert found["consumer-0"].condition == found["redis"].condition == "ready"
-        assert any("Ready to accept" in line for line in found["redis"].lines)
+        assert any("ready to accept" in line for line in found["redis"].lines)
         assert list(_logs_of(lab.home, "pdkit")) == []
 
 

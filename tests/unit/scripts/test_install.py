@@ -100,7 +100,9 @@ class TestSteps:
         ended = ready.run(script)
         assert ended.returncode == 0, ended.stderr
         pip, *rest = ready.asked
-        assert pip.startswith("pip -m pip install") and pip.endswith("--require-hashes -r scripts/uv.txt")
+        assert pip.startswith("pip -m pip install") and pip.endswith(
+            "--require-hashes -r scripts/uv.txt"
+        )
         assert rest == [PYTHON_311, LOCK, KIT, "bytecode"]
 
     def test_a_second_time_nothing(self, ready: Machine, script: Path) -> None:
