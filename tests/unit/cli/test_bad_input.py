@@ -276,11 +276,6 @@ CASES: dict[str, Case] = {
         ("bench", "sweep", "--engines", "3", "--vendor", "cuda"), 2, ("--engines: 3", "cuda"),
         "deploy bench sweep --gpus 3", "usage",
     ),
-    "a sweep of more engines than memory": Case(
-        ("bench", "sweep", "--engines", "64", "--runtime", "process"), 3,
-        ("64 engines", "GiB are available"), "by --topology 2a", "not_enough_memory",
-        {"deploy.yaml": "allow_unproven: true\nengine: {kv_cache_gib: 64}\n"},
-    ),
     "a sweep from no rate": Case(
         ("bench", "sweep", "--engines", "2", "--rate", "0"), 2, ("--rate 0",),
         "deploy bench sweep --rate 1", "usage",

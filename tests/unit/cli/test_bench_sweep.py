@@ -35,3 +35,17 @@ def test_a_dry_run_starts_and_leaves_nothing(
     assert [run["topology"] for run in data["runs"]] == ["2a", "2a+redis", "1p1d"]
     assert data["seconds"] > 0
     assert not list(home.glob("bench/*"))
+
+
+def test_more_engines_than_memory_is_the_planners_own_error(
+    deploy_here: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory_mib", lambda: 1024)
+    (tmp_path / "deploy.yaml").write_text("engine: {kv_cache_gib: 0.1}\n")
+    ended = deploy_here(*SWEEP, cwd=tmp_path, home=tmp_path / "home")
+    assert ended.code == 3
+    error, hint = ended.stderr.splitlines()[-2:]
+    assert error.startswith("error: the stack's 2 engines and Redis are expected to hold")
+    assert error.endswith("and 1.0 GiB are available")
+    assert hint.startswith("try: ")
+    assert not list((tmp_path / "home").glob("stacks/*"))

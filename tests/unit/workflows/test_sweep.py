@@ -283,14 +283,14 @@ class TestLive:
         return LiveStacks(lab.home, "pdkit-sweep", ["deploy"], lab.lines.append)
 
     def test_a_whole_run(self, lab: Lab) -> None:
-        stacks, spec = self.stacks(lab), lab.spec(name="pdkit-sweep", topology="2a")
+        stacks, spec = self.stacks(lab), lab.spec(name="pdkit-sweep", topology="1a")
         workload = WorkloadOptions(input_tokens=Span(100, 100), output_tokens=Span(2, 2))
         options = BenchOptions(workload=workload, requests=4, repeats=1, warmup=0)
         with stacks.claimed():
             stacks.require(spec)
             stacks.up(spec)
             found = stacks.load(options, lab.folder / "run")
-            assert (found.stack.topology, found.stack.redis) == ("2a", False)
+            assert (found.stack.topology, found.stack.redis) == ("1a", False)
             assert found.repeats[0].completed == 4
             stacks.down()
             assert lab.pids() == []
