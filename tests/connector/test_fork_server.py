@@ -66,11 +66,12 @@ def test_a_spawned_process_has_no_imports(tmp_path):
 def asked(monkeypatch):
     calls: list[str] = []
     monkeypatch.setattr(fork_server, "preload", lambda: calls.append("preload"))
+    monkeypatch.setattr(serve, "allow_amx", lambda: calls.append("AMX"))
     monkeypatch.setattr(fork_server, "start", lambda: calls.append("start"))
     return calls
 
 
-@pytest.mark.parametrize(("cpu", "calls"), [(True, ["preload", "start"]), (False, [])])
+@pytest.mark.parametrize(("cpu", "calls"), [(True, ["preload", "AMX", "start"]), (False, [])])
 def test_only_engines_on_cpus_fork(monkeypatch, asked, cpu, calls):
     """A GPU's driver does not survive a fork."""
     from vllm.platforms import current_platform
@@ -78,3 +79,33 @@ def test_only_engines_on_cpus_fork(monkeypatch, asked, cpu, calls):
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _self: cpu)
     serve.fork_cores_on_cpus()
     assert asked == calls
+
+
+AMX = """
+import ctypes, sys
+from pdkit_connector import serve
+
+def may_use_tiles():
+    allowed = ctypes.c_ulong()
+    ARCH_PRCTL, GET_XCOMP_PERM, TILE_DATA = 158, 0x1022, 18
+    ctypes.CDLL(None).syscall(ARCH_PRCTL, GET_XCOMP_PERM, ctypes.byref(allowed))
+    return bool(allowed.value >> TILE_DATA & 1)
+
+before = may_use_tiles()
+serve.allow_amx()
+print(before, may_use_tiles())
+"""
+
+
+def test_amx_may_be_used_before_the_first_large_product():
+    """On a processor without AMX there is nothing to allow, and nothing fails."""
+    done = subprocess.run(
+        (sys.executable, "-c", AMX),
+        env={**os.environ, "PYTHONPATH": str(CONNECTOR)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    has_amx = "amx_tile" in Path("/proc/cpuinfo").read_text()
+    assert done.stdout.split() == ["False", str(has_amx)], done.stderr

@@ -11,6 +11,8 @@ import httpx
 import psutil
 
 from tests.e2e.conftest import Deploy, running_stack
+from tests.e2e.engines import CHUNK
+from tests.e2e.traffic import MODEL
 from tests.ports import free_row
 
 KEYS = "a1" * 32, "b2" * 32
@@ -118,3 +120,8 @@ def test_installed_wheel_in_an_empty_folder(deploy: Deploy, site: Path) -> None:
     with running_stack(installed, "wheel", port, "--no-check") as data:
         assert data["check"] is None
         assert installed.ok("status", "--name", "wheel")["healthy"]
+        # All is loaded but the last token: the first step that this consumer ever computes.
+        body = {"model": MODEL, "prompt": "x" * 2 * CHUNK, "max_tokens": 2}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        answer = httpx.post(url, json=body, trust_env=False, timeout=120)
+        assert answer.status_code == 200, answer.text

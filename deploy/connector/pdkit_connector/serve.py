@@ -52,7 +52,20 @@ def fork_cores_on_cpus() -> None:
 
     if current_platform.is_cpu():
         fork_server.preload()
+        allow_amx()
         fork_server.start()
+
+
+def allow_amx() -> None:
+    """Ask the kernel for AMX's registers, for this process and those forked from it.
+
+    vLLM's attention uses them on processors that have AMX, and leaves asking to oneDNN, which does
+    so at the first large product of matrices. An engine whose first step computes a single token,
+    all others having been loaded, would die of an illegal instruction.
+    """
+    import torch
+
+    torch.cpu._init_amx()
 
 
 @contextlib.contextmanager
