@@ -221,7 +221,9 @@ def test_requests_one_after_the_other(router: Router) -> None:
             opened.sendall(post())
             data = b""
             while not complete(data):
-                data += opened.recv(65536)
+                piece = opened.recv(65536)
+                assert piece, f"closed after {data!r}"
+                data += piece
             assert data.startswith(b"HTTP/1.1 200")
 
 
