@@ -264,6 +264,7 @@ class ClientConnection(asyncio.Protocol):
         if self._parser.get_http_version() != "1.1":
             self.keeps = False
         self._task = asyncio.get_running_loop().create_task(self._serve(request, self._answer))
+        self._task.add_done_callback(self._ended)
 
     def _take(self, size: int) -> None:
         self._taken += size
@@ -287,10 +288,18 @@ class ClientConnection(asyncio.Protocol):
             else:
                 answer.whole(500, (), error_body(500, "the router failed on this request"))
         finally:
-            self._clients.busy -= 1
-            self._task = self._answer = None
-            self._give_back()
-            self._next()
+            self._served()  # at once: the client may send its next request now
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """See to a task that never began, because its client left at once."""
+        if task is self._task:
+            self._served()
+
+    def _served(self) -> None:
+        self._clients.busy -= 1
+        self._task = self._answer = None
+        self._give_back()
+        self._next()
 
     def _next(self) -> None:
         if self._transport.is_closing():

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -198,6 +199,21 @@ def test_too_many_bodies(door: Callable[..., Door], eventually: Eventually) -> N
     eventually(lambda: made.clients.held == 0)
     made.connect(head)
     eventually(lambda: made.clients.held == 600)
+
+
+def test_a_client_that_leaves_at_once(door: Callable[..., Door], eventually: Eventually) -> None:
+    """Before its request was begun: it counts as one that is being answered no longer."""
+    made = door()
+
+    async def leave() -> None:
+        connection = made.clients.connection()
+        connection.connection_made(mock.Mock())
+        connection.data_received(GET)
+        connection.connection_lost(None)
+
+    made.loop.run(leave())
+    eventually(lambda: made.clients.busy == 0)
+    assert (made.served, made.clients.open) == ([], 0)
 
 
 def test_one_failure_is_one_requests(door: Callable[..., Door]) -> None:
