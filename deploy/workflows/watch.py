@@ -88,7 +88,9 @@ def _reading(running: RunningStack, service: Service) -> ServiceReading:
     condition = running.condition(service)
     alive = record is not None and condition in ("ready", "not ready")
     pid = launcher.pid(record) if record and alive else 0
-    page = _page(running, service) if condition == "ready" else None
+    # A router that lacks engines is not ready, and counts what it cannot serve.
+    counts = condition == "ready" or (alive and service.role == "router")
+    page = _page(running, service) if counts else None
     return ServiceReading(service.name, service.role, condition, pid, page, time.monotonic())
 
 
