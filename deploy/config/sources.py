@@ -34,7 +34,7 @@ ENV_FIELDS = (
 REACHING = (
     "engine.python", "engine.args", "engine.env", "image", "redis.server", "redis.image",
     "redis.url_file", "redis.tls_files", "router.image", "hub_cache", "hf_token_file",
-    "api_key_file", "bind",
+    "api_key_file", "bind", "allow_keyless",
 )  # fmt: skip
 
 _SHAPES = {

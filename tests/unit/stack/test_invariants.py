@@ -246,8 +246,9 @@ class TestNothingShared:
         assert shared.pairs == (("engine-0", "engine-1"), ("engine-1", "engine-0"))
 
     def test_conversations_stay_where_their_kv_is(self, prepared: Make) -> None:
-        for form, policy in (("2a", "cache_aware"), ("2a+redis", "round_robin")):
-            assert argument(prepared(topology=form).stack.service("router"), "--policy") == policy
+        for form, follows in (("2a", True), ("2a+redis", False), ("1p1d", False)):
+            argv = prepared(topology=form).stack.service("router").argv
+            assert ("--follow-prefixes" in argv) is follows
 
 
 class TestFingerprint:

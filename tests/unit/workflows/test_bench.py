@@ -202,7 +202,7 @@ class TestRefused:
     def test_stack_that_answers_nothing(
         self, bench: Bench, with_faults: Callable[..., None]
     ) -> None:
-        with_faults("producer:fails")
+        with_faults("producer:fails", "consumer:fails")
         with pytest.raises(StackUnhealthy, match="the warm-up was answered: HTTP 500"):
             bench()
 
