@@ -60,8 +60,10 @@ def docker(*arguments: str, stdin: str | None = None, check: bool = True) -> str
     return done.stdout
 
 
-def inspected(*names: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(docker("inspect", *names)) if names else []
+def inspected(*names: str, check: bool = True) -> list[dict[str, Any]]:
+    if not names:
+        return []
+    found: list[dict[str, Any]] = json.loads(docker("inspect", *names, check=check))
     return found
 
 
@@ -98,7 +100,8 @@ class Project:
 
     def containers(self) -> dict[str, dict[str, Any]]:
         """Return service → all that Docker says of its container, running or not."""
-        found = inspected(*self._marked("ps", "-aq"))
+        # One that goes meanwhile is left out.
+        found = inspected(*self._marked("ps", "-aq"), check=False)
         return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in found}
 
     def ids(self) -> dict[str, str]:
