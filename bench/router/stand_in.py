@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
 
 import uvloop
@@ -47,7 +48,7 @@ class Engine(asyncio.Protocol):
     def _serve(self, head: bytes, body: bytes) -> None:
         if head.startswith(b"GET"):
             self._transport.write(_answer(b"application/json", _MODELS))
-        elif b'"stream": true' in body or b'"stream":true' in body:
+        elif json.loads(body).get("stream"):  # of equal names the last counts, as in an engine
             self._transport.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
                 b"transfer-encoding: chunked\r\n\r\n"
