@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,18 @@ import typer
 
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
+from deploy.cli.load_options import (
+    InputTokens,
+    OutputTokens,
+    Prefixes,
+    PrefixTokens,
+    Seed,
+    SloShare,
+    Turns,
+    Workload,
+    require_positive,
+    workload_options,
+)
 from deploy.cli.options import Json, Name
 from deploy.cli.shared import progress, stack_name
 from deploy.errors import CheckFailed, Interrupted, PdkitError, UsageError
@@ -24,18 +35,6 @@ bench_app = typer.Typer(name="bench", rich_markup_mode=None)
 app.add_typer(bench_app)
 
 
-_Workload = Annotated[
-    str, typer.Option(help="random, shared-prefix, multi-turn, dataset or trace.")
-]
-_InputTokens = Annotated[
-    str, typer.Option(help="Prompt length, or what each turn adds: N, or a range N-M.")
-]
-_OutputTokens = Annotated[str, typer.Option(help="Answer length: N, or a range N-M.")]
-_PrefixTokens = Annotated[
-    int, typer.Option(min=1, help="Length of the prefixes that prompts share.")
-]
-_Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
-_Turns = Annotated[int, typer.Option(min=1, help="Turns of a conversation.")]
 _LoadFile = Annotated[
     Path | None, typer.Option("--file", help="JSONL file of a dataset or a trace.")
 ]
@@ -63,12 +62,8 @@ _Warmup = Annotated[
     int | None,
     typer.Option(min=0, help="Requests before the first repeat (default: two per engine)."),
 ]
-_Seed = Annotated[int, typer.Option(help="Seed of lengths and arrivals.")]
 _SloText = Annotated[
     str | None, typer.Option(help="Limits a request must keep, such as ttft=1s,itl=50ms,e2e=5s.")
-]
-_SloShare = Annotated[
-    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must keep the SLO.")
 ]
 _FindRate = Annotated[
     bool, typer.Option("--find-rate", help="Search the highest rate that holds the SLO.")
@@ -84,12 +79,12 @@ _Out = Annotated[
 def bench(  # noqa: PLR0913 - one parameter an option
     context: typer.Context,
     *,
-    workload: _Workload = "random",
-    input_tokens: _InputTokens = "512",
-    output_tokens: _OutputTokens = "32",
-    prefix_tokens: _PrefixTokens = 512,
-    prefixes: _Prefixes = 4,
-    turns: _Turns = 4,
+    workload: Workload = "random",
+    input_tokens: InputTokens = "512",
+    output_tokens: OutputTokens = "32",
+    prefix_tokens: PrefixTokens = 512,
+    prefixes: Prefixes = 4,
+    turns: Turns = 4,
     file: _LoadFile = None,
     skip_broken: _SkipBroken = False,
     as_is: _AsIs = False,
@@ -99,9 +94,9 @@ def bench(  # noqa: PLR0913 - one parameter an option
     requests: _Requests = None,
     repeats: _Repeats = 3,
     warmup: _Warmup = None,
-    seed: _Seed = 0,
+    seed: Seed = 0,
     slo: _SloText = None,
-    slo_share: _SloShare = 0.9,
+    slo_share: SloShare = 0.9,
     find_rate: _FindRate = False,
     steps: _Steps = 10,
     timeout: _Timeout = 120.0,
@@ -113,15 +108,12 @@ def bench(  # noqa: PLR0913 - one parameter an option
     if context.invoked_subcommand is not None:
         return None
     from deploy.benchmark.slo import parse_slo
-    from deploy.benchmark.workloads import Span, WorkloadOptions, known_workload
     from deploy.runtime.home import Home
     from deploy.workflows.bench import BenchOptions
 
     _refuse_contradictions(rate, concurrency, speed, slo if find_rate else "not needed")
-    sent = WorkloadOptions(
-        known_workload(workload),
-        Span.parse("--input-tokens", input_tokens),
-        Span.parse("--output-tokens", output_tokens),
+    sent = workload_options(
+        workload, input_tokens, output_tokens,
         prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=file, speed=speed,
         skip_broken=skip_broken, as_is=as_is,
     )  # fmt: skip
@@ -135,11 +127,8 @@ def bench(  # noqa: PLR0913 - one parameter an option
 def _refuse_contradictions(
     rate: float | None, concurrency: int | None, speed: float, slo: str | None
 ) -> None:
-    for option, value in (("--rate", rate), ("--speed", speed)):
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(
-                f"{option} {value:g}: expected a number above 0", hint=f"deploy bench {option} 1"
-            )
+    require_positive("deploy bench", "--rate", rate)
+    require_positive("deploy bench", "--speed", speed)
     if slo is None:
         raise UsageError("--find-rate needs an SLO", hint="add --slo ttft=1s,itl=50ms")
     if concurrency is not None and (rate is not None or slo != "not needed"):

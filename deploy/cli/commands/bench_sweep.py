@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,18 @@ import typer
 
 from deploy.cli.answer import Answer
 from deploy.cli.commands.bench import bench_app
+from deploy.cli.load_options import (
+    InputTokens,
+    OutputTokens,
+    Prefixes,
+    PrefixTokens,
+    Seed,
+    SloShare,
+    Turns,
+    Workload,
+    require_positive,
+    workload_options,
+)
 from deploy.cli.options import File, Json, takes_stack_options
 from deploy.cli.shared import load_source, progress
 from deploy.errors import CheckFailed, Interrupted, UsageError
@@ -32,18 +43,6 @@ _Topologies = Annotated[
 _Rounds = Annotated[
     int, typer.Option(min=1, help="Times that each is started; five give an interval.")
 ]
-_Workload = Annotated[
-    str, typer.Option(help="random, shared-prefix, multi-turn, dataset or trace.")
-]
-_InputTokens = Annotated[
-    str, typer.Option(help="Prompt length, or what each turn adds: N, or a range N-M.")
-]
-_OutputTokens = Annotated[str, typer.Option(help="Answer length: N, or a range N-M.")]
-_PrefixTokens = Annotated[
-    int, typer.Option(min=1, help="Length of the prefixes that prompts share.")
-]
-_Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
-_Turns = Annotated[int, typer.Option(min=1, help="Turns of a conversation.")]
 _Dataset = Annotated[Path | None, typer.Option(help="JSONL file of --workload dataset or trace.")]
 _SloText = Annotated[
     str | None,
@@ -51,9 +50,6 @@ _SloText = Annotated[
         help="Limits a request must keep, such as ttft=1s,itl=50ms (default: none; then "
         "throughput is compared)."
     ),
-]
-_SloShare = Annotated[
-    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must keep the SLO.")
 ]
 _Rate = Annotated[
     float | None,
@@ -63,7 +59,6 @@ _Pass = Annotated[
     float, typer.Option("--pass", min=1.0, help="Seconds of load at each rate, about.")
 ]
 _Steps = Annotated[int, typer.Option(min=1, help="Rates that a search tries at most.")]
-_Seed = Annotated[int, typer.Option(help="Seed of lengths and arrivals.")]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="List the runs and their time, and start nothing.")
 ]
@@ -81,19 +76,19 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     engines: _Engines = None,
     topologies: _Topologies = None,
     rounds: _Rounds = 5,
-    workload: _Workload = "multi-turn",
-    input_tokens: _InputTokens = "512",
-    output_tokens: _OutputTokens = "32",
-    prefix_tokens: _PrefixTokens = 512,
-    prefixes: _Prefixes = 4,
-    turns: _Turns = 4,
+    workload: Workload = "multi-turn",
+    input_tokens: InputTokens = "512",
+    output_tokens: OutputTokens = "32",
+    prefix_tokens: PrefixTokens = 512,
+    prefixes: Prefixes = 4,
+    turns: Turns = 4,
     dataset: _Dataset = None,
     slo: _SloText = None,
-    slo_share: _SloShare = 0.9,
+    slo_share: SloShare = 0.9,
     rate: _Rate = None,
     pass_s: _Pass = 6.0,
     steps: _Steps = 10,
-    seed: _Seed = 0,
+    seed: Seed = 0,
     dry_run: _DryRun = False,
     out: _Out = None,
     json: Json = False,
@@ -103,17 +98,11 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     The same command again goes on with an unfinished sweep. Other stacks are left alone.
     """
     from deploy.benchmark.slo import parse_slo
-    from deploy.benchmark.workloads import Span, WorkloadOptions, known_workload
     from deploy.workflows.bench import BenchOptions
 
-    if rate is not None and not 0 < rate < math.inf:
-        raise UsageError(
-            f"--rate {rate:g}: expected a number above 0", hint="deploy bench sweep --rate 1"
-        )
-    sent = WorkloadOptions(
-        known_workload(workload),
-        Span.parse("--input-tokens", input_tokens),
-        Span.parse("--output-tokens", output_tokens),
+    require_positive("deploy bench sweep", "--rate", rate)
+    sent = workload_options(
+        workload, input_tokens, output_tokens,
         prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=dataset,
     )  # fmt: skip
     options = BenchOptions(

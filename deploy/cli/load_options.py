@@ -1,0 +1,54 @@
+"""The options that commands share which load a stack: what is sent, and what it must keep."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deploy.errors import UsageError
+
+if TYPE_CHECKING:
+    from deploy.benchmark.workloads import WorkloadOptions
+
+Workload = Annotated[str, typer.Option(help="random, shared-prefix, multi-turn, dataset or trace.")]
+InputTokens = Annotated[
+    str, typer.Option(help="Prompt length, or what each turn adds: N, or a range N-M.")
+]
+OutputTokens = Annotated[str, typer.Option(help="Answer length: N, or a range N-M.")]
+PrefixTokens = Annotated[
+    int, typer.Option(min=1, help="Length of the prefixes that prompts share.")
+]
+Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns of a conversation.")]
+Seed = Annotated[int, typer.Option(help="Seed of lengths and arrivals.")]
+SloShare = Annotated[
+    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must keep the SLO.")
+]
+
+
+def workload_options(
+    workload: str, input_tokens: str, output_tokens: str, **more: Any
+) -> WorkloadOptions:
+    """Return what is sent; `more` are its other fields.
+
+    Raises:
+        UsageError: there is no such workload, or a length is not N or N-M.
+    """
+    from deploy.benchmark.workloads import Span, WorkloadOptions, known_workload
+
+    return WorkloadOptions(
+        known_workload(workload),
+        Span.parse("--input-tokens", input_tokens),
+        Span.parse("--output-tokens", output_tokens),
+        **more,
+    )
+
+
+def require_positive(command: str, option: str, value: float | None) -> None:
+    """Refuse a number that is not above 0; None was not given."""
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(
+            f"{option} {value:g}: expected a number above 0", hint=f"{command} {option} 1"
+        )
