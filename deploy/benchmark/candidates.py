@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.config.spec import TOPOLOGY_FORM
@@ -71,11 +70,3 @@ def named(text: str, tp: int = 1) -> tuple[Candidate, ...]:
             )
         found.append(one)
     return tuple(found)
-
-
-def ordered(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return the order of a round; every other one runs backwards.
-
-    What grows or shrinks while a sweep runs, such as the machine's heat, then meets all alike.
-    """
-    return list(candidates) if number % 2 == 0 else list(reversed(candidates))

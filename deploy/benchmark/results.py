@@ -19,11 +19,12 @@ RESULT_FILE = "result.json"
 REQUESTS_FILE = "requests.jsonl"
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    # A field that nobody knows is a mistake.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Machine(_Strict):
+class Machine(Strict):
     """The machine that the stack ran on."""
 
     processor: str
@@ -35,7 +36,7 @@ class Machine(_Strict):
     python: str
 
 
-class Versions(_Strict):
+class Versions(Strict):
     """The software that was measured; null is what nothing tells."""
 
     pdkit: str
@@ -46,7 +47,7 @@ class Versions(_Strict):
     generator: str
 
 
-class ModelFacts(_Strict):
+class ModelFacts(Strict):
     """The model that the stack serves."""
 
     name: str
@@ -55,7 +56,7 @@ class ModelFacts(_Strict):
     context: int = Field(description="tokens of prompt and answer together")
 
 
-class StackFacts(_Strict):
+class StackFacts(Strict):
     """The stack that was loaded."""
 
     vendor: str
@@ -77,7 +78,7 @@ class Workload(BaseModel):
     name: str
 
 
-class Slo(_Strict):
+class Slo(Strict):
     """Limits that a request must keep; null is no limit. The ITL is the mean of a request."""
 
     ttft_s: float | None = None
@@ -85,7 +86,7 @@ class Slo(_Strict):
     e2e_s: float | None = None
 
 
-class Percentiles(_Strict):
+class Percentiles(Strict):
     """A distribution in seconds."""
 
     p50: float
@@ -94,7 +95,7 @@ class Percentiles(_Strict):
     mean: float
 
 
-class HitTokens(_Strict):
+class HitTokens(Strict):
     """Prompt tokens by where their KV came from, counted by the engines over one repeat."""
 
     external: int = Field(description="consumers (of an aggregated stack: engines) loaded these")
@@ -106,7 +107,7 @@ class HitTokens(_Strict):
     computed: int = Field(description="prefilled by any engine")
 
 
-class RedisPathUse(_Strict):
+class RedisPathUse(Strict):
     """What the engines moved to and from Redis during one repeat."""
 
     stored_bytes: int
@@ -122,7 +123,7 @@ class RedisPathUse(_Strict):
     late: int = Field(description="answers that left before their KV was stored")
 
 
-class Usage(_Strict):
+class Usage(Strict):
     """CPU time and memory by service during one repeat."""
 
     cpu_s: dict[str, float]
@@ -130,7 +131,7 @@ class Usage(_Strict):
     gpu: dict[str, float] | None = None
 
 
-class Repeat(_Strict):
+class Repeat(Strict):
     """One measured pass of the workload.
 
     Attributes:
@@ -162,7 +163,7 @@ class Repeat(_Strict):
     stages: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 
-class RateStep(_Strict):
+class RateStep(Strict):
     """One rate that the search tried."""
 
     rate: float
@@ -170,7 +171,7 @@ class RateStep(_Strict):
     held: bool
 
 
-class RateSearch(_Strict):
+class RateSearch(Strict):
     """The highest rate that holds the SLO; null where no rate that was tried holds it."""
 
     required_share: float
@@ -180,7 +181,7 @@ class RateSearch(_Strict):
     steps: list[RateStep]
 
 
-class Result(_Strict):
+class Result(Strict):
     """One run of `deploy bench`."""
 
     format: Literal[1] = FORMAT
@@ -200,7 +201,7 @@ class Result(_Strict):
     interrupted: bool = Field(False, description="Ctrl-C ended it; the finished repeats are here")
 
 
-class RequestRecord(_Strict):
+class RequestRecord(Strict):
     """One request; a line of `requests.jsonl`.
 
     Attributes:
@@ -223,9 +224,13 @@ class RequestRecord(_Strict):
 
 def write_result(folder: Path, result: Result) -> Path:
     """Replace the folder's result in one step, and return its file."""
-    file = folder / RESULT_FILE
+    return write_document(folder / RESULT_FILE, result)
+
+
+def write_document(file: Path, document: Strict) -> Path:
+    """Replace a file by a document in one step, and return it."""
     draft = file.with_suffix(".tmp")
-    draft.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    draft.write_text(document.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return draft.replace(file)
 
 

@@ -15,7 +15,7 @@ _LIMIT = re.compile(r"(?P<key>[a-z0-9]+)=(?P<number>\d+(?:\.\d+)?)(?P<unit>[a-zÂ
 _UNITS_S = {"s": 1.0, "ms": 1e-3}
 _EXAMPLE = "--slo ttft=1s,itl=50ms"
 # Neighbouring rates that differ by less are one.
-_RESOLUTION = 1.1
+RESOLUTION = 1.1
 _DRAWS = 1000
 
 
@@ -98,7 +98,7 @@ class RateFinder:
             return (held or self.start) * 2
         if held is None:
             return failed / 2
-        return None if failed / held <= _RESOLUTION else math.sqrt(held * failed)
+        return None if failed / held <= RESOLUTION else math.sqrt(held * failed)
 
     def add(self, rate: float, records: Sequence[RequestRecord], slo: Slo) -> RateStep:
         """Note what a rate gave."""

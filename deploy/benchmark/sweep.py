@@ -8,24 +8,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from deploy.benchmark.candidates import Candidate, named
+from deploy.benchmark.results import Strict, write_document
+from deploy.benchmark.slo import RESOLUTION
 from deploy.benchmark.statistics import LEAST_REPEATS, Ratio, median_of, paired_ratio
 from deploy.errors import UsageError
 
 FORMAT: Literal[1] = 1
 SWEEP_FILE = "sweep.json"
-# The search of a run stops at rates that differ by less: smaller margins may be its own.
-RESOLUTION = 1.1
 DO_NOT = "Do not disaggregate this workload here"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Run(_Strict):
+class Run(Strict):
     """One start of one topology: brought up, checked, loaded, taken down."""
 
     topology: str = Field(description="such as 1p2d, 4a, 4a+redis, or 2a:tp2 with its TP")
@@ -39,7 +35,7 @@ class Run(_Strict):
     error: str | None = Field(None, description="why there is no rate")
 
 
-class Interval(_Strict):
+class Interval(Strict):
     """A ratio with its 95 % interval; null where there are too few rounds for one."""
 
     value: float
@@ -47,7 +43,7 @@ class Interval(_Strict):
     high: float | None
 
 
-class Verdict(_Strict):
+class Verdict(Strict):
     """What the sweep says.
 
     Attributes:
@@ -63,7 +59,7 @@ class Verdict(_Strict):
     ratio: Interval | None
 
 
-class Sweep(_Strict):
+class Sweep(Strict):
     """All of a sweep, as `sweep.json` keeps it."""
 
     format: Literal[1] = FORMAT
@@ -88,7 +84,10 @@ class Sweep(_Strict):
 
     @property
     def left(self) -> list[tuple[str, int]]:
-        """The runs that are not done, a round after the other, every other one backwards."""
+        """The runs that are not done, a round after the other, every other one backwards.
+
+        What grows or shrinks while a sweep runs, such as the machine's heat, meets all alike then.
+        """
         return [
             (name, number)
             for number in range(self.rounds)
@@ -207,7 +206,11 @@ def _ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio:
 
 
 def _shows(ratio: Ratio) -> int:
-    """Return 1 where the first is shown to be better, -1 where the second is, else 0."""
+    """Return 1 where the first is shown to be better, -1 where the second is, else 0.
+
+    The search of a run stops at rates that differ by less than its resolution: smaller margins may
+    be its own.
+    """
     if ratio.difference == "higher" and ratio.value >= RESOLUTION:
         return 1
     return -1 if ratio.difference == "lower" and ratio.value <= 1 / RESOLUTION else 0
@@ -237,10 +240,7 @@ def _said(ratio: Ratio, first: str, second: str, sweep: Sweep) -> str:
 
 def write_sweep(folder: Path, sweep: Sweep) -> Path:
     """Replace the folder's sweep in one step, and return its file."""
-    file = folder / SWEEP_FILE
-    draft = file.with_suffix(".tmp")
-    draft.write_text(sweep.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    return draft.replace(file)
+    return write_document(folder / SWEEP_FILE, sweep)
 
 
 def read_sweep(folder: Path) -> Sweep:
