@@ -8,9 +8,7 @@ from statistics import median
 from deploy.benchmark.compare import by_load
 from deploy.benchmark.results import Repeat, Result
 from deploy.planning.break_even import Speeds
-
-# Who computes prompts: producers, or engines that do both.
-_PREFILL = ("producer", "aggregated")
+from deploy.planning.plan import PREFILL
 
 
 def measured_speeds(result: Result) -> dict[str, Speeds]:
@@ -47,7 +45,7 @@ def _prefill_tokens_s(repeat: Repeat) -> float | None:
     Tokens that consumers compute, less than a chunk of each prompt, are among them.
     """
     seconds = next(
-        (repeat.stages[role].get("prefill") for role in _PREFILL if role in repeat.stages), None
+        (repeat.stages[role].get("prefill") for role in PREFILL if role in repeat.stages), None
     )
     if not (seconds and repeat.hits and repeat.completed):
         return None

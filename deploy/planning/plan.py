@@ -27,8 +27,8 @@ from deploy.planning.redis import RedisPlan, check_redis, redis_shards, shard_co
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
 Role = Literal["producer", "consumer", "aggregated"]
-_PREFILL: tuple[Role, ...] = ("producer", "aggregated")
-_DECODE: tuple[Role, ...] = ("consumer", "aggregated")
+PREFILL: tuple[Role, ...] = ("producer", "aggregated")
+DECODE: tuple[Role, ...] = ("consumer", "aggregated")
 _FIRST_ENGINE_OFFSET = 10
 _LAST_PORT = 65535
 # vLLM's options that follow from the plan, and what sets them.
@@ -120,12 +120,12 @@ class Plan:
     @property
     def producers(self) -> tuple[EnginePlan, ...]:
         """The engines that do prefill; aggregated ones do both."""
-        return tuple(engine for engine in self.engines if engine.role in _PREFILL)
+        return tuple(engine for engine in self.engines if engine.role in PREFILL)
 
     @property
     def consumers(self) -> tuple[EnginePlan, ...]:
         """The engines that do decode; aggregated ones do both."""
-        return tuple(engine for engine in self.engines if engine.role in _DECODE)
+        return tuple(engine for engine in self.engines if engine.role in DECODE)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:

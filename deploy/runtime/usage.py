@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -47,7 +47,7 @@ class UsageMeter:
         while True:
             for name, tree in self._trees.items():
                 held = self.peak_rss_bytes.get(name, 0)
-                self.peak_rss_bytes[name] = max(held, _rss_bytes(tree))
+                self.peak_rss_bytes[name] = max(held, resident_bytes(tree))
             if self._ended.wait(_EVERY_S):
                 return
 
@@ -70,9 +70,10 @@ def _cpu_s(tree: Sequence[psutil.Process]) -> float:
     return total
 
 
-def _rss_bytes(tree: Sequence[psutil.Process]) -> int:
+def resident_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Return the resident memory of processes, shared pages counted in each."""
     total = 0
-    for process in tree:
+    for process in processes:
         with suppress(psutil.Error):
             total += process.memory_info().rss
     return total

@@ -81,23 +81,15 @@ def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]
     )
 
 
-def _stack(order: Sequence[str]) -> Spec:
-    """Return the colour of a stack, the same in every chart."""
-    colors = [PALETTE[at % len(PALETTE)] for at in range(len(order))]
+def _by_stack(order: Sequence[str], marks: Sequence[str]) -> Spec:
+    """Return the colour or shape of each stack, the same in every chart."""
     return {
         "field": "stack",
         "type": "nominal",
-        "scale": {"domain": list(order), "range": colors},
-        "legend": {"title": None, "orient": "top", "columns": 4, "symbolOpacity": 1},
-    }
-
-
-def _shape(order: Sequence[str]) -> Spec:
-    shapes = [_SHAPES[at % len(_SHAPES)] for at in range(len(order))]
-    return {
-        "field": "stack",
-        "type": "nominal",
-        "scale": {"domain": list(order), "range": shapes},
+        "scale": {
+            "domain": list(order),
+            "range": [marks[at % len(marks)] for at in range(len(order))],
+        },
         "legend": {"title": None, "orient": "top", "columns": 4, "symbolOpacity": 1},
     }
 
@@ -133,7 +125,7 @@ def _with_intervals(
     """Return lines with points, and the interval of each as a bar."""
     # One legend for lines, bars and points: the layers share colour and shape.
     return {
-        "encoding": {"x": x, "color": _stack(order)},
+        "encoding": {"x": x, "color": _by_stack(order, PALETTE)},
         "layer": [
             *below,
             {
@@ -149,7 +141,7 @@ def _with_intervals(
                 "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
                 "encoding": {
                     "y": y,
-                    "shape": _shape(order),
+                    "shape": _by_stack(order, _SHAPES),
                     "tooltip": tooltip,
                 },
             },
@@ -211,9 +203,9 @@ def _distribution(values: list[Spec], order: Sequence[str], title: str, what: st
                 axis={"format": ",~g", "gridOpacity": 0.5},
             ),
             "y": _axis("share", f"share of {what}", axis={"format": "%"}),
-            "color": _stack(order),
+            "color": _by_stack(order, PALETTE),
             "strokeDash": {
-                **_shape(order),
+                **_by_stack(order, _SHAPES),
                 "scale": {
                     "domain": list(order),
                     "range": [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4]][

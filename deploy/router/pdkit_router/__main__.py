@@ -12,7 +12,6 @@ import logging
 import resource
 import signal
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -28,14 +27,6 @@ _BODY_BYTES = 2**20
 _BYTES_A_TOKEN = 32  # more than the number or the characters of a token take in JSON
 _LEAVE_S = 10.0
 _FILES_A_CLIENT = 3
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where to listen."""
-
-    host: str
-    port: int
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from deploy.runtime.usage import resident_bytes
+
 _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
 _KILL_ROUNDS = 10  # one is enough, save for a process that starts others, or waits for a dead disk
@@ -147,11 +149,7 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 
 def resident_mib(members: Iterable[psutil.Process]) -> int:
     """Return the resident memory of processes, shared pages counted in each."""
-    total = 0
-    for process in members:
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total // 2**20
+    return resident_bytes(members) // 2**20
 
 
 def _members(sessions: Mapping[int, float]) -> list[psutil.Process]:

@@ -46,15 +46,10 @@ def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
     deadline = time.monotonic() + _SETTLE_S
     while True:
         pages = read_pages(running)
-        counted = _total(_counted(answering(running), before, pages), FINISHED)
+        counted = _total(_counted(running.prepared.plan.consumers, before, pages), FINISHED)
         if counted >= answered or time.monotonic() > deadline:
             return pages
         time.sleep(_POLL_S)
-
-
-def answering(running: RunningStack) -> list[EnginePlan]:
-    """Return the engines whose answers clients get."""
-    return [one for one in running.prepared.plan.engines if one.role != "producer"]
 
 
 def hit_tokens(
@@ -67,7 +62,7 @@ def hit_tokens(
     """
     plan = running.prepared.plan
     every = _counted(plan.engines, before, after)
-    ends = _counted(answering(running), before, after)
+    ends = _counted(running.prepared.plan.consumers, before, after)
     loaded = _total(ends, f"{EXTERNAL_HITS}_total")
     eligible = None
     if any(engine.role == "producer" for engine in plan.engines):

@@ -15,20 +15,26 @@ from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.report import Hits, Phase
-from deploy.workflows.check.probes import conversation, held, last_turn, lengths, said
+from deploy.workflows.check.probes import (
+    ATTEMPTS,
+    ROUTER_PROMPTS,
+    TURNS,
+    conversation,
+    held,
+    last_turn,
+    lengths,
+    said,
+)
 from deploy.workflows.check.session import Session
 
-_PROMPTS = 2
-_ATTEMPTS = 3  # where others' requests moved the counters as well
 _REACH_ATTEMPTS = 5
-_TURNS = 3
 
 
 def check_spread(session: Session) -> None:
     """Send a prompt through the router once for each engine: all but the first must load it."""
     found = session.found
-    for length in lengths(session)[:1] * _PROMPTS:
-        for _ in range(_ATTEMPTS):
+    for length in lengths(session)[:1] * ROUTER_PROMPTS:
+        for _ in range(ATTEMPTS):
             phase, idle = _spread(session, length)
             if not phase.blurred:
                 break
@@ -83,7 +89,7 @@ def check_shared_turns(session: Session) -> None:
     except ApiError:
         phase += Phase(requests=1, failed=1)
     session.found.turns = phase
-    session.report(f"a conversation of {_TURNS} turns: {said(phase.hits)}")
+    session.report(f"a conversation of {TURNS} turns: {said(phase.hits)}")
 
 
 def _stored_answer(session: Session) -> int:

@@ -27,9 +27,9 @@ _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
 _CUT_TAIL = 8  # fresh tokens after a cut
 _CUT_ANSWER_TOKENS = 8
 _SILENT_ROUTER = "the router did not answer in time"
-_ROUTER_PROMPTS = 2
-_ATTEMPTS = 3  # where others' requests moved the counters as well
-_TURNS = 3
+ROUTER_PROMPTS = 2
+ATTEMPTS = 3  # where others' requests moved the counters as well
+TURNS = 3
 _USERS = 8
 # They wait for one another, most of all where CPUs compute a real model.
 _BURST_TIMEOUT_S = 4 * ANSWER_TIMEOUT_S
@@ -163,8 +163,8 @@ def check_router(session: Session) -> None:
     """
     found = session.found
     producers = itertools.cycle(session.producers)
-    for length in lengths(session)[:1] * _ROUTER_PROMPTS:
-        for _ in range(_ATTEMPTS):
+    for length in lengths(session)[:1] * ROUTER_PROMPTS:
+        for _ in range(ATTEMPTS):
             phase = _routed(session, length, next(producers))
             if not phase.blurred:
                 break
@@ -190,7 +190,7 @@ def _routed(session: Session, length: int, producer: str) -> Phase:
 def last_turn(session: Session) -> int | None:
     """Return the length of a conversation's last prompt; None, and why, if there can be none."""
     chunk = session.chunk
-    grown = chunk + chunk // 3 + (_TURNS - 1) * (ANSWER_TOKENS + 3 * chunk // 4)
+    grown = chunk + chunk // 3 + (TURNS - 1) * (ANSWER_TOKENS + 3 * chunk // 4)
     # The last answer must end no chunk, which nobody would remove.
     last = grown + (chunk // 4 - grown) % chunk
     if last + ANSWER_TOKENS > session.limit:
@@ -211,7 +211,7 @@ def check_turns(session: Session) -> None:
         turns = list(conversation(session, last))
         session.ask(session.producers[0], turns[-1][0], tag=session.keys.new_tag(), tokens=1)
     except ApiError:
-        session.found.turns = Phase(requests=_TURNS, failed=_TURNS)
+        session.found.turns = Phase(requests=TURNS, failed=TURNS)
         return
     phase = Phase()
     for prompt, reference in turns:
@@ -227,18 +227,18 @@ def check_turns(session: Session) -> None:
         phase += Phase(hits, 1, blurred=counted.others > 0)
         session.found.add_comparison(reference, answer)
     session.found.turns = phase
-    session.report(f"a conversation of {_TURNS} turns: {said(phase.hits)}")
+    session.report(f"a conversation of {TURNS} turns: {said(phase.hits)}")
 
 
 def conversation(session: Session, last: int) -> Iterator[tuple[list[int], Answer]]:
     """Yield every turn's prompt, and what a producer answers that shares its KV with nobody."""
     chunk, salt = session.chunk, session.keys.new_salt()
     prompt = session.fresh(chunk + chunk // 3)
-    for turn in range(_TURNS):
+    for turn in range(TURNS):
         answer = session.ask(session.producers[0], prompt, salt=salt)
         yield prompt, answer
         said = [*prompt, *_ids(answer)]
-        wanted = last if turn == _TURNS - 2 else len(said) + 3 * chunk // 4
+        wanted = last if turn == TURNS - 2 else len(said) + 3 * chunk // 4
         prompt = [*said, *session.fresh(max(1, wanted - len(said)))]
 
 

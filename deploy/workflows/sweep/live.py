@@ -47,7 +47,8 @@ class LiveStacks:
         left = self._claim.read_text(encoding="utf-8").strip() if self._claim.exists() else ""
         if left:
             self._report(f"taking down what an earlier sweep left: '{left}'")
-            self._stop(left)
+            with stack_lock(self._home.lock_file(left), left):
+                self._stop(left)
         elif self._home.stack(self._name).state_file.exists():
             raise StateError(
                 f"there is a stack '{self._name}', which no sweep started",
@@ -113,11 +114,8 @@ class LiveStacks:
 
     def down(self) -> None:
         """Stop the stack, if one is up."""
-        self._stop(self._name, locked=True)
+        self._stop(self._name)
 
-    def _stop(self, name: str, *, locked: bool = False) -> None:
-        if locked:
-            stop_stack(self._home, name, lambda _: None)
-            return
-        with stack_lock(self._home.lock_file(name), name):
-            stop_stack(self._home, name, lambda _: None)
+    def _stop(self, name: str) -> None:
+        """Stop a stack whose lock is held."""
+        stop_stack(self._home, name, lambda _: None)
