@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,20 @@ import pytest
 from tests.conftest import unused_port
 from tests.unit.router.stand_in import Loop, StandIn
 
+DISAGGREGATED = ("producer-0", "producer-1", "consumer-0", "consumer-1")
 KEY = "0123456789abcdef" * 4
 ROUTER = str(Path(__file__).resolve().parents[3] / "deploy" / "router")
+sys.path.insert(0, ROUTER)
+
+from pdkit_router.engines import Engine  # noqa: E402 - it is found from here on
+
+
+def engines_up(count: int) -> list[Engine]:
+    """Return engines that answer, as far as the router knows."""
+    made = [Engine(str(number), "127.0.0.1", 9) for number in range(count)]
+    for engine in made:
+        engine.state = "up"
+    return made
 
 
 @dataclass
@@ -26,13 +38,16 @@ class Router:
     client: httpx.Client
     port: int
     metrics_port: int
-    producers: tuple[StandIn, StandIn]
-    consumers: tuple[StandIn, StandIn]
+    engines: tuple[StandIn, ...]
     process: psutil.Process
 
     @property
-    def engines(self) -> tuple[StandIn, ...]:
-        return (*self.producers, *self.consumers)
+    def producers(self) -> tuple[StandIn, ...]:
+        return tuple(one for one in self.engines if one.name.startswith("producer"))
+
+    @property
+    def consumers(self) -> tuple[StandIn, ...]:
+        return tuple(one for one in self.engines if one.name.startswith("consumer"))
 
     def ready(self, producers: int = 2, consumers: int = 2) -> bool:
         try:
@@ -42,9 +57,12 @@ class Router:
         found = (said["prefill"]["healthy"], said["decode"]["healthy"])
         return found == (producers, consumers)
 
+    def metrics(self) -> str:
+        return httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", trust_env=False).text
+
     def count(self, name: str) -> int:
-        page = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", trust_env=False).text
-        (line,) = [line for line in page.splitlines() if line.startswith(f"pdkit_router_{name}")]
+        lines = self.metrics().splitlines()
+        (line,) = [line for line in lines if line.startswith(f"pdkit_router_{name}")]
         return int(line.rpartition(" ")[2])
 
 
@@ -63,14 +81,13 @@ def start_router(loop: Loop, eventually: Callable[..., None]) -> Iterator[Start]
     """Start routers, each with engines of its own, and end them."""
     ended: list[Callable[[], object]] = []
 
-    def start(*options: str) -> Router:
-        names = ("producer-0", "producer-1", "consumer-0", "consumer-1")
-        engines = [StandIn(loop, name) for name in names]
+    def start(*options: str, names: Sequence[str] = DISAGGREGATED) -> Router:
+        engines = tuple(StandIn(loop, name) for name in names)
         port, metrics = unused_port(), unused_port()
         named = [
             part
             for engine in engines
-            for part in (f"--{engine.name[:8]}", f"{engine.name}=127.0.0.1:{engine.port}")
+            for part in (f"--{engine.name[:-2]}", f"{engine.name}=127.0.0.1:{engine.port}")
         ]
         process = subprocess.Popen(
             (
@@ -81,11 +98,9 @@ def start_router(loop: Loop, eventually: Callable[..., None]) -> Iterator[Start]
         )  # fmt: skip
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
         ended.extend((client.close, process.terminate, lambda: process.wait(20)))
-        router = Router(
-            client, port, metrics, (engines[0], engines[1]), (engines[2], engines[3]),
-            psutil.Process(process.pid),
-        )  # fmt: skip
-        eventually(router.ready, 20.0)
+        router = Router(client, port, metrics, engines, psutil.Process(process.pid))
+        producers = len(router.producers)
+        eventually(lambda: router.ready(producers, len(engines) - producers), 20.0)
         return router
 
     yield start

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
-
-from tests.conftest import unused_port
-from tests.unit.router.conftest import ROUTER
-from tests.unit.router.stand_in import Loop, StandIn
-
-sys.path.insert(0, ROUTER)
-
 from pdkit_router.engines import Engine
 from pdkit_router.prefixes import PrefixGroup
+
+from tests.unit.router.conftest import ROUTER, Router, Start, engines_up
 
 COMPLETIONS = "/v1/completions"
 
@@ -25,10 +18,7 @@ COMPLETIONS = "/v1/completions"
 class TestPrefixes:
     @pytest.fixture
     def three(self) -> list[Engine]:
-        made = [Engine(str(n), "127.0.0.1", 9) for n in range(3)]
-        for engine in made:
-            engine.state = "up"
-        return made
+        return engines_up(3)
 
     @pytest.mark.parametrize(
         ("first", "second"),
@@ -97,41 +87,12 @@ class TestPrefixes:
 
 
 @pytest.fixture(scope="module")
-def engines(loop: Loop) -> list[StandIn]:
-    return [StandIn(loop, f"engine-{n}") for n in range(3)]
+def aggregated(start_router: Start) -> Router:
+    return start_router("--follow-prefixes", names=("engine-0", "engine-1", "engine-2"))
 
 
-@pytest.fixture(scope="module")
-def client(
-    engines: list[StandIn], eventually: Callable[..., None]
-) -> Iterator[tuple[httpx.Client, int]]:
-    """A router that follows prefixes; yields its client and its port of metrics."""
-    port, metrics = unused_port(), unused_port()
-    named = [p for one in engines for p in ("--engine", f"{one.name}=127.0.0.1:{one.port}")]
-    command = (
-        sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", str(port),
-        "--metrics-host", "127.0.0.1", "--metrics-port", str(metrics), *named,
-        "--follow-prefixes",
-    )  # fmt: skip
-    process = subprocess.Popen(command, env={"PYTHONPATH": ROUTER})
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as made:
-
-        def ready() -> bool:
-            try:
-                return made.get("/readiness").json()["decode"]["healthy"] == len(engines)
-            except httpx.HTTPError:
-                return False
-
-        eventually(ready, 20.0)
-        yield made, metrics
-    process.terminate()
-    process.wait(20)
-
-
-def test_each_request_meets_one_engine(
-    client: tuple[httpx.Client, int], engines: list[StandIn]
-) -> None:
-    front, metrics = client
+def test_each_request_meets_one_engine(aggregated: Router) -> None:
+    front, engines = aggregated.client, aggregated.engines
     assert front.get("/readiness").json()["status"] == "ready"
     for engine in engines:
         engine.reset()
@@ -141,7 +102,7 @@ def test_each_request_meets_one_engine(
     assert answers[0].headers["x-pdkit-trace"] == f"producer=-; consumer={by}; tries=1"
     seen = [one for engine in engines for one in engine.seen if one.method == "POST"]
     assert [one.json["max_tokens"] for one in seen] == [5, 5, 5], "nobody was asked for a prefill"
-    page = httpx.get(f"http://127.0.0.1:{metrics}/metrics", trust_env=False).text
+    page = aggregated.metrics()
     assert 'pdkit_router_engine_healthy{engine="engine-2",role="aggregated"} 1' in page
     assert "pdkit_router_degraded_total 0" in page
 

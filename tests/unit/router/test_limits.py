@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import pytest
-
-from tests.unit.router.conftest import ROUTER
-from tests.unit.router.stand_in import Loop
-
-sys.path.insert(0, ROUTER)
-
 from pdkit_router.client_side import Answer, Clients, Limits
 from pdkit_router.request import Doorkeeper, Request
+
+from tests.unit.router.stand_in import Loop
 
 Eventually = Callable[..., None]
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from typing import Any
 
 import pytest
-
-from tests.unit.router.conftest import ROUTER
-from tests.unit.router.stand_in import Loop, StandIn, waits
-
-sys.path.insert(0, ROUTER)
-
 from pdkit_router import engines
 from pdkit_router.engine_side import EngineLost
 from pdkit_router.engines import Engine, Group, Watch
 from pdkit_router.errors import Refused
 from pdkit_router.forward import Budget
 from pdkit_router.request import Request, work
+
+from tests.unit.router.conftest import engines_up
+from tests.unit.router.stand_in import Loop, StandIn, waits
 
 
 def sent(path: str, fields: dict[str, Any]) -> tuple[Any, Any]:
@@ -87,10 +83,7 @@ def test_token_ids_are_the_one_long_list(path: str, name: str, value: Any) -> No
 class TestTurns:
     @pytest.fixture
     def four(self) -> list[Engine]:
-        made = [Engine(str(n), "127.0.0.1", 9) for n in range(4)]
-        for engine in made:
-            engine.state = "up"
-        return made
+        return engines_up(4)
 
     def test_nobody_is_left_out(self, four: list[Engine]) -> None:
         for slips in (False, True):
