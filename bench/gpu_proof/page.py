@@ -22,9 +22,10 @@ _PAGE = """# Proved on {name}
 `scripts/gpu-proof` wrote this page on {date}. Engines ({engines}) as processes, one producer and
 one consumer, on a Llama with random bfloat16 weights. Machine: {machine}.
 
-- **noise**: largest difference in log-probability between an engine's computed answer and its
-  answer from its own prefix cache; **difference**: between the computed answer and the one from
-  loaded KV; **wrong KV**: to the answer to a prompt with another first half.
+- **tolerated**: the difference in log-probability that an engine's own noise can explain: between
+  its computed answer and its answer from its own prefix cache, as `deploy check` measures it;
+  **difference**: the largest between the computed answer and the one from loaded KV;
+  **wrong KV**: to the answer to a prompt with another first half.
 
 {steps}
 

@@ -16,14 +16,12 @@ import redis
 
 from bench.gpu_proof.session import Stack
 from deploy.verify.eligible import eligible_tokens
-from deploy.verify.equivalence import LOGPROB_TOLERANCE, compare
+from deploy.verify.equivalence import Answer, Noise, compare, self_differences
 
 CHUNK = 256
 # Around two whole chunks: of 512 and 513 tokens one step is left to compute, which engines on GPUs
 # take by another way than longer ones.
 EDGES = (510, 511, 512, 513, 514, 515)
-# Beyond this an engine's own answers to one prompt differ too much to judge others by.
-_MAX_NOISE = 2.0
 _POLL_S = 0.001
 
 _seeds = itertools.count(time.time_ns())
@@ -39,9 +37,9 @@ class Crossing:
     """One prompt: computed by the consumer, then prefilled by the producer and loaded.
 
     Attributes:
-        noise: largest difference in log-probability between the consumer's computed answer and
-            its answer from its own prefix cache.
-        difference: the same between the computed and the loaded answer.
+        noise: differences in log-probability between the consumer's computed answer and its answer
+            from its own prefix cache: how far the next two may be off, as in `deploy check`.
+        difference: the largest between the computed and the loaded answer.
         signal: the same to the answer to a prompt with another first half, which is what wrong KV
             looks like.
     """
@@ -49,7 +47,7 @@ class Crossing:
     tokens: int
     eligible: int
     hits: int
-    noise: float
+    noise: Noise
     difference: float
     signal: float
     matches: bool
@@ -60,14 +58,12 @@ class Crossing:
         found = []
         if self.hits != self.eligible:
             found.append(f"{self.tokens} tokens: {self.hits} of {self.eligible} loaded")
-        if self.noise > _MAX_NOISE:
-            found.append(
-                f"{self.tokens} tokens: an engine's own answers differ by {self.noise:.2f}"
-            )
+        for floor in self.noise.contradicting.values():
+            found.append(f"{self.tokens} tokens: an engine's own answers differ by {floor:.2f}")
         if not self.matches:
             found.append(
                 f"{self.tokens} tokens: loaded and computed answers differ by {self.difference:.2f}"
-                f" (noise {self.noise:.2f})"
+                f" (tolerated: {self.noise.tolerance:.2f})"
             )
         if not self.tells_apart:
             found.append(f"{self.tokens} tokens: another prompt's answer looks the same")
@@ -75,7 +71,11 @@ class Crossing:
 
     def row(self) -> dict[str, Any]:
         """Return a line of the page's table."""
-        shown = {"noise": self.noise, "difference": self.difference, "wrong KV": self.signal}
+        shown = {
+            "tolerated": self.noise.tolerance,
+            "difference": self.difference,
+            "wrong KV": self.signal,
+        }
         return {
             "tokens": self.tokens, "eligible": self.eligible, "loaded": self.hits,
             **{name: "differs" if math.isinf(v) else round(v, 3) for name, v in shown.items()},
@@ -87,7 +87,7 @@ def cross(stack: Stack, tokens: int) -> Crossing:
     prompt = fresh(tokens)
     stack.forget()
     cold = stack.ask("consumer-0", prompt)
-    own = compare(cold, stack.ask("consumer-0", prompt))
+    noise = _noise(cold, stack.ask("consumer-0", prompt))
     half = tokens // 2
     other = stack.ask("consumer-0", fresh(half) + prompt[half:])
     stack.forget()
@@ -95,14 +95,13 @@ def cross(stack: Stack, tokens: int) -> Crossing:
     before = stack.counters("consumer-0").external_hits
     loaded = stack.ask("consumer-0", prompt)
     hits = int(stack.counters("consumer-0").external_hits - before)
-    tolerance = _tolerance(own.max_logprob_diff)
-    found = compare(cold, loaded, tolerance=tolerance)
-    wrong = compare(cold, other, tolerance=tolerance)
+    found = compare(cold, loaded, tolerance=noise.tolerance)
+    wrong = compare(cold, other, tolerance=noise.tolerance)
     return Crossing(
         tokens=tokens,
         eligible=eligible_tokens(tokens, CHUNK),
         hits=hits,
-        noise=own.max_logprob_diff,
+        noise=noise,
         difference=found.max_logprob_diff,
         signal=wrong.max_logprob_diff,
         matches=found.matches,
@@ -110,9 +109,8 @@ def cross(stack: Stack, tokens: int) -> Crossing:
     )
 
 
-def _tolerance(noise: float) -> float:
-    """Return how far an answer may be off where the engine's own are off by `noise`."""
-    return max(LOGPROB_TOLERANCE, 2 * min(noise, _MAX_NOISE))
+def _noise(computed: Answer, cached: Answer) -> Noise:
+    return Noise({"consumer-0": self_differences(computed, cached)})
 
 
 def rates(stack: Stack, tokens: int, rounds: int) -> dict[str, float]:
@@ -159,7 +157,7 @@ def kill_redis_before_load(stack: Stack, tokens: int) -> Killed:
     prompt = fresh(tokens)
     stack.forget()
     reference = stack.ask("consumer-0", prompt)
-    noise = compare(reference, stack.ask("consumer-0", prompt)).max_logprob_diff
+    noise = _noise(reference, stack.ask("consumer-0", prompt))
     stack.forget()
     stack.ask("producer-0", prompt, 1)
     before = stack.store_path("consumer-0")
@@ -171,7 +169,7 @@ def kill_redis_before_load(stack: Stack, tokens: int) -> Killed:
     killer.start()
     answer = stack.ask("consumer-0", prompt)
     killer.join()
-    found = compare(reference, answer, tolerance=_tolerance(noise))
+    found = compare(reference, answer, tolerance=noise.tolerance)
     moved = stack.store_path("consumer-0").since(before)
     return Killed(found.matches, moved.not_loaded, found.max_logprob_diff)
 

@@ -109,7 +109,7 @@ class LMCacheSpec(_Strict):
     staging_gib: Gibibytes | None = Field(
         None,
         description="host memory per rank for chunks in transfer; default: the KV of the longest "
-        "prompt, at most 32,768 tokens and at most a quarter of the machine's memory",
+        "prompt, at most four steps of the engine and at most a quarter of the machine's memory",
     )
 
 

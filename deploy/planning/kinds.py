@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deploy.config.engine_args import options
 from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
@@ -46,5 +47,4 @@ def check_kind(spec: StackSpec, model: Model, vendor: Vendor, inventory: Invento
 
 
 def _wants_fp8(args: tuple[str, ...] | list[str]) -> bool:
-    joined = " ".join(args).replace("=", " ").replace("_", "-")
-    return "--kv-cache-dtype fp8" in joined
+    return options(args).get("--kv-cache-dtype", "").startswith("fp8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from deploy.config.engine_args import batched_tokens
 from deploy.config.model import ModelShape
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
@@ -15,8 +16,10 @@ from deploy.planning.memory import DTYPE_BYTES, GIB, MIB
 REDIS_VALUE_BYTES = 512 * MIB
 # Before a value's payload (pdkit_connector.redis_path.value).
 _HEADER_BYTES = 128
-# Tokens that vLLM computes in a step, and steps that staging memory holds of a prompt.
-_STEP_TOKENS, _STAGED_STEPS = 8192, 4
+# Tokens that vLLM's API server computes in a step at most unless it is told otherwise: by a GPU's
+# memory, and on all others.
+_LARGE_GPU_MIB, _LARGE_STEP, _STEP = 160 * 1024, 16384, 8192
+_STAGED_STEPS = 4  # of a prompt, in staging memory
 _STAGING_HOST_PART = 4  # all ranks together: at most a quarter of the machine's memory
 _LEAST_CHUNKS = 2  # LMCache's staging: one is on its way while the next is copied
 _STAGING_UNIT = 64 * MIB
@@ -58,12 +61,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """What moves through Redis: bytes of a token on each rank, and how many ranks there are."""
+    """What moves through Redis: bytes of a token on each rank, and how many ranks there are.
+
+    Attributes:
+        prompt: tokens of the longest prompt, if known.
+        step: tokens that an engine computes, and stores, at once.
+    """
 
     token_bytes: int | None
     ranks: int
     engines: int
     prompt: int | None
+    step: int
 
 
 def redis_limits(
@@ -78,20 +87,22 @@ def redis_limits(
     """Return the limits for a stack whose longest prompt has that many tokens, if known.
 
     Raises:
-        ConfigError: chunks are too large for Redis or for staging memory.
+        ConfigError: chunks are too large for Redis or for staging memory, or engine.args name a
+            size of steps that is no number.
     """
     traffic = _Traffic(
         token_bytes=shape.rank_kv_bytes_per_token(DTYPE_BYTES[dtype], spec.tp) if shape else None,
         ranks=shape.storing_ranks(spec.tp) if shape else spec.tp,
         engines=engines,
         prompt=prompt,
+        step=batched_tokens(spec.engine.args) or _default_step(inventory),
     )
     value = _value_bytes(spec, traffic, shape)
     staging = _staging_bytes(spec, traffic, inventory)
     senders = traffic.ranks * engines
     silent_s = _SILENT_S + senders * (value or 0) / _SLOWEST
     staged_s = _BUSY_S + senders * staging / _SLOWEST
-    keys = engines * (prompt or _STEP_TOKENS) / spec.lmcache.chunk_size
+    keys = engines * (prompt or traffic.step) / spec.lmcache.chunk_size
     lookup_s = _LOOKUP_S + senders * _SENDER_BYTES / _SLOWEST + keys * _KEY_S
     return Limits(
         ranks=traffic.ranks,
@@ -103,6 +114,11 @@ def redis_limits(
         store_s=_tenths(staged_s),
         silent_s=_tenths(silent_s),
     )
+
+
+def _default_step(inventory: Inventory) -> int:
+    large = any(gpu.memory_mib >= _LARGE_GPU_MIB for gpu in inventory.gpus)
+    return _LARGE_STEP if large else _STEP
 
 
 def _tenths(seconds: float) -> float:
@@ -157,7 +173,7 @@ def _staging_bytes(spec: StackSpec, traffic: _Traffic, inventory: Inventory) -> 
             raise _too_small(spec, least, traffic)
         return asked
     share = inventory.memory_mib * MIB // (_STAGING_HOST_PART * traffic.ranks * traffic.engines)
-    tokens = _STAGED_STEPS * _STEP_TOKENS
+    tokens = _STAGED_STEPS * traffic.step
     wanted = min(traffic.prompt or tokens, tokens) * (traffic.token_bytes or _UNKNOWN_TOKEN_BYTES)
     return math.ceil(max(min(wanted, share), least) / _STAGING_UNIT) * _STAGING_UNIT
 
@@ -169,7 +185,7 @@ def _least_staging(spec: StackSpec, traffic: _Traffic) -> int:
     tokens = _LEAST_CHUNKS * spec.lmcache.chunk_size
     if spec.layerwise and traffic.prompt is not None:
         # A load holds all layers of all chunks, and so does the store that begins beside it.
-        tokens = max(tokens, traffic.prompt + min(traffic.prompt, _STEP_TOKENS))
+        tokens = max(tokens, traffic.prompt + min(traffic.prompt, traffic.step))
     return tokens * traffic.token_bytes
 
 

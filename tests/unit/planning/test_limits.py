@@ -103,6 +103,34 @@ class TestStaging:
         assert made.max_model_len == 131072
         assert made.limits.staging_gib == 4 * 8192 * 163_840 / GIB == 5
 
+    @pytest.mark.parametrize(
+        "args", [["--max-num-batched-tokens", "2k"], ["--max_num_batched_tokens=2000"]]
+    )
+    def test_of_steps_as_asked(self, plan: Make, tmp_path: Path, args: list[str]) -> None:
+        made = planned(plan, tmp_path, LLAMA_70B, engine={"args": args})
+        assert made.limits.staging_gib == 1.25 >= 4 * 2000 * 163_840 / GIB
+
+    def test_large_gpus_compute_larger_steps(self, plan: Make, tmp_path: Path) -> None:
+        machine = machine_with("cuda", *range(8))
+        large = replace(machine, gpus=tuple(replace(g, memory_mib=183_359) for g in machine.gpus))
+        made = planned(plan, tmp_path, LLAMA_70B, machine=replace(large, memory_mib=2**21))
+        assert made.limits.staging_gib == 10
+
+    def test_layer_by_layer_a_step_more_than_a_prompt(self, plan: Make) -> None:
+        """The next step's store begins beside the load."""
+        asked: dict[str, Any] = {"model": WIDE, "layerwise": True, "machine": Inventory(2, 2048)}
+        engine = {"kv_cache_gib": 2, "max_model_len": 16384}
+        short = ["--max-num-batched-tokens", "4096"]
+        assert plan(**asked, engine=engine).limits.staging_gib == 1.5
+        assert plan(**asked, engine={**engine, "args": short}).limits.staging_gib == 1.25
+
+    @pytest.mark.parametrize("size", ["many", "0", "-1", "1.5K", ""])
+    def test_steps_of_no_size(self, plan: Make, size: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            plan(model=WIDE, engine={"args": [f"--max-num-batched-tokens={size}"]})
+        assert f"engine.args: --max-num-batched-tokens is '{size}'" in caught.value.message
+        assert "--max-num-batched-tokens 8192" in caught.value.hint
+
     def test_all_ranks_together_a_quarter_of_the_machine(self, plan: Make, tmp_path: Path) -> None:
         machine = replace(machine_with("cuda", *range(8)), memory_mib=64 * 1024)
         made = planned(plan, tmp_path, LLAMA_70B, machine=machine)
