@@ -56,7 +56,7 @@ def _start(name: str, folder: Path, options: list[str]) -> subprocess.Popen[byte
     scratch.mkdir()
     folder.chmod(0o755)
     command = (*NAMESPACES, sys.executable, "-m", "tests.hosts.dress", name, str(scratch))
-    step = (sys.executable, "-m", "tests.report", "step", "0", *_tests(options))
+    step = (sys.executable, "-m", "tests.report", "step", str(time.monotonic()), *_tests(options))
     tests = (*step, "-p", "no:cacheprovider", *options)
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen((*command, *tests), cwd=REPO, stdout=log, stderr=subprocess.STDOUT)

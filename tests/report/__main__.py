@@ -1,58 +1,71 @@
-"""What scripts/test calls: at its begin, for each step with tests, and at its end."""
+"""What scripts/test calls once it has installed what the steps need, and what steps call.
+
+python -m tests.report run SECONDS [quick]
+python -m tests.report step BEGAN PATH [pytest's options]
+
+SECONDS is how long the run took before, BEGAN when it began, on the monotonic clock.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from xml.etree import ElementTree
 
+from tests.report.lanes import Ended, Run
 from tests.report.machine import machine
 from tests.report.results import FAILED, empty_results, results_folder
 from tests.report.step import run_step
+from tests.report.steps import steps
 
 
-def main(command: str, *arguments: str) -> int:
-    if command == "begin":
-        empty_results()
-    elif command == "step":
-        elapsed_s, path, *options = arguments
-        return run_step(path, options, elapsed_s=float(elapsed_s))
-    else:
-        status, *steps, ended_s = arguments
-        print("\n".join(end(int(status), steps, int(ended_s))))
-    return 0
+def main(command: str, seconds: str, *arguments: str) -> int:
+    if command == "step":
+        path, *options = arguments
+        return run_step(path, options, began_s=float(seconds))
+    empty_results()
+    installed_s = float(seconds)
+    run = Run(time.monotonic() - installed_s, [Ended("install", 0, installed_s, 0)])
+    stopped = True
+    try:
+        run.both(*steps(run.began_s, quick=arguments == ("quick",)))
+        stopped = False
+    finally:
+        print("\n".join(end(run.ended, run.seconds(), stopped=stopped)))
+    return 1 if run.failed else 0
 
 
-def end(status: int, steps: list[str], ended_s: int) -> list[str]:
+def end(ended: list[Ended], took_s: float, *, stopped: bool = False) -> list[str]:
     """Return what a run ends with; also written as a case a step for JUnit.
 
     Args:
-        status: how the run ends; not 0 where its last step failed.
-        steps: each step and the second in which it began, in turn.
+        stopped: somebody stopped the run before its end.
     """
-    names, began = steps[::2], [int(second) for second in steps[1::2]]
-    took = {
-        name: until - since
-        for name, since, until in zip(names, began, [*began[1:], ended_s], strict=True)
-    }
-    bad = names[-1] if status and names else ""
-    _write_junit(took, bad)
-    rows = [f"{name:<12}{s:>6} s{'  failed' if name == bad else ''}" for name, s in took.items()]
+    ended = sorted(ended, key=lambda step: step.began_s)
+    _write_junit(ended)
     failed = results_folder() / FAILED
+    bad = ", ".join(step.name for step in ended if step.code)
+    problem = f"{bad} failed" if bad else "stopped before its end" if stopped else ""
     return [
         "",
-        *rows,
-        f"{'in all':<12}{ended_s:>6} s",
+        *(
+            f"{step.name:<12}{step.ended_s - step.began_s:>6.0f} s, from {step.began_s:.0f} s"
+            f"{' failed' if step.code else ''}"
+            for step in ended
+        ),
+        f"{'in all':<12}{took_s:>6.0f} s",
         f"machine: {machine()}",
         *(failed.read_text().splitlines() if failed.exists() else ()),
-        f"error: {bad} failed; results: {results_folder()}" if status else "all passed",
+        f"error: {problem}; results: {results_folder()}" if problem else "all passed",
     ]
 
 
-def _write_junit(took: dict[str, int], bad: str) -> None:
-    suite = ElementTree.Element("testsuite", name="scripts/test", tests=str(len(took)))
-    for name, seconds in took.items():
-        case = ElementTree.SubElement(suite, "testcase", name=name, time=str(seconds))
-        if name == bad:
+def _write_junit(ended: list[Ended]) -> None:
+    suite = ElementTree.Element("testsuite", name="scripts/test", tests=str(len(ended)))
+    for step in ended:
+        took = f"{step.ended_s - step.began_s:.0f}"
+        case = ElementTree.SubElement(suite, "testcase", name=step.name, time=took)
+        if step.code:
             ElementTree.SubElement(case, "failure", message="see this step's output")
     ElementTree.ElementTree(suite).write(results_folder() / "steps.xml")
 

@@ -40,20 +40,20 @@ class Outcomes:
             self.failed.append(report.nodeid)
 
 
-def run_step(path: str, options: Sequence[str], *, elapsed_s: float) -> int:
+def run_step(path: str, options: Sequence[str], *, began_s: float) -> int:
     """Run the tests below a path; return pytest's exit code, also where all pass when repeated.
 
     Args:
-        elapsed_s: how long the steps before this one took.
+        began_s: when the run began, on the monotonic clock.
     """
-    began, name = time.monotonic() - elapsed_s, Path(path).stem
+    name = Path(path).stem
     code, first = _run(name, [path, *options])
     if code != pytest.ExitCode.TESTS_FAILED:
         return code
     chosen = first.failed[:AT_MOST]
     repeated = to_repeat(chosen, first, in_order=IN_ORDER in Path(path).parts)
     needed_s = sum(first.seconds[test] for test in repeated)
-    if time.monotonic() - began + needed_s > DEADLINE_S:
+    if time.monotonic() - began_s + needed_s > DEADLINE_S:
         why = f"not repeated: that may take {needed_s / 60:.0f} min, too long for CI"
         _tell([f"failed: {test} ({why})" for test in first.failed])
         return code

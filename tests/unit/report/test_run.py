@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.report.__main__ import end
+from tests.report.lanes import Ended, Run, Step
 from tests.report.machine import machine
 from tests.report.results import empty_results, results_folder
+from tests.report.steps import steps
 
-STEPS = ["install", "0", "lint", "5", "types", "7"]
+STEPS = [Ended("types", 7, 17, 0), Ended("install", 0, 5, 0), Ended("lint", 5, 7, 0)]
 
 
 def steps_of(results: Path) -> ElementTree.Element:
@@ -24,11 +27,11 @@ def steps_of(results: Path) -> ElementTree.Element:
 
 def test_ends_with_times_and_machine(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.report.__main__.machine", lambda: "a machine")
-    lines = end(0, STEPS, 17)
+    lines = end(STEPS, 17)
     assert [line.split() for line in lines[1:5]] == [
-        ["install", "5", "s"],
-        ["lint", "2", "s"],
-        ["types", "10", "s"],
+        ["install", "5", "s,", "from", "0", "s"],
+        ["lint", "2", "s,", "from", "5", "s"],
+        ["types", "10", "s,", "from", "7", "s"],
         ["in", "all", "17", "s"],
     ]
     assert lines[5] == "machine: a machine"
@@ -40,11 +43,15 @@ def test_ends_with_times_and_machine(results: Path, monkeypatch: pytest.MonkeyPa
 
 def test_ends_with_what_failed(results: Path) -> None:
     (results_folder() / "failed.txt").write_text("flaky: a\nfailed: b\n")
-    lines = end(1, STEPS, 17)
-    assert lines[3].split() == ["types", "10", "s", "failed"]
+    lines = end([*STEPS[1:], replace(STEPS[0], code=1)], 17)
+    assert lines[3].split()[-1] == "failed"
     assert lines[6:] == ["flaky: a", "failed: b", f"error: types failed; results: {results}"]
     suite = steps_of(results)
     assert [case.get("name") for case in suite if case.find("failure") is not None] == ["types"]
+
+
+def test_ends_before_its_end(results: Path) -> None:
+    assert end(STEPS, 17, stopped=True)[-1] == f"error: stopped before its end; results: {results}"
 
 
 @pytest.mark.parametrize(
@@ -79,35 +86,87 @@ def test_empties_nobody_elses_folder(results: Path) -> None:
     assert (results / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("broken", "step"), [("ruff", "lint"), ("mypy", "types"), ("pytest", "unit")]
-)
-def test_the_script(tmp_path: Path, repo: Path, broken: str, step: str) -> None:
-    """Its own tools are stand-ins; the first that fails ends it, and is named."""
-    for name in ("scripts/install", "ruff", "mypy", "curl", "redis-server"):
-        program = tmp_path / (name if "/" in name else f".venv/bin/{name}")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f"#!/bin/sh\nexit {int(name == broken)}\n")
-        program.chmod(0o755)
-    python = tmp_path / ".venv" / "bin" / "python"
-    # Disguises would run the project itself; in their place one step runs the stand-in tests.
-    instead = "[ $2 != tests.hosts ] || set -- -m tests.report step 0 tests/unit -q"
-    python.write_text(f'#!/bin/sh\n{instead}\nPYTHONPATH={repo} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    (tmp_path / "deploy" / "connector").mkdir(parents=True)
-    (tmp_path / "tests" / "unit").mkdir(parents=True)
-    (tmp_path / "tests" / "unit" / "test_it.py").write_text("def test_it(): assert False\n")
-    shutil.copy(repo / "scripts" / "test", tmp_path / "scripts")
-    done = subprocess.run(
-        (tmp_path / "scripts" / "test", "quick"),
-        env={**os.environ, "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    last = done.stdout.splitlines()
-    assert last[-1].startswith(f"error: {step} failed; ")
-    assert any(line.startswith("machine: ") for line in last)
-    assert ("failed: tests/unit/test_it.py::test_it" in last) == (step == "unit")
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("user", [0, 1000])
+def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
+    monkeypatch.setattr("os.getuid", lambda: user)
+    shown, beside = steps(3.0, quick=quick)
+    assert [step.name for step in shown] == ["lint", "unit"] + ["e2e"] * (not quick)
+    assert [step.name for step in beside] == ["types", "images", "gpu", "versions", "connector"]
+    assert ("tests.hosts" in shown[1].commands[0]) == (user == 0)
+
+
+@pytest.mark.parametrize(("memory_mib", "stacks"), [(16_000, "2"), (24_000, "3")])
+def test_as_many_stacks_as_memory_holds(
+    monkeypatch: pytest.MonkeyPatch, memory_mib: int, stacks: str
+) -> None:
+    monkeypatch.setattr("tests.report.steps.machine_memory_mib", lambda: memory_mib)
+    command = steps(3.0, quick=False)[0][-1].commands[0]
+    assert command[command.index("-n") + 1] == stacks
+
+
+class TestLanes:
+    def test_both_run(self, results: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        run = Run(time.monotonic() - 5)
+        run.both(
+            [script("a", "echo from a"), script("b", "echo from b")], [script("c", "echo from c")]
+        )
+        assert sorted(step.name for step in run.ended) == ["a", "b", "c"]
+        assert all(5 <= step.began_s <= step.ended_s for step in run.ended)
+        assert not run.failed
+        told = capfd.readouterr().out
+        assert all(f"from {name}\n" in told for name in "abc")
+        assert (results / "c.log").read_text() == "from c\n"
+
+    def test_what_runs_beside_is_nice(self, results: Path) -> None:
+        Run().both([], [script("c", "nice")])
+        assert (results / "c.log").read_text() == f"{min(os.nice(0) + 10, 19)}\n"
+
+    def test_no_step_begins_after_one_that_failed(self) -> None:
+        run = Run()
+        run.both([script("a", "exit 3"), script("b", "true")], [])
+        assert [(step.name, step.code) for step in run.failed] == [("a", 3)]
+        assert [step.name for step in run.ended] == ["a"]
+
+    def test_neither_beside_it(self, tmp_path: Path) -> None:
+        """The other lane's first step ends once the first lane's has failed."""
+        gate = tmp_path / "gate"
+        os.mkfifo(gate)
+
+        class Ends(list[Ended]):
+            def append(self, step: Ended) -> None:
+                super().append(step)
+                if step.name == "a":
+                    gate.write_text("it has failed")
+
+        run = Run(ended=Ends())
+        run.both([script("a", "false")], [script("b", f"cat {gate}"), script("c", "true")])
+        assert [step.name for step in run.ended] == ["a", "b"]
+
+    def test_a_steps_second_command_is_left_out_where_its_first_fails(self, tmp_path: Path) -> None:
+        ran = tmp_path / "ran"
+        run = Run()
+        run.both([Step("a", (("false",), ("touch", str(ran))))], [])
+        assert [step.code for step in run.failed] == [1] and not ran.exists()
+
+    def test_a_command_that_does_not_exist(self) -> None:
+        run = Run()
+        run.both([], [Step("a", (("/does/not/exist",),))])
+        assert [step.code for step in run.failed] == [127]
+
+    def test_a_run_that_is_stopped_leaves_nothing(self, tmp_path: Path) -> None:
+        """Its steps are ended with what they started."""
+        fifo, code = tmp_path / "fifo", "from tests.report.lanes import Run, Step; import sys\n"
+        os.mkfifo(fifo)
+        # Whoever holds the pipe open lives.
+        holds = f"(exec 3>{fifo}; sleep 600) & wait"
+        code += f"Run().both([Step('a', (('sh', '-c', {holds!r}),))], [])"
+        process = subprocess.Popen((sys.executable, "-c", code))
+        with fifo.open("rb") as reader:
+            process.terminate()
+            assert reader.read() == b""
+        assert process.wait() == 143
+
+
+def script(name: str, text: str) -> Step:
+    return Step(name, (("sh", "-c", text),))

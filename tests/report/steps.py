@@ -1,0 +1,60 @@
+"""The steps of scripts/test."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from deploy.runtime.host import machine_memory_mib
+from tests.report.lanes import Step
+
+# Two engines a stack, of up to 3 GiB.
+_MEMORY_OF_THREE_STACKS_MIB = 20 * 1024
+CONNECTOR = ("mypy", "--config-file", "../../pyproject.toml", "-p", "pdkit_connector")
+
+
+def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
+    """Return the steps in turn, and those beside them.
+
+    Args:
+        began_s: when the run began, on the monotonic clock.
+        quick: without the end-to-end tests.
+    """
+
+    def tests(name: str, *options: str) -> Step:
+        told = (sys.executable, "-m", "tests.report", "step", str(began_s), *options)
+        return Step(name, (told,))
+
+    shown = [Step("lint", (_tool("ruff", "check"), _tool("ruff", "format", "--check")))]
+    if os.getuid() == 0:
+        # On two disguised machines at once: who can make them need not run the tests on this one.
+        disguised = (sys.executable, "-m", "tests.hosts", "--", "-q", "-n", "2")
+        shown.append(Step("unit", ((*disguised, "--dist", "loadfile"),)))
+    else:
+        print("not root: the unit tests run on this machine as it is, not on disguised ones")
+        shown.append(tests("unit", "tests/unit", "-q", "-n", "2", "--dist", "loadfile"))
+    if not quick:
+        # In the order of their names, which has the longest first.
+        stacks = 3 if machine_memory_mib() > _MEMORY_OF_THREE_STACKS_MIB else 2
+        longest_first = ("--no-loadscope-reorder", "--durations=0")
+        shown.append(tests("e2e", "tests/e2e", "-v", "-n", str(stacks), *longest_first))
+    beside = [
+        Step("types", (_tool("mypy"), ("env", "--chdir=deploy/connector", *_tool(*CONNECTOR)))),
+        # What images are built from, held against the package index.
+        tests("images", "tests/images", "-q", "-n", "3"),
+        # The Python code of the CUDA wheels, on emulated GPUs.
+        tests("gpu", "tests/gpu", "-q"),
+        # Each fix on each LMCache, in forks of one process.
+        tests("versions", "tests/versions", "-q"),
+        # Half of it is waiting; the file with the heaviest imports comes first.
+        tests(
+            "connector", "tests/connector", "tests/fuzz",
+            "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
+        ),
+    ]  # fmt: skip
+    return shown, beside
+
+
+def _tool(name: str, *arguments: str) -> tuple[str, ...]:
+    return (str(Path(sys.executable).with_name(name)), *arguments)
