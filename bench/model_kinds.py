@@ -28,7 +28,6 @@ import yaml
 
 from bench.redis_path.rounds import ROOT
 from bench.redis_path.running_stack import deploy_command, free_ports
-from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
 from deploy.tiny_model import ensure_tiny_model
 from deploy.verify.equivalence import compare
@@ -205,12 +204,12 @@ def prove(kind: str, home: Path) -> str:
 
 def mixed(home: Path) -> list[str]:
     """Ask for one prompt with each adapter and with none; return whose KV was mixed."""
-    stack = require_stack(Home.from_environ({"PDKIT_HOME": str(home)}), NAME).stack
+    running = require_stack(Home.from_environ({"PDKIT_HOME": str(home)}), NAME)
     prompt = random.Random(1).choices(range(33, 127), k=1109)  # noqa: S311
     names = ("lora", *ADAPTERS)
-    with EngineApi(stack.service("producer-0").url) as producer:
+    with running.api(running.stack.service("producer-0")) as producer:
         computed = {name: producer.complete(name, prompt, max_tokens=16) for name in names}
-    with EngineApi(stack.service("consumer-0").url) as consumer:
+    with running.api(running.stack.service("consumer-0")) as consumer:
         answers = {name: consumer.complete(name, prompt, max_tokens=16) for name in names}
     wrong = [
         f"{name}: another answer"

@@ -18,7 +18,6 @@ from bench.check_power.damage import KINDS, Damage
 from bench.check_power.layout import Layout, Shape, learn
 from bench.check_power.vandal import Loot, payloads, vandal
 from bench.redis_path.running_stack import deploy_command, free_ports
-from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.verify.findings import Findings, failures
@@ -55,7 +54,7 @@ class Bench:
         self.running: RunningStack = require_stack(home, name)
         plan = self.running.prepared.plan
         self.pair = plan.producers[0].name, plan.consumers[0].name
-        self._url = self.running.stack.service(self.pair[0]).url
+        self._producer = self.running.stack.service(self.pair[0])
         self._model = plan.model.served_name
         blocks = plan.chunk_size // plan.block_size
         model = plan.model.shape
@@ -102,7 +101,7 @@ class Bench:
         """Have the producer store a prompt of one chunk; return its bytes, and remove them."""
         keys = CheckKeys(tagged=True)
         tag = keys.new_tag()
-        with EngineApi(self._url) as api:
+        with self.running.api(self._producer) as api:
             api.complete(self._model, prompt, max_tokens=1, tag=tag)
         until = time.monotonic() + _STORED_S
         while not (found := payloads(self.store, mark(tag))):

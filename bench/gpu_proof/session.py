@@ -20,8 +20,10 @@ import yaml
 
 from bench.gpu_proof.results import ROOT
 from deploy.metrics.engine import CacheCounters
-from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.engine_api import EngineApi, bearer
 from deploy.runtime.home import Home, StackHome
+from deploy.runtime.secrets import Secret, read_secrets
+from deploy.stack.layout import ENGINE_KEY
 from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import require_stack
@@ -195,7 +197,8 @@ class Stack:
     def forget(self) -> None:
         """Empty both engines' own prefix caches."""
         for whom in ("producer-0", "consumer-0"):
-            answer = httpx.post(f"{self._url(whom)}/reset_prefix_cache", trust_env=False)
+            url = f"{self._url(whom)}/reset_prefix_cache"
+            answer = httpx.post(url, headers=bearer(self._key()), trust_env=False)
             answer.raise_for_status()
 
     def stores(self) -> list[redis.Redis]:
@@ -217,7 +220,10 @@ class Stack:
         return bool(logs) and all(text in log.read_text(errors="replace") for log in logs)
 
     def _api(self, whom: str) -> EngineApi:
-        return EngineApi(self._url(whom), timeout_s=_ASK_S)
+        return EngineApi(self._url(whom), timeout_s=_ASK_S, api_key=self._key())
+
+    def _key(self) -> Secret:
+        return read_secrets(self.session.files.secrets_dir, (ENGINE_KEY,))[ENGINE_KEY]
 
     def _url(self, whom: str) -> str:
         offset = {"producer-0": 10, "consumer-0": 11}[whom]

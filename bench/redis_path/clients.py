@@ -25,7 +25,13 @@ import redis
 import yaml
 
 from bench.redis_path import page, wide_model
-from bench.redis_path.running_stack import Engine, deploy_command, free_ports, prompt
+from bench.redis_path.running_stack import (
+    Engine,
+    deploy_command,
+    engine_key,
+    free_ports,
+    prompt,
+)
 from bench.redis_path.stack import PROMPT_TOKENS
 from deploy.runtime.fixes import known_fixes
 from deploy.runtime.home import Home
@@ -167,8 +173,8 @@ def _stack(folder: Path, name: str, more: dict[str, Any], model: Path) -> Iterat
         state = json.loads(files.state_file.read_text(encoding="utf-8"))
         yield Side(
             name,
-            Engine(f"http://127.0.0.1:{port + 10}"),
-            Engine(f"http://127.0.0.1:{port + 11}"),
+            Engine(f"http://127.0.0.1:{port + 10}", engine_key(files)),
+            Engine(f"http://127.0.0.1:{port + 11}", engine_key(files)),
             redis.Redis(unix_socket_path=f"{files.temp_dir}/redis.sock", password=password),
             files.logs_dir / "consumer-0.log",
             int(state["services"]["consumer-0"]["pid"]),

@@ -21,7 +21,9 @@ import yaml
 from bench.redis_path import wide_model
 from bench.redis_path.rounds import ROOT, Say
 from deploy.runtime.engine_api import EngineApi
-from deploy.runtime.home import Home
+from deploy.runtime.home import Home, StackHome
+from deploy.runtime.secrets import Secret, read_secrets
+from deploy.stack.layout import ENGINE_KEY
 from deploy.verify.store_path import StorePath
 
 STACK = "bench"
@@ -39,22 +41,23 @@ class Engine:
     """An engine's API; prompts are random tokens, so that no two share a chunk."""
 
     url: str
+    key: Secret
 
     def ask(self, prompt: list[int]) -> float:
         """Return the seconds to the first token."""
-        with EngineApi(self.url, timeout_s=_ASK_S) as api:
+        with EngineApi(self.url, timeout_s=_ASK_S, api_key=self.key) as api:
             began = time.perf_counter()
             api.complete(wide_model.NAME, prompt, max_tokens=1)
             return time.perf_counter() - began
 
     def store_path(self) -> StorePath:
         """Return what was moved to and from Redis so far."""
-        with EngineApi(self.url, timeout_s=_ASK_S) as api:
+        with EngineApi(self.url, timeout_s=_ASK_S, api_key=self.key) as api:
             return api.store_path() or StorePath()
 
     def hits(self) -> int:
         """Return the tokens that were loaded so far."""
-        with EngineApi(self.url, timeout_s=_ASK_S) as api:
+        with EngineApi(self.url, timeout_s=_ASK_S, api_key=self.key) as api:
             return int(api.cache_counters().external_hits)
 
 
@@ -97,13 +100,20 @@ def running_stack(say: Say) -> Iterator[Running]:
             files = Home(folder, folder).stack(STACK)
             password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
             state = json.loads(files.state_file.read_text(encoding="utf-8"))
-            with _unheld(state["services"]["producer-0"]["pid"], port + 19, say) as unheld:
-                producer, consumer = (Engine(f"http://127.0.0.1:{port + n}") for n in (10, 11))
+            key = engine_key(files)
+            with _unheld(state["services"]["producer-0"]["pid"], port + 19, key, say) as unheld:
+                urls = (f"http://127.0.0.1:{port + n}" for n in (10, 11))
+                producer, consumer = (Engine(url, key) for url in urls)
                 socket = str(files.temp_dir / "redis.sock")
                 store = redis.Redis(unix_socket_path=socket, password=password)
                 yield Running(producer, consumer, unheld, store)
         finally:
             deploy_command(folder, "down", "--name", STACK)
+
+
+def engine_key(files: StackHome) -> Secret:
+    """Return the key that a stack's engines ask for."""
+    return read_secrets(files.secrets_dir, (ENGINE_KEY,))[ENGINE_KEY]
 
 
 def deploy_command(folder: Path, *arguments: str) -> None:
@@ -113,7 +123,7 @@ def deploy_command(folder: Path, *arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def _unheld(pid: int, port: int, say: Say) -> Iterator[Engine]:
+def _unheld(pid: int, port: int, key: Secret, say: Say) -> Iterator[Engine]:
     """Start what the producer is once more, with answers that wait for nothing."""
     say("starting a producer without the barrier")
     like = psutil.Process(pid)
@@ -130,7 +140,7 @@ def _unheld(pid: int, port: int, say: Say) -> Iterator[Engine]:
     try:
         url = f"http://127.0.0.1:{port}"
         _await_ready(url, process)
-        yield Engine(url)
+        yield Engine(url, key)
     finally:
         for child in psutil.Process(process.pid).children(recursive=True):
             child.terminate()

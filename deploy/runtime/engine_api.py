@@ -15,7 +15,7 @@ from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import Sample, StorePath
 
-__all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut"]
+__all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer"]
 
 
 class ApiError(Exception):
@@ -33,6 +33,11 @@ class TimedOut(ApiError):
     """No answer came in time; whoever asks again may wait as long."""
 
 
+def bearer(key: Secret | None) -> dict[str, str]:
+    """Return the header that shows a key; {} without one."""
+    return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
+
+
 class EngineApi:
     """A client for one base URL. The environment's proxy settings are not used."""
 
@@ -43,7 +48,7 @@ class EngineApi:
         # longer than the request, several times a second while engines start.
         self._client = httpx.Client(
             base_url=base_url,
-            headers={"Authorization": f"Bearer {api_key.reveal()}"} if api_key else {},
+            headers=bearer(api_key),
             timeout=_timeout(timeout_s),
             # vLLM and the router close what was idle for five seconds. Whoever waits as long may
             # send into a connection that is being closed.

@@ -13,6 +13,7 @@ from deploy.planning.plan import EnginePlan, Plan
 from deploy.stack.layout import (
     CONNECTOR,
     ENGINE_CACHE,
+    ENGINE_KEY,
     HUB_CACHE,
     LOOPBACK,
     ROUTER,
@@ -104,7 +105,7 @@ def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
             Published(plan.bind, plan.port, front.port),
             Published(LOOPBACK, plan.router_metrics_port, metrics.port),
         ),
-        secrets=("api_key",) if plan.keyed else (),
+        secrets=(ENGINE_KEY, *(("api_key",) if plan.keyed else ())),
     )
 
 
@@ -133,7 +134,10 @@ def _engine(
         limit_mib=_engine_limit_mib(engine, plan, spec),
         mounts=tuple(mounts),
         published=(Published(LOOPBACK, engine.port, port),),
-        secrets=("hf_token",) if layout.hub_token and plan.model.source == "hub" else (),
+        secrets=(
+            ENGINE_KEY,
+            *(("hf_token",) if layout.hub_token and plan.model.source == "hub" else ()),
+        ),
         devices=device_access(engine.gpus, plan, spec),
         shm_mib=_SHM_MIB_A_RANK * (1 + plan.tp),
         # Nobody has seen yet where the vendors' libraries write.

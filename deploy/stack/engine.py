@@ -14,11 +14,13 @@ from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.planning.limits import Limits
 from deploy.planning.plan import EnginePlan, Plan, Role
-from deploy.stack.layout import Layout
+from deploy.stack.layout import ENGINE_KEY, Layout
 from deploy.stack.namespace import hash_seed, key_prefix
 
 # Holds a producer's answer until its KV is in the store.
 _STORE_BARRIER = "pdkit_connector.store_barrier.HoldUntilStored"
+# The last that is named sees requests first.
+_REQUIRE_KEY = "pdkit_connector.engine_key.RequireKey"
 
 
 def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
@@ -42,6 +44,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout)
         # Answers say how many of their prompt's tokens were found in a cache: `check` needs it.
         "--enable-prompt-tokens-details",
         *(("--middleware", _STORE_BARRIER) if engine.role == "producer" else ()),
+        "--middleware", _REQUIRE_KEY,
         *_kv_transfer(engine.role, plan),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
@@ -113,6 +116,7 @@ def engine_env(
         **(plan.vendor.pinned_env if plan.shares_kv else {}),
         **theirs,
         "PYTHONPATH": ":".join(path),
+        "PDKIT_ENGINE_KEY_FILE": layout.secret(ENGINE_KEY),
         **({"LMCACHE_CONFIG_FILE": lmcache_file} if lmcache_file else {}),
         "PYTHONHASHSEED": hash_seed(plan, spec, layout),
     }

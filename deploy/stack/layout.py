@@ -14,6 +14,7 @@ from deploy.planning.redis import RedisPlan
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
 SECRETS = PurePosixPath("/run/secrets")
+ENGINE_KEY = "engine_key"
 CONNECTOR = "/opt/pdkit/connector"
 ROUTER = "/opt/pdkit/router"
 MODELS = PurePosixPath("/models")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.config.spec import StackSpec
 from deploy.planning.plan import EnginePlan, Plan
-from deploy.stack.layout import Layout
+from deploy.stack.layout import ENGINE_KEY, Layout
 
 
 def router_argv(
@@ -26,6 +26,7 @@ def router_argv(
         # With Redis every engine finds a prompt's KV: the one with the least work serves it.
         *(("--follow-prefixes",) if plan.aggregated and not plan.shares_kv else ()),
         *(() if plan.aggregated else ("--degrade", spec.router.degrade)),
+        "--engine-key-file", layout.secret(ENGINE_KEY),
         *(("--key-file", key_file) if key_file else ()),
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from deploy.runtime.state import StackState, read_state
 from deploy.runtime.store import Store
 from deploy.runtime.url_store import UrlStore
 from deploy.stack.build import API_KEY, REDIS_PASSWORD, REDIS_URL
-from deploy.stack.layout import ContainerImages
+from deploy.stack.layout import ENGINE_KEY, ContainerImages
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
 
@@ -57,6 +57,14 @@ class RunningStack:
         if state != "running":
             return state
         return "ready" if self.is_ready(service) else "not ready"
+
+    def api(self, service: Service, *, timeout_s: float = 120.0) -> EngineApi:
+        """Return a client of an engine or the router, with the key that it asks for."""
+        return EngineApi(service.url, timeout_s=timeout_s, api_key=self.key(service))
+
+    def key(self, service: Service) -> Secret | None:
+        """Return the key that an engine or the router asks for; None if it asks for none."""
+        return self.secrets.get(API_KEY if service.role == "router" else ENGINE_KEY)
 
     def any_running(self) -> bool:
         return any(self.service_state(service) == "running" for service in self.stack.services)

@@ -11,7 +11,7 @@ from deploy.metrics.engine import CacheCounters
 from deploy.metrics.frame import ANSWERING, ENGINES
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
-from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
@@ -140,7 +140,7 @@ def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
     launcher = running.launcher
     record = running.state.services.get(service.name)
     condition = running.condition(service)
-    cache, path = _counters(service) if condition == "ready" else (None, None)
+    cache, path = _counters(running, service) if condition == "ready" else (None, None)
     alive = record is not None and condition in ("ready", "not ready")
     return ServiceStatus(
         name=service.name,
@@ -164,11 +164,13 @@ def _url(service: Service) -> str:
     return service.url
 
 
-def _counters(service: Service) -> tuple[CacheCounters | None, StorePath | None]:
+def _counters(
+    running: RunningStack, service: Service
+) -> tuple[CacheCounters | None, StorePath | None]:
     if service.role not in ENGINES:
         return None, None
     try:
-        with EngineApi(service.url) as api:
+        with running.api(service) as api:
             page = api.metrics()
         return CacheCounters.read(page), StorePath.read(page.samples)
     except (ApiError, LookupError):

@@ -97,13 +97,14 @@ def _reading(running: RunningStack, service: Service) -> ServiceReading:
 def _page(running: RunningStack, service: Service) -> MetricsPage | None:
     """Return a service's metrics page; None where it has none, or does not answer."""
     if service.role in ENGINES:
-        url = service.url
+        page = running.api(service, timeout_s=_PAGE_TIMEOUT_S)
     elif service.role == "router":
         url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"
+        page = EngineApi(url, timeout_s=_PAGE_TIMEOUT_S)
     else:
         return None
     try:
-        with EngineApi(url, timeout_s=_PAGE_TIMEOUT_S) as api:
+        with page as api:
             return api.metrics()
     except ApiError:
         return None

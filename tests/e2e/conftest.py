@@ -27,6 +27,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
+from deploy.runtime.secrets import Secret, read_secrets
+from deploy.stack.layout import ENGINE_KEY
 from tests.report.stacks import (  # noqa: F401 - hooks, and a fixture for every test
     before_command,
     pytest_runtest_logstart,
@@ -122,6 +124,11 @@ class Deploy:
             stdout, stderr = process.communicate(timeout=60)
             pytest.fail(f"{process.args} did not end within {timeout_s} s\n{stdout}\n{stderr}")
         return Ran(process.returncode, stdout, stderr, time.monotonic() - began)
+
+    def engine_key(self, name: str) -> Secret:
+        """Return the key that the engines of a stack ask for."""
+        folder = Home(self.home, self.home).stack(name).secrets_dir
+        return read_secrets(folder, (ENGINE_KEY,))[ENGINE_KEY]
 
     def ok(self, *arguments: str) -> Any:
         """Run with --json, expect exit 0, and return the data."""

@@ -13,7 +13,7 @@ import psutil
 import redis
 import yaml
 
-from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.engine_api import ApiError, EngineApi, bearer
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import Launched
 from deploy.runtime.readiness import wait_ready
@@ -96,9 +96,13 @@ class Engines:
     def url(self, whom: str) -> str:
         return f"http://127.0.0.1:{self.port + OFFSETS[whom]}"
 
+    def api(self, whom: str, *, timeout_s: float = 120) -> EngineApi:
+        key = self.kit.engine_key(self.name)
+        return EngineApi(self.url(whom), timeout_s=timeout_s, api_key=key)
+
     def ask(self, whom: str, prompt: str, max_tokens: int = 16, *, within_s: float = 120) -> Answer:
         """Complete a prompt greedily; raise ApiError where there is no right answer in time."""
-        with EngineApi(self.url(whom), timeout_s=within_s) as api:
+        with self.api(whom, timeout_s=within_s) as api:
             return api.complete(MODEL, list(prompt.encode()), max_tokens=max_tokens)
 
     def ask_counting(self, whom: str, prompt: str) -> tuple[Answer, int]:
@@ -119,13 +123,18 @@ class Engines:
     def forget(self) -> None:
         """Empty the engines' own prefix caches."""
         for whom in ("producer-0", "consumer-0"):
-            httpx.post(f"{self.url(whom)}/reset_prefix_cache", trust_env=False).raise_for_status()
+            url, headers = f"{self.url(whom)}/reset_prefix_cache", self._headers()
+            httpx.post(url, headers=headers, trust_env=False).raise_for_status()
 
     def metric(self, whom: str, name: str) -> int:
-        text = httpx.get(f"{self.url(whom)}/metrics", trust_env=False).text
+        url, headers = f"{self.url(whom)}/metrics", self._headers()
+        text = httpx.get(url, headers=headers, trust_env=False).text
         values = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
         assert values, f"{whom} has no metric {name}"
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))
+
+    def _headers(self) -> dict[str, str]:
+        return bearer(self.kit.engine_key(self.name))
 
     def store(self) -> redis.Redis:
         return self.kit.redis(self.name)

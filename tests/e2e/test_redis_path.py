@@ -17,7 +17,6 @@ import redis
 import yaml
 
 from bench.store_gate import writes_held
-from deploy.runtime.engine_api import EngineApi
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Answer, compare
 from deploy.verify.store_path import StorePath
@@ -38,7 +37,7 @@ def up(folder: Path, name: str, port: int, *options: str) -> Iterator[Engines]:
 
 
 def path(engines: Engines, whom: str) -> StorePath:
-    with EngineApi(engines.url(whom)) as api:
+    with engines.api(whom) as api:
         found = api.store_path()
     assert found is not None
     return found
@@ -337,11 +336,11 @@ def test_without_the_fix_layers_have_no_tags(layered: Engines) -> None:
     layered.restart({whom: {"PDKIT_DISABLE_FIXES": "B16c"} for whom in layered.pids()})
     before = set(layered.store().keys())
     prompt = list(text(2 * CHUNK + 10, "tags").encode())
-    with EngineApi(layered.url("producer-0")) as producer:
+    with layered.api("producer-0") as producer:
         producer.complete(MODEL, prompt, max_tokens=1, tag="check-none")
     assert len(set(layered.store().keys()) - before) == 2 * LAYERS
     assert not marked(layered)
-    with EngineApi(layered.url("consumer-0")) as consumer:
+    with layered.api("consumer-0") as consumer:
         assert not consumer.complete(MODEL, prompt, max_tokens=1, tag="check-none").cached_tokens
     ran = layered.kit.run("check", "--name", layered.name, "--json")
     assert ran.code == 0, ran

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdkit_connector import fork_server
+from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
 from pdkit_connector.metrics import StoreCollector
@@ -82,13 +83,16 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def check(argv: Sequence[str]) -> None:
-    """Apply every fix in this process, which holds no KV.
+    """Read the server's key, and apply every fix in this process, which holds no KV.
 
     Raises:
+        ConnectorError: there is no key.
         ImportError: vLLM or LMCache itself is broken, which is no matter of the fixes.
         FixFailed: a needed fix does not take.
         UnsupportedSetting: a bug without a mend would bite.
     """
+    if MIDDLEWARE in argv:
+        read_key()
     import lmcache  # noqa: F401
     from vllm.config import VllmConfig  # noqa: F401
 

@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         help="send a prompt to the --engine that served its beginning",
     )  # fmt: skip
     options.add_argument("--key-file", type=Path, help="with the key that clients must send")
+    options.add_argument("--engine-key-file", type=Path, help="with the key that engines ask for")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
     options.add_argument("--answer-s", type=float, default=1800.0)
     return options
@@ -68,7 +69,7 @@ def _limits() -> Limits:
     return limits
 
 
-async def _run(given: argparse.Namespace, key: str) -> None:
+async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     loop = asyncio.get_running_loop()
     aggregated = PrefixGroup if given.follow_prefixes else Group
     forwarder = Forwarder(
@@ -82,6 +83,8 @@ async def _run(given: argparse.Namespace, key: str) -> None:
     clients = Clients(limits, Doorkeeper(key), Front(forwarder).serve)
     watchers = Clients(Limits(connections=64), MetricsDoor(), MetricsPage(forwarder).serve)
     engines = (*given.producer, *given.consumer, *given.engine)
+    for engine in engines:
+        engine.key = engine_key
     watch = Watch(engines, lambda tokens: _allow(limits, tokens))
     left = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,23 +114,26 @@ async def _emptied(clients: Clients) -> None:
         await asyncio.sleep(0.05)
 
 
+def _key(options: argparse.ArgumentParser, file: Path | None) -> str:
+    key = file.read_text(encoding="utf-8").strip() if file else ""
+    if file and not key:
+        options.error(f"{file} holds no key")
+    return key
+
+
 def main() -> None:
     """Run the router until it is told to stop."""
     options = parser()
     given = options.parse_args()
     if bool(given.producer and given.consumer) == bool(given.engine):
         options.error("either --producer and --consumer, or --engine")
-    key = ""
-    if given.key_file:
-        key = given.key_file.read_text(encoding="utf-8").strip()
-        if not key:
-            options.error(f"--key-file: {given.key_file} is empty")
+    key, engine_key = _key(options, given.key_file), _key(options, given.engine_key_file)
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
-    uvloop.run(_run(given, key))
+    uvloop.run(_run(given, key, engine_key))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Engine:
     Attributes:
         state: "up"; "silent" if it takes connections and has not answered in time; "down".
         busy: requests that it is working on.
+        key: that it asks for; "" if none.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Engine:
     port: int
     state: State = "down"
     busy: int = 0
+    key: str = field(default="", repr=False)
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class Engine:
         """Return a request as it is sent."""
         lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}:{self.port}"]
         lines += [f"{name}: {value}" for name, value in headers]
+        if self.key:
+            lines.append(f"authorization: Bearer {self.key}")
         if method == "POST":
             lines.append(f"content-length: {len(body)}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body

@@ -10,7 +10,6 @@ from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
 from deploy.metrics.engine import EXTERNAL_HITS, FINISHED, LOCAL_HITS, Latency
 from deploy.metrics.page import MetricsPage
 from deploy.planning.plan import EnginePlan
-from deploy.runtime.engine_api import EngineApi
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import RunningStack
@@ -122,5 +121,5 @@ def _counted(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> Metr
 
 
 def _page(running: RunningStack, name: str) -> MetricsPage:
-    with EngineApi(running.stack.service(name).url) as api:
+    with running.api(running.stack.service(name)) as api:
         return api.metrics()

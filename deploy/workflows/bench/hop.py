@@ -10,6 +10,7 @@ from deploy.benchmark.results import Percentiles
 from deploy.benchmark.summary import percentiles
 from deploy.benchmark.workloads import Conversation, Source, Span, WorkloadOptions
 from deploy.planning.plan import EnginePlan
+from deploy.runtime.engine_api import bearer
 from deploy.workflows.running import RunningStack
 
 _SHORT = WorkloadOptions("random", Span(16, 16), Span(1, 1))
@@ -24,8 +25,8 @@ def measure_hop(
     aggregated engine. Prompts are too short for a chunk, so that no KV moves. None where a request
     failed, or none is wanted.
     """
-    urls = [running.stack.service(engine.name).url for engine in _route(running)]
-    engines = [replace(front, url=url, headers={}) for url in urls]
+    services = [running.stack.service(engine.name) for engine in _route(running)]
+    engines = [replace(front, url=one.url, headers=bearer(running.key(one))) for one in services]
     found = []
     for one in Source(_SHORT, tokens).one_pass(requests, seed="hop", rate=None):
         through = _seconds(front, one)

@@ -25,10 +25,9 @@ from deploy.benchmark.slo import RateFinder
 from deploy.benchmark.summary import said, summary
 from deploy.benchmark.workloads import FILE_WORKLOADS, Line, Source, WorkloadOptions
 from deploy.errors import StackUnhealthy, UsageError
-from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.engine_api import ApiError, bearer
 from deploy.runtime.home import Home
 from deploy.runtime.usage import UsageMeter
-from deploy.stack.build import API_KEY
 from deploy.workflows.bench.counters import (
     hit_tokens,
     read_pages,
@@ -100,7 +99,7 @@ class _Bench:
     def __init__(self, running: RunningStack, options: BenchOptions, report: Report) -> None:
         self.running, self.options, self.report = running, options, report
         plan = running.prepared.plan
-        with EngineApi(running.stack.service(plan.engines[0].name).url) as api:
+        with running.api(running.stack.service(plan.engines[0].name)) as api:
             self.context = api.max_model_len()
             self.vllm = api.version()
             tokens = sorted(set(api.tokenize(plan.model.served_name, _LETTERS)))
@@ -112,12 +111,12 @@ class _Bench:
         self.source = Source(options.workload, tokens, lines)
         self.tokens = tokens
         self.lines = len(lines)
-        key = running.secrets.get(API_KEY)
+        front = running.stack.front
         self.target = Target(
-            running.stack.front.url,
+            front.url,
             plan.model.served_name,
             options.timeout_s,
-            {"Authorization": f"Bearer {key.reveal()}"} if key else {},
+            bearer(running.key(front)),
         )
 
     @property

@@ -16,7 +16,6 @@ from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
-from deploy.stack.build import API_KEY
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Answer
 from deploy.verify.findings import Findings
@@ -152,12 +151,7 @@ class Session:
     def __enter__(self) -> Session:
         for service in self.running.stack.services:
             if service.role != "redis":
-                key = self.running.secrets.get(API_KEY)
-                api = EngineApi(
-                    service.url,
-                    timeout_s=ANSWER_TIMEOUT_S,
-                    api_key=key if service.name == self.front else None,
-                )
+                api = self.running.api(service, timeout_s=ANSWER_TIMEOUT_S)
                 self._apis[service.name] = self._exit.enter_context(api)
         self.store = self._exit.enter_context(store_of(self.running))
         first = self._apis[self.producers[0]]

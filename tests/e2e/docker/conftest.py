@@ -20,6 +20,7 @@ import httpx
 import pytest
 import yaml
 
+from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home, StackHome
 from tests.e2e.conftest import Deploy, Ran, eventually, is_free
 from tests.ports import free_row
@@ -97,6 +98,9 @@ class Project:
     def url(self, service: str) -> str:
         offset = {"router": 0, "producer-0": 10, "consumer-0": 11}[service]
         return f"http://127.0.0.1:{self.port + offset}"
+
+    def api(self, service: str) -> EngineApi:
+        return EngineApi(self.url(service), api_key=self.kit.engine_key(self.name))
 
     def containers(self) -> dict[str, dict[str, Any]]:
         """Return service → all that Docker says of its container, running or not."""

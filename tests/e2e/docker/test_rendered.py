@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.secrets import read_secrets
+from deploy.stack.layout import ENGINE_KEY
 from tests.e2e.docker.conftest import Project, complete, docker, make_project
 from tests.ports import free_row
 
@@ -40,8 +42,9 @@ def written(
 
 
 def test_serves_with_kv_from_redis(written: tuple[Project, Path]) -> None:
-    project, _ = written
-    with EngineApi(project.url("consumer-0")) as consumer:
+    project, folder = written
+    key = read_secrets(folder / "secrets", (ENGINE_KEY,))[ENGINE_KEY]
+    with EngineApi(project.url("consumer-0"), api_key=key) as consumer:
         before = consumer.cache_counters()
         assert complete(project.url("router"), LONG, bearer(KEY))
         assert consumer.cache_counters().since(before).external_hits >= 256

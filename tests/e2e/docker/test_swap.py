@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from deploy.runtime.engine_api import EngineApi
 from tests.e2e.conftest import Ran
 from tests.e2e.docker.conftest import (
     BROKEN,
@@ -45,9 +44,9 @@ def seeds(stack: Project) -> set[str]:
     return {text for text in variables if text.startswith("PYTHONHASHSEED=")}
 
 
-def external_hits(url: str, prompt: list[int]) -> int:
-    """Send a prompt to an engine and return how many of its tokens came from Redis."""
-    with EngineApi(url) as engine:
+def external_hits(stack: Project, prompt: list[int]) -> int:
+    """Send a prompt to the consumer and return how many of its tokens came from Redis."""
+    with stack.api("consumer-0") as engine:
         before = engine.cache_counters()
         engine.complete(MODEL, prompt, max_tokens=1)
         return engine.cache_counters().since(before).external_hits
@@ -78,14 +77,14 @@ def look(stack: Project, prompt: list[int], ran: Ran | None = None) -> Seen:
         ids=stack.ids(),
         seeds=seeds(stack),
         idle_s=idle_s(stack),
-        hits=external_hits(stack.url("consumer-0"), prompt),
+        hits=external_hits(stack, prompt),
         status=stack.ok("status"),
     )
 
 
 @pytest.fixture(scope="module")
 def prompt(stack: Project) -> list[int]:
-    with EngineApi(stack.url("producer-0")) as engine:
+    with stack.api("producer-0") as engine:
         return engine.tokenize(MODEL, f"At {time.time()}, " + "swallows cross the sea " * 300)[
             :PROMPT_TOKENS
         ]
@@ -96,7 +95,7 @@ def first(stack: Project, prompt: list[int]) -> Seen:
     """The stack as it was started, with the prompt's KV in Redis."""
     before = idle_s(stack).keys()
     began = time.monotonic()
-    with EngineApi(stack.url("producer-0")) as producer:
+    with stack.api("producer-0") as producer:
         producer.complete(MODEL, prompt, max_tokens=1)
     seen = look(stack, prompt)
     # The answer waited for the stores. Redis counts in whole seconds, and is up to one behind.

@@ -37,20 +37,20 @@ def bench(kit: Deploy, tmp_path: Path) -> Bench:
     return run
 
 
-def source(port: int, name: str) -> float:
-    return counted(port, f'{SOURCES}{{engine="0",model_name="pdkit-tiny",source="{name}"}}')
+def source(kit: Deploy, port: int, name: str) -> float:
+    return counted(kit, port, f'{SOURCES}{{engine="0",model_name="pdkit-tiny",source="{name}"}}')
 
 
-def test_hits_and_requests_of_new_prompts(bench: Bench, tmp_path: Path) -> None:
-    before = source(CONSUMER, "external_kv_transfer")
-    computed = source(PRODUCER, "local_compute") + source(CONSUMER, "local_compute")
+def test_hits_and_requests_of_new_prompts(kit: Deploy, bench: Bench, tmp_path: Path) -> None:
+    before = source(kit, CONSUMER, "external_kv_transfer")
+    computed = source(kit, PRODUCER, "local_compute") + source(kit, CONSUMER, "local_compute")
     result = bench("--requests", "6", "--input-tokens", "600", "--output-tokens", "9")
     (repeat,) = result.repeats
     assert (repeat.sent, repeat.completed, repeat.errors) == (6, 6, {})
     assert repeat.hits and repeat.usage and repeat.redis_path
     assert repeat.hits.external == repeat.hits.eligible == 6 * 512
-    assert source(CONSUMER, "external_kv_transfer") - before == repeat.hits.external
-    now = source(PRODUCER, "local_compute") + source(CONSUMER, "local_compute")
+    assert source(kit, CONSUMER, "external_kv_transfer") - before == repeat.hits.external
+    now = source(kit, PRODUCER, "local_compute") + source(kit, CONSUMER, "local_compute")
     assert repeat.hits.computed == 6 * (600 + 88)
     assert now - computed == repeat.hits.computed + HOP_TOKENS
     assert repeat.redis_path.lost_chunks == repeat.redis_path.late == 0

@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 
+from deploy.runtime.engine_api import bearer
 from deploy.runtime.home import Home
 from tests.e2e.conftest import Deploy, Ran, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT
@@ -36,17 +37,18 @@ def client() -> Iterator[openai.OpenAI]:
         yield api
 
 
-def running_requests(port: int) -> float:
-    return counted(port, "vllm:num_requests_")
+def running_requests(kit: Deploy, port: int) -> float:
+    return counted(kit, port, "vllm:num_requests_")
 
 
-def generated(port: int) -> float:
+def generated(kit: Deploy, port: int) -> float:
     """Return how many tokens an engine has generated."""
-    return counted(port, "vllm:generation_tokens_total")
+    return counted(kit, port, "vllm:generation_tokens_total")
 
 
-def counted(port: int, name: str) -> float:
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+def counted(kit: Deploy, port: int, name: str) -> float:
+    url, headers = f"http://127.0.0.1:{port}/metrics", bearer(kit.engine_key(NAME))
+    text = httpx.get(url, headers=headers, trust_env=False).text
     lines = [line for line in text.splitlines() if line.startswith(name)]
     assert lines, f"the engine counts no {name}"
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -157,7 +159,7 @@ class TestClients:
                 "ignore_eos": True}  # fmt: skip
         with httpx.Client(trust_env=False, timeout=60) as http:
             http.get(f"http://127.0.0.1:{PORT}/v1/models")
-        files_before, before = router.num_fds(), generated(CONSUMER)
+        files_before, before = router.num_fds(), generated(kit, CONSUMER)
         for _ in range(10):
             with (
                 httpx.Client(trust_env=False, timeout=60) as http,
@@ -166,8 +168,8 @@ class TestClients:
                 assert answer.status_code == 200
                 next(answer.iter_lines())
         for port in (PRODUCER, CONSUMER):
-            assert eventually(lambda port=port: running_requests(port) == 0)
-        assert generated(CONSUMER) - before < 10 * tokens / 2, "they were not ended, but done"
+            assert eventually(lambda port=port: running_requests(kit, port) == 0)
+        assert generated(kit, CONSUMER) - before < 10 * tokens / 2, "they were not ended, but done"
         assert eventually(lambda: router.num_fds() <= files_before + 3)
 
 
@@ -198,8 +200,19 @@ class TestOtherCommands:
         for engine in ("producer-0", "consumer-0"):
             assert "pdkit-connector fix=B17 state=applied" in kit.log(NAME, engine)
 
-    def test_password_is_shown_nowhere(self, kit: Deploy) -> None:
-        password = kit.password(NAME)
+    @pytest.mark.parametrize("port", [PRODUCER, CONSUMER])
+    def test_engines_serve_their_stack_only(self, kit: Deploy, port: int) -> None:
+        def codes(headers: dict[str, str]) -> list[int]:
+            paths = ("/health", "/v1/models", "/metrics", "/version", "/openapi.json")
+            urls = [f"http://127.0.0.1:{port}{path}" for path in paths]
+            return [httpx.get(one, headers=headers, trust_env=False).status_code for one in urls]
+
+        assert codes({}) == [200, 401, 401, 401, 401]
+        assert codes({"Authorization": "Bearer none"}) == [200, 401, 401, 401, 401]
+        assert codes(bearer(kit.engine_key(NAME))) == [200, 200, 200, 200, 200]
+
+    def test_secrets_are_shown_nowhere(self, kit: Deploy) -> None:
+        password, key = kit.password(NAME), kit.engine_key(NAME).reveal()
         shown = [
             kit.run("render", "--name", NAME, "--port", str(PORT)).stdout,
             kit.run("status", "--name", NAME, "--json").stdout,
@@ -209,7 +222,7 @@ class TestOtherCommands:
         for process in kit.processes(NAME):
             shown += [" ".join(process.cmdline()), json.dumps(process.environ())]
         assert len(shown) > 10
-        assert not any(password in text for text in shown)
+        assert not any(secret in text for text in shown for secret in (password, key))
         # The search would find it: it is in the one file that must have it.
         config = kit.home / "stacks" / NAME / "run" / "redis" / "redis.conf"
         assert password in config.read_text()

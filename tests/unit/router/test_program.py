@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.router.conftest import KEY, ROUTER, Router, Start
 
+ENGINE_KEY = "engines-only"
 OPEN = ("/health", "/liveness", "/readiness")
 
 
@@ -19,7 +20,9 @@ OPEN = ("/health", "/liveness", "/readiness")
 def keyed_router(start_router: Start, tmp_path_factory: pytest.TempPathFactory) -> Router:
     file = tmp_path_factory.mktemp("key") / "key"
     file.write_text(KEY + "\n")
-    return start_router("--key-file", str(file))
+    engines = file.with_name("engines")
+    engines.write_text(ENGINE_KEY + "\n")
+    return start_router("--key-file", str(file), "--engine-key-file", str(engines))
 
 
 def bearer(key: str = KEY) -> dict[str, str]:
@@ -51,13 +54,19 @@ def test_without_the_key_nothing_reaches_an_engine(
     assert not any(engine.seen for engine in keyed_router.engines)
 
 
-def test_with_the_key_a_request_arrives_without_it(keyed_router: Router) -> None:
+def test_with_the_key_a_request_arrives_with_the_engines_key_alone(keyed_router: Router) -> None:
     for engine in keyed_router.engines:
         engine.reset()
     assert keyed_router.client.post("/v1/completions", json={}, headers=bearer()).is_success
     seen = [seen for engine in keyed_router.engines for seen in engine.seen]
     assert len(seen) == 2
-    assert not any("authorization" in one.headers for one in seen)
+    assert {one.headers["authorization"] for one in seen} == {f"bearer {ENGINE_KEY}"}
+
+
+def test_without_a_key_of_the_engines_none_arrives(router: Router) -> None:
+    assert router.client.post("/v1/completions", json={}, headers=bearer()).is_success
+    seen = [seen for engine in router.engines for seen in engine.seen]
+    assert len(seen) == 2 and not any("authorization" in one.headers for one in seen)
 
 
 def test_a_key_is_as_good_as_a_known_host(keyed_router: Router) -> None:
@@ -92,11 +101,12 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 ENGINES = ("--producer", "p=127.0.0.1:9", "--consumer", "c=127.0.0.1:9")
 
 
-def test_an_empty_key_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--key-file", "--engine-key-file"])
+def test_an_empty_key_is_refused(tmp_path: Path, option: str) -> None:
     (tmp_path / "key").touch()
-    done = run(*ENGINES, "--key-file", str(tmp_path / "key"))
+    done = run(*ENGINES, option, str(tmp_path / "key"))
     assert done.returncode == 2
-    assert "is empty" in done.stderr
+    assert "holds no key" in done.stderr
 
 
 @pytest.mark.parametrize("named", ["c", "c=", "c=host", "=127.0.0.1:9", "c=host:port"])

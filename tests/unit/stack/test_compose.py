@@ -398,8 +398,8 @@ class TestSecrets:
             return {secret["source"] for secret in made.services[name]["secrets"]}
 
         assert given("redis") == {"redis-redis", "redis_password"}
-        assert given("producer-0") == {"producer-0-lmcache", "hf_token"}
-        assert given("router") == {"api_key"}
+        assert given("producer-0") == {"producer-0-lmcache", "engine_key", "hf_token"}
+        assert given("router") == {"api_key", "engine_key"}
 
     def test_a_token_is_not_asked_for_by_a_model_that_is_here(self, contained: Make) -> None:
         made = contained(given=FOLDER_MODEL, environ={"HF_TOKEN": TOKEN})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from deploy.config.spec import StackSpec
 from deploy.metrics.frame import ENGINES
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.document import document_yaml, stack_document
+from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Prepared
 
@@ -108,7 +110,17 @@ def test_no_secret_in_arguments_or_environment(made: Prepared) -> None:
 
 def test_every_placeholder_is_a_secret_of_the_stack(made: Prepared) -> None:
     texts = "".join(file.text for service in made.stack.services for file in service.files)
-    assert set(re.findall(r"@\{(\w+)\}", texts)) == set(made.stack.secrets) == {REDIS_PASSWORD}
+    assert set(re.findall(r"@\{(\w+)\}", texts)) == {REDIS_PASSWORD}
+    assert set(made.stack.secrets) == {REDIS_PASSWORD, ENGINE_KEY}
+
+
+def test_every_engine_asks_for_the_key_before_anything_else(made: Prepared) -> None:
+    for engine in engines_of(made.stack):
+        named = [b for a, b in itertools.pairwise(engine.argv) if a == "--middleware"]
+        # Starlette runs the last one first.
+        assert named[-1] == "pdkit_connector.engine_key.RequireKey"
+        file = engine.env["PDKIT_ENGINE_KEY_FILE"]
+        assert ("--engine-key-file", file) in itertools.pairwise(made.stack.front.argv)
 
 
 def test_redis_asks_for_a_password_and_listens_on_loopback_only(made: Prepared) -> None:
@@ -228,11 +240,11 @@ class TestNothingShared:
         assert [service.role for service in made.stack.services] == [
             *["aggregated"] * made.plan.topology.aggregated, "router",
         ]  # fmt: skip
-        assert not made.stack.secrets
+        assert made.stack.secrets == (ENGINE_KEY,)
         for engine in engines_of(made.stack):
             assert not engine.files
             assert "--kv-transfer-config" not in engine.argv
-            assert "--middleware" not in engine.argv
+            assert engine.argv.count("--middleware") == 1
             assert not set(made.plan.vendor.pinned_args) & set(engine.argv)
             assert not made.plan.vendor.pinned_env.keys() & engine.env.keys()
             assert not {"LMCACHE_CONFIG_FILE", "PDKIT_ENGINE_SOCKET"} & engine.env.keys()

@@ -13,6 +13,7 @@ from deploy.errors import ConfigError
 from deploy.output.views import plan_data, plan_view
 from deploy.stack.build import REDIS_URL
 from deploy.stack.document import document_yaml, stack_document
+from deploy.stack.layout import ENGINE_KEY
 from deploy.workflows.prepare import Prepared
 from tests.unit.stack.conftest import Case
 
@@ -29,7 +30,7 @@ def test_no_service_port_memory_or_password_of_it(own: Prepared, prepared: Make)
     assert [s.name for s in own.stack.services] == [
         "producer-0", "producer-1", "consumer-0", "router",
     ]  # fmt: skip
-    assert (own.stack.secrets, own.stack.brought) == ((), (REDIS_URL,))
+    assert (own.stack.secrets, own.stack.brought) == ((ENGINE_KEY,), (REDIS_URL,))
     ours = prepared(topology="2p1d").plan
     assert (own.plan.redis_memory_mib, own.plan.redis) == (0, ())
     assert own.plan.memory_mib == ours.memory_mib - ours.redis_memory_mib
@@ -74,7 +75,7 @@ def test_plan_and_render_show_the_file_and_no_redis(own: Prepared) -> None:
         "brought": True, "shards": 0, "port": 0, "memory_mib": 0, "tokens": None,
     }  # fmt: skip
     shown = document_yaml(stack_document(own.stack))
-    assert yaml.safe_load(shown)["secrets"] == [REDIS_URL]
+    assert yaml.safe_load(shown)["secrets"] == [ENGINE_KEY, REDIS_URL]
     assert "redis-url" not in shown, "where the file lies is nobody's business but the spec's"
 
 

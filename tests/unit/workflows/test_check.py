@@ -14,7 +14,7 @@ import pytest
 from deploy.errors import StateError
 from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
-from deploy.runtime.engine_api import EngineApi, TimedOut
+from deploy.runtime.engine_api import EngineApi, TimedOut, bearer
 from deploy.verify.equivalence import LOGPROB_TOLERANCE, Answer
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import check_stack, session
@@ -120,7 +120,7 @@ def test_requests_of_others_are_noticed(served: Lab) -> None:
     """Pairs are judged all the same; what only counters tell is not."""
     consumer = find_stack_url(served, "consumer-0")
     with disturbed(
-        lambda client: client.post(consumer, json={"prompt": [1, 2, 3], "max_tokens": 1})
+        served, lambda client: client.post(consumer, json={"prompt": [1, 2, 3], "max_tokens": 1})
     ):
         report = check(served)
     assert report.passed, report.failures
@@ -140,7 +140,7 @@ def test_clients_that_leave_are_no_fault_of_the_counters(served: Lab) -> None:
         for url in urls:
             client.post(url, json={"prompt": prompt, "max_tokens": 1, "user": "gone"})
 
-    with disturbed(leave):
+    with disturbed(served, leave):
         report = check(served)
     told = sum(pair.hits.hits for pair in report.pairs)
     assert report.counted.hits > told, "or nothing was proved"
@@ -203,12 +203,14 @@ def find_stack_url(lab: Lab, service: str) -> str:
 
 
 @contextlib.contextmanager
-def disturbed(ask: Callable[[httpx.Client], object]) -> Iterator[None]:
+def disturbed(lab: Lab, ask: Callable[[httpx.Client], object]) -> Iterator[None]:
     """Have somebody else ask, again and again without a pause."""
+    running = require_stack(lab.home, "pdkit")
+    headers = bearer(running.key(running.stack.service("producer-0")))
     stop = threading.Event()
 
     def disturb() -> None:
-        with httpx.Client(trust_env=False, timeout=30) as client:
+        with httpx.Client(headers=headers, trust_env=False, timeout=30) as client:
             while not stop.is_set():
                 ask(client)
 

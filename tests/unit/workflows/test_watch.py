@@ -37,7 +37,7 @@ def engine(frame: Frame, name: str) -> dict[str, Any]:
 
 
 def ask(running: RunningStack, name: str, prompt: list[int]) -> None:
-    with EngineApi(running.stack.service(name).url) as api:
+    with running.api(running.stack.service(name)) as api:
         api.complete("m", prompt, max_tokens=2)
 
 

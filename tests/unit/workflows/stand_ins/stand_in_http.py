@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 Answer = tuple[int, Any]
@@ -12,6 +14,8 @@ Answer = tuple[int, Any]
 
 def serve(port: int, answer: Callable[[str, Any, bool], Answer]) -> None:
     """Serve for ever; `answer` gets a path, a JSON body or None, and whether the router asks."""
+
+    key = Path(os.environ["PDKIT_ENGINE_KEY_FILE"]).read_text().strip()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -25,8 +29,11 @@ def serve(port: int, answer: Callable[[str, Any, bool], Answer]) -> None:
             self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _answer(self, body: Any) -> None:
-            # The router names each request; who asks directly does not.
-            status, content = answer(self.path, body, "x-request-id" in self.headers)
+            if self.path == "/health" or self.headers["Authorization"] == f"Bearer {key}":
+                # The router names each request; who asks directly does not.
+                status, content = answer(self.path, body, "x-request-id" in self.headers)
+            else:
+                status, content = 401, "not without the key"
             data = (content if isinstance(content, str) else json.dumps(content)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
