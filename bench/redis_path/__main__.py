@@ -93,7 +93,7 @@ def _measure(options: argparse.Namespace, server: Server, hiredis: Path | None) 
             measured = rounds.transfers(ready, mib * MIB, options.rounds, server, _say)
             found += report.rows(measured, 1, mib * MIB)
     if not options.quick:
-        several = [name for name in wanted if name != "unchecked"]
+        several = [name for name in wanted if name not in ("signed", "unchecked")]
         with _sides(several, MANY_ENGINES, server, hiredis) as ready:
             server.flush()
             measured = rounds.transfers(ready, 16 * MIB, options.rounds, server, _say)

@@ -10,10 +10,12 @@ import contextlib
 import os
 import resource
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 MIB = 1 << 20
@@ -340,6 +342,19 @@ class OurPathByPort(OurPath):
         return f"redis://127.0.0.1:{self._where.port}"
 
 
+class OurPathSigned(OurPath):
+    """The kit's storage plug-in with a MAC instead of the checksum (`redis.integrity: mac`)."""
+
+    def __init__(self, where: Where, engine: int) -> None:
+        super().__init__(where, engine)
+        self._folder = tempfile.TemporaryDirectory()
+
+    def _extra_config(self) -> dict[str, Any]:
+        file = Path(self._folder.name, "key")
+        file.write_text("of this benchmark", encoding="ascii")
+        return {**super()._extra_config(), "pdkit.mac_key_file": str(file)}
+
+
 class OurPathUnchecked(OurPath):
     """The kit's storage plug-in with a checksum that looks at nothing: what the checksum costs."""
 
@@ -369,6 +384,7 @@ CONTENDERS: dict[str, Callable[[Where, int], Contender]] = {
     "resp": StockResp,
     "ours": OurPath,
     "oursport": OurPathByPort,
+    "signed": OurPathSigned,
     "unchecked": OurPathUnchecked,
 }
 

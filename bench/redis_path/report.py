@@ -17,6 +17,7 @@ LABELS = {
     "resp": "stock resp://",
     "ours": "ours",
     "oursport": "ours, by TCP",
+    "signed": "ours, MAC",
     "unchecked": "ours, no checksum",
 }
 

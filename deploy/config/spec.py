@@ -145,6 +145,11 @@ class RedisSpec(_Strict):
         description="file with the URL of your own Redis, which replaces pdkit's; not together "
         "with the four above",
     )
+    integrity: Literal["checksum", "mac"] = Field(
+        "checksum",
+        description="how engines test KV that they load: a checksum finds damage, a MAC with a key "
+        "of the stack's own finds forgery too",
+    )
     tls_files: tuple[HostPath, ...] = Field(
         (), description="containers only: TLS files that this URL names"
     )

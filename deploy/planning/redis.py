@@ -63,6 +63,11 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
             "one address",
             hint="leave redis.shards out of deploy.yaml, or redis.client",
         )
+    if spec.redis.client == "lmcache" and spec.redis.integrity == "mac":
+        raise ConfigError(
+            "redis.integrity: mac does not go with redis.client lmcache, which tests nothing",
+            hint="leave redis.integrity out of deploy.yaml, or redis.client",
+        )
     if file is None:
         if spec.redis.tls_files:
             raise ConfigError(

@@ -11,9 +11,9 @@ from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.planning.plan import EnginePlan, Plan
 from deploy.planning.redis import RedisPlan
-from deploy.stack.containers import in_container
+from deploy.stack.containers import engine_secrets, in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
-from deploy.stack.layout import ENGINE_KEY, LOOPBACK, ContainerLayout, Layout
+from deploy.stack.layout import LOOPBACK, ContainerLayout, Layout
 from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, Health, Service, Stack
 
@@ -36,7 +36,7 @@ def build_stack(plan: Plan, spec: StackSpec, layout: Layout) -> Stack:
     ]
     if isinstance(layout, ContainerLayout):
         services = [in_container(service, plan, spec, layout) for service in services]
-    made = (ENGINE_KEY, *((REDIS_PASSWORD,) if plan.redis else ()))
+    made = (*engine_secrets(plan, spec), *((REDIS_PASSWORD,) if plan.redis else ()))
     brought = (REDIS_URL,) if plan.redis_brought else ()
     return Stack(plan.name, plan.runtime, tuple(services), made, brought)
 

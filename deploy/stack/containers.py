@@ -15,6 +15,7 @@ from deploy.stack.layout import (
     ENGINE_CACHE,
     ENGINE_KEY,
     HUB_CACHE,
+    KV_KEY,
     LOOPBACK,
     ROUTER,
     SECRETS,
@@ -135,7 +136,7 @@ def _engine(
         mounts=tuple(mounts),
         published=(Published(LOOPBACK, engine.port, port),),
         secrets=(
-            ENGINE_KEY,
+            *engine_secrets(plan, spec),
             *(("hf_token",) if layout.hub_token and plan.model.source == "hub" else ()),
         ),
         devices=device_access(engine.gpus, plan, spec),
@@ -145,6 +146,12 @@ def _engine(
         # Docker without root may not raise this limit.
         big_locks=plan.vendor.has_gpus and layout.user != ROOTLESS,
     )
+
+
+def engine_secrets(plan: Plan, spec: StackSpec) -> tuple[str, ...]:
+    """Return the secrets of every engine that are made for the stack."""
+    signed = plan.shares_kv and spec.redis.integrity == "mac"
+    return (ENGINE_KEY, *((KV_KEY,) if signed else ()))
 
 
 def _health(interpreter: str, port: int, path: str) -> tuple[str, ...]:

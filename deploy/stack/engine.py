@@ -14,7 +14,7 @@ from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.planning.limits import Limits
 from deploy.planning.plan import EnginePlan, Plan, Role
-from deploy.stack.layout import ENGINE_KEY, Layout
+from deploy.stack.layout import ENGINE_KEY, KV_KEY, Layout
 from deploy.stack.namespace import hash_seed, key_prefix
 
 # Holds a producer's answer until its KV is in the store.
@@ -138,6 +138,8 @@ def lmcache_config(
     if spec.redis.client == "pdkit":
         namespace = key_prefix(plan.name) + hash_seed(plan, spec, layout)
         store = _redis_path(urls, namespace, plan.limits)
+        if spec.redis.integrity == "mac":
+            store["extra_config"]["pdkit.mac_key_file"] = layout.secret(KV_KEY)
     else:
         (url,) = urls
         store = {"remote_url": url, "remote_serde": "naive"}

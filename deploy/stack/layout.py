@@ -15,6 +15,7 @@ LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
 SECRETS = PurePosixPath("/run/secrets")
 ENGINE_KEY = "engine_key"
+KV_KEY = "kv_key"
 CONNECTOR = "/opt/pdkit/connector"
 ROUTER = "/opt/pdkit/router"
 MODELS = PurePosixPath("/models")

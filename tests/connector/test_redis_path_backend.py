@@ -233,6 +233,8 @@ def test_without_redis_nothing_fails(server):
         ({"pdkit.url": "memcached://here"}, "memcached://"),
         ({"pdkit.namespace": None}, "pdkit.namespace"),
         ({"pdkit.laod_s": 1}, "pdkit.laod_s"),
+        ({"pdkit.mac_key_file": "/nowhere/key"}, "pdkit.mac_key_file: /nowhere/key cannot be read"),
+        ({"pdkit.mac_key_file": "/dev/null"}, "pdkit.mac_key_file: /dev/null is empty"),
     ],
 )
 def test_a_wrong_setting_stops_the_engine(server, extra, words):

@@ -9,7 +9,7 @@ import torch
 from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.redis_path.failures import failures
-from pdkit_connector.redis_path.value import Header, digest
+from pdkit_connector.redis_path.value import Codec, Header, digest
 from redis_backend import PAYLOAD, loaded, made, stored
 
 from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, key, redis_path_config  # isort: skip
@@ -63,6 +63,29 @@ def test_a_forged_value_is_a_miss(server, backend, name):
     before = COUNTERS.value("chunks", operation="load", result="foreign")
     assert loaded([backend.get_blocking(key(1))]) == [None]
     assert COUNTERS.value("chunks", operation="load", result="foreign") == before + 1
+
+
+@pytest.fixture
+def signed(server, tmp_path):
+    (tmp_path / "kv_key").write_text("the stack's own\n")
+    extra = {"pdkit.mac_key_file": str(tmp_path / "kv_key")}
+    backend = made(redis_path_config(server.url, extra=extra))
+    yield backend
+    backend.close()
+
+
+def test_with_a_mac_a_perfect_forgery_is_a_miss(server, backend, signed):
+    """All but the secret is right: it is what the engine without one takes."""
+    stored(signed, 1)
+    assert loaded([signed.get_blocking(key(1))]) == [1], "its own"
+    for codec, result in ((backend._codec, "foreign"), (Codec("", secret=b"guessed"), "corrupt")):
+        codec.layout = signed._codec.layout
+        own, signed._codec = signed._codec, codec
+        forge(server, signed, 1)
+        signed._codec = own
+        before = COUNTERS.value("chunks", operation="load", result=result)
+        assert loaded([signed.get_blocking(key(1))]) == [None]
+        assert COUNTERS.value("chunks", operation="load", result=result) == before + 1
 
 
 def test_a_forged_value_does_not_hide_good_ones(server, backend):

@@ -48,9 +48,16 @@ def without(monkeypatch):
     return hide
 
 
-@pytest.mark.parametrize("algorithm", ["xxh3", "blake3"])
+def codec_of(algorithm: str) -> Codec:
+    return Codec("a layout", algorithm, b"secret" if algorithm.endswith("-mac") else b"")
+
+
+ALGORITHMS = ["xxh3", "blake3", "blake3-mac", "blake2b-mac"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_round_trip(algorithm):
-    codec = Codec("a layout", algorithm)
+    codec = codec_of(algorithm)
     fields = read(value(codec), codec)
     assert fields == Header("bfloat16", (2, 1, 16), 3, 64, codec.layout, digest(KEY))
     assert len(value(codec)) == HEADER_BYTES + len(PAYLOAD) == 192
@@ -60,9 +67,9 @@ def test_readers_take_either_checksum():
     assert read(value(Codec("a layout", "blake3")), Codec("a layout", "xxh3"))
 
 
-@pytest.mark.parametrize("algorithm", ["xxh3", "blake3"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_flipped_bit_is_refused(algorithm):
-    codec = Codec("a layout", algorithm)
+    codec = codec_of(algorithm)
     whole = value(codec)
     for bit in range(8 * len(whole)):
         flipped = bytearray(whole)
@@ -153,6 +160,46 @@ def test_what_no_header_can_say_is_not_stored(fields):
     with pytest.raises(BadValue) as raised:
         CODEC.header(fields, PAYLOAD)
     assert raised.value.kind == "unfit"
+
+
+@pytest.mark.parametrize("algorithm", ["xxh3", "blake3", "blake3-mac", "blake2b-mac"])
+def test_who_lacks_the_secret_cannot_forge(algorithm):
+    """The forger knows the code, the layout and the key, which Redis shows."""
+    mine = Codec("a layout", secret=b"secret")
+    forger = Codec("a layout", algorithm, b"" if algorithm in ("xxh3", "blake3") else b"guessed")
+    assert read(value(mine), mine)
+    forger.layout = mine.layout
+    assert refusal(value(forger), mine) in ("corrupt", "foreign")
+
+
+def test_a_payload_cannot_be_exchanged_for_another_signed_one():
+    codec = Codec("a layout", secret=b"secret")
+    one, other = value(codec), value(codec, key=b"model@0@4567", payload=PAYLOAD[::-1])
+    assert refusal(one[:HEADER_BYTES] + other[HEADER_BYTES:], codec) == "corrupt"
+    assert refusal(other, codec) == "foreign"
+
+
+def test_each_secret_has_keys_of_its_own():
+    """Else values of an old secret would be found at each lookup and refused at each load."""
+    layouts = {Codec("a layout", secret=secret).layout for secret in (b"", b"one", b"two")}
+    assert len(layouts) == 3
+    assert Codec("a layout", secret=b"one").layout == Codec("a layout", secret=b"one").layout
+
+
+def test_without_blake3_a_mac_is_slower_and_there(without):
+    with_it = value(Codec("a layout", secret=b"secret"))
+    without("blake3")
+    codec = Codec("a layout", secret=b"secret")
+    assert codec.algorithm == "blake2b-mac"
+    assert read(value(codec), codec)
+    assert refusal(with_it, codec) == "foreign"
+
+
+def test_readers_take_either_mac():
+    slow = Codec("a layout", "blake2b-mac", b"secret")
+    fast = Codec("a layout", secret=b"secret")
+    assert fast.algorithm == "blake3-mac"
+    assert read(value(slow), fast)
 
 
 def test_empty_payload():

@@ -98,6 +98,13 @@ def test_lmcaches_own_client_knows_one() -> None:
     assert len(planned(redis={"client": "lmcache", "shards": 1}).redis) == 1
 
 
+def test_lmcaches_own_client_knows_no_mac() -> None:
+    assert planned(redis={"integrity": "mac"})
+    assert planned(redis={"client": "lmcache", "integrity": "checksum"})
+    with pytest.raises(ConfigError, match=r"redis.integrity: mac does not go with redis.client"):
+        planned(redis={"client": "lmcache", "integrity": "mac"})
+
+
 def test_a_redis_of_the_users_own_is_not_shared_out() -> None:
     assert planned(4, 256, redis={"url_file": "/url"}).redis == ()
     with pytest.raises(ConfigError, match=r"redis.shards: 2 is for the Redis that the kit starts"):

@@ -401,6 +401,15 @@ class TestSecrets:
         assert given("producer-0") == {"producer-0-lmcache", "engine_key", "hf_token"}
         assert given("router") == {"api_key", "engine_key"}
 
+    def test_only_engines_get_the_key_of_a_mac(self, contained: Make) -> None:
+        services = contained(redis={"integrity": "mac"}).services
+        holders = {
+            name
+            for name, service in services.items()
+            if "kv_key" in {secret["source"] for secret in service["secrets"]}
+        }
+        assert holders == {"producer-0", "consumer-0"}
+
     def test_a_token_is_not_asked_for_by_a_model_that_is_here(self, contained: Make) -> None:
         made = contained(given=FOLDER_MODEL, environ={"HF_TOKEN": TOKEN})
         assert "hf_token" not in made.document["secrets"]

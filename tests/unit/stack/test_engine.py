@@ -96,6 +96,15 @@ def test_lmcache_file(prepared: Make, role: str) -> None:
     assert settings["save_unfull_chunk"] is False
 
 
+def test_a_mac_is_by_the_stacks_own_secret(prepared: Make) -> None:
+    plain, signed = prepared().stack, prepared(redis={"integrity": "mac"}).stack
+    assert "kv_key" not in plain.secrets and "kv_key" in signed.secrets
+    for name in ("producer-0", "consumer-0"):
+        assert "mac_key_file" not in plain.service(name).files[0].text
+        settings = yaml.safe_load(signed.service(name).files[0].text)
+        assert settings["extra_config"]["pdkit.mac_key_file"].endswith("/secrets/kv_key")
+
+
 def test_lmcaches_own_connector_can_be_chosen(prepared: Make) -> None:
     stack = prepared(redis={"client": "lmcache"}, port=9000).stack
     settings = yaml.safe_load(stack.service("consumer-0").files[0].text)

@@ -2,9 +2,10 @@
 
 LMCache's configuration names it (`storage_plugins`) and gives its settings under `extra_config`:
 
-    pdkit.url        address of Redis (see `address`), or a list: keys are spread over all
-    pdkit.namespace  what comes before every key; KV of one namespace can be read by all of it
-    pdkit.<limit>    a field of `client.Limits`
+    pdkit.url           address of Redis (see `address`), or a list: keys are spread over all
+    pdkit.namespace     what comes before every key; KV of one namespace can be read by all of it
+    pdkit.mac_key_file  a file with a secret, by which values have a MAC instead of a checksum
+    pdkit.<limit>       a field of `client.Limits`
 
 Every chunk, or layer of a chunk in layerwise mode, is one value.
 """
@@ -16,6 +17,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
@@ -70,7 +72,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
 
     def _start(self, config: Any, metadata: Any) -> None:
         settings = _settings(config)
-        self._codec = Codec(layout_of(config, metadata))
+        self._codec = Codec(layout_of(config, metadata), secret=_secret(settings))
         self._namespace = str(_required(settings, "namespace"))
         url = _required(settings, "url")
         self._urls = [str(one) for one in url] if isinstance(url, list) else [str(url)]
@@ -298,6 +300,20 @@ def _settings(config: Any) -> dict[str, Any]:
     }
 
 
+def _secret(settings: dict[str, Any]) -> bytes:
+    """Return what values are signed with; b"" where nothing is named."""
+    if "mac_key_file" not in settings:
+        return b""
+    file = Path(str(settings["mac_key_file"]))
+    try:
+        secret = file.read_bytes().strip()
+    except OSError as exc:
+        raise ConnectorError(f"{_SETTING}mac_key_file: {file} cannot be read ({exc})") from exc
+    if not secret:
+        raise ConnectorError(f"{_SETTING}mac_key_file: {file} is empty")
+    return secret
+
+
 def _required(settings: dict[str, Any], name: str) -> Any:
     if not settings.get(name):
         raise ConnectorError(f"extra_config of LMCache's configuration has no {_SETTING}{name}")
@@ -307,7 +323,7 @@ def _required(settings: dict[str, Any], name: str) -> Any:
 def _limits(settings: dict[str, Any]) -> Limits:
     known = {name: type(value) for name, value in dataclasses.asdict(Limits()).items()}
     given = {name: kind(settings[name]) for name, kind in known.items() if name in settings}
-    if unknown := sorted(set(settings) - set(known) - {"url", "namespace"}):
+    if unknown := sorted(set(settings) - set(known) - {"url", "namespace", "mac_key_file"}):
         raise ConnectorError(
             f"extra_config of LMCache's configuration has {_SETTING}{unknown[0]}, which is none "
             f"of {', '.join(sorted(known))}"

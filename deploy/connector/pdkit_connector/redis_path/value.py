@@ -1,7 +1,8 @@
 """What one value in Redis is made of: a header of fixed size, then a chunk's bytes.
 
 A value is taken only if everything its header says fits the reader and its checksum holds, so that
-corrupt, cut, foreign and misplaced values are misses.
+corrupt, cut, foreign and misplaced values are misses. With a key the checksum is a MAC, and forged
+values are misses, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pdkit_connector.errors import ConnectorError
@@ -66,13 +68,17 @@ def digest(text: Buffer) -> bytes:
 class Codec:
     """Makes and checks values of one layout."""
 
-    def __init__(self, layout: str, algorithm: str | None = None) -> None:
+    def __init__(self, layout: str, algorithm: str | None = None, secret: bytes = b"") -> None:
         """Take the checksum that is fastest here, or the one that is named.
+
+        With a secret, it is a MAC, and the layout is another for each secret: values of an old one
+        are never found, instead of being found and refused.
 
         Raises ConnectorError where Python has no library for a checksum.
         """
-        self.layout = digest(layout.encode())
-        self._checksums = _checksums()
+        of_secret = _derived(secret, b"pdkit name").hex() if secret else ""
+        self.layout = digest((layout + of_secret).encode())
+        self._checksums = _macs(_derived(secret, b"pdkit value")) if secret else _checksums()
         names = {name: number for number, (name, _) in self._checksums.items()}
         if not names or (algorithm and algorithm not in names):
             raise ConnectorError(
@@ -173,6 +179,25 @@ class Check:
         """Raise BadValue unless the payload that came in is the one that was stored."""
         if self._running.digest()[:8] != self._expected:
             raise BadValue("corrupt", "its checksum does not hold")
+
+
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    key = hashlib.sha512(secret).digest()
+    return hashlib.blake2b(key=key, person=purpose, digest_size=32).digest()
+
+
+def _macs(key: bytes) -> dict[int, tuple[str, Callable[[Buffer], Any]]]:
+    """Return the MACs of this Python, as `_checksums` does; blake3 takes a sixth of the time."""
+    found: dict[int, tuple[str, Callable[[Buffer], Any]]] = {
+        4: ("blake2b-mac", partial(hashlib.blake2b, key=key, digest_size=8))
+    }
+    try:
+        from blake3 import blake3
+
+        found[3] = ("blake3-mac", partial(blake3, key=key))
+    except ImportError:
+        pass
+    return found
 
 
 def _checksums() -> dict[int, tuple[str, Callable[[Buffer], Any]]]:
