@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from deploy.metrics.store import StoreStats
+from deploy.runtime.bounded_redis import STEP_S, bounded
 from deploy.runtime.secrets import Secret
 
-_TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
 
 
@@ -183,16 +183,18 @@ class SocketStore:
         from redis.retry import Retry
 
         self._errors = (redis.RedisError, OSError)
-        self._client: Any = redis.Redis(
-            unix_socket_path=socket,
+        pool = redis.ConnectionPool(
+            connection_class=bounded(redis.UnixDomainSocketConnection),
+            path=socket,
             password=password.reveal() if password else None,
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
+            socket_timeout=STEP_S,
+            socket_connect_timeout=STEP_S,
             # Whoever asks decides whether to ask again; the client's own retries hide a dead Redis.
             retry=Retry(NoBackoff(), 0),
             # In the newer form of the protocol, who is not let in is told of HELLO instead.
             protocol=2,
         )
+        self._client: Any = redis.Redis(connection_pool=pool)
 
     def ping(self) -> bool:
         """Tell whether Redis answers and accepts the password."""
@@ -240,6 +242,7 @@ class SocketStore:
 
     def close(self) -> None:
         self._client.close()
+        self._client.connection_pool.disconnect()
 
 
 @contextmanager

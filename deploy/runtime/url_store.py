@@ -11,6 +11,7 @@ from typing import Any
 from deploy.doctor.seen import RedisSeen
 from deploy.metrics.store import StoreStats, combined
 from deploy.planning.redis_url import Node, RedisUrl
+from deploy.runtime.bounded_redis import STEP_S, bounded
 from deploy.runtime.store import (
     Refusal,
     if_allowed,
@@ -20,7 +21,6 @@ from deploy.runtime.store import (
     server_stats,
 )
 
-_TIMEOUT_S = 2.0
 _SCAN_COUNT = 1000
 
 
@@ -54,8 +54,8 @@ class UrlStore:
         self._denied = redis.exceptions.NoPermissionError
         self._refused = redis.exceptions.AuthenticationError
         bounds = {
-            "socket_timeout": _TIMEOUT_S,
-            "socket_connect_timeout": _TIMEOUT_S,
+            "socket_timeout": STEP_S,
+            "socket_connect_timeout": STEP_S,
             # Whoever asks decides whether to ask again; the client's own retries hide a dead Redis.
             "retry": Retry(NoBackoff(), 0),
             # In the newer form of the protocol, who is not let in is told of HELLO instead.
@@ -63,7 +63,7 @@ class UrlStore:
         }
         try:
             self._options: dict[str, Any] = {**parse_url(url.one_server), **bounds}
-            self._class: Any = self._options.pop("connection_class", Connection)
+            self._class: Any = bounded(self._options.pop("connection_class", Connection))
             self._class(**self._options)
         except (TypeError, ValueError, redis.RedisError):
             # What they say may hold a part of the password.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hostile_redis import dripping, endless, hostile
 from pdkit_connector.redis_path import login, topology
 from pdkit_connector.redis_path.address import parse
 from pdkit_connector.redis_path.topology import Cluster, Single, _by_slot
 from redis.exceptions import RedisError
+
+from tests.hostile_redis import dripping, endless, hostile
 
 ASKED = ("asked", 1)
 # What a socket holds beside what was read from it.
