@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import resource
 import signal
+import socket
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from pdkit_router.client_side import Clients, Limits
+from pdkit_router.drains import Drains
 from pdkit_router.engines import Engine, Group, Watch
 from pdkit_router.forward import Forwarder
 from pdkit_router.page import Front, MetricsDoor, MetricsPage
@@ -24,8 +28,12 @@ from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
 
 _BODY_BYTES = 2**20
+_BACKLOG = 1024
 _BYTES_A_TOKEN = 32  # more than the number or the characters of a token take in JSON
 _LEAVE_S = 10.0
+_LEAVE_IDLE_S = 1.0  # for clients that are about to send their next request
+# A listening socket that outlives the router, so that clients wait while it is started again.
+_LISTEN_ENV = "PDKIT_LISTEN_FD"
 _FILES_A_CLIENT = 3
 
 
@@ -46,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     options.add_argument("--key-file", type=Path, help="with the key that clients must send")
     options.add_argument("--engine-key-file", type=Path, help="with the key that engines ask for")
+    options.add_argument("--drain-file", type=Path, help="with the names of engines to leave alone")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
     options.add_argument("--answer-s", type=float, default=1800.0)
     return options
@@ -89,17 +98,34 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     left = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, left.set)
-    watching = asyncio.create_task(watch.run())
+    drains = Drains(given.drain_file, engines) if given.drain_file else None
+    if drains:
+        drains.read()
+    watching: asyncio.Future[Any] = asyncio.gather(watch.run(), *([drains.run()] if drains else []))
     metrics = await loop.create_server(watchers.connection, given.metrics_host, given.metrics_port)
-    front = await loop.create_server(clients.connection, given.host, given.port, backlog=1024)
-    leaving = asyncio.create_task(left.wait())
+    # A client that waited must not be told that there is no engine.
+    first_round: asyncio.Future[Any] = asyncio.ensure_future(watch.asked.wait())
+    await asyncio.wait({first_round, watching}, return_when=asyncio.FIRST_COMPLETED)
+    front = await _listen(clients, given.host, given.port)
+    leaving: asyncio.Future[Any] = asyncio.ensure_future(left.wait())
     await asyncio.wait({leaving, watching}, return_when=asyncio.FIRST_COMPLETED)
     if watching.done():
         watching.result()  # without it nobody would notice an engine's return
     front.close()
+    clients.leaving = True
     await _emptied(clients)
     watching.cancel()
     metrics.close()
+
+
+async def _listen(clients: Clients, host: str, port: int) -> asyncio.Server:
+    """Serve clients, on the socket that was inherited or on one of this process' own."""
+    loop = asyncio.get_running_loop()
+    inherited = os.environ.get(_LISTEN_ENV)
+    if inherited is None:
+        return await loop.create_server(clients.connection, host, port, backlog=_BACKLOG)
+    waiting = socket.socket(fileno=int(inherited))
+    return await loop.create_server(clients.connection, sock=waiting, backlog=_BACKLOG)
 
 
 def _allow(limits: Limits, tokens: int) -> None:
@@ -107,11 +133,13 @@ def _allow(limits: Limits, tokens: int) -> None:
 
 
 async def _emptied(clients: Clients) -> None:
-    """Let requests end that are being answered."""
+    """Let requests end that are being answered, and those come that are on their way."""
     loop = asyncio.get_running_loop()
-    until = loop.time() + _LEAVE_S
-    while clients.busy and loop.time() < until:
-        await asyncio.sleep(0.05)
+    now = loop.time()
+    idle_until, until = now + _LEAVE_IDLE_S, now + _LEAVE_S
+    while (now < until and clients.busy) or (now < idle_until and clients.waiting):
+        await asyncio.sleep(0.02)
+        now = loop.time()
 
 
 def _key(options: argparse.ArgumentParser, file: Path | None) -> str:

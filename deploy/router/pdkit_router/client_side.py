@@ -60,6 +60,7 @@ class Clients:
         waiting: those without a request, the one that has waited longest first.
         busy: requests that are being answered.
         held: bytes of bodies that were taken, or named by a content-length.
+        leaving: each connection closes behind its next answer.
     """
 
     limits: Limits
@@ -69,6 +70,7 @@ class Clients:
     open: int = 0
     busy: int = 0
     held: int = 0
+    leaving: bool = False
 
     def connection(self) -> ClientConnection:
         return ClientConnection(self)
@@ -233,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
             raise _long_head()
         method = self._parser.get_method().decode("latin-1")
         request = Request(method, self._target.decode("latin-1"), self._headers)
-        self.keeps = self._parser.should_keep_alive()
+        self.keeps = self._parser.should_keep_alive() and not self._clients.leaving
         if self._parser.should_upgrade():
             raise Refused(400, "the connection cannot be upgraded; use HTTP/1.1")
         self._clients.admit(request)

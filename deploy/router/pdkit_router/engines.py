@@ -18,7 +18,8 @@ _ANSWER_S = 0.5  # so that a death is known within a second
 # An engine that computes may be silent for a while. What has not begun to answer is taken elsewhere
 # after the first, and what has is ended after the second.
 _SILENT_S, _LONG_SILENT_S = 5.0, 30.0
-
+# The first request of an engine that came back is the router's own.
+_WARM_UP_S, _WARM_UP_TRIES = 20.0, 3
 
 State = Literal["up", "silent", "down"]
 
@@ -31,6 +32,8 @@ class Engine:
         state: "up"; "silent" if it takes connections and has not answered in time; "down".
         busy: requests that it is working on.
         key: that it asks for; "" if none.
+        drained: it gets no new requests, because the operator said so.
+        gone: it took no connection, so that its process must be another one when it answers.
     """
 
     name: str
@@ -39,6 +42,8 @@ class Engine:
     state: State = "down"
     busy: int = 0
     key: str = field(default="", repr=False)
+    drained: bool = False
+    gone: bool = False
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +90,11 @@ class Engine:
         self.state = "down"
         self.connections.drop_idle()
 
+    @property
+    def serves(self) -> bool:
+        """Whether it answers and gets requests."""
+        return self.state == "up" and not self.drained
+
 
 class Group:
     """The engines of one role, which take turns."""
@@ -101,7 +111,8 @@ class Group:
 
     @property
     def up(self) -> int:
-        return sum(engine.state == "up" for engine in self.all)
+        """How many get requests and answer."""
+        return sum(engine.serves for engine in self.all)
 
     def choose(self, without: Collection[Engine], prompt: Any = None) -> Engine | None:  # noqa: ARG002
         """Return the engine with the fewest requests among those that are there, None without any.
@@ -111,7 +122,8 @@ class Group:
         count = len(self.all)
         first = (self._chosen + (self._chosen // count if self._slips else 0)) % count
         self._chosen += 1
-        left = [e for e in (*self.all[first:], *self.all[:first]) if e not in without]
+        turns = (*self.all[first:], *self.all[:first])
+        left = [engine for engine in turns if engine not in without and not engine.drained]
         up = [engine for engine in left if engine.state == "up"]
         there = up or [engine for engine in left if engine.state == "silent"]
         return min(there, key=lambda engine: engine.busy, default=None)
@@ -124,8 +136,11 @@ class Watch:
         """`on_context` is told how many tokens prompt and answer of an engine may have."""
         self._engines = engines
         self._on_context = on_context
+        self._asked: set[str] = set()
+        self.asked = asyncio.Event()
 
     async def run(self) -> None:
+        """Watch for ever; `asked` is set once each engine was asked."""
         await asyncio.gather(*(self._watch(engine) for engine in self._engines))
 
     async def _watch(self, engine: Engine) -> None:
@@ -135,8 +150,7 @@ class Watch:
             if state == "up":
                 missed = 0
                 if engine.state == "down":
-                    await self._read_context(engine)
-                    _log.info("%s answers", engine.name)
+                    await self._greet(engine)
                 engine.state = "up"
             else:
                 # Not by the clock: the router itself may have been held up.
@@ -147,25 +161,50 @@ class Watch:
                     engine.lost()
                 elif engine.state == "up":
                     engine.state = "silent"
+            self._asked.add(engine.name)
+            if len(self._asked) == len(self._engines):
+                self.asked.set()
             await asyncio.sleep(_EVERY_S)
 
     async def _state(self, engine: Engine) -> State:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 status, _ = await engine.ask("GET", "/health")
-        except EngineLost:
+        except EngineLost as exc:
+            engine.gone |= not exc.asked
             return "down"
         except TimeoutError:
             return "silent"
         return "up" if status == 200 else "down"
 
-    async def _read_context(self, engine: Engine) -> None:
+    async def _greet(self, engine: Engine) -> None:
+        """Learn an engine's model before clients reach it; warm up one that was started anew."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 _, body = await engine.ask("GET", "/v1/models")
-            self._on_context(max(int(model["max_model_len"]) for model in json.loads(body)["data"]))
-        except (EngineLost, TimeoutError, ValueError, KeyError, TypeError):
-            return
+            models = json.loads(body)["data"]
+            self._on_context(max(int(model["max_model_len"]) for model in models))
+            if engine.gone:
+                await self._warm_up(engine, str(models[0]["id"]))
+        except (EngineLost, TimeoutError, ValueError, LookupError, TypeError):
+            pass
+        engine.gone = False
+        _log.info("%s answers", engine.name)
+
+    async def _warm_up(self, engine: Engine, model: str) -> None:
+        """Send a request of one token, and again if the engine fails on it.
+
+        A model without completions refuses it, which will do: the engine has answered.
+        """
+        body = json.dumps({"model": model, "prompt": "warm up", "max_tokens": 1}).encode()
+        headers = (("content-type", "application/json"),)
+        request = engine.request("POST", "/v1/completions", headers, body)
+        async with asyncio.timeout(_WARM_UP_S):
+            for _ in range(_WARM_UP_TRIES):
+                async with engine.exchange(request) as (_, exchange):
+                    await exchange.ended
+                    if exchange.status < 500:
+                        return
 
     def _end_silent(self, engine: Engine, silent_s: float) -> None:
         for connection in list(engine.connections.open):

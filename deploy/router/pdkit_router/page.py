@@ -19,6 +19,11 @@ _COUNTED = {
     "degraded": "requests without a producer",
     "cancelled": "requests that the client gave up",
 }
+_GAUGES = {
+    "healthy": "1 if the engine answers",
+    "busy": "its requests",
+    "drained": "1 if it gets no new requests",
+}
 
 
 class Front:
@@ -42,7 +47,8 @@ class Front:
 
 
 def _health(group: Group) -> dict[str, int]:
-    return {"healthy": group.up, "total": len(group.all)}
+    drained = sum(engine.drained for engine in group.all)
+    return {"healthy": group.up, "drained": drained, "total": len(group.all)}
 
 
 class MetricsDoor:
@@ -71,11 +77,15 @@ class MetricsPage:
         producers, consumers = self._forwarder.producers, self._forwarder.consumers
         last = "consumer" if producers.all else "aggregated"
         groups = (("producer", producers), (last, consumers))
-        for name, said in (("healthy", "1 if the engine answers"), ("busy", "its requests")):
+        for name, said in _GAUGES.items():
             yield f"# HELP pdkit_router_engine_{name} {said}"
             yield f"# TYPE pdkit_router_engine_{name} gauge"
             for role, group in groups:
                 for engine in group.all:
-                    value = int(engine.state == "up") if name == "healthy" else engine.busy
+                    value = {
+                        "healthy": int(engine.state == "up"),
+                        "busy": engine.busy,
+                        "drained": int(engine.drained),
+                    }[name]
                     labels = f'engine="{engine.name}",role="{role}"'
                     yield f"pdkit_router_engine_{name}{{{labels}}} {value}"

@@ -31,7 +31,7 @@ class PrefixGroup(Group):
         blocks = list(_blocks(prompt))
         known = (self._served.get(block) for block in reversed(blocks))
         holder = next((engine for engine in known if engine is not None), idlest)
-        fits = holder not in without and holder.state == idlest.state
+        fits = holder not in without and holder.state == idlest.state and not holder.drained
         chosen = holder if fits and holder.busy <= idlest.busy + _AHEAD else idlest
         self._note(blocks, chosen)
         return chosen

@@ -1,0 +1,219 @@
+"""Engines that are drained, that come back, and a router that is started again under load."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from pdkit_router.prefixes import PrefixGroup
+
+from tests.conftest import unused_port
+from tests.unit.router import stand_in
+from tests.unit.router.conftest import ROUTER, Router, Start, engines_up
+from tests.unit.router.stand_in import Loop, StandIn
+
+Eventually = Callable[..., None]
+COMPLETIONS = "/v1/completions"
+BODY = {"model": "m", "prompt": "x", "max_tokens": 5}
+
+
+def posts(engine: StandIn) -> list[str]:
+    return [str(seen.json["prompt"]) for seen in engine.seen if seen.method == "POST"]
+
+
+class TestDrained:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        return tmp_path / "drained"
+
+    @pytest.fixture
+    def router(self, start_router: Start, file: Path) -> Router:
+        return start_router("--drain-file", str(file))
+
+    def gauge(self, router: Router, name: str) -> int:
+        return router.count(f'engine_drained{{engine="{name}"')
+
+    def test_gets_nothing_new_until_it_is_in_use_again(
+        self, router: Router, file: Path, eventually: Eventually
+    ) -> None:
+        drained, other = router.consumers
+        file.write_text(f"{drained.name}\n")
+        eventually(lambda: self.gauge(router, drained.name) == 1, 10.0)
+        assert router.client.get("/readiness").json()["decode"] == {
+            "healthy": 1, "drained": 1, "total": 2,
+        }  # fmt: skip
+        for _ in range(4):
+            assert router.client.post(COMPLETIONS, json=BODY).json()["by"] == other.name
+        assert not posts(drained)
+        file.unlink()
+        eventually(router.ready, 10.0)
+        answers = {router.client.post(COMPLETIONS, json=BODY).json()["by"] for _ in range(4)}
+        assert answers == {drained.name, other.name}
+
+    def test_requests_that_it_has_end(
+        self, router: Router, file: Path, eventually: Eventually
+    ) -> None:
+        for consumer in router.consumers:
+            consumer.does = stand_in.waits
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(router.client.post(COMPLETIONS, json=BODY))
+        )
+        asking.start()
+        eventually(lambda: any(posts(consumer) for consumer in router.consumers), 10.0)
+        (busy,) = [consumer for consumer in router.consumers if posts(consumer)]
+        file.write_text(busy.name)
+        eventually(lambda: self.gauge(router, busy.name) == 1, 10.0)
+        assert router.count(f'engine_busy{{engine="{busy.name}"') == 1
+        busy.go.set()
+        asking.join(20)
+        assert answers[0].json()["by"] == busy.name
+        assert router.count(f'engine_busy{{engine="{busy.name}"') == 0
+
+    def test_all_of_a_role_leave_nobody(
+        self, router: Router, file: Path, eventually: Eventually
+    ) -> None:
+        file.write_text("consumer-0\nconsumer-1\n")
+        eventually(lambda: router.client.get("/health").status_code == 503, 10.0)
+        answer = router.client.post(COMPLETIONS, json=BODY)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+    def test_a_file_that_cannot_be_read_changes_nothing(
+        self, router: Router, file: Path, eventually: Eventually
+    ) -> None:
+        file.write_text("consumer-0")
+        eventually(lambda: self.gauge(router, "consumer-0") == 1, 10.0)
+        file.unlink()
+        file.mkdir()
+        answers = {router.client.post(COMPLETIONS, json=BODY).json()["by"] for _ in range(8)}
+        assert answers == {"consumer-1"}
+
+    def test_one_that_holds_a_prefix_is_passed_over(self) -> None:
+        engines = engines_up(2)
+        group = PrefixGroup(engines)
+        holder = group.choose((), "x" * 1000)
+        assert holder is not None
+        assert group.choose((), "x" * 1000) is holder
+        holder.drained = True
+        assert group.choose((), "x" * 1000) not in (holder, None)
+
+
+class TestAnEngineThatCameBack:
+    @pytest.fixture
+    def router(self, start_router: Start) -> Router:
+        return start_router()
+
+    def test_answers_the_routers_own_request_first(
+        self, router: Router, eventually: Eventually
+    ) -> None:
+        assert not any(posts(engine) for engine in router.engines), "they were up before it"
+        engine = router.consumers[0]
+        engine.kill()
+        eventually(lambda: router.ready(2, 1), 10.0)
+        assert not httpx.get(f"http://127.0.0.1:{router.port}/readiness", trust_env=False).is_error
+        engine.does = stand_in.waits
+        engine.start()
+        eventually(lambda: posts(engine) == ["warm up"], 10.0)
+        assert router.ready(2, 1), "it gets no request before it answered this one"
+        engine.go.set()
+        eventually(router.ready, 10.0)
+
+    def test_is_asked_again_if_it_fails_and_then_used(
+        self, router: Router, eventually: Eventually
+    ) -> None:
+        engine = router.producers[0]
+        engine.kill()
+        eventually(lambda: router.ready(1, 2), 10.0)
+        engine.does = stand_in.fails
+        engine.start()
+        eventually(router.ready, 10.0)
+        assert posts(engine) == ["warm up"] * 3
+
+    def test_one_that_was_only_unwell_is_not_asked(
+        self, router: Router, eventually: Eventually
+    ) -> None:
+        engine = router.consumers[1]
+        engine.healthy = False
+        eventually(lambda: router.ready(2, 1), 10.0)
+        engine.healthy = True
+        eventually(router.ready, 10.0)
+        assert not posts(engine)
+
+
+class TestTheSocketThatOutlivesTheRouter:
+    """Clients that connect while no router runs wait for the next one."""
+
+    @pytest.fixture
+    def listening(self) -> socket.socket:
+        return socket.create_server(("127.0.0.1", 0), backlog=64)
+
+    def start(self, listening: socket.socket, engines: tuple[StandIn, StandIn]) -> subprocess.Popen:
+        producer, consumer = engines
+        descriptor = listening.fileno()
+        return subprocess.Popen(
+            (
+                sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", "1",
+                "--metrics-host", "127.0.0.1", "--metrics-port", str(unused_port()),
+                "--producer", f"producer-0=127.0.0.1:{producer.port}",
+                "--consumer", f"consumer-0=127.0.0.1:{consumer.port}",
+            ),
+            env={"PYTHONPATH": ROUTER, "PDKIT_LISTEN_FD": str(descriptor)},
+            pass_fds=(descriptor,),
+        )  # fmt: skip
+
+    @pytest.fixture
+    def engines(self, loop: Loop) -> tuple[StandIn, StandIn]:
+        return StandIn(loop, "producer-0"), StandIn(loop, "consumer-0")
+
+    def ask(self, port: int) -> str:
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}{COMPLETIONS}", json=BODY, trust_env=False, timeout=60
+        )
+        return str(answer.raise_for_status().json()["by"])
+
+    @pytest.mark.parametrize("kill", [subprocess.Popen.kill, subprocess.Popen.terminate])
+    def test_who_connects_meanwhile_is_answered_by_the_next(
+        self,
+        listening: socket.socket,
+        engines: tuple[StandIn, StandIn],
+        kill: Callable[[subprocess.Popen[bytes]], None],
+    ) -> None:
+        port = listening.getsockname()[1]
+        answers: list[str] = []
+        with listening:
+            first = self.start(listening, engines)
+            assert self.ask(port) == "consumer-0"
+            kill(first)
+            first.wait(20)
+            waiting = [
+                threading.Thread(target=lambda: answers.append(self.ask(port))) for _ in range(8)
+            ]
+            for thread in waiting:
+                thread.start()
+            second = self.start(listening, engines)
+            for thread in waiting:
+                thread.join(60)
+            second.terminate()
+            second.wait(20)
+        assert answers == ["consumer-0"] * 8
+
+    def test_a_connection_that_is_kept_is_told_to_close(
+        self, listening: socket.socket, engines: tuple[StandIn, StandIn]
+    ) -> None:
+        port = listening.getsockname()[1]
+        with listening:
+            first = self.start(listening, engines)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+                assert "connection" not in client.get("/liveness", timeout=60).headers
+                first.terminate()
+                answer = client.get("/liveness")
+                while answer.headers.get("connection") != "close":
+                    answer = client.get("/liveness")  # the signal was still on its way
+                assert answer.is_success
+            assert first.wait(20) == 0
