@@ -108,7 +108,7 @@ def _checked(folder: Path, how: str, runs: int, sent: Sequence[int] = ()) -> Out
     ran = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "PDKIT_HOME": str(folder)},
+        env={**os.environ, "PDKIT_HOME": str(folder), "PDKIT_SUPERVISE": "false"},
         stdout=subprocess.PIPE,
         timeout=_RUN_S * runs,
         check=False,

@@ -145,7 +145,11 @@ class Session:
         process = subprocess.Popen(
             (sys.executable, "-m", "deploy", *arguments, "--json"),
             cwd=ROOT,
-            env={**os.environ, "PDKIT_HOME": str(self.home.state)},
+            env={
+                **os.environ,
+                "PDKIT_HOME": str(self.home.state),
+                "PDKIT_SUPERVISE": "false",  # it kills services and looks at what is left
+            },
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -118,7 +118,7 @@ def engine_key(files: StackHome) -> Secret:
 
 def deploy_command(folder: Path, *arguments: str) -> None:
     argv = (sys.executable, "-m", "deploy", *arguments)
-    environ = {**os.environ, "PDKIT_HOME": str(folder)}
+    environ = {**os.environ, "PDKIT_HOME": str(folder), "PDKIT_SUPERVISE": "false"}
     subprocess.run(argv, env=environ, cwd=ROOT, check=True, timeout=_UP_S, stdout=2)
 
 

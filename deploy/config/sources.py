@@ -28,6 +28,7 @@ ENV_FIELDS = (
     "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp", "model",
     "connector", "layerwise", "save_decode_cache", "port", "bind", "image",
     "allow_unproven", "allow_keyless", "gpu_access", "hub_cache", "hf_token_file", "api_key_file",
+    "supervise",
 )  # fmt: skip
 
 # Settings that name programs, what they are given, secrets, or addresses.

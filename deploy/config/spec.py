@@ -238,6 +238,7 @@ class StackSpec(_Strict):
     allow_keyless: bool = Field(
         False, description="accept clients without a key from other machines, where bind lets them"
     )
+    supervise: bool = Field(True, description="start services again that die")
     engine: EngineSpec = EngineSpec()
     lmcache: LMCacheSpec = LMCacheSpec()
     redis: RedisSpec = RedisSpec()

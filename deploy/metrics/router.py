@@ -23,6 +23,37 @@ class RouterCounts:
 
 
 @dataclass(frozen=True)
+class EngineView:
+    """An engine as the router sees it.
+
+    Attributes:
+        busy: requests that it has from the router.
+    """
+
+    name: str
+    role: str
+    healthy: bool
+    drained: bool
+    busy: int
+
+    @classmethod
+    def read_all(cls, page: MetricsPage) -> tuple[EngineView, ...]:
+        def value(gauge: str, name: str) -> float:
+            return page.total(f"pdkit_router_engine_{gauge}", engine=name) or 0
+
+        return tuple(
+            cls(
+                name := sample.labels["engine"],
+                sample.labels["role"],
+                bool(sample.value),
+                bool(value("drained", name)),
+                int(value("busy", name)),
+            )
+            for sample in page.named("pdkit_router_engine_healthy")
+        )
+
+
+@dataclass(frozen=True)
 class RouterView:
     """How many engines it knows, and how many of them it takes for healthy."""
 

@@ -22,6 +22,7 @@ from deploy.workflows.status import StackStatus
 from deploy.workflows.swap import SwapResult
 from deploy.workflows.up import UpResult
 
+_EVENTS_SHOWN = 10
 _DOES = {"producer": "prefill", "consumer": "decode", "aggregated": "both"}
 
 
@@ -199,7 +200,7 @@ def status_view(status: StackStatus) -> str:
     rows = [
         (
             service.name,
-            service.condition,
+            service.condition + (", drained" if service.drained else ""),
             service.pid or "-",
             duration(service.uptime_s) if service.uptime_s else "-",
             size(service.resident_mib) if service.resident_mib else "-",
@@ -223,6 +224,11 @@ def status_view(status: StackStatus) -> str:
     if paths := [(service.name, service.path) for service in status.services if service.path]:
         lines += ["", _path_table(paths)]
     lines += [f"warning: {line}" for line in status.warnings]
+    if status.events:
+        lines += ["", "events, the newest last:"]
+        for event in status.events[-_EVENTS_SHOWN:]:
+            at = datetime.fromisoformat(event.at).isoformat(timespec="seconds")
+            lines.append(f"{at}  {event.service} {event.text}")
     if len(status.history) > 1:
         lines += ["", "history, the newest first:", _history(status.history)]
     return "\n".join(lines)

@@ -41,6 +41,18 @@ class StackHome:
         return self.root / "state.json"
 
     @property
+    def events_file(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def drain_file(self) -> Path:
+        return self.run_dir / "router" / "drained"
+
+    @property
+    def supervisor_socket(self) -> Path:
+        return self.temp_dir / "supervisor.sock"
+
+    @property
     def secrets_dir(self) -> Path:
         return self.root / "secrets"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -48,6 +49,14 @@ class Launcher(Protocol):
 
     def keep_up(self, records: Mapping[str, ServiceRecord]) -> None:
         """From now on services come back by themselves, where the runtime can see to that."""
+        ...
+
+    def take_front(self) -> socket.socket | None:
+        """Return the router's listening socket if this command opened it; the caller closes it."""
+        ...
+
+    def holds(self, service: Service) -> bool:
+        """Tell whether the stack itself listens on a service's port while that does not run."""
         ...
 
     def died(self, started: Started) -> StackUnhealthy:

@@ -1,4 +1,8 @@
-"""One lock a stack: two commands never change the same stack at once."""
+"""One lock a stack: two commands never change the same stack at once.
+
+The supervisor takes turns with commands by a second lock, which it holds only while it starts a
+service. Whoever holds the first waits for the second; the supervisor leaves if the first is held.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ _PLANNING_S = 60.0
 # Who asks whether a lock is held takes it for a moment, which must not refuse its next holder.
 _MOMENT_S = 0.2
 _POLL_S = 0.02
+_TURN_S = 30.0
 
 
 def is_locked(path: Path) -> bool:
@@ -76,14 +81,32 @@ def stack_lock(path: Path, name: str) -> Iterator[None]:
         f"another deploy command is changing the stack '{name}'",
         hint=f"wait for it to end, then run: deploy status --name {name}",
     )
-    with _held(path, refusal):
+    with _held(path, refusal), _held(_turn(path), refusal, within_s=_TURN_S):
         yield
 
 
 @contextmanager
-def _held(path: Path, refusal: StackLocked) -> Iterator[None]:
+def supervisor_turn(path: Path, name: str) -> Iterator[None]:
+    """Hold a stack's lock as its supervisor, which steps back for commands.
+
+    Raises:
+        StackLocked: a command is changing the stack.
+    """
+    refusal = StackLocked(f"a deploy command is changing the stack '{name}'")
+    with _held(_turn(path), refusal):
+        if is_locked(path):
+            raise refusal
+        yield
+
+
+def _turn(path: Path) -> Path:
+    return path.with_suffix(".turn")
+
+
+@contextmanager
+def _held(path: Path, refusal: StackLocked, *, within_s: float = _MOMENT_S) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = filelock.FileLock(path, timeout=_MOMENT_S)
+    lock = filelock.FileLock(path, timeout=within_s)
     try:
         lock.acquire(poll_interval=_POLL_S)
     except filelock.Timeout as exc:

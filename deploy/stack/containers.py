@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
@@ -18,6 +19,7 @@ from deploy.stack.layout import (
     KV_KEY,
     LOOPBACK,
     ROUTER,
+    ROUTER_CONTROL,
     SECRETS,
     ContainerLayout,
 )
@@ -101,7 +103,11 @@ def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
         networks=(FRONT_NETWORK,),
         health_argv=_health(layout.router_program, front.port, service.health.path),
         limit_mib=_ROUTER_LIMIT_MIB,
-        mounts=(Mount(str(layout.router_code), ROUTER),),
+        mounts=(
+            Mount(str(layout.router_code), ROUTER),
+            # The folder: a file that is replaced would stay the old one in there.
+            Mount(str(Path(layout.drain_file.path).parent), ROUTER_CONTROL),
+        ),
         published=(
             Published(plan.bind, plan.port, front.port),
             Published(LOOPBACK, plan.router_metrics_port, metrics.port),

@@ -18,6 +18,8 @@ ENGINE_KEY = "engine_key"
 KV_KEY = "kv_key"
 CONNECTOR = "/opt/pdkit/connector"
 ROUTER = "/opt/pdkit/router"
+ROUTER_CONTROL = "/run/pdkit-router"
+DRAINED = "drained"
 MODELS = PurePosixPath("/models")
 HUB_CACHE = "/hub"
 ENGINE_CACHE = "/cache"
@@ -75,6 +77,11 @@ class Layout(Protocol):
     def engine(self, engine: EnginePlan) -> Endpoint: ...
     def router(self, plan: Plan) -> Endpoint: ...
     def router_metrics(self, plan: Plan) -> Endpoint: ...
+    @property
+    def drain_file(self) -> FilePlace:
+        """The file with the engines that the router leaves alone."""
+        ...
+
     def secret(self, name: str) -> str:
         """Return where a service sees the file of a secret."""
         ...
@@ -147,6 +154,10 @@ class ProcessLayout:
 
     def router_metrics(self, plan: Plan) -> Endpoint:
         return _on_loopback(plan.router_metrics_port)
+
+    @property
+    def drain_file(self) -> FilePlace:
+        return FilePlace(str(self.run_dir / "router" / DRAINED), "")
 
     def file(self, service: str, name: str) -> FilePlace:
         return FilePlace(str(self.run_dir / service / name), "")
@@ -235,6 +246,10 @@ class ContainerLayout:
 
     def router_metrics(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
         return _in_network("router", _ROUTER_METRICS_PORT)
+
+    @property
+    def drain_file(self) -> FilePlace:
+        return FilePlace(str(self.run_dir / "router" / DRAINED), f"{ROUTER_CONTROL}/{DRAINED}")
 
     def secret(self, name: str) -> str:
         return str(SECRETS / name)

@@ -27,6 +27,7 @@ def router_argv(
         *(("--follow-prefixes",) if plan.aggregated and not plan.shares_kv else ()),
         *(() if plan.aggregated else ("--degrade", spec.router.degrade)),
         "--engine-key-file", layout.secret(ENGINE_KEY),
+        "--drain-file", layout.drain_file.seen_at,
         *(("--key-file", key_file) if key_file else ()),
     )  # fmt: skip
 

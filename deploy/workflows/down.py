@@ -10,6 +10,7 @@ from deploy.errors import StateError
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
 from deploy.runtime.state import StackState, read_state
+from deploy.runtime.supervisor import end_supervisor
 from deploy.workflows.left_keys import LeftKeys, left_keys, left_redis_url
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import launcher_for
@@ -57,6 +58,7 @@ def stop_stack(
     others = 0
     url = left_redis_url(files.secrets_dir, url_file if volumes else None)
     was_there = files.state_file.exists()
+    end_supervisor(files.supervisor_socket)
     for launcher in _launchers(state, home, name):
         running = tuple(n for n, record in records.items() if launcher.state(record) == "running")
         if running:

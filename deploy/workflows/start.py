@@ -18,6 +18,7 @@ from deploy.runtime.ports import require_free
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import StackState, write_state
+from deploy.runtime.supervisor import start_supervisor
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.service import Service
 from deploy.tiny_model import ensure_tiny_model
@@ -71,7 +72,8 @@ class StackStart:
         Raises:
             PortTaken, NotEnoughMemory: naming what is taken, or how much there is.
         """
-        require_ports(self.prepared, self._home, missing)
+        closed = [service for service in missing if not self.launcher.holds(service)]
+        require_ports(self.prepared, self._home, closed)
         require_host_memory(self.prepared, missing)
 
     def require_redis(self) -> None:
@@ -102,8 +104,27 @@ class StackStart:
                 self._start_one(service, secrets)
             self._report(f"started {', '.join(service.name for service in batch)}")
             took |= self._wait(batch, secrets.get(REDIS_PASSWORD))
-        self.launcher.keep_up(self.state.services)
+        self.keep_up()
         return {service.name: took[service.name] for service in missing}
+
+    def keep_up(self) -> None:
+        """From now on, services that die are started again, unless the spec says otherwise."""
+        front = self.launcher.take_front()
+        if self.prepared.spec.supervise:
+            self.launcher.keep_up(self.state.services)
+            start_supervisor(self._home, self.prepared.stack.name, front)
+        if front:
+            front.close()
+
+    def start_again(self, service: Service) -> Started:
+        """Start one service that died, and do not wait for it.
+
+        Raises:
+            PdkitError: it cannot be started.
+        """
+        self.require_room([service])
+        self._start_one(service, stack_secrets(self.prepared, self._files.secrets_dir))
+        return self._started[service.name][1]
 
     @contextmanager
     def undone_on(self, causes: tuple[type[BaseException], ...]) -> Iterator[None]:
@@ -118,6 +139,8 @@ class StackStart:
     def undo(self) -> None:
         """Stop what was started; logs stay, so that the message can point at them."""
         records = {name: started.record for name, (_, started) in self._started.items()}
+        if front := self.launcher.take_front():
+            front.close()
         if records:
             self.launcher.stop(records, grace_s=ABORT_GRACE_S)
             self._started.clear()

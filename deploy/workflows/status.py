@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,8 +11,11 @@ from deploy.metrics.engine import CacheCounters
 from deploy.metrics.frame import ANSWERING, ENGINES
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
+from deploy.runtime.drains import drained_engines
 from deploy.runtime.engine_api import ApiError
+from deploy.runtime.events import ServiceEvent, read_events
 from deploy.runtime.home import Home
+from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
 from deploy.workflows.generations import Generation, engine_image, past_generations
@@ -44,6 +47,7 @@ class ServiceStatus:
     log: str
     cache: CacheCounters | None
     path: StorePath | None = None
+    drained: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class StackStatus:
         store: of Redis; None where it does not answer.
         redis_brought: that is the user's own, and none of the services.
         history: what was up before, and what was tried; the newest first.
-        warnings: what somebody should know before trusting the KV.
+        events: what died, came back, was restarted or drained; the oldest first.
+        warnings: what somebody should know before trusting the KV, or the stack to stay up.
         others: names of other stacks, looked up where this one is not up.
     """
 
@@ -72,6 +77,7 @@ class StackStatus:
     store: StoreStats | None = None
     redis_brought: bool = False
     history: Sequence[Generation] = ()
+    events: Sequence[ServiceEvent] = ()
     warnings: Sequence[str] = ()
     others: Sequence[str] = ()
 
@@ -121,22 +127,35 @@ def stack_status(home: Home, name: str) -> StackStatus:
         topology=str(plan.topology),
         model=plan.model.served_name,
         url=running.stack.front.url,
-        services=_all_services(running),
+        services=_all_services(running, drained_engines(home.stack(name).drain_file)),
         store=stats,
         redis_brought=plan.redis_brought,
         history=past_generations(running.state),
-        warnings=stack_patches(running).warnings,
+        events=read_events(home.stack(name).events_file),
+        warnings=(*stack_patches(running).warnings, *_unwatched(running, home)),
     )
 
 
-def _all_services(running: RunningStack) -> list[ServiceStatus]:
+def _unwatched(running: RunningStack, home: Home) -> list[str]:
+    name = running.stack.name
+    if not running.prepared.spec.supervise or is_there(home.stack(name).supervisor_socket):
+        return []
+    return [
+        "the supervisor does not run, so what dies stays dead; start it: "
+        f"deploy up --resume --name {name}"
+    ]
+
+
+def _all_services(running: RunningStack, drained: Collection[str]) -> list[ServiceStatus]:
     """Look at all services at once: a container's memory takes Docker a second to tell."""
     services = running.stack.services
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        return list(pool.map(lambda service: _service_status(running, service), services))
+        return list(pool.map(lambda service: _service_status(running, service, drained), services))
 
 
-def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
+def _service_status(
+    running: RunningStack, service: Service, drained: Collection[str]
+) -> ServiceStatus:
     launcher = running.launcher
     record = running.state.services.get(service.name)
     condition = running.condition(service)
@@ -154,6 +173,7 @@ def _service_status(running: RunningStack, service: Service) -> ServiceStatus:
         log=launcher.where_log(service.name),
         cache=cache,
         path=path,
+        drained=service.name in drained,
     )
 
 

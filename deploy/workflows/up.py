@@ -200,7 +200,7 @@ def _start_missing(start: StackStart, report: Report) -> dict[str, float]:
     missing = start.missing()
     if not missing:
         report(f"the stack '{start.prepared.stack.name}' is already up")
-        start.launcher.keep_up(start.state.services)
+        start.keep_up()
         return {}
     with start.undone_on((BaseException,)):
         start.require_room(missing)
@@ -241,7 +241,7 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
 
 def _unseen(spec: StackSpec) -> tuple[object, ...]:
     """Return what changes a stack and does not show in its fingerprint."""
-    return spec.engine.python, spec.redis.server, spec.redis.url_file
+    return spec.engine.python, spec.redis.server, spec.redis.url_file, spec.supervise
 
 
 def _other_files(model: Model, was: Model) -> bool:

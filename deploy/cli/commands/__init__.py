@@ -8,6 +8,7 @@ from deploy.cli.commands import (
     doctor,
     images,
     patches,
+    restart,
     stack,
     swap,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "doctor",
     "images",
     "patches",
+    "restart",
     "stack",
     "swap",
 ]

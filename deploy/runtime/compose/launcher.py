@@ -49,6 +49,9 @@ def write_project(
     )
     write_private(home.root / COMPOSE_FILE, document_yaml(document))
     written = [home.root / COMPOSE_FILE]
+    control = home.drain_file.parent  # mounted into the router's container, whose user reads it
+    control.mkdir(parents=True, exist_ok=True, mode=0o700)
+    control.chmod(0o755)
     for service in stack.services:
         for file in service.files:
             write_private(Path(file.path), fill_in(file.text, secrets))
@@ -129,6 +132,12 @@ class ComposeLauncher:
             container = self._find(name)
             if container is not None:
                 container.update(restart_policy=_KEEP_UP)
+
+    def take_front(self) -> None:
+        """Return nothing: Docker's own proxy holds the port."""
+
+    def holds(self, service: Service) -> bool:  # noqa: ARG002
+        return False
 
     def died(self, started: Started) -> StackUnhealthy:
         """Return the error for a container that ended during the start; its log is kept."""

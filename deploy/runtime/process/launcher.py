@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import psutil
 
-from deploy.errors import MachineError, MissingTool, StackUnhealthy
+from deploy.errors import MachineError, MissingTool, PortTaken, StackUnhealthy
 from deploy.runtime.home import StackHome, is_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.process import sessions
+from deploy.runtime.process.front import LISTEN_ENV, ask, is_there, listen
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord, write_private
 from deploy.runtime.store import SocketStore, open_store
@@ -53,6 +55,7 @@ class ProcessLauncher:
     def __init__(self, home: StackHome) -> None:
         self._home = home
         self._log_begins: dict[str, int] = {}  # of what was started, its log's size before
+        self._front: socket.socket | None = None
 
     def log_path(self, name: str) -> Path:
         return self._home.logs_dir / f"{name}.log"
@@ -61,7 +64,16 @@ class ProcessLauncher:
         """Do nothing: a process needs no more than its own files."""
 
     def keep_up(self, records: Mapping[str, ServiceRecord]) -> None:
-        """Do nothing: `deploy up` starts again what died."""
+        """Do nothing: the supervisor starts again what died."""
+
+    def take_front(self) -> socket.socket | None:
+        """Return the listening socket that this command opened, and forget it; None without."""
+        front, self._front = self._front, None
+        return front
+
+    def holds(self, service: Service) -> bool:
+        """Tell whether the stack itself listens on a service's port while that does not run."""
+        return service.role == "router" and is_there(self._home.supervisor_socket)
 
     def start(
         self, service: Service, secrets: Mapping[str, Secret], *, starts: int = 1
@@ -75,7 +87,7 @@ class ProcessLauncher:
         folder = self._home.run_dir / service.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temp_dir = self._home.temp_dir
-        _make_private(temp_dir)
+        make_private(temp_dir)
         if service.env.get("TMPDIR", str(temp_dir)) != str(temp_dir):
             raise MachineError(
                 f"{service.env['TMPDIR']}, which {service.name} was to use, is now another user's",
@@ -88,7 +100,7 @@ class ProcessLauncher:
             log.unlink(missing_ok=True)
         self._log_begins[service.name] = log.stat().st_size if log.exists() else 0
         try:
-            process = sessions.spawn(service.argv, self._environment(service), log=log, cwd=folder)
+            process = self._spawn(service, log, folder)
         except OSError as exc:
             raise MissingTool(
                 f"{service.name}: {service.argv[0]} cannot be started ({exc.strerror})",
@@ -97,6 +109,33 @@ class ProcessLauncher:
         started = sessions.start_time(process.pid)
         record = ServiceRecord(service.name, process.pid, started, str(log), starts)
         return Launched(record, process, time.monotonic())
+
+    def _spawn(self, service: Service, log: Path, folder: Path) -> subprocess.Popen[bytes]:
+        env = self._environment(service)
+        if service.role != "router":
+            return sessions.spawn(service.argv, env, log=log, cwd=folder)
+        with self._listening(service) as front:
+            env[LISTEN_ENV] = str(front.fileno())
+            held = (front.fileno(),)
+            return sessions.spawn(service.argv, env, log=log, cwd=folder, pass_fds=held)
+
+    def _listening(self, router: Service) -> socket.socket:
+        """Return the socket that the supervisor holds, else a new one that it is to hold.
+
+        Raises:
+            PortTaken: another program listens there.
+        """
+        there = ask(self._home.supervisor_socket)
+        if there and there.front:
+            return there.front
+        try:
+            self._front = listen(router.host, router.port)
+        except OSError as exc:
+            raise PortTaken(
+                f"port {router.port} (for {router.name}) cannot be listened on ({exc.strerror})",
+                hint="deploy up --port PORT",
+            ) from exc
+        return self._front.dup()
 
     def state(self, record: ServiceRecord | None) -> ServiceState:
         if record is None:
@@ -202,7 +241,7 @@ class ProcessLauncher:
         return env
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Make a folder in the shared temporary one; refuse another user's of that name.
 
     Raises:

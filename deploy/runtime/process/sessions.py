@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,12 @@ _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
 def spawn(
-    argv: tuple[str, ...], env: Mapping[str, str], *, log: Path, cwd: Path
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    *,
+    log: Path,
+    cwd: Path,
+    pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, its output appended to `log`.
 
@@ -44,6 +49,7 @@ def spawn(
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=tuple(pass_fds),
         )
 
 

@@ -17,7 +17,7 @@ PORT = free_row()
 
 @pytest.fixture(scope="package")
 def kit(shared_home: Path) -> Deploy:
-    return Deploy(shared_home)
+    return Deploy(shared_home, {"PDKIT_SUPERVISE": "true"})
 
 
 @pytest.fixture(scope="package", autouse=True)

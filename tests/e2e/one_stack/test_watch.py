@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.runtime.home import Home
+from deploy.runtime.lock import stack_lock
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT
 
@@ -123,23 +125,22 @@ def test_quiet_is_told_as_quiet(stream: Stream) -> None:
 
 
 def test_an_engine_that_is_killed_and_comes_back(kit: Deploy, stream: Stream) -> None:
+    """By itself, once no command is at work on the stack."""
     stream.frame()
-    os.kill(kit.pid(NAME, "consumer-0"), signal.SIGKILL)
-    frames = stream.until(lambda frame: ("exited", "consumer-0") in told([frame]))
-    assert frames[-1]["healthy"] is False
-    assert frames[-1]["services"]["consumer-0"] == "exited"
-    assert engine(frames[-1], "consumer-0")["load"] is None
+    with stack_lock(Home(kit.home, kit.home).lock_file(NAME), NAME):
+        os.kill(kit.pid(NAME, "consumer-0"), signal.SIGKILL)
+        frames = stream.until(lambda frame: ("exited", "consumer-0") in told([frame]))
+        assert frames[-1]["healthy"] is False
+        assert frames[-1]["services"]["consumer-0"] == "exited"
+        assert engine(frames[-1], "consumer-0")["load"] is None
 
-    assert ask(1000) >= 500
-    frames = stream.until(lambda frame: frame["router"]["watch"]["errors"] > 0)
+        assert ask(1000) >= 500
+        frames = stream.until(lambda frame: frame["router"]["watch"]["errors"] > 0)
 
-    resumed = kit.start("up", "--resume", "--no-check", "--name", NAME)
     frames = stream.until(lambda frame: ("restarted", "consumer-0") in told([frame]))
-    _, errors = resumed.communicate(timeout=300)
-    assert resumed.returncode == 0, errors
-    # The router has yet to notice that it is back.
+    # The router has yet to notice that it is back, and to send it the first request.
     assert eventually(lambda: ask(2000) == 200)
-    frames += stream.until(lambda frame: frame["watch"]["answers"] == 1)
+    frames += stream.until(lambda frame: frame["watch"]["answers"] == 2)
     assert ("ready", "consumer-0") in told(frames)
     assert 0 < engine(frames[-1], "consumer-0")["watch"]["prompt_tokens"] < 2 * PROMPT
 

@@ -179,6 +179,17 @@ CASES: dict[str, Case] = {
         ("swap", "abacus"), 2, ("'abacus'", "cuda, rocm, cpu"), "deploy", "usage"
     ),
     "swap of no stack": Case(("swap", "rocm"), 2, ("no stack 'pdkit'",), "deploy up", "state"),
+    "restart of no stack": Case(("restart",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
+    "drain of no stack": Case(
+        ("drain", "consumer-0"), 2, ("no stack 'pdkit'",), "deploy up", "state"
+    ),
+    "undrain of no stack": Case(
+        ("undrain", "consumer-0"), 2, ("no stack 'pdkit'",), "deploy up", "state"
+    ),
+    "drain of nothing": Case(("drain",), 2, ("engine",), "deploy drain --help", "usage"),
+    "restart with a wait that is none": Case(
+        ("restart", "--wait", "-1"), 2, ("--wait -1 is not a number",), "--wait 600", "usage"
+    ),
     "rollback of no stack": Case(("rollback",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "unknown image": Case(
         ("images", "build", "cpus"), 2, ("'cpus'", "cuda, rocm"), "deploy images list"

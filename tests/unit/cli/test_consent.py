@@ -77,7 +77,7 @@ def test_every_setting_was_looked_at() -> None:
     harmless = {
         "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp",
         "producer_tp", "consumer_tp", "allow_unproven", "gpu_access", "connector", "layerwise",
-        "save_decode_cache", "model", "port",
+        "save_decode_cache", "model", "port", "supervise",
         "engine.dtype", "engine.block_size", "engine.max_model_len",
         "engine.kv_cache_gib", "engine.gpu_memory", "engine.memory_gib", "lmcache.chunk_size",
         "lmcache.staging_gib", "redis.client", "redis.memory_gib", "redis.shards",

@@ -20,6 +20,7 @@ from tests.conftest import Ended, plain_environ
 IMAGES = ("images", "images list", "images build", "images pull")
 COMMANDS = (
     "", "up", "plan", "render", "status", "logs", "down", "check", "swap", "rollback", "patches",
+    "restart", "drain", "undrain",
     "doctor", "bench", "bench compare", "bench report", "bench sweep", *IMAGES,
 )  # fmt: skip
 

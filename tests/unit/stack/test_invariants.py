@@ -333,5 +333,6 @@ class TestFingerprint:
         considered |= {"image", "gpu_access"}  # of containers: test_compose.py
         considered |= {"producer_tp", "consumer_tp"}  # equal to `tp`, or refused
         considered |= {"allow_unproven", "allow_keyless"}  # decides whether, not how
+        considered |= {"supervise"}  # of who watches them
         considered |= {"api_key_file"}
         assert considered == set(StackSpec.model_fields)

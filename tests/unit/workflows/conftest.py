@@ -45,6 +45,7 @@ SMALL = {
     "lmcache": {"chunk_size": 64, "staging_gib": 0.1},
     "redis": {"memory_gib": 0.1, "shards": 1},  # as many on every vendor, so that a swap keeps it
     "timeouts": {"ready_s": 20, "stop_s": 5},
+    "supervise": False,  # what dies stays dead, except in test_supervise.py
 }
 
 

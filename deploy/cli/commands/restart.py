@@ -1,0 +1,93 @@
+"""The commands that restart services, and take engines out of use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.answer import Answer
+from deploy.cli.app import app
+from deploy.cli.options import Json, Name
+from deploy.cli.shared import progress, stack_name
+from deploy.errors import UsageError
+
+if TYPE_CHECKING:
+    from deploy.workflows.drain import Patience
+
+Wait = Annotated[
+    float, typer.Option(help="Seconds for an engine's requests to end (default: 600).",
+                        show_default=False),
+]  # fmt: skip
+Force = Annotated[bool, typer.Option("--force", help="Even if requests are refused meanwhile.")]
+Engine = Annotated[str, typer.Argument(help="The engine, such as consumer-0.")]
+
+
+@app.command()
+def restart(
+    service: Annotated[
+        str | None, typer.Argument(help="Service to restart (default: all engines in turn).")
+    ] = None,
+    *,
+    wait: Wait = 600.0,
+    force: Force = False,
+    name: Name = None,
+    json: Json = False,
+) -> Answer:
+    """Restart a service, or all engines one after the other, without a lost request."""
+    from dataclasses import asdict
+
+    from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
+    from deploy.workflows.restart import restart_services
+
+    patience = _patience(wait, force)
+    home, chosen = Home.from_environ(), stack_name(name)
+    with stack_lock(home.lock_file(chosen), chosen):
+        result = restart_services(home, chosen, service, progress(), patience)
+    lines = (f"{who} was restarted in {took:.1f} s" for who, took in result.seconds.items())
+    return Answer("restart", asdict(result), "\n".join(lines))
+
+
+@app.command()
+def drain(
+    engine: Engine,
+    *,
+    wait: Wait = 600.0,
+    force: Force = False,
+    name: Name = None,
+    json: Json = False,
+) -> Answer:
+    """Send an engine no new requests, and wait until it has none left."""
+    from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
+    from deploy.workflows.drain import drain as take_out
+
+    patience = _patience(wait, force)
+    home, chosen = Home.from_environ(), stack_name(name)
+    with stack_lock(home.lock_file(chosen), chosen):
+        take_out(home, chosen, engine, progress(), patience)
+    text = f"{engine} gets no new requests and has none left\nuse it again: deploy undrain {engine}"
+    return Answer("drain", {"name": chosen, "engine": engine, "drained": True}, text)
+
+
+@app.command()
+def undrain(engine: Engine, *, name: Name = None, json: Json = False) -> Answer:
+    """Send requests to a drained engine again."""
+    from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
+    from deploy.workflows.drain import undrain as put_back
+
+    home, chosen = Home.from_environ(), stack_name(name)
+    with stack_lock(home.lock_file(chosen), chosen):
+        put_back(home, chosen, engine)
+    data = {"name": chosen, "engine": engine, "drained": False}
+    return Answer("undrain", data, f"{engine} gets requests again")
+
+
+def _patience(wait_s: float, force: bool) -> Patience:
+    from deploy.workflows.drain import Patience
+
+    if not 0 <= wait_s < float("inf"):
+        raise UsageError(f"--wait {wait_s:g} is not a number of seconds", hint="--wait 600")
+    return Patience(wait_s, force=force)

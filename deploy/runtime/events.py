@@ -1,0 +1,47 @@
+"""What became of a stack's services, written down as it happens: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+EventKind = Literal["died", "back", "failed", "crash_loop", "restarted", "drained", "undrained"]
+_KEPT = 200
+
+
+@dataclass(frozen=True)
+class ServiceEvent:
+    """Something that happened to a service.
+
+    Attributes:
+        at: when, in UTC.
+        kind: a stable word for scripts.
+    """
+
+    at: str
+    service: str
+    kind: EventKind
+    text: str
+
+
+def note_event(file: Path, service: str, kind: EventKind, text: str) -> None:
+    """Add an event to a stack's file, in one write, so that two writers do not mix."""
+    at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    line = json.dumps(asdict(ServiceEvent(at, service, kind, text))) + "\n"
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "ab", buffering=0) as stream:
+        stream.write(line.encode())
+
+
+def read_events(file: Path) -> Sequence[ServiceEvent]:
+    """Return the last events, the oldest first; none where the file cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()[-_KEPT:]
+        return [ServiceEvent(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError):
+        return []

@@ -1,0 +1,105 @@
+"""The router's listening socket. The supervisor holds it, so that it outlives the router.
+
+Clients that connect while no router runs wait in its queue. Whoever starts a router asks the
+supervisor for the socket, over a Unix socket in the stack's private folder.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LISTEN_ENV = "PDKIT_LISTEN_FD"
+_BACKLOG = 1024
+# A supervisor that was just started imports the kit before it answers.
+_ANSWER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Supervisor:
+    """A supervisor that answers.
+
+    Attributes:
+        front: the router's listening socket, a copy of the caller's own; None if it has none.
+    """
+
+    pid: int
+    front: socket.socket | None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that clients can connect to from now on.
+
+    Raises:
+        OSError: the address is taken, or not of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether a supervisor runs, or is about to."""
+    with socket.socket(socket.AF_UNIX) as asking, suppress(OSError):
+        asking.connect(str(path))
+        return True
+    return False
+
+
+def ask(path: Path) -> Supervisor | None:
+    """Return the supervisor, with the socket it holds; None where no supervisor answers."""
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(_ANSWER_S)
+            asking.connect(str(path))
+            said, descriptors, _, _ = socket.recv_fds(asking, 32, 1)
+    except OSError:
+        return None
+    if not said.isdigit():
+        return None
+    front = socket.socket(fileno=descriptors[0]) if descriptors else None
+    return Supervisor(int(said), front)
+
+
+def open_door(path: Path) -> socket.socket:
+    """Return the Unix socket on which a supervisor is asked; only this user can reach it."""
+    path.unlink(missing_ok=True)
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(path))
+    path.chmod(0o600)
+    door.listen()
+    return door
+
+
+class Holder:
+    """Holds the router's socket and hands it out, in a thread, until the door is closed.
+
+    Attributes:
+        front: None until there is one.
+    """
+
+    def __init__(self, door: socket.socket, front: socket.socket | None) -> None:
+        self._door = door
+        self.front = front
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Close both; nobody is answered any more."""
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._door.close()
+        if self.front:
+            self.front.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                asking, _ = self._door.accept()
+            except OSError:
+                return  # closed
+            with asking, suppress(OSError):
+                held = [self.front.fileno()] if self.front else []
+                socket.send_fds(asking, [str(os.getpid()).encode()], held)

@@ -1,0 +1,60 @@
+"""Start and end the supervisor of a stack, a process that starts services again that die."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from deploy.runtime.home import Home
+from deploy.runtime.process import sessions
+from deploy.runtime.process.front import ask, open_door
+from deploy.runtime.process.launcher import MARKER, make_private
+
+FDS_ENV = "PDKIT_SUPERVISOR_FDS"
+_MODULE = "deploy.workflows.supervise"
+_STOP_S = 10.0
+
+
+def start_supervisor(home: Home, name: str, front: socket.socket | None) -> None:
+    """Start a supervisor that holds the router's socket, unless there is one that will do.
+
+    One that runs will do where the socket is its own, that is where `front` is None.
+    """
+    files = home.stack(name)
+    if there := ask(files.supervisor_socket):
+        if there.front:
+            there.front.close()
+        if front is None:
+            return
+        _end(there.pid)
+    make_private(files.temp_dir)
+    files.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open_door(files.supervisor_socket) as door:
+        held = [door.fileno(), *([front.fileno()] if front else [])]
+        sessions.spawn(
+            (sys.executable, "-m", _MODULE, str(home.state), str(home.cache), name),
+            {**os.environ, MARKER: str(files.root), FDS_ENV: ",".join(map(str, held))},
+            log=files.logs_dir / "supervisor.log",
+            cwd=files.run_dir,
+            pass_fds=held,
+        )
+
+
+def inherited_sockets() -> tuple[socket.socket, socket.socket | None]:
+    """Return the supervisor's own door and the router's socket, in the supervisor."""
+    door, *front = (socket.socket(fileno=int(fd)) for fd in os.environ.pop(FDS_ENV).split(","))
+    return door, front[0] if front else None
+
+
+def end_supervisor(path: Path) -> None:
+    """End the supervisor that answers at a Unix socket, if there is one."""
+    if there := ask(path):
+        if there.front:
+            there.front.close()
+        _end(there.pid)
+
+
+def _end(pid: int) -> None:
+    sessions.end_sessions({pid: sessions.start_time(pid)}, grace_s=_STOP_S)

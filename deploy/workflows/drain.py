@@ -1,0 +1,177 @@
+"""`deploy drain` and `deploy undrain`: an engine gets no new requests, and ends those it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.errors import StackUnhealthy, StateError
+from deploy.metrics.frame import ENGINES
+from deploy.metrics.router import EngineView
+from deploy.planning.address import host_port
+from deploy.runtime.drains import drained_engines, write_drained
+from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.events import EventKind, note_event
+from deploy.runtime.home import Home
+from deploy.workflows.prepare import Report
+from deploy.workflows.running import RunningStack, require_stack
+
+_POLL_S = 0.1
+_NOTICE_S = 10.0  # the router looks ten times a second
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How an engine is taken out of use.
+
+    Attributes:
+        wait_s: for its requests to end.
+        force: even if nobody else serves what it serves.
+    """
+
+    wait_s: float = 600.0
+    force: bool = False
+
+
+def drain(home: Home, name: str, engine: str, report: Report, patience: Patience) -> None:
+    """Take an engine out of use until `undrain`, and wait for its requests.
+
+    The caller holds the stack's lock.
+
+    Raises:
+        StateError: no such engine, or no other serves what it serves.
+        StackUnhealthy: it still had requests in the end; it stays drained.
+    """
+    running = require_stack(home, name)
+    require_engine(running, engine)
+    require_others(running, (engine,), patience)
+    _write(home, running, drained_engines(_file(home, running)) | {engine})
+    _note(home, name, engine, "drained", "gets no new requests")
+    wait_until_idle(running, engine, report, patience.wait_s)
+
+
+def undrain(home: Home, name: str, engine: str) -> None:
+    """Use an engine again. The caller has the lock.
+
+    Raises:
+        StateError: no such engine.
+    """
+    running = require_stack(home, name)
+    require_engine(running, engine)
+    drained = drained_engines(_file(home, running))
+    if engine in drained:
+        _write(home, running, drained - {engine})
+        _note(home, name, engine, "undrained", "gets requests again")
+
+
+@contextmanager
+def drained_for_now(
+    home: Home, running: RunningStack, engine: str, report: Report, patience: Patience
+) -> Iterator[None]:
+    """Keep requests from an engine for the length of a block; one that was drained stays so.
+
+    Raises:
+        StackUnhealthy: its requests did not end in time.
+    """
+    before = drained_engines(_file(home, running))
+    _write(home, running, before | {engine})
+    try:
+        wait_until_idle(running, engine, report, patience.wait_s)
+        yield
+    finally:
+        _write(home, running, before)
+
+
+def require_engine(running: RunningStack, engine: str) -> None:
+    """Check that the stack has this engine.
+
+    Raises:
+        StateError: naming those that it has.
+    """
+    engines = [one.name for one in running.stack.services if one.role in ENGINES]
+    if engine not in engines:
+        name = running.stack.name
+        raise StateError(
+            f"the stack '{name}' has no engine '{engine}'; it has: {', '.join(engines)}",
+            hint=f"deploy drain {engines[0]} --name {name}",
+        )
+
+
+def require_others(running: RunningStack, engines: Iterable[str], patience: Patience) -> None:
+    """Check that requests can be served without each of these engines, one at a time.
+
+    Consumers compute the prompts while no producer can, unless the stack is told to refuse that.
+
+    Raises:
+        StateError: naming an engine that is needed.
+    """
+    if patience.force or (views := engine_views(running)) is None:
+        return
+    recompute = running.prepared.spec.router.degrade == "recompute"
+    for view in (view for view in views if view.name in set(engines)):
+        others = [
+            one for one in views
+            if one.role == view.role and one.name != view.name and one.healthy and not one.drained
+        ]  # fmt: skip
+        in_use = view.healthy and not view.drained
+        if in_use and not others and not (view.role == "producer" and recompute):
+            raise StateError(
+                f"{view.name} is the only {view.role} in use, so requests would be refused "
+                "without it",
+                hint="the same command with --force, or more engines: deploy up --topology 2p2d",
+            )
+
+
+def wait_until_idle(running: RunningStack, engine: str, report: Report, wait_s: float) -> None:
+    """Wait until the router sends an engine nothing and has nothing from it to come.
+
+    Raises:
+        StackUnhealthy: there are requests left.
+    """
+    began = time.monotonic()
+    told = False
+    while (view := _view(running, engine)) is not None and not (view.drained and not view.busy):
+        passed_s = time.monotonic() - began
+        if not view.drained and passed_s > _NOTICE_S:
+            raise StackUnhealthy(
+                f"the router does not drain {engine}",
+                hint=f"deploy restart router --name {running.stack.name}",
+            )
+        if passed_s > wait_s:
+            raise StackUnhealthy(
+                f"{engine} still has {view.busy} requests after {wait_s:g} s",
+                hint="the same command with a larger --wait",
+            )
+        if view.drained and not told:
+            report(f"{engine} is drained; it has {view.busy} requests left")
+            told = True
+        time.sleep(_POLL_S)
+
+
+def engine_views(running: RunningStack) -> tuple[EngineView, ...] | None:
+    """Return the engines as the router sees them; None where it does not answer."""
+    url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"
+    try:
+        with EngineApi(url, timeout_s=2.0) as api:
+            return EngineView.read_all(api.metrics())
+    except ApiError:
+        return None
+
+
+def _view(running: RunningStack, engine: str) -> EngineView | None:
+    return next((one for one in engine_views(running) or () if one.name == engine), None)
+
+
+def _file(home: Home, running: RunningStack) -> Path:
+    return home.stack(running.stack.name).drain_file
+
+
+def _write(home: Home, running: RunningStack, engines: frozenset[str]) -> None:
+    write_drained(_file(home, running), engines)
+
+
+def _note(home: Home, name: str, engine: str, kind: EventKind, text: str) -> None:
+    note_event(home.stack(name).events_file, engine, kind, text)

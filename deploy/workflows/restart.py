@@ -1,0 +1,115 @@
+"""`deploy restart`: start services anew, one after the other, without a lost request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from deploy.errors import StackUnhealthy, StateError
+from deploy.metrics.frame import ENGINES
+from deploy.runtime.events import note_event
+from deploy.runtime.home import Home
+from deploy.stack.service import Service
+from deploy.workflows.check import renew_store_connections
+from deploy.workflows.drain import Patience, drained_for_now, engine_views, require_others
+from deploy.workflows.prepare import Report
+from deploy.workflows.running import RunningStack, require_stack
+from deploy.workflows.start import StackStart
+
+_POLL_S = 0.1
+_NOTICE_S = 60.0
+
+
+@dataclass(frozen=True)
+class RestartResult:
+    """What was restarted.
+
+    Attributes:
+        seconds: of each service, from its stop until it served again.
+    """
+
+    name: str
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def restart_services(
+    home: Home, name: str, service: str | None, report: Report, patience: Patience
+) -> RestartResult:
+    """Restart one service, or all engines one after the other. The caller holds the lock.
+
+    Each engine is drained first. It gets requests again when it serves, and when the router has
+    sent it one of its own.
+
+    Raises:
+        StateError: no such service, or no other engine serves what one of them serves.
+        StackUnhealthy: an engine's requests did not end, or a service did not come back.
+    """
+    running = require_stack(home, name)
+    chosen = _chosen(running, service)
+    require_others(running, [one.name for one in chosen if one.role in ENGINES], patience)
+    result = RestartResult(name)
+    for one in chosen:
+        running = require_stack(home, name)
+        drains = one.role in ENGINES and running.service_state(one) == "running"
+        with (
+            drained_for_now(home, running, one.name, report, patience)
+            if drains
+            else nullcontext()
+        ):  # fmt: skip
+            result.seconds[one.name] = round(_restart(home, running, one, report), 2)
+        text = f"restarted by command, serves again after {result.seconds[one.name]:.1f} s"
+        note_event(home.stack(name).events_file, one.name, "restarted", text)
+    return result
+
+
+def _chosen(running: RunningStack, service: str | None) -> Sequence[Service]:
+    if service is None:
+        return [one for one in running.stack.services if one.role in ENGINES]
+    try:
+        return [running.stack.service(service)]
+    except KeyError:
+        name, names = running.stack.name, [one.name for one in running.stack.services]
+        raise StateError(
+            f"the stack '{name}' has no service '{service}'; it has: {', '.join(names)}",
+            hint=f"deploy restart {names[0]} --name {name}",
+        ) from None
+
+
+def _restart(home: Home, running: RunningStack, service: Service, report: Report) -> float:
+    began = time.monotonic()
+    start = StackStart(running.prepared, running.state, home, report)
+    if record := running.state.services.get(service.name):
+        grace_s = running.prepared.spec.timeouts.stop_s
+        start.launcher.stop({service.name: record}, grace_s=grace_s)
+    start.require_room([service])
+    start.run([service])
+    again = require_stack(home, running.stack.name)
+    if service.role in ENGINES:
+        _await_router(again, service)
+    if service.role == "redis" and not _missing(again):
+        renew_store_connections(home, again)
+    return time.monotonic() - began
+
+
+def _missing(running: RunningStack) -> bool:
+    return any(running.service_state(one) != "running" for one in running.stack.services)
+
+
+def _await_router(running: RunningStack, engine: Service) -> None:
+    """Wait until the router would send requests to an engine.
+
+    Raises:
+        StackUnhealthy: it does not.
+    """
+    until = time.monotonic() + _NOTICE_S
+    while (views := engine_views(running)) is not None:
+        if any(view.name == engine.name and view.healthy for view in views):
+            return
+        if time.monotonic() > until:
+            raise StackUnhealthy(
+                f"{engine.name} serves, but the router does not see it after {_NOTICE_S:g} s",
+                hint=f"deploy restart router --name {running.stack.name}",
+            )
+        time.sleep(_POLL_S)

@@ -1,0 +1,231 @@
+"""Starts the services of a stack again that die: `python -m deploy.workflows.supervise`.
+
+Arguments: the kit's folders for state and caches, the stack. It starts one service at a time with
+the code of `deploy up`, and does not wait for it, so that a router comes back while an engine loads
+its model. What a command does is left alone: the supervisor acts only while no command holds the
+stack's lock, and only on services whose record is still that of the process which died.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deploy.errors import PdkitError, StackLocked
+from deploy.runtime.events import EventKind, note_event
+from deploy.runtime.home import Home
+from deploy.runtime.launcher import Started
+from deploy.runtime.lock import supervisor_turn
+from deploy.runtime.process.front import Holder
+from deploy.runtime.state import ServiceRecord
+from deploy.runtime.supervisor import inherited_sockets
+from deploy.stack.service import Service
+from deploy.workflows.check import renew_store_connections
+from deploy.workflows.running import RunningStack, find_stack
+from deploy.workflows.start import StackStart
+
+_POLL_S = {"process": 0.2, "compose": 2.0}  # Docker is asked by HTTP
+_LOCKED_S = 0.5
+_LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When a service that dies again and again is left alone.
+
+    Attributes:
+        deaths: so many, none of which followed `calm_s` of serving.
+        pause_s: before the second start; doubled each time, the first is at once.
+    """
+
+    deaths: int = 5
+    calm_s: float = 600.0
+    pause_s: float = 1.0
+
+    def pause_before(self, start: int) -> float:
+        """Return the pause before the first, second, … start."""
+        return min(_LONGEST_PAUSE_S, self.pause_s * 2 ** (start - 2)) if start > 1 else 0.0
+
+
+@dataclass
+class Life:
+    """What became of one service.
+
+    Attributes:
+        record: of the process that is watched.
+        died_at: when it died that is to come back; None while it serves.
+        due: when it is started; None once it was.
+        started: by this supervisor, which can tell its exit code.
+        given_up: it died too often.
+    """
+
+    record: ServiceRecord
+    deaths: int = 0
+    serves_since: float = field(default_factory=time.monotonic)
+    died_at: float | None = None
+    due: float | None = None
+    started: Started | None = None
+    given_up: bool = False
+
+
+class Supervisor:
+    """Watches one stack until it is told to end, or the stack is gone."""
+
+    def __init__(
+        self, home: Home, name: str, holder: Holder, patience: Patience | None = None
+    ) -> None:
+        self._home, self._name, self._holder = home, name, holder
+        self._patience = patience or Patience()
+        self._files = home.stack(name)
+        self._lives: dict[str, Life] = {}
+        self._seen: tuple[int, int] | None = None
+        self._running: RunningStack | None = None
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Watch, until `ended` is set."""
+        while not self.ended.is_set():
+            poll_s = 1.0
+            try:
+                running = self._stack()
+                if running is not None:
+                    poll_s = _POLL_S[running.prepared.plan.runtime]
+                    for service in running.stack.services:
+                        self._look_at(running, service)
+            except (PdkitError, OSError) as exc:
+                _say(f"{type(exc).__name__}: {exc}")  # such as a Docker engine that is restarted
+            self.ended.wait(poll_s)
+
+    def _stack(self) -> RunningStack | None:
+        """Return the stack, read again where its state was written since."""
+        try:
+            found = self._files.state_file.stat()
+        except FileNotFoundError:
+            return None
+        seen = (found.st_ino, found.st_mtime_ns)
+        if seen != self._seen:
+            self._running = find_stack(self._home, self._name)
+            self._seen = seen
+            records = self._running.state.services if self._running else {}
+            self._lives = {
+                name: life
+                if (life := self._lives.get(name)) and life.record == record
+                else Life(record)
+                for name, record in records.items()
+            }
+        return self._running
+
+    def _look_at(self, running: RunningStack, service: Service) -> None:
+        life, now = self._lives.get(service.name), time.monotonic()
+        if life is None or life.given_up:
+            return
+        if life.due is not None:
+            if now >= life.due:
+                self._start(service, life)
+        elif running.launcher.state(life.record) != "running":
+            self._died(service, life)
+        elif life.died_at is not None and running.is_ready(service):
+            self._came_back(running, service, life)
+        elif life.died_at is None and now - life.serves_since > self._patience.calm_s:
+            life.deaths = 0
+
+    def _died(self, service: Service, life: Life) -> None:
+        """Note a death, unless a command is at work, whose doing it may be."""
+        how = life.started.ended if life.started else None
+        with suppress(StackLocked), supervisor_turn(self._lock, self._name):
+            if self._is_another(life):
+                return
+            life.deaths += 1
+            life.died_at = life.died_at or time.monotonic()
+            if life.deaths > self._patience.deaths:
+                life.given_up = True
+                self._note(
+                    service, "crash_loop",
+                    f"died {life.deaths} times and is not started again; deploy logs "
+                    f"{service.name}, then deploy restart {service.name}",
+                )  # fmt: skip
+                return
+            pause_s = self._patience.pause_before(life.deaths)
+            life.due = time.monotonic() + pause_s
+            when = f"in {pause_s:g} s" if pause_s else "now"
+            self._note(service, "died", f"died{f' ({how})' if how else ''}; started again {when}")
+
+    def _start(self, service: Service, life: Life) -> None:
+        """Start a service that died; later, if a command is at work or its Redis is not there."""
+        try:
+            with supervisor_turn(self._lock, self._name):
+                self._start_now(service, life)
+        except StackLocked:
+            life.due = time.monotonic() + _LOCKED_S
+        except PdkitError as exc:
+            life.due = None  # counts as another death
+            self._note(service, "failed", f"cannot be started: {exc.message}")
+
+    def _start_now(self, service: Service, life: Life) -> None:
+        if self._is_another(life) or (running := self._stack()) is None:
+            life.due = None
+            return
+        if any(
+            running.stack.service(name).role == "redis"
+            and running.service_state(running.stack.service(name)) != "running"
+            for name in service.depends_on
+        ):
+            life.due = time.monotonic() + _LOCKED_S  # an engine without its Redis would die again
+            return
+        start = StackStart(running.prepared, running.state, self._home, _say)
+        life.started = start.start_again(service)
+        life.record, life.due = life.started.record, None
+        start.launcher.keep_up({service.name: life.record})
+        self._holder.front = start.launcher.take_front() or self._holder.front
+
+    def _came_back(self, running: RunningStack, service: Service, life: Life) -> None:
+        took_s = time.monotonic() - (life.died_at or 0)
+        life.died_at, life.serves_since = None, time.monotonic()
+        self._note(service, "back", f"serves again after {took_s:.1f} s")
+        if service.role == "redis":
+            threading.Thread(target=self._renew, args=(running,), daemon=True).start()
+
+    def _renew(self, running: RunningStack) -> None:
+        """Send each engine the request on which it finds the new Redis."""
+        try:
+            renew_store_connections(self._home, running)
+        except (PdkitError, OSError) as exc:
+            _say(f"connections to Redis: {exc}")
+
+    def _is_another(self, life: Life) -> bool:
+        """Tell whether the state names another process by now, or none."""
+        self._stack()
+        return self._lives.get(life.record.name) is not life
+
+    def _note(self, service: Service, kind: EventKind, text: str) -> None:
+        _say(f"{service.name} {text}")
+        if self._files.state_file.exists():  # else the stack's folder would come back
+            note_event(self._files.events_file, service.name, kind, text)
+
+    @property
+    def _lock(self) -> Path:
+        return self._home.lock_file(self._name)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    state, cache, name = sys.argv[1:]
+    home = Home(Path(state), Path(cache))
+    holder = Holder(*inherited_sockets())
+    supervisor = Supervisor(home, name, holder)
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.ended.set())
+    signal.signal(signal.SIGINT, lambda *_: supervisor.ended.set())
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Restart and drain: what is asked first, what clients notice, and what is written down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from deploy.errors import StackUnhealthy, StateError
+from deploy.output.views import status_view
+from deploy.runtime.drains import drained_engines
+from deploy.runtime.events import read_events
+from deploy.workflows.drain import Patience, drain, engine_views, undrain
+from deploy.workflows.restart import restart_services
+from deploy.workflows.running import require_stack
+from deploy.workflows.status import stack_status
+from tests.unit.workflows.conftest import Lab
+
+Eventually = Callable[..., None]
+AT_ONCE = Patience(wait_s=20)
+
+
+@dataclass
+class Load:
+    """Clients that ask all the time, each on a connection that it keeps."""
+
+    url: str
+    statuses: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Load:
+        self.threads = [threading.Thread(target=self.ask) for _ in range(4)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        for thread in self.threads:
+            thread.join(60)
+
+    def ask(self) -> None:
+        body = {"prompt": list(range(100)), "max_tokens": 1}
+        with httpx.Client(base_url=self.url, trust_env=False, timeout=60) as client:
+            while not self.ended.wait(0.01):
+                try:
+                    self.statuses.append(client.post("/v1/completions", json=body).status_code)
+                except httpx.HTTPError as exc:
+                    self.failures.append(repr(exc))
+
+
+@pytest.fixture
+def stack(served: Lab, eventually: Eventually) -> Iterator[Lab]:
+    """One producer and two consumers, all in use."""
+    running = require_stack(served.home, "pdkit")
+    eventually(lambda: running.is_ready(running.stack.front), 20.0)
+    yield served
+    for engine in drained(served):
+        undrain(served.home, "pdkit", engine)
+
+
+def drained(lab: Lab) -> frozenset[str]:
+    return drained_engines(lab.home.stack("pdkit").drain_file)
+
+
+def pids(lab: Lab) -> dict[str, int]:
+    state = require_stack(lab.home, "pdkit").state
+    return {name: record.pid for name, record in state.services.items()}
+
+
+def events(lab: Lab) -> list[tuple[str, str]]:
+    found = read_events(lab.home.stack("pdkit").events_file)
+    return [(event.service, event.kind) for event in found]
+
+
+class TestRestart:
+    def test_all_engines_in_turn_without_a_lost_request(self, stack: Lab) -> None:
+        before, noted = pids(stack), len(events(stack))
+        with Load(require_stack(stack.home, "pdkit").stack.front.url) as load:
+            result = restart_services(stack.home, "pdkit", None, stack.lines.append, AT_ONCE)
+        engines = ["producer-0", "consumer-0", "consumer-1"]
+        assert list(result.seconds) == engines
+        after = pids(stack)
+        assert {name for name in before if after[name] != before[name]} == set(engines)
+        assert events(stack)[noted:] == [(name, "restarted") for name in engines]
+        assert not drained(stack)
+        assert load.failures == []
+        assert set(load.statuses) == {200}
+        assert len(load.statuses) > 10
+
+    def test_the_router_without_a_lost_request(self, stack: Lab) -> None:
+        """Without a supervisor, nobody holds its socket; so clients begin afterwards."""
+        before = pids(stack)
+        restart_services(stack.home, "pdkit", "router", stack.lines.append, AT_ONCE)
+        assert {n for n, pid in pids(stack).items() if pid != before[n]} == {"router"}
+        stack.ask()
+
+    def test_redis_and_engines_find_the_new_one(self, stack: Lab) -> None:
+        before = pids(stack)
+        restart_services(stack.home, "pdkit", "redis", stack.lines.append, AT_ONCE)
+        assert {n for n, pid in pids(stack).items() if pid != before[n]} == {"redis"}
+        stack.ask()
+
+    def test_one_that_was_drained_stays_so(self, stack: Lab) -> None:
+        drain(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
+        restart_services(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
+        assert drained(stack) == {"consumer-1"}
+
+    def test_a_service_that_is_not_there(self, stack: Lab) -> None:
+        with pytest.raises(StateError, match="no service 'consumer-9'; it has: redis, "):
+            restart_services(stack.home, "pdkit", "consumer-9", stack.lines.append, AT_ONCE)
+
+    def test_the_only_one_in_use_is_not_restarted_unless_it_is_forced(self, stack: Lab) -> None:
+        before = pids(stack)
+        drain(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
+        for service in ("consumer-0", None):
+            with pytest.raises(StateError, match="consumer-0 is the only consumer") as caught:
+                restart_services(stack.home, "pdkit", service, stack.lines.append, AT_ONCE)
+            assert "--force" in caught.value.hint
+        assert pids(stack) == before, "not even the first of them"
+        force = Patience(wait_s=20, force=True)
+        restart_services(stack.home, "pdkit", "consumer-0", stack.lines.append, force)
+        assert pids(stack)["consumer-0"] != before["consumer-0"]
+
+
+class TestDrain:
+    def test_an_engine_gets_nothing_until_undrain(self, stack: Lab) -> None:
+        noted = len(events(stack))
+        drain(stack.home, "pdkit", "consumer-0", stack.lines.append, AT_ONCE)
+        found = stack_status(stack.home, "pdkit")
+        shown = {service.name: service.drained for service in found.services}
+        assert [name for name, is_drained in shown.items() if is_drained] == ["consumer-0"]
+        assert "ready, drained" in status_view(found)
+        assert "consumer-0 gets no new requests" in status_view(found)
+        assert found.as_dict()["events"][-1]["kind"] == "drained"
+        undrain(stack.home, "pdkit", "consumer-0")
+        undrain(stack.home, "pdkit", "consumer-0")
+        assert events(stack)[noted:] == [("consumer-0", "drained"), ("consumer-0", "undrained")]
+
+    def test_one_whose_requests_do_not_end_stays_drained(
+        self, stack: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from deploy.metrics.router import EngineView
+
+        busy = EngineView("consumer-0", "consumer", True, True, 3)
+        other = EngineView("consumer-1", "consumer", True, False, 0)
+        monkeypatch.setattr("deploy.workflows.drain.engine_views", lambda _: (busy, other))
+        with pytest.raises(StackUnhealthy, match=r"still has 3 requests after 0\.2 s"):
+            drain(stack.home, "pdkit", "consumer-0", stack.lines.append, Patience(wait_s=0.2))
+        assert drained(stack) == {"consumer-0"}
+
+    def test_the_only_producer_may_go_while_consumers_can_compute(self, stack: Lab) -> None:
+        drain(stack.home, "pdkit", "producer-0", stack.lines.append, AT_ONCE)
+        stack.ask()
+        running = require_stack(stack.home, "pdkit")
+        assert [view.name for view in engine_views(running) or () if view.drained] == ["producer-0"]
+
+    @pytest.mark.parametrize("engine", ["router", "redis", "consumer-9"])
+    def test_what_is_no_engine(self, stack: Lab, engine: str) -> None:
+        for work in (
+            lambda: drain(stack.home, "pdkit", engine, stack.lines.append, AT_ONCE),
+            lambda: undrain(stack.home, "pdkit", engine),
+        ):
+            with pytest.raises(StateError, match=f"no engine '{engine}'; it has: producer-0, "):
+                work()

@@ -1,0 +1,218 @@
+"""Services that die are started again: by whom, when, how often, and when not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.config.spec import StackSpec
+from deploy.runtime.events import read_events
+from deploy.runtime.home import Home
+from deploy.runtime.lock import stack_lock
+from deploy.runtime.process.front import Holder, ask, open_door
+from deploy.workflows import start, supervise
+from deploy.workflows.down import stop_stack
+from deploy.workflows.running import require_stack
+from deploy.workflows.supervise import Patience, Supervisor
+from tests.unit.workflows.conftest import Lab
+
+Eventually = Callable[..., None]
+
+
+@dataclass
+class Watched:
+    """A lab whose supervisor is a thread of this process, which sees the lab's own folders."""
+
+    lab: Lab
+    patience: Patience = field(default_factory=lambda: Patience(pause_s=0.05))
+    supervisor: Supervisor | None = None
+    spec: StackSpec | None = None
+
+    def begin(self, home: Home, name: str, front: socket.socket | None) -> None:
+        if self.supervisor is None:
+            door = open_door(home.stack(name).supervisor_socket)
+            self.holder = Holder(door, front.dup() if front else None)
+            self.supervisor = Supervisor(home, name, self.holder, self.patience)
+            self.thread = threading.Thread(target=self.supervisor.run)
+            self.thread.start()
+
+    def end(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor.ended.set()
+            self.thread.join(20)
+            self.holder.close()
+            self.supervisor = None
+
+    def up(self) -> None:
+        self.spec = self.spec or self.lab.spec(supervise=True)
+        self.lab.up(self.spec)
+
+    def pid(self, service: str) -> int:
+        return require_stack(self.lab.home, "pdkit").state.services[service].pid
+
+    def kill(self, service: str) -> int:
+        pid = self.pid(service)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def is_back(self, service: str, old: int) -> bool:
+        running = require_stack(self.lab.home, "pdkit")
+        return self.pid(service) != old and running.is_ready(running.stack.service(service))
+
+    def events(self, service: str = "") -> list[str]:
+        found = read_events(self.lab.home.stack("pdkit").events_file)
+        return [event.kind for event in found if service in ("", event.service)]
+
+
+@pytest.fixture
+def watched(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    made = Watched(lab)
+    monkeypatch.setattr(start, "start_supervisor", made.begin)
+    monkeypatch.setitem(supervise._POLL_S, "process", 0.02)
+    monkeypatch.setattr(supervise, "_LOCKED_S", 0.05)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("service", ["consumer-0", "redis", "router"])
+def test_a_service_that_is_killed_comes_back(
+    watched: Watched, service: str, eventually: Eventually
+) -> None:
+    watched.up()
+    others = {name: watched.pid(name) for name in ("redis", "producer-0", "consumer-0", "router")}
+    old = watched.kill(service)
+    eventually(lambda: watched.is_back(service, old), 20.0)
+    eventually(lambda: watched.events() == ["died", "back"], 10.0)
+    assert all(watched.pid(name) == pid for name, pid in others.items() if name != service)
+    running = require_stack(watched.lab.home, "pdkit")
+    assert running.launcher.restarts(running.state.services[service]) == 1
+    eventually(lambda: running.is_ready(running.stack.front), 10.0)
+    watched.lab.ask()
+
+
+def test_clients_wait_while_the_router_is_started_again(
+    watched: Watched, eventually: Eventually
+) -> None:
+    watched.up()
+    url = require_stack(watched.lab.home, "pdkit").stack.front.url
+    with stack_lock(watched.lab.home.lock_file("pdkit"), "pdkit"):
+        old = watched.kill("router")
+        answers: list[int] = []
+        asking = [
+            threading.Thread(
+                target=lambda: answers.append(
+                    httpx.get(f"{url}/liveness", trust_env=False, timeout=60).status_code
+                )
+            )
+            for _ in range(4)
+        ]
+        for thread in asking:
+            thread.start()  # nobody is there to answer, nor to start one
+    for thread in asking:
+        thread.join(60)
+    assert answers == [200] * 4
+    assert watched.is_back("router", old)
+
+
+def test_engine_and_redis_that_die_together_come_back_in_order(
+    watched: Watched, eventually: Eventually
+) -> None:
+    watched.up()
+    old = {name: watched.kill(name) for name in ("producer-0", "redis")}
+    eventually(lambda: all(watched.is_back(name, pid) for name, pid in old.items()), 20.0)
+    assert watched.events("producer-0")[:1] == ["died"]
+    assert "crash_loop" not in watched.events()
+
+
+def test_a_crash_loop_is_told_and_ended_and_a_person_can_start_it_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    watched.patience = Patience(deaths=2, pause_s=0.05)
+    watched.up()
+    monkeypatch.setenv("STAND_IN_DIES", "consumer")
+    watched.kill("consumer-0")
+    eventually(lambda: watched.events("consumer-0")[-1:] == ["crash_loop"], 30.0)
+    assert watched.events("consumer-0") == ["died", "died", "crash_loop"]
+    texts = [event.text for event in read_events(watched.lab.home.stack("pdkit").events_file)]
+    assert "exit code 1" in texts[1]
+    assert "deploy logs consumer-0" in texts[2]
+    monkeypatch.delenv("STAND_IN_DIES")
+    watched.up()
+    running = require_stack(watched.lab.home, "pdkit")
+    assert running.is_ready(running.stack.service("consumer-0"))
+    old = watched.kill("consumer-0")
+    eventually(lambda: watched.is_back("consumer-0", old), 20.0)
+
+
+def test_pauses_grow_and_have_an_end() -> None:
+    patience = Patience()
+    assert [patience.pause_before(start) for start in (1, 2, 3, 4, 5)] == [0, 1, 2, 4, 8]
+    assert patience.pause_before(50) == 60
+
+
+def test_a_service_that_served_for_long_has_all_its_starts_again(
+    watched: Watched, eventually: Eventually
+) -> None:
+    watched.patience = Patience(deaths=1, calm_s=0.0, pause_s=0.05)
+    watched.up()
+    for _ in range(3):
+        old = watched.kill("router")
+        eventually(lambda old=old: watched.is_back("router", old), 20.0)
+        eventually(lambda: watched.events("router")[-1] == "back", 10.0)
+        assert watched.supervisor is not None
+        eventually(lambda: watched.supervisor._lives["router"].deaths == 0, 10.0)
+
+
+class TestWhileACommandWorks:
+    def test_nothing_is_started_until_it_has_ended(
+        self, watched: Watched, eventually: Eventually
+    ) -> None:
+        watched.up()
+        with stack_lock(watched.lab.home.lock_file("pdkit"), "pdkit"):
+            old = watched.kill("router")
+            time.sleep(0.5)  # twenty-five looks at it
+            assert watched.pid("router") == old
+            assert watched.events() == []
+        eventually(lambda: watched.is_back("router", old), 20.0)
+
+    def test_a_command_waits_for_a_start_that_has_begun(
+        self, watched: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        watched.up()
+        began, may_end = threading.Event(), threading.Event()
+        real = start.StackStart.start_again
+
+        def slow(self: start.StackStart, service: Any) -> Any:
+            began.set()
+            assert may_end.wait(20)
+            return real(self, service)
+
+        monkeypatch.setattr(start.StackStart, "start_again", slow)
+        old = watched.kill("router")
+        assert began.wait(20)
+        threading.Timer(0.3, may_end.set).start()
+        with stack_lock(watched.lab.home.lock_file("pdkit"), "pdkit"):
+            assert may_end.is_set()
+            assert watched.pid("router") != old
+
+    def test_down_ends_the_supervisor_first(self, watched: Watched) -> None:
+        """Here it is this process; that a real one is ended, tests/e2e shows."""
+        watched.up()
+        home = watched.lab.home
+        there = ask(home.stack("pdkit").supervisor_socket)
+        assert there is not None and there.pid == os.getpid()
+        assert there.front is not None
+        there.front.close()
+        watched.end()
+        assert stop_stack(home, "pdkit", watched.lab.lines.append).was_up
+        assert watched.lab.files() == []
+        assert watched.lab.pids() == []
