@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.config.compat import judge
+from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store import StoreStats
 from deploy.runtime.store import Store
 from deploy.verify.diagnosis import EngineFacts, Evidence, StoreFacts
-from deploy.verify.diagnosis.evidence import CONNECTOR
 from deploy.verify.findings import Findings
 from deploy.verify.report import EngineHealth, StoreUse
 from deploy.verify.store_path import StorePath, failed_calls, late_answers
-from deploy.workflows.patches import EngineFixes, engine_fixes
-from deploy.workflows.running import RunningStack
+from deploy.workflows.running import RunningStack, answering_pages
 
 # The fix without which LMCache's layerwise mode looks up what has tags, and stores it without.
 LAYERWISE_TAGS = "B16c"
 _ANSWERED = ("applied", "not needed")
 _KV_TRANSFER = "--kv-transfer-config"
-# What an engine's log has of a failure that its counters call so; others' codes stand in it.
-_WORDS = {"unreachable": "connect", "auth": "auth", "timeout": "time"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,11 @@ class Seen:
     def page(self, engine: str) -> MetricsPage:
         """Return what an engine counted in between."""
         return self.pages_after[engine].since(self.pages_before[engine])
+
+    def report(self, engine: str) -> ConnectorReport:
+        """Return what an engine's connector reported last; it may have died since."""
+        after = self.pages_after[engine]
+        return ConnectorReport.read(after if after.samples else self.pages_before[engine])
 
 
 def engine_health(running: RunningStack) -> list[EngineHealth]:
@@ -83,8 +85,9 @@ def tags_are_kept(running: RunningStack) -> bool:
     """Tell whether every engine stores a request's KV under its tags, by which it looks it up."""
     if not running.prepared.plan.layerwise:
         return True
+    pages = answering_pages(running)
     return all(
-        _told(running, name, _connector(running, name)).states.get(LAYERWISE_TAGS) in _ANSWERED
+        name in pages and ConnectorReport.read(pages[name]).fixes.get(LAYERWISE_TAGS) in _ANSWERED
         for name in _names(running)
     )
 
@@ -141,9 +144,8 @@ def _names(running: RunningStack) -> list[str]:
 
 def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str) -> EngineFacts:
     record, launcher = running.state.services[name], running.launcher
-    named, use_native = connector = _connector(running, name)
-    told = _told(running, name, connector)
-    page = seen.page(name)
+    named, use_native = connector_of(launcher.arguments(record))
+    report, page = seen.report(name), seen.page(name)
     path = StorePath.read(page.samples)
     failures = failed_calls(page.samples)
     return EngineFacts(
@@ -152,27 +154,15 @@ def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str)
         hash_seed=launcher.environment(record).get("PYTHONHASHSEED", ""),
         connector=named,
         use_native=use_native,
-        fixes=told.states,
-        kv=told.kv,
+        fixes=report.fixes,
+        kv=report.kv,
         failures=failures,
         left_out=path.left_out if path else 0,
         late=late_answers(page.samples),
-        said=words_of(told.redis_said, failures or {}),
+        said=report.redis_said(failures or {}),
         ended=name in found.ended,
         restarted=name in found.restarted,
     )
-
-
-def _connector(running: RunningStack, name: str) -> tuple[str | None, bool]:
-    return connector_of(running.launcher.arguments(running.state.services[name]))
-
-
-def _told(running: RunningStack, name: str, connector: tuple[str | None, bool]) -> EngineFixes:
-    """Return what the connector of an engine said at its start; nothing where it is not ours."""
-    named, use_native = connector
-    # Without our connector, what the log has of it is of an earlier start.
-    ours = named in (None, CONNECTOR) and not use_native
-    return engine_fixes(running, name) if ours else EngineFixes()
 
 
 def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
@@ -192,13 +182,6 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
     except (TypeError, ValueError):  # vLLM would not have started on it
         return None, False
     return str(config.get("kv_connector") or ""), bool(extra.get("use_native"))
-
-
-def words_of(told: Sequence[str], kinds: Iterable[str]) -> str:
-    """Return what an engine's log says last of one of these kinds of failure; it tells few."""
-    words = {_WORDS.get(kind, kind) for kind in kinds}
-    fitting = (said for said in reversed(told) if any(word in said.lower() for word in words))
-    return next(fitting, "")
 
 
 def _store_facts(running: RunningStack, seen: Seen, store: Store) -> StoreFacts:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from deploy.assets import connector_path
 from deploy.config.catalog import load_catalog
 from deploy.errors import ConfigError, MissingImage, MissingTool, PdkitError, StateError
+from deploy.metrics.connector import ConnectorReport
+from deploy.metrics.page import MetricsPage
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.fixes import FixReports, fixes_of_image, fixes_of_interpreter, known_fixes
 from deploy.runtime.home import Home
 from deploy.runtime.host import find_engine_python
-from deploy.workflows.running import RunningStack, find_stack
-
-_FIX = re.compile(
-    r'pdkit-connector fix=(?P<fix>\S+) state=(?P<state>\S+)(?: evidence=(?P<why>".*"))?'
-)
-_KV = re.compile(r"pdkit-connector kv=(?P<facts>\{.*\})")
-_REDIS_FAILED = re.compile(r"pdkit-connector WARNING Redis: (?P<said>\w+ failed: .+)")
-_RELEASE = re.compile(r'pdkit-connector lmcache=(?P<release>\S+) proved="(?P<proved>[^"]*)"')
+from deploy.workflows.running import RunningStack, answering_pages, find_stack
 
 # States in which a bug that is there is not answered.
 UNANSWERED = ("failed", "disabled")
@@ -56,7 +48,7 @@ class Patches:
         where: the stack, image or interpreter.
         lmcache: its version there; "" where nothing says it.
         proved: the fixes were tried on that version by the kit's tests.
-        silent: engines that reported no fix, though they run with the connector.
+        silent: engines that answer and report no fix, though they should have the connector.
     """
 
     where: str
@@ -75,7 +67,7 @@ class Patches:
             for state, engines in row.states.items()
             if state in UNANSWERED
         ]
-        found += [f"{engine} runs but reported no fixes" for engine in self.silent]
+        found += [f"{engine} answers but reports no fixes" for engine in self.silent]
         if self.lmcache and not self.proved:
             found.append(
                 f"the fixes are untested with LMCache {self.lmcache}: each was chosen by its probe"
@@ -83,58 +75,20 @@ class Patches:
         return found
 
 
-@dataclass
-class EngineFixes:
-    """What one engine's connector wrote into its log since its last start.
-
-    Attributes:
-        kv: what KV means in this engine (`kv_report`).
-        redis_said: the last failures of Redis that it told, the newest last.
-    """
-
-    release: str = ""
-    proved: bool = True
-    states: dict[str, str] = field(default_factory=dict)
-    evidence: dict[str, str] = field(default_factory=dict)
-    kv: dict[str, Any] = field(default_factory=dict)
-    redis_said: list[str] = field(default_factory=list)
-
-
-def engine_fixes(running: RunningStack, engine: str) -> EngineFixes:
-    """Read an engine's own report; empty where its log holds none."""
-    found = EngineFixes()
-    for line in running.launcher.log_lines(engine):
-        if match := _FIX.search(line):
-            found.states[match["fix"]] = match["state"].replace("-", " ")
-            found.evidence[match["fix"]] = _unquoted(match["why"])
-        elif match := _KV.search(line):
-            found.kv = _facts(match["facts"])
-        elif match := _REDIS_FAILED.search(line):
-            found.redis_said.append(match["said"])
-        elif match := _RELEASE.search(line):
-            found = EngineFixes(match["release"], match["proved"] == "yes")
-    return found
-
-
-def stack_patches(running: RunningStack) -> Patches:
-    """Return the fixes as the engines of a stack reported them."""
-    engines = [engine.name for engine in running.prepared.plan.engines]
-    told = {name: engine_fixes(running, name) for name in engines}
+def stack_patches(running: RunningStack, pages: Mapping[str, MetricsPage]) -> Patches:
+    """Return the fixes as the engines of a stack report them on their metrics pages."""
+    reports = {name: ConnectorReport.read(page) for name, page in pages.items()}
     known = known_fixes(connector_path())
-    ids = [*known, *sorted({fix for one in told.values() for fix in one.states} - known.keys())]
-    rows = [_row(fix, known.get(fix, ("", "none")), told) for fix in ids]
-    releases = sorted({one.release for one in told.values() if one.release})
+    ids = [*known, *sorted({fix for one in reports.values() for fix in one.fixes} - known.keys())]
+    rows = [_row(fix, known.get(fix, ("", "none")), reports) for fix in ids]
+    releases = sorted({one.lmcache for one in reports.values() if one.lmcache})
+    shares_kv = running.prepared.plan.shares_kv
     return Patches(
         where=f"stack '{running.stack.name}'",
         lmcache=", ".join(releases),
-        proved=all(one.proved for one in told.values()),
+        proved=all(one.proved for one in reports.values()),
         fixes=[row for row in rows if row.states],
-        silent=[
-            name
-            for name in (engines if running.prepared.plan.shares_kv else ())
-            if not told[name].states
-            and running.service_state(running.stack.service(name)) == "running"
-        ],
+        silent=[name for name, one in reports.items() if shares_kv and not one.fixes],
     )
 
 
@@ -150,7 +104,7 @@ def patches_of(home: Home, name: str, image: str | None) -> Patches:
         return _image_patches(image)
     running = find_stack(home, name)
     if running is not None:
-        return stack_patches(running)
+        return stack_patches(running, answering_pages(running))
     if stacks := home.stacks_beside(name):
         raise StateError(
             f"no stack '{name}'; running stacks: {', '.join(stacks)}",
@@ -183,27 +137,12 @@ def _image_patches(asked: str) -> Patches:
     raise ConfigError(f"--image: {refusal}", hint="deploy images list")
 
 
-def _facts(text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text))
-    except ValueError:  # the line was cut
-        return {}
-
-
-def _unquoted(evidence: str | None) -> str:
-    """Return the words of an evidence that a log line quotes as JSON."""
-    try:
-        return str(json.loads(evidence or '""'))
-    except ValueError:  # the line was cut
-        return evidence or ""
-
-
-def _row(fix: str, known: tuple[str, str], told: Mapping[str, EngineFixes]) -> FixRow:
+def _row(fix: str, known: tuple[str, str], reports: Mapping[str, ConnectorReport]) -> FixRow:
     states: dict[str, list[str]] = {}
-    for engine, one in told.items():
-        if fix in one.states:
-            states.setdefault(one.states[fix], []).append(engine)
-    evidence = next((one.evidence[fix] for one in told.values() if fix in one.evidence), "")
+    for engine, one in reports.items():
+        if fix in one.fixes:
+            states.setdefault(one.fixes[fix], []).append(engine)
+    evidence = next((one.evidence[fix] for one in reports.values() if fix in one.evidence), "")
     return FixRow(fix, *known, states, evidence)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,10 +14,11 @@ from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.errors import StackUnhealthy, StateError
+from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.inventory import inventory_from
 from deploy.planning.redis_url import parse_redis_url
-from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
 from deploy.runtime.process.launcher import ProcessLauncher
@@ -31,6 +33,7 @@ from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
 
 _PROBE_TIMEOUT_S = 2.0
+_PAGE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,23 @@ def service_is_ready(service: Service, launcher: Launcher, redis_password: Secre
             return store.ping()
     with EngineApi(service.url, timeout_s=_PROBE_TIMEOUT_S) as api:
         return api.is_healthy(service.health.path)
+
+
+def answering_pages(running: RunningStack) -> dict[str, MetricsPage]:
+    """Return the metrics pages of the engines that answer, by their names."""
+    services = [running.stack.service(engine.name) for engine in running.prepared.plan.engines]
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        pages = list(pool.map(metrics_page, services))
+    return {one.name: page for one, page in zip(services, pages, strict=True) if page is not None}
+
+
+def metrics_page(engine: Service) -> MetricsPage | None:
+    """Return an engine's metrics page; None where it does not answer."""
+    try:
+        with EngineApi(engine.url, timeout_s=_PAGE_TIMEOUT_S) as api:
+            return api.metrics()
+    except ApiError:
+        return None
 
 
 def store_of(running: RunningStack) -> AbstractContextManager[Store]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.frame import ANSWERING, ENGINES
+from deploy.metrics.frame import ANSWERING
+from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
 from deploy.runtime.drains import drained_engines
-from deploy.runtime.engine_api import ApiError
 from deploy.runtime.events import ServiceEvent, read_events
 from deploy.runtime.home import Home
 from deploy.runtime.process.front import is_there
@@ -20,7 +20,7 @@ from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
 from deploy.workflows.generations import Generation, engine_image, past_generations
 from deploy.workflows.patches import stack_patches
-from deploy.workflows.running import RunningStack, find_stack, store_of
+from deploy.workflows.running import RunningStack, answering_pages, find_stack, store_of
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
     if running is None:
         return StackStatus(name, up=False, others=home.stacks_beside(name))
     plan = running.prepared.plan
+    pages = answering_pages(running)
     with store_of(running) as store:
         stats = store.stats()
     return StackStatus(
@@ -127,12 +128,12 @@ def stack_status(home: Home, name: str) -> StackStatus:
         topology=str(plan.topology),
         model=plan.model.served_name,
         url=running.stack.front.url,
-        services=_all_services(running, drained_engines(home.stack(name).drain_file)),
+        services=_all_services(running, pages, drained_engines(home.stack(name).drain_file)),
         store=stats,
         redis_brought=plan.redis_brought,
         history=past_generations(running.state),
         events=read_events(home.stack(name).events_file),
-        warnings=(*stack_patches(running).warnings, *_unwatched(running, home)),
+        warnings=(*stack_patches(running, pages).warnings, *_unwatched(running, home)),
     )
 
 
@@ -146,20 +147,26 @@ def _unwatched(running: RunningStack, home: Home) -> list[str]:
     ]
 
 
-def _all_services(running: RunningStack, drained: Collection[str]) -> list[ServiceStatus]:
+def _all_services(
+    running: RunningStack, pages: Mapping[str, MetricsPage], drained: Collection[str]
+) -> list[ServiceStatus]:
     """Look at all services at once: a container's memory takes Docker a second to tell."""
     services = running.stack.services
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        return list(pool.map(lambda service: _service_status(running, service, drained), services))
+        return list(
+            pool.map(
+                lambda one: _service_status(running, one, pages.get(one.name), drained), services
+            )
+        )
 
 
 def _service_status(
-    running: RunningStack, service: Service, drained: Collection[str]
+    running: RunningStack, service: Service, page: MetricsPage | None, drained: Collection[str]
 ) -> ServiceStatus:
     launcher = running.launcher
     record = running.state.services.get(service.name)
     condition = running.condition(service)
-    cache, path = _counters(running, service) if condition == "ready" else (None, None)
+    cache, path = _counters(page) if page and condition == "ready" else (None, None)
     alive = record is not None and condition in ("ready", "not ready")
     return ServiceStatus(
         name=service.name,
@@ -184,14 +191,8 @@ def _url(service: Service) -> str:
     return service.url
 
 
-def _counters(
-    running: RunningStack, service: Service
-) -> tuple[CacheCounters | None, StorePath | None]:
-    if service.role not in ENGINES:
-        return None, None
+def _counters(page: MetricsPage) -> tuple[CacheCounters | None, StorePath | None]:
     try:
-        with running.api(service) as api:
-            page = api.metrics()
         return CacheCounters.read(page), StorePath.read(page.samples)
-    except (ApiError, LookupError):
+    except LookupError:
         return None, None

@@ -1,4 +1,4 @@
-"""What an engine's one line says of its KV, from LMCache's own objects."""
+"""What an engine reports of its KV, from LMCache's own objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pdkit_connector.kv_report import kv_facts, kv_line, public_address
+from pdkit_connector.kv_report import kv_facts, public_address
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from lmcache_objects import (
@@ -31,13 +31,6 @@ def adapter(settings, facts, backends=()):
     return SimpleNamespace(lmcache_engine=engine)
 
 
-def reported(line: str):
-    head, _, text = line.partition("kv=")
-    assert head == "pdkit-connector "
-    assert "\n" not in line
-    return json.loads(text)
-
-
 @pytest.fixture
 def told(server):
     """Report of an engine whose chunks go to a real Redis by the kit's own client."""
@@ -46,14 +39,13 @@ def told(server):
     settings, facts = redis_path_config(f"redis://:{SECRET}@127.0.0.1:{server.port}/3"), metadata()
     server.admin.execute_command("ACL", "SETUSER", "default", "on", f">{SECRET}", "+@all", "~*")
     backends = CreateStorageBackends(settings, facts, running_loop(), "cpu")
-    yield kv_line(adapter(settings, facts, backends)), server
+    yield kv_facts(adapter(settings, facts, backends)), server
     backends["pdkit"].close()
 
 
 def test_report_of_the_kits_own_client(told):
-    line, server = told
-    found = reported(line)
-    assert SECRET not in line
+    found, server = told
+    assert SECRET not in json.dumps(found)
     assert found["redis"] == f"127.0.0.1:{server.port}/3"
     assert (found["client"], found["namespace"]) == ("pdkit", "pdkit:test:0")
     assert found["chunk_size"] == CHUNK
@@ -69,9 +61,8 @@ def test_report_of_lmcaches_own_client():
     settings = LMCacheEngineConfig.from_defaults(
         chunk_size=CHUNK, remote_url=f"redis://u:{SECRET}@10.0.0.9:6379"
     )
-    line = kv_line(adapter(settings, metadata(world_size=2, kv_dtype=None)))
-    found = reported(line)
-    assert SECRET not in line
+    found = kv_facts(adapter(settings, metadata(world_size=2, kv_dtype=None)))
+    assert SECRET not in json.dumps(found)
     assert (found["client"], found["redis"], found["world_size"]) == (
         "lmcache",
         "10.0.0.9:6379/0",
@@ -100,7 +91,7 @@ def test_what_differs_shows():
 
 
 def test_an_engine_that_did_not_start_says_little_and_nothing_wrong():
-    found = reported(kv_line(SimpleNamespace(lmcache_engine=None)))
+    found = kv_facts(SimpleNamespace(lmcache_engine=None))
     known = {name for name, value in found.items() if value not in (None, False)}
     assert known <= {"lmcache", "vllm"}
 
@@ -113,7 +104,7 @@ def test_a_report_never_ends_an_engine():
         def lmcache_engine(self):
             raise RuntimeError("moved")
 
-    assert reported(kv_line(Strange())) == {"unknown": "RuntimeError: moved"}
+    assert kv_facts(Strange()) == {"unknown": "RuntimeError: moved"}
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def registered(adapter, monkeypatch) -> None:
     """Do what the connector does once vLLM has made its KV tensors."""
     monkeypatch.setattr(LMCacheConnectorV1, "register_kv_caches", lambda *_: None)
     one = object.__new__(PatchedLMCacheConnector)
-    one._registry, one._tells, one._lmcache_engine = Registry(()), False, adapter
+    one._registry, one._lmcache_engine = Registry(()), adapter
     one.register_kv_caches({})
 
 

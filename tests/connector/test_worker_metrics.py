@@ -6,11 +6,14 @@ import itertools
 import os
 
 import pytest
-from pdkit_connector import metrics, worker_socket
+from pdkit_connector import engine_report, metrics, worker_socket
 from pdkit_connector.counters import Counters
-from pdkit_connector.metrics import StoreCollector
+from pdkit_connector.engine_report import Report
+from pdkit_connector.metrics import EngineCollector
+from pdkit_connector.registry import Fix, Outcome, State
 from prometheus_client import CollectorRegistry, generate_latest
 
+FIX = Fix("B1", "title", "link", "reason", probe=lambda _: None)
 _names = (f"metrics-{os.getpid()}-{number}" for number in itertools.count())
 
 
@@ -32,7 +35,7 @@ def counted(monkeypatch):
     for worker in range(2):
         worker_socket.serve(name, worker, {metrics.QUESTION: answer})
     registry = CollectorRegistry()
-    registry.register(StoreCollector(name))
+    registry.register(EngineCollector(name))
     return counters, lambda: generate_latest(registry).decode()
 
 
@@ -57,7 +60,7 @@ def test_counts_of_one_name_may_have_different_labels(counted):
 
 def test_without_workers_the_page_is_there():
     registry = CollectorRegistry()
-    registry.register(StoreCollector(next(_names)))
+    registry.register(EngineCollector(next(_names)))
     assert b"pdkit_store_chunks" not in generate_latest(registry)
 
 
@@ -69,3 +72,57 @@ def test_values_are_summed_over_the_labels_that_are_not_named():
     assert counters.value("chunks", operation="load") == 3
     assert counters.value("chunks", operation="load", result="missing") == 1
     assert counters.value("bytes") == 0
+
+
+def reporting(monkeypatch, *reports):
+    """Return the page of an engine whose workers have these reports."""
+    name = next(_names)
+    monkeypatch.setenv(worker_socket.WORKERS_ENV, str(len(reports)))
+
+    def answering(report):
+        async def answer():
+            return report.dump()
+
+        return answer
+
+    for worker, report in enumerate(reports):
+        worker_socket.serve(name, worker, {engine_report.QUESTION: answering(report)})
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(name))
+    return generate_latest(registry).decode()
+
+
+def test_one_worker_reports_fixes_and_kv_for_all(monkeypatch):
+    silent, first, second = Report(), Report(), Report()
+    for report in (first, second):
+        report.set_fixes([Outcome(FIX, State.NOT_NEEDED, 'no "bug"\nhere')])
+        report.set_kv({"chunk_size": 64, "layerwise": False})
+    page = reporting(monkeypatch, silent, first, second)
+    assert page.count("pdkit_fix_info{") == page.count("pdkit_kv_info{") == 1
+    assert r'pdkit_fix_info{evidence="no \"bug\"\nhere",fix="B1",state="not needed"} 1.0' in page
+    assert r'facts="{\"chunk_size\": 64, \"layerwise\": false}"' in page
+    assert "pdkit_connector_info{lmcache=" in page
+
+
+def test_the_last_failure_of_each_kind_by_any_worker(monkeypatch):
+    one, other = Report(), Report()
+    one.redis_failed("storing", "oom", "first")
+    other.redis_failed("storing", "oom", "second")
+    one.redis_failed("reading", "unreachable", "Error 111")
+    page = reporting(monkeypatch, other, one)
+    failures = [line for line in page.splitlines() if line.startswith(engine_report.REDIS_FAILED)]
+    assert sorted(line.partition("{")[2].partition("}")[0] for line in failures) == [
+        'kind="oom",said="second",way="storing"',
+        'kind="unreachable",said="Error 111",way="reading"',
+    ]
+
+
+def test_a_failure_is_reported_without_secrets(monkeypatch):
+    report = Report()
+    report.redis_failed("reading", "auth", "redis://u:not-to-be-seen@h:1 refused")
+    assert b"not-to-be-seen" not in report.dump()
+    assert b"refused" in report.dump()
+
+
+def test_before_the_workers_are_ready_nothing_is_reported(monkeypatch):
+    assert "pdkit_" not in reporting(monkeypatch, Report())

@@ -9,8 +9,9 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
+from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
-from pdkit_connector.kv_report import kv_line
+from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Registry, State, disabled_ids, discover
 from pdkit_connector.releases import release_line
@@ -38,9 +39,9 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         self._registry.apply(
             Setting.from_vllm(vllm_config, kv_cache_config), disabled_ids(self._registry.fixes)
         )
-        # One process of an engine tells; all do the same.
-        self._tells = role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0
-        if self._tells:
+        REPORT.set_fixes(self._registry.outcomes)
+        # One process of an engine logs; all do the same.
+        if role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0:
             announce(self._registry)
         self._registry.require_no_failure()
         super().__init__(vllm_config, role, kv_cache_config)
@@ -52,9 +53,8 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         super().register_kv_caches(kv_caches)
         self._require_lmcache("take vLLM's KV tensors")
         require_plugins(self._lmcache_engine)
-        open_idle_socket(self._lmcache_engine)
-        if self._tells:
-            get_logger().info("%s", kv_line(self._lmcache_engine))
+        REPORT.set_kv(kv_facts(self._lmcache_engine))
+        open_worker_socket(self._lmcache_engine)
 
     def _require_lmcache(self, what: str) -> None:
         """Raise where LMCache gave up and would only recompute from here on.
@@ -108,13 +108,13 @@ def require_plugins(adapter: Any) -> None:
         )
 
 
-def open_idle_socket(adapter: Any) -> None:
-    """Let a worker without a store answer that nothing of it is under way.
+def open_worker_socket(adapter: Any) -> None:
+    """Let a worker answer the API server, whoever's client moves its KV, and also without a store.
 
     Of an MLA model all ranks hold the same KV, which the first one stores and loads for all.
     """
     engine: Any = getattr(adapter, "lmcache_engine", None)
-    if engine is not None and engine.storage_manager is None:
+    if engine is not None:
         open_socket(engine.metadata.worker_id)
 
 

@@ -1,12 +1,11 @@
-"""What KV means in this engine, in one line of its log: `pdkit-connector kv={json}`.
+"""What KV means in this engine.
 
-Engines share KV only where all of it agrees. What does not is the first thing to look for when
-nothing is found, so it is told by who knows: LMCache's objects, after it has started.
+Engines share KV only where all of it agrees. Where nothing is found, a difference is the first
+thing to look for. LMCache's own objects know it, once it has started.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,17 +15,30 @@ from pdkit_connector.registry import describe
 from pdkit_connector.releases import installed_lmcache
 
 
-def kv_line(adapter: Any) -> str:
-    """Return the line; what a release does not tell is left out of it, or null."""
-    try:
-        facts = kv_facts(adapter)
-    except Exception as exc:  # noqa: BLE001 - no report is worth an engine
-        facts = {"unknown": describe(exc)}
-    return f"pdkit-connector kv={json.dumps(facts, sort_keys=True, default=str)}"
-
-
 def kv_facts(adapter: Any) -> dict[str, Any]:
-    """Return what keys are made of, what chunks mean, and where they go; no secret is among it."""
+    """Return what keys are made of, what chunks mean, and where they go; no secret is among it.
+
+    What a release does not tell is left out, or None.
+    """
+    try:
+        return _facts(adapter)
+    except Exception as exc:  # noqa: BLE001 - no report is worth an engine
+        return {"unknown": describe(exc)}
+
+
+def public_address(url: str) -> str:
+    """Return where a Redis is, without user, password and options: host:port/db, or a socket."""
+    parts = split_url(url)
+    database = dict(parse_qsl(parts.query)).get("db", "0")
+    if parts.scheme == "unix":
+        return f"{parts.path}/{database}"
+    if parts.scheme.endswith("-sentinel"):
+        return f"{parts.scheme}:{_hosts(parts.netloc)}{parts.path}/{database}"
+    path = parts.path.strip("/")
+    return f"{_hosts(parts.netloc)}/{path or database}"
+
+
+def _facts(adapter: Any) -> dict[str, Any]:
     engine = getattr(adapter, "lmcache_engine", None)
     config, metadata = getattr(engine, "config", None), getattr(engine, "metadata", None)
     return {
@@ -42,18 +54,6 @@ def kv_facts(adapter: Any) -> dict[str, Any]:
         **_shape(metadata),
         **(_store(engine, config) if engine else {}),
     }
-
-
-def public_address(url: str) -> str:
-    """Return where a Redis is, without user, password and options: host:port/db, or a socket."""
-    parts = split_url(url)
-    database = dict(parse_qsl(parts.query)).get("db", "0")
-    if parts.scheme == "unix":
-        return f"{parts.path}/{database}"
-    if parts.scheme.endswith("-sentinel"):
-        return f"{parts.scheme}:{_hosts(parts.netloc)}{parts.path}/{database}"
-    path = parts.path.strip("/")
-    return f"{_hosts(parts.netloc)}/{path or database}"
 
 
 def _hosts(netloc: str) -> str:

@@ -1,10 +1,11 @@
-"""An engine's counts of its way to Redis, on the metrics page of vLLM's API server."""
+"""What an engine counts and reports, on the metrics page of vLLM's API server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pdkit_connector import engine_report
 from pdkit_connector.counters import COUNTERS, HELP, PREFIX, Count, parse
 from pdkit_connector.worker_socket import ask_now, workers
 
@@ -17,8 +18,8 @@ async def answer() -> bytes:
     return COUNTERS.dump()
 
 
-class StoreCollector:
-    """Collects the counts of an engine's workers, and this process' own, when it is scraped."""
+class EngineCollector:
+    """Collects the counts and reports of an engine's workers, and this process' own counts."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -28,23 +29,28 @@ class StoreCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Return the counts as Prometheus' counters, summed over the workers."""
-        from prometheus_client.core import CounterMetricFamily
+        """Return the counts as Prometheus' counters, summed over the workers, and the report."""
+        counts = [count for said in self._ask(QUESTION) for count in parse(said)]
+        yield from _counters([*COUNTERS.all(), *counts])
+        yield from engine_report.families(self._ask(engine_report.QUESTION))
 
-        sums: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-        for name, labels, count in [*COUNTERS.all(), *self._of_workers()]:
-            of_name = sums.setdefault(name, {})
-            key = tuple(sorted(labels.items()))
-            of_name[key] = of_name.get(key, 0) + count
-        for name in sorted(sums):
-            names = sorted({label for key in sums[name] for label, _ in key})
-            family = CounterMetricFamily(PREFIX + name, HELP.get(name, ""), labels=names)
-            for key, count in sorted(sums[name].items()):
-                of_label = dict(key)
-                family.add_metric([of_label.get(label, "") for label in names], count)
-            yield family
+    def _ask(self, question: str) -> list[bytes]:
+        said = (ask_now(self._name, worker, question, _LIMIT_S) for worker in range(workers()))
+        return [answer for answer in said if answer]
 
-    def _of_workers(self) -> Iterator[Count]:
-        for worker in range(workers()):
-            if said := ask_now(self._name, worker, QUESTION, _LIMIT_S):
-                yield from parse(said)
+
+def _counters(counts: Iterable[Count]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily
+
+    sums: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for name, labels, count in counts:
+        of_name = sums.setdefault(name, {})
+        key = tuple(sorted(labels.items()))
+        of_name[key] = of_name.get(key, 0) + count
+    for name in sorted(sums):
+        names = sorted({label for key in sums[name] for label, _ in key})
+        family = CounterMetricFamily(PREFIX + name, HELP.get(name, ""), labels=names)
+        for key, count in sorted(sums[name].items()):
+            of_label = dict(key)
+            family.add_metric([of_label.get(label, "") for label in names], count)
+        yield family

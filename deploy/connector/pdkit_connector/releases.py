@@ -19,8 +19,12 @@ def installed_lmcache() -> str:
         return "unknown"
 
 
+def is_proved() -> bool:
+    """Tell whether the fixes were proved on the installed release."""
+    return installed_lmcache() in PROVED
+
+
 def release_line() -> str:
     """Return the log line that names the release and says how far the fixes are known on it."""
-    found = installed_lmcache()
-    known = "yes" if found in PROVED else "no, each fix goes by its probe"
-    return f'pdkit-connector lmcache={found} proved="{known}"'
+    known = "yes" if is_proved() else "no, each fix goes by its probe"
+    return f'pdkit-connector lmcache={installed_lmcache()} proved="{known}"'

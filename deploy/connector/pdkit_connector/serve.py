@@ -19,7 +19,7 @@ from pdkit_connector import fork_server
 from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
-from pdkit_connector.metrics import StoreCollector
+from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
 from pdkit_connector.worker_socket import engine_name
@@ -108,7 +108,7 @@ def publish_counts() -> None:
     if name := engine_name():
         from prometheus_client import REGISTRY
 
-        REGISTRY.register(StoreCollector(name))
+        REGISTRY.register(EngineCollector(name))
 
 
 def extra_config(argv: Sequence[str]) -> dict[str, Any]:

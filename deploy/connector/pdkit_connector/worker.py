@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdkit_connector import metrics, store_barrier
+from pdkit_connector import engine_report, metrics, store_barrier
 from pdkit_connector.worker_socket import engine_name, serve
 
 
@@ -12,5 +12,6 @@ def open_socket(worker: int) -> None:
         answers = {
             store_barrier.QUESTION: store_barrier.answer(),
             metrics.QUESTION: metrics.answer,
+            engine_report.QUESTION: engine_report.answer,
         }
         serve(name, worker, answers)

@@ -21,12 +21,12 @@ class EngineFacts:
         hash_seed: its PYTHONHASHSEED; "" if unset.
         connector: name in its arguments; "" if they name none, None if unknown.
         use_native: its arguments select vLLM's own copy of LMCache's adapter.
-        fixes: fix id → state, as its connector reported at start; empty without a report.
+        fixes: fix id → state, as its connector reports; empty without a report.
         kv: what its connector reported about its KV (`kv_report`); empty without a report.
         failures: kind → Redis calls that failed during the check; None if not counted.
         left_out: chunks that it did not store during the check.
         late: answers sent before their KV was stored, during the check.
-        said: the last Redis failure in its log.
+        said: the last Redis failure of these kinds that it reported.
         ended: it exited during the check.
         restarted: it was restarted meanwhile.
     """
@@ -52,7 +52,7 @@ class EngineFacts:
 
     @property
     def unknown(self) -> bool:
-        """Whether only its log, which may be cut, could show its connector."""
+        """Whether nothing shows its connector: neither its arguments nor its metrics page."""
         return self.connector is None and self.failures is None
 
 

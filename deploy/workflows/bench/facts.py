@@ -11,9 +11,10 @@ import psutil
 
 from deploy import __version__
 from deploy.benchmark.results import Machine, ModelFacts, StackFacts, Versions
+from deploy.metrics.connector import ConnectorReport
+from deploy.metrics.page import MetricsPage
 from deploy.runtime.host import machine_memory_mib
-from deploy.workflows.patches import engine_fixes
-from deploy.workflows.running import RunningStack, store_of
+from deploy.workflows.running import RunningStack, metrics_page, store_of
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -44,13 +45,13 @@ def _processor() -> str:
 
 def versions(running: RunningStack, vllm: str) -> Versions:
     """Return the versions that the services tell, or that their environment has."""
-    first = running.prepared.plan.engines[0].name
+    page = metrics_page(running.stack.service(running.prepared.plan.engines[0].name))
     with store_of(running) as store:
         stats = store.stats()
     return Versions(
         pdkit=__version__,
         vllm=vllm or None,
-        lmcache=engine_fixes(running, first).release or None,
+        lmcache=ConnectorReport.read(page or MetricsPage()).lmcache or None,
         redis=stats.version if stats else None,
         router=__version__,
         generator=f"pdkit {__version__}",

@@ -194,7 +194,7 @@ def _checked(
     store_answers = seen.store_answered if shares_kv else None
     failed = list(failures(found, engines, store_answers=store_answers, least=options.least))
     causes = []
-    # Nothing else is worth reading the engines' whole logs for. All causes are about shared KV.
+    # All causes are about shared KV.
     if shares_kv and (failed or any(prompt.hidden for prompt in found.prompts)):
         said = [failure.sentence for failure in failed]
         causes = diagnose(gather_evidence(running, found, seen, session.store, said))

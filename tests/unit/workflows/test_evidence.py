@@ -1,4 +1,4 @@
-"""What is read off engines' arguments, logs and reports."""
+"""What is read off engines' arguments and pages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from deploy.metrics.connector import FIX
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store import StoreStats
 from deploy.verify.diagnosis.evidence import CONNECTOR
 from deploy.verify.store_path import PREFIX, Sample, failed_calls
-from deploy.workflows.evidence import Seen, connector_of, known_against, words_of
-from deploy.workflows.patches import patches_of
+from deploy.workflows.evidence import Seen, connector_of, known_against
 from deploy.workflows.running import require_stack
 from tests.unit.workflows.conftest import Lab
 
@@ -51,19 +51,6 @@ def test_running_engines_tell_their_arguments_themselves(lab: Lab) -> None:
     assert connector_of(launcher.arguments(records["consumer-0"])) == (CONNECTOR, False)
     launcher.stop({"consumer-0": records["consumer-0"]}, grace_s=1)
     assert launcher.arguments(records["consumer-0"]) == ()
-
-
-def test_what_redis_said_last_of_a_kind() -> None:
-    told = [
-        "storing failed: ReplyError: OOM command not allowed",
-        "storing failed: ReplyError: NOPERM no permissions",
-        "reading failed: ConnectionError: Error 111 connecting",
-    ]
-    assert words_of(told, ["oom"]) == told[0]
-    assert words_of(told, ["noperm"]) == told[1]
-    assert words_of(told, ["unreachable"]) == told[2]
-    assert words_of(told, ["readonly"]) == "", "no other kind's words"
-    assert words_of([], ["oom"]) == words_of(told, []) == ""
 
 
 @pytest.mark.parametrize(
@@ -108,16 +95,9 @@ class TestReadings:
         assert seen.page("x").samples == ()
         assert failed_calls(seen.page("x").samples) is None
 
-
-def test_reports_in_a_log_are_of_the_last_start(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deploy.workflows.patches import engine_fixes
-
-    lines = ('lmcache=0.5.6 proved="yes"', 'kv={"chunk_size": 1}', "WARNING Redis: x failed: old",
-             'lmcache=0.5.6 proved="yes"', 'kv={"chunk_size": 64}', "WARNING Redis: x failed: new",
-             "kv={cut")  # fmt: skip
-    monkeypatch.setenv("STAND_IN_FIXES", ";".join(lines))
-    lab.up(lab.spec())
-    told = engine_fixes(require_stack(lab.home, "pdkit"), "consumer-0")
-    assert told.kv == {"chunk_size": 64}
-    assert told.redis_said == ["x failed: new"]
-    assert patches_of(lab.home, "pdkit", None).lmcache == "0.5.6"
+    def test_an_engine_that_died_reported_before(self) -> None:
+        page = MetricsPage((Sample(FIX, {"fix": "B1", "state": "applied"}, 1.0),))
+        seen = Seen(None, None, {"x": page}, {"x": MetricsPage()})
+        assert seen.report("x").fixes == {"B1": "applied"}
+        seen = Seen(None, None, {"x": page}, {"x": self.PAGE})
+        assert seen.report("x").fixes == {}, "the last report counts"

@@ -6,19 +6,24 @@ import pytest
 
 from deploy.errors import StateError
 from deploy.workflows.patches import patches_of
+from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab
 
-RELEASE = 'lmcache=0.5.6 proved="yes"'
+RELEASE = 'pdkit_connector_info{lmcache="0.5.6",proved="yes"} 1'
 
 
-def up(lab: Lab, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    monkeypatch.setenv("STAND_IN_FIXES", ";".join(lines))
+def fix(name: str, state: str, evidence: str = "") -> str:
+    return f'pdkit_fix_info{{fix="{name}",state="{state}",evidence="{evidence}"}} 1'
+
+
+def up(lab: Lab, monkeypatch: pytest.MonkeyPatch, *metrics: str) -> None:
+    monkeypatch.setenv("STAND_IN_REPORT", "\n".join(metrics))
     lab.up(lab.spec())
 
 
 def test_a_stack_tells_of_its_own_fixes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    up(lab, monkeypatch, RELEASE, 'fix=B17 state=applied evidence="no \\"mover\\""')
+    up(lab, monkeypatch, RELEASE, fix("B17", "applied", 'no \\"mover\\"'))
     found = patches_of(lab.home, "pdkit", None)
     assert (found.lmcache, found.proved, found.warnings) == ("0.5.6", True, [])
     [row] = found.fixes
@@ -28,30 +33,45 @@ def test_a_stack_tells_of_its_own_fixes(lab: Lab, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("lines", "words"),
+    ("metrics", "words"),
     [
-        ((RELEASE, "fix=B17 state=disabled"), "fix B17 is disabled in producer-0, consumer-0"),
-        ((RELEASE, "fix=B17 state=failed"), "fix B17 is failed"),
-        (("nothing of this",), "producer-0 runs but reported no fixes"),
-        (('lmcache=9.9 proved="no"', "fix=B17 state=applied"), "untested with LMCache 9.9"),
+        ((RELEASE, fix("B17", "disabled")), "fix B17 is disabled in producer-0, consumer-0"),
+        ((RELEASE, fix("B17", "failed")), "fix B17 is failed"),
+        ((), "producer-0 answers but reports no fixes"),
+        (
+            ('pdkit_connector_info{lmcache="9.9",proved="no"} 1', fix("B17", "applied")),
+            "untested with LMCache 9.9",
+        ),
     ],
 )
 def test_status_warns(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], words: str
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, metrics: tuple[str, ...], words: str
 ) -> None:
-    up(lab, monkeypatch, *lines)
+    up(lab, monkeypatch, *metrics)
     assert any(words in line for line in stack_status(lab.home, "pdkit").warnings)
 
 
 def test_status_is_silent_where_all_is_well(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    up(lab, monkeypatch, RELEASE, "fix=B17 state=applied", "fix=B3 state=not-needed")
+    up(lab, monkeypatch, RELEASE, fix("B17", "applied"), fix("B3", "not needed"))
     assert stack_status(lab.home, "pdkit").warnings == []
 
 
-def test_only_the_last_start_counts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (RELEASE, "fix=B17 state=failed")
-    up(lab, monkeypatch, *before, RELEASE, "fix=B17 state=applied")
+def test_nothing_depends_on_the_logs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs are rotated while the engines serve."""
+    up(lab, monkeypatch, RELEASE, fix("B17", "applied"))
+    for log in lab.home.stack("pdkit").logs_dir.glob("*.log"):
+        log.write_bytes(b"")
     assert stack_status(lab.home, "pdkit").warnings == []
+    assert patches_of(lab.home, "pdkit", None).fixes
+
+
+def test_an_engine_that_does_not_answer_is_not_called_silent(lab: Lab) -> None:
+    lab.up(lab.spec())
+    running = require_stack(lab.home, "pdkit")
+    running.launcher.stop({"x": running.state.services["consumer-0"]}, grace_s=1)
+    found = patches_of(lab.home, "pdkit", None)
+    assert found.silent == []
+    assert [row.states for row in found.fixes] == [{"applied": ["producer-0"]}]
 
 
 def test_another_stack_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from pdkit_connector.engine_report import REPORT
 from pdkit_connector.log import get_logger
 
 _FIRST_PAUSE_S = 0.1
@@ -33,6 +34,7 @@ class Health:
     def failed(self, kind: str, why: str) -> None:
         """Begin a pause; say why, once a minute at most of each kind."""
         now = time.monotonic()
+        REPORT.redis_failed(self._what, kind, why)
         with self._lock:
             if now >= self._until:  # what fails during a pause began before it
                 self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))

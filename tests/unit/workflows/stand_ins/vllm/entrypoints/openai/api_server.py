@@ -32,7 +32,7 @@ ALONE = {
     "use_layerwise": False,
     "extra_config": {"pdkit.url": "", "pdkit.namespace": ""},
 }
-FIXES = os.environ.get("STAND_IN_FIXES", "fix=B17 state=applied").split(";")
+REPORT = os.environ.get("STAND_IN_REPORT", 'pdkit_fix_info{fix="B17",state="applied"} 1')
 
 
 class Engine:
@@ -44,7 +44,7 @@ class Engine:
         settings = yaml.safe_load(Path(file).read_text()) if file else ALONE
         self.chunk = int(settings["chunk_size"])
         self.layerwise = bool(settings["use_layerwise"])
-        self.stores_tags = not self.layerwise or "fix=B16c state=applied" in FIXES
+        self.stores_tags = not self.layerwise or 'fix="B16c",state="applied"' in REPORT
         self.urls = settings["extra_config"]["pdkit.url"]
         self.namespace = settings["extra_config"]["pdkit.namespace"]
         self.counters = dict.fromkeys(("queries", "hits"), 0)
@@ -156,7 +156,7 @@ class Engine:
             "# TYPE vllm:request_success_total counter",
             f'vllm:request_success_total{{finished_reason="length"}} {self.finished}',
         ]
-        return "\n".join(lines) + "\n"
+        return "\n".join((*lines, REPORT)) + "\n"
 
 
 def common(prompt: list[int], other: list[int]) -> int:
@@ -197,8 +197,6 @@ def main() -> None:
     if os.environ.get("STAND_IN_DIES") == engine.role:
         print("Loading weights", flush=True)
         sys.exit("RuntimeError: the weights are corrupt")
-    for line in FIXES:
-        print(f"pdkit-connector {line}", flush=True)
     serve(int(options.port), engine.answer)
 
 

@@ -1,0 +1,65 @@
+"""What an engine's connector reports on the engine's metrics page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deploy.metrics.page import MetricsPage
+from deploy.verify.store_path import Sample
+
+CONNECTOR = "pdkit_connector_info"
+FIX = "pdkit_fix_info"
+KV = "pdkit_kv_info"
+REDIS_FAILED = "pdkit_store_last_failure_timestamp_seconds"
+
+
+@dataclass(frozen=True)
+class ConnectorReport:
+    """The report of one engine; empty where the kit's connector does not run in it.
+
+    Attributes:
+        lmcache: the version; "" without a report.
+        proved: the kit's tests tried the fixes on that version.
+        fixes: fix id → its state.
+        evidence: fix id → the observation that the state rests on.
+        kv: what KV means in this engine (the connector's `kv_report`).
+        redis_failures: kind → the last failure of Redis, in words; the newest kind last.
+    """
+
+    lmcache: str = ""
+    proved: bool = True
+    fixes: Mapping[str, str] = field(default_factory=dict)
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    kv: Mapping[str, Any] = field(default_factory=dict)
+    redis_failures: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, page: MetricsPage) -> ConnectorReport:
+        connector = next((one.labels for one in page.named(CONNECTOR)), {})
+        fixes = {one.labels["fix"]: one.labels for one in page.named(FIX)}
+        return cls(
+            lmcache=connector.get("lmcache", ""),
+            proved=connector.get("proved", "yes") == "yes",
+            fixes={fix: labels["state"] for fix, labels in fixes.items()},
+            evidence={fix: labels.get("evidence", "") for fix, labels in fixes.items()},
+            kv=next((json.loads(one.labels["facts"]) for one in page.named(KV)), {}),
+            redis_failures=_failures(page.named(REDIS_FAILED)),
+        )
+
+    def redis_said(self, kinds: Iterable[str]) -> str:
+        """Return the last failure of Redis of one of these kinds, in words; "" without any."""
+        wanted = set(kinds)
+        said = [text for kind, text in self.redis_failures.items() if kind in wanted]
+        return said[-1] if said else ""
+
+
+def _failures(samples: list[Sample]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for sample in sorted(samples, key=lambda one: one.value):
+        kind = sample.labels["kind"]
+        found.pop(kind, None)
+        found[kind] = f"{sample.labels['way']} failed: {sample.labels['said']}"
+    return found

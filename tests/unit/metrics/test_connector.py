@@ -1,0 +1,50 @@
+"""What an engine's metrics page says of its connector."""
+
+from __future__ import annotations
+
+from deploy.metrics.connector import FIX, KV, REDIS_FAILED, ConnectorReport
+from deploy.metrics.page import MetricsPage
+from deploy.verify.store_path import Sample
+
+
+def failed(at: float, kind: str, said: str) -> Sample:
+    return Sample(REDIS_FAILED, {"way": "storing", "kind": kind, "said": said}, at)
+
+
+def test_what_redis_said_last_of_a_kind() -> None:
+    report = ConnectorReport.read(
+        MetricsPage(
+            (
+                failed(3.0, "unreachable", "Error 111"),
+                failed(1.0, "oom", "OOM command not allowed"),
+                failed(2.0, "noperm", "no permissions"),
+            )
+        )
+    )
+    assert report.redis_said(["oom"]) == "storing failed: OOM command not allowed"
+    assert report.redis_said(["oom", "noperm"]) == "storing failed: no permissions", "the newest"
+    assert report.redis_said(["readonly"]) == report.redis_said([]) == ""
+
+
+def test_the_newest_of_one_kind_counts() -> None:
+    samples = (failed(9.0, "oom", "new"), failed(1.0, "oom", "old"), failed(5.0, "auth", "no"))
+    assert ConnectorReport.read(MetricsPage(samples)).redis_said(["oom", "auth"]).endswith("new")
+
+
+def test_fixes_and_kv() -> None:
+    report = ConnectorReport.read(
+        MetricsPage(
+            (
+                Sample("pdkit_connector_info", {"lmcache": "9", "proved": "no"}, 1.0),
+                Sample(FIX, {"fix": "B1", "state": "not needed", "evidence": "seen"}, 1.0),
+                Sample(KV, {"facts": '{"chunk_size": 64}'}, 1.0),
+            )
+        )
+    )
+    assert (report.lmcache, report.proved) == ("9", False)
+    assert (report.fixes, report.evidence) == ({"B1": "not needed"}, {"B1": "seen"})
+    assert report.kv == {"chunk_size": 64}
+
+
+def test_a_page_without_a_connector_reports_nothing() -> None:
+    assert ConnectorReport.read(MetricsPage()) == ConnectorReport()
