@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,8 +48,10 @@ def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple
     """
     try:
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(since if count is None else max(0, size - _TAIL_BYTES))
+            size = file.seek(0, os.SEEK_END)
+            first = since if count is None else max(0, size - _TAIL_BYTES)
+            if first < size:
+                file.seek(first, os.SEEK_DATA)  # the router may have freed the oldest part
             text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ()

@@ -23,6 +23,7 @@ from pdkit_router.client_side import Clients, Limits
 from pdkit_router.drains import Drains
 from pdkit_router.engines import Engine, Group, Watch
 from pdkit_router.forward import Forwarder
+from pdkit_router.log_files import bound_logs
 from pdkit_router.page import Front, MetricsDoor, MetricsPage
 from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
@@ -161,6 +162,7 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
+    bound_logs()
     uvloop.run(_run(given, key, engine_key))
 
 

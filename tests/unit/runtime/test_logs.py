@@ -31,6 +31,14 @@ class TestLastLines:
         file.write_text("line\n" * 100_000)
         assert len(last_lines(file)) == 100_000
 
+    def test_the_freed_part_of_a_log_is_skipped(self, file: Path) -> None:
+        """As the router leaves a log: its oldest part is a hole, far larger than the memory."""
+        with file.open("wb") as log:
+            log.truncate(1 << 42)
+            log.seek(0, 2)
+            log.write(b"a\nb\n")
+        assert last_lines(file) == last_lines(file, 9) == ("a", "b")
+
     def test_a_line_without_an_end_counts(self, file: Path) -> None:
         file.write_text("a\nlast words")
         assert last_lines(file, 1) == ("last words",)

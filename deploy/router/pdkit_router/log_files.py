@@ -1,0 +1,58 @@
+"""Bound the disk space of the logs of a stack that runs as processes.
+
+Services append to their logs themselves, so a log cannot be renamed, and what copies and truncates
+it loses lines. The kernel frees the oldest part in place instead: offsets stay valid, no line that
+is kept moves, and no writer waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_HOME = "PDKIT_STACK_HOME"  # set in every process of such a stack
+_LIMIT_BYTES = 64 * 2**20
+_KEPT_BYTES = 32 * 2**20
+_LOOK_S = 5.0
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def bound_logs(environ: Mapping[str, str] = os.environ) -> None:
+    """Watch the stack's logs from now on, where it runs as processes."""
+    if home := environ.get(_HOME):
+        threading.Thread(target=_watch, args=(Path(home) / "logs",), daemon=True).start()
+
+
+def free_oldest(log: Path, limit_bytes: int = _LIMIT_BYTES, kept_bytes: int = _KEPT_BYTES) -> None:
+    """Free all but the last `kept_bytes` of a log that takes more than `limit_bytes` of the disk.
+
+    Raises:
+        OSError: the file system cannot do that.
+    """
+    with log.open("r+b") as file:
+        status = os.fstat(file.fileno())
+        oldest = status.st_size - kept_bytes
+        if status.st_blocks * 512 <= limit_bytes or oldest <= 0:
+            return
+        if _libc.fallocate(file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, 0, oldest):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _watch(folder: Path) -> None:
+    try:
+        while True:
+            for log in folder.glob("*.log"):
+                with suppress(FileNotFoundError):  # `deploy` has just removed it
+                    free_oldest(log)
+            time.sleep(_LOOK_S)
+    except OSError as exc:
+        logging.getLogger("router").warning("the logs in %s grow without limit: %s", folder, exc)

@@ -1,0 +1,89 @@
+"""The logs of a stack of processes, which the router keeps within bounds."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from pdkit_router import log_files
+from pdkit_router.log_files import bound_logs, free_oldest
+
+MIB = 2**20
+LINE = b"x" * 1023 + b"\n"
+
+
+def used(log: Path) -> int:
+    return log.stat().st_blocks * 512
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "engine.log"
+    log.write_bytes(LINE * 4096)
+    return log
+
+
+def test_the_oldest_part_is_freed_and_the_newest_stays(log: Path) -> None:
+    free_oldest(log, 2 * MIB, MIB)
+    assert used(log) <= MIB + 4096
+    assert log.stat().st_size == 4 * MIB, "offsets stay valid"
+    assert log.read_bytes()[3 * MIB :] == LINE * 1024
+
+
+def test_a_writer_goes_on_where_it_was(log: Path) -> None:
+    with log.open("ab") as writer:
+        writer.write(b"before\n")
+        writer.flush()
+        free_oldest(log, 2 * MIB, MIB)
+        writer.write(b"after\n")
+    assert log.read_bytes().endswith(b"x\nbefore\nafter\n")
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(8 * MIB, MIB), (MIB, 8 * MIB)])
+def test_a_small_log_is_left_alone(log: Path, limit: int, kept: int) -> None:
+    free_oldest(log, limit, kept)
+    assert used(log) >= 4 * MIB
+
+
+def test_what_is_freed_does_not_count_again(log: Path) -> None:
+    free_oldest(log, 2 * MIB, MIB)
+    with log.open("ab") as writer:
+        writer.write(LINE)
+    free_oldest(log, 2 * MIB, 1024)
+    assert used(log) > 4096, "it takes less than the limit"
+
+
+def test_all_logs_of_the_stack_are_watched(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    twice = threading.Event()
+
+    def note(path: Path) -> None:
+        seen.append(path.name)
+        if seen.count("engine.log") == 2:
+            twice.set()
+
+    (log.parent / "notes.txt").touch()
+    monkeypatch.setattr(log_files, "free_oldest", note)
+    monkeypatch.setattr(log_files, "_LOOK_S", 0.0)
+    bound_logs({"PDKIT_STACK_HOME": str(log.parents[1])})
+    assert twice.wait(10)
+    monkeypatch.setattr(log_files, "_LOOK_S", 3600.0)
+    assert set(seen) == {"engine.log"}
+
+
+def test_in_a_container_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", None)
+    bound_logs({})
+
+
+def test_a_file_system_that_cannot_is_named(
+    log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(log_files, "free_oldest", refuse)
+    log_files._watch(log.parent)
+    assert "grow without limit: [Errno 95] Operation not supported" in caplog.text
