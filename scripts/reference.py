@@ -1,10 +1,10 @@
 """Write the generated pages of the reference: `docs/reference/cli.md`, the tables of fields in
-`docs/reference/configuration.md`, and the schemas in `docs/reference/schemas`.
+`docs/reference/configuration.md`, the schemas in `docs/reference/schemas`, and
+`deploy.example.yaml`.
 
-The first is made of the commands themselves and of the errors, the second of the spec, the schemas
-of the models of a benchmark result and of a sweep. Run from a checkout:
-`python scripts/reference.py`. `tests/unit/test_reference.py` fails where a page is not what this
-would write.
+The first comes from the commands and the errors, the second and the last from the spec, the schemas
+from the models of a benchmark result and of a sweep. Run from a checkout:
+`python scripts/reference.py`. `tests/unit/test_reference.py` fails if one of them is out of date.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from deploy.benchmark.sweep import Sweep
 from deploy.cli import commands as _commands  # noqa: F401 - they join the application
 from deploy.cli import options
 from deploy.cli.app import app
+from deploy.config.example import example_yaml
+from deploy.config.settings import Group, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
+EXAMPLE = "../../deploy.example.yaml"
 BEGIN, END = "<!-- generated from deploy/config/spec.py: begin -->", "<!-- generated: end -->"
 _HEAD = (
     "<!-- Generated from the commands themselves: do not edit, run\n"
@@ -54,6 +57,7 @@ def pages(root: Any, spec: type[BaseModel]) -> dict[str, str]:
         "configuration.md": with_fields(written, spec),
         "schemas/bench.json": json.dumps(Result.model_json_schema(), indent=1) + "\n",
         "schemas/sweep.json": json.dumps(Sweep.model_json_schema(), indent=1) + "\n",
+        EXAMPLE: example_yaml(),
     }
 
 
@@ -69,7 +73,7 @@ def cli_page(root: Any) -> str:
         _table(("command", "does"), ((_link(name), _first(one.help)) for name, one in found)),
         _options_of(root, "deploy", ()),
         "## Stack options",
-        f"Those of {_listed(f'`{name}`' for name, one in found if _takes(one, shared))}.",
+        f"Those of {_takers(found, shared)}.",
         _table(_OPTION_HEADER, (_option_row(one, context, of_stack=True) for one in shared)),
         *(part for name, command in found for part in _command(name, command, shared)),
     ]
@@ -102,6 +106,10 @@ def _stack_params(found: Sequence[tuple[str, Any]]) -> list[Any]:
 
 def _takes(command: Any, shared: Sequence[Any]) -> bool:
     return {one.name for one in shared} <= {param.name for param in command.params}
+
+
+def _takers(found: Sequence[tuple[str, Any]], shared: Sequence[Any]) -> str:
+    return listed([f"`{name}`" for name, one in found if _takes(one, shared)], last="and")
 
 
 def _command(name: str, command: Any, shared: Sequence[Any]) -> list[str]:
@@ -182,69 +190,27 @@ def with_fields(page: str, spec: type[BaseModel]) -> str:
 
 
 def _fields(spec: type[BaseModel]) -> str:
-    schema = spec.model_json_schema()
-    nested = schema["$defs"]
-    own = {n: one for n, one in schema["properties"].items() if "$ref" not in one}
-    parts = [_table(("field", "value", "default", "also", "meaning"), _field_rows(own, top=True))]
-    for name, one in schema["properties"].items():
-        if "$ref" in one:
-            group = nested[one["$ref"].rpartition("/")[2]]
-            parts += [f"### {name}", *_paragraph(group.get("description"))]
-            header = ("field", "value", "default", "meaning")
-            parts.append(_table(header, _field_rows(group["properties"], top=False)))
+    top, *groups = groups_of(spec)
+    parts = [_table(("field", "value", "default", "also", "meaning"), _field_rows(top))]
+    for group in groups:
+        header = ("field", "value", "default", "meaning")
+        parts += [f"### {group.name}", *_paragraph(group.meaning)]
+        parts.append(_table(header, _field_rows(group)))
     return "\n\n".join(parts)
 
 
-def _field_rows(fields: Mapping[str, Any], *, top: bool) -> Iterator[tuple[str, ...]]:
+def _field_rows(group: Group) -> Iterator[tuple[str, ...]]:
     flags = set(options.stack_option_names())
-    for name, field in fields.items():
-        also = [f"`--{name.replace('_', '-')}`"] if name in flags else []
-        also += [f"`PDKIT_{name.upper()}`"] if name in ENV_FIELDS else []
+    for one in group.settings:
+        also = [f"`--{one.name.replace('_', '-')}`"] if one.name in flags else []
+        also += [f"`PDKIT_{one.name.upper()}`"] if one.name in ENV_FIELDS else []
         yield (
-            f"`{name}`",
-            _value(field),
-            f"`{_yaml(field.get('default'))}`" if "default" in field else "`{}`",
-            *([" ".join(also)] if top else []),
-            _described(name, field),
+            f"`{one.name}`",
+            one.value,
+            f"`{one.default_text}`",
+            *([] if group.name else [" ".join(also)]),
+            one.meaning,
         )
-
-
-def _described(name: str, field: Mapping[str, Any]) -> str:
-    if not field.get("description"):
-        raise LookupError(f"the field '{name}' of deploy/config/spec.py has no description")
-    return str(field["description"])
-
-
-def _value(field: Mapping[str, Any]) -> str:
-    """Return what may stand there, in words."""
-    for one in field.get("anyOf", ()):
-        if one.get("type") != "null":
-            return _value(one)
-    if "enum" in field:
-        return _listed((f"`{word}`" for word in field["enum"]), last="or")
-    if "const" in field:
-        return f"`{field['const']}`"
-    kind = field.get("type")
-    if kind in ("integer", "number"):
-        return ("whole number" if kind == "integer" else "number") + _range(field)
-    if kind == "array":
-        return f"list of {_value(field['items'])}s"
-    names = {"boolean": "true or false", "object": "texts by name", "string": "text"}
-    return "path" if field.get("format") == "path" else names[str(kind)]
-
-
-def _range(field: Mapping[str, Any]) -> str:
-    least, above, most = (field.get(k) for k in ("minimum", "exclusiveMinimum", "maximum"))
-    words = [f" from {least}"] if least is not None else []
-    words += [f" above {above:g}"] if above is not None else []
-    words += [f" to {most:g}" if least is not None else f", at most {most:g}"] if most else []
-    return "".join(words)
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -258,11 +224,6 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _link(name: str) -> str:
     return f"[`{name}`](#{name.replace(' ', '-')})"
-
-
-def _listed(words: Iterable[str], last: str = "and") -> str:
-    *most, final = words
-    return f"{', '.join(most)} {last} {final}" if most else final
 
 
 def _paragraph(text: str | None) -> list[str]:

@@ -18,6 +18,7 @@ from deploy.home_folder import expanded
 TINY = "tiny"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+_GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration)$|LMHeadModel$")
 _FOLDER_HINT = "deploy plan --model FOLDER, with a folder that holds config.json and the weights"
 _HEADS = ("num_attention_heads", "n_head")
 _LAYERS = ("num_hidden_layers", "n_layer")
@@ -130,6 +131,11 @@ def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
     return replace(model, shape=_shape(config, model.ref), version=version, kind=kind_of(config))
 
 
+def cached_models(cache: Path) -> tuple[Model, ...]:
+    """Return the models of a Hugging Face cache that generate text and whose weights are there."""
+    return tuple(model for folder in sorted(cache.glob("models--*")) if (model := _cached(folder)))
+
+
 def default_hub_cache() -> Path:
     """Return the Hugging Face cache folder of this machine, as huggingface_hub finds it."""
     return expanded(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub").absolute()
@@ -152,6 +158,22 @@ def _hub(repo_id: str, cache: Path) -> Model:
     config = _read_config(snapshot / "config.json")
     shape, size = _shape(config, repo_id), _size(_weight_files(snapshot)) or None
     return Model(repo_id, repo_id, "hub", shape, size, snapshot.name, kind_of(config))
+
+
+def _cached(folder: Path) -> Model | None:
+    repo_id = folder.name.removeprefix("models--").replace("--", "/")
+    snapshot = _snapshot(repo_id, folder.parent)
+    try:
+        config = _read_config(snapshot / "config.json") if snapshot else {}
+        names = _strings(config.get("architectures"))
+        model = _hub(repo_id, folder.parent) if any(map(_GENERATES.search, names)) else None
+    except (ConfigError, OSError):
+        return None
+    return model if model and model.version and model.shape and model.weight_bytes else None
+
+
+def _strings(value: object) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _folder(path: Path, value: str) -> Model:

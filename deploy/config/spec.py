@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from deploy.home_folder import expanded
 
 MAX_CHUNK = 8192  # tokens
+MAX_COUNT = 64  # GPUs or engines
 MAX_SHARDS = 16
 # A single engine has nobody to share KV with.
 TOPOLOGY_FORM = r"^([1-9][0-9]?p[1-9][0-9]?d|[1-9][0-9]?a|([2-9]|[1-9][0-9])a\+redis)$"
@@ -47,7 +48,7 @@ def _address(value: str) -> str:
 
 HostPath = Annotated[Path, AfterValidator(_located)]
 Port = Annotated[int, Field(ge=1024, le=65535), BeforeValidator(_no_boolean)]
-Count = Annotated[int, Field(ge=1, le=64), BeforeValidator(_no_boolean)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT), BeforeValidator(_no_boolean)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Gibibytes = Annotated[float, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(gt=0, le=0.98)]
@@ -143,7 +144,7 @@ class RedisSpec(_Strict):
     url_file: HostPath | None = Field(
         None,
         description="file with the URL of your own Redis, which replaces pdkit's; not together "
-        "with the four above",
+        "with the four above; default: pdkit's own",
     )
     integrity: Literal["checksum", "mac"] = Field(
         "checksum",
@@ -187,20 +188,27 @@ class StackSpec(_Strict):
     gpus: Count | None = Field(
         None,
         description="number of GPUs, split evenly, the odd one to a consumer; 1 is shared by all "
-        "engines; with vendor cpu, number of engines",
+        "engines; with vendor cpu, number of engines; default: what the topology needs",
     )
     topology: Annotated[str, Field(pattern=TOPOLOGY_FORM)] | None = Field(
         None,
         description="producers (prefill) and consumers (decode), such as 1p3d; or aggregated "
-        "engines that do both, such as 4a, which share no KV, or 4a+redis",
+        "engines that do both, such as 4a, which share no KV, or 4a+redis; default: gpus split "
+        "evenly, else 1p1d",
     )
-    producers: Count | None = Field(None, description="number of producers, instead of topology")
-    consumers: Count | None = Field(None, description="number of consumers, instead of topology")
+    producers: Count | None = Field(
+        None, description="number of producers, instead of topology; default: 1"
+    )
+    consumers: Count | None = Field(
+        None, description="number of consumers, instead of topology; default: 1"
+    )
     tp: Count = Field(1, description="tensor-parallel size of every engine")
-    producer_tp: Count | None = Field(None, description="refused where it differs from tp")
-    consumer_tp: Count | None = Field(None, description="refused where it differs from tp")
+    producer_tp: Count | None = Field(None, description="must equal tp; default: tp")
+    consumer_tp: Count | None = Field(None, description="must equal tp; default: tp")
     image: ImageName | None = Field(
-        None, description="engine image: a profile (deploy images list) or an image reference"
+        None,
+        description="engine image: a profile (deploy images list) or an image reference; default: "
+        "the vendor's profile",
     )
     allow_unproven: bool = Field(
         False, description="allow an untested pair of vLLM and LMCache versions"
@@ -213,7 +221,11 @@ class StackSpec(_Strict):
     hub_cache: HostPath | None = Field(
         None, description="Hugging Face cache folder; default: the one huggingface_hub uses"
     )
-    hf_token_file: HostPath | None = Field(None, description="file with a Hugging Face token")
+    hf_token_file: HostPath | None = Field(
+        None,
+        description="file with a Hugging Face token; default: HF_TOKEN, else the token that "
+        "huggingface_hub keeps",
+    )
     model: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="tiny, a model folder, or a Hugging Face id; default: tiny on CPUs, "
@@ -233,7 +245,7 @@ class StackSpec(_Strict):
         "127.0.0.1", description="address for clients; everything else stays on loopback"
     )
     api_key_file: HostPath | None = Field(
-        None, description="file with the API key that clients must send"
+        None, description="file with the API key that clients must send; default: no key"
     )
     allow_keyless: bool = Field(
         False, description="accept clients without a key from other machines, where bind lets them"

@@ -22,7 +22,10 @@ from deploy.cli.main import app
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError, PdkitError
 
-PAGES = ("cli.md", "configuration.md", "schemas/bench.json", "schemas/sweep.json")
+PAGES = (
+    "cli.md", "configuration.md", "schemas/bench.json", "schemas/sweep.json",
+    "../../deploy.example.yaml",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,106 @@
+"""Every setting of the spec in words, as the reference page and `deploy init` show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of deploy.yaml.
+
+    Attributes:
+        value: which values it takes, in words.
+        default: None where the planner decides.
+        meaning: the description in the spec.
+    """
+
+    name: str
+    value: str
+    default: Any
+    meaning: str
+
+    @property
+    def default_text(self) -> str:
+        """The default as it is written in YAML."""
+        return flow(self.default)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A mapping of deploy.yaml; `name` is "" for the top level."""
+
+    name: str
+    meaning: str
+    settings: tuple[Setting, ...]
+
+
+def groups_of(spec: type[BaseModel]) -> tuple[Group, ...]:
+    """Return the top level and all groups of a spec, in its order.
+
+    Raises:
+        LookupError: a field has no description.
+    """
+    schema = spec.model_json_schema()
+    top, groups = {}, []
+    for name, field in schema["properties"].items():
+        if "$ref" in field:
+            group = schema["$defs"][field["$ref"].rpartition("/")[2]]
+            meaning = " ".join(group.get("description", "").split())
+            groups.append(Group(name, meaning, _settings(group["properties"])))
+        else:
+            top[name] = field
+    return (Group("", "", _settings(top)), *groups)
+
+
+def flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def listed(words: Sequence[str], last: str) -> str:
+    """Return words as a list for people."""
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if words[1:] else words[0]
+
+
+def _settings(fields: Mapping[str, Any]) -> tuple[Setting, ...]:
+    return tuple(_setting(name, field) for name, field in fields.items())
+
+
+def _setting(name: str, field: Mapping[str, Any]) -> Setting:
+    if not field.get("description"):
+        raise LookupError(f"the field '{name}' of deploy/config/spec.py has no description")
+    return Setting(name, _value(field), field.get("default", {}), str(field["description"]))
+
+
+def _value(field: Mapping[str, Any]) -> str:
+    for one in field.get("anyOf", ()):
+        if one.get("type") != "null":
+            return _value(one)
+    if "enum" in field:
+        return listed([f"`{word}`" for word in field["enum"]], last="or")
+    if "const" in field:
+        return f"`{field['const']}`"
+    kind = field.get("type")
+    if kind in ("integer", "number"):
+        return ("whole number" if kind == "integer" else "number") + _range(field)
+    if kind == "array":
+        return f"list of {_value(field['items'])}s"
+    names = {"boolean": "true or false", "object": "texts by name", "string": "text"}
+    return "path" if field.get("format") == "path" else names[str(kind)]
+
+
+def _range(field: Mapping[str, Any]) -> str:
+    least, above, most = (field.get(k) for k in ("minimum", "exclusiveMinimum", "maximum"))
+    words = [f" from {least}"] if least is not None else []
+    words += [f" above {above:g}"] if above is not None else []
+    words += [f" to {most:g}" if least is not None else f", at most {most:g}"] if most else []
+    return "".join(words)

@@ -1,0 +1,164 @@
+"""`deploy init` writes a deploy.yaml for this machine, with which `up` works as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+
+from deploy.planning.inventory import Inventory
+from deploy.workflows import init as init_module
+from tests.conftest import Ended
+from tests.unit.stack.cases import machine_with
+
+Run = Callable[..., Ended]
+Init = Callable[..., Ended]
+
+CPUS = Inventory(cpus=16, memory_mib=65536)
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def cache_model(cache: Path, repo_id: str, config: object = LLAMA, weights: int = 1 << 20) -> None:
+    """Put a model into a Hugging Face cache, with a file of that many bytes for its weights."""
+    folder = cache / f"models--{repo_id.replace('/', '--')}"
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    (snapshot / "config.json").write_text(json.dumps(config))
+    if weights:
+        with (snapshot / "model.safetensors").open("wb") as file:
+            file.truncate(weights)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def init(deploy_here: Run, tmp_path: Path, cache: Path) -> Init:
+    """Run `deploy init` in an empty folder of a machine."""
+
+    def run(*options: str, machine: Inventory = CPUS, command: str = "init") -> Ended:
+        with mock.patch.object(init_module, "detect_inventory", lambda: machine):
+            return deploy_here(
+                command, *options, cwd=tmp_path, home=tmp_path / "home", HF_HUB_CACHE=str(cache)
+            )
+
+    return run
+
+
+def settings(folder: Path, name: str = "deploy.yaml") -> dict[str, object]:
+    document = yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def test_without_gpus(init: Init, tmp_path: Path) -> None:
+    ended = init()
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        "wrote deploy.yaml with vendor: cpu, model: tiny\n"
+        "found: no GPU, 16 CPUs, 64 GiB of memory\n\n"
+        "see what it plans   deploy plan\nstart it            deploy up\n"
+    )
+    assert settings(tmp_path) == {"vendor": "cpu", "model": "tiny"}
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_with_gpus(init: Init, tmp_path: Path, vendor: str) -> None:
+    ended = init("--json", machine=machine_with(vendor, 0, 1, 2, 3))  # type: ignore[arg-type]
+    found = {"vendor": vendor, "gpus": 4, "model": "Qwen/Qwen3-0.6B"}
+    assert settings(tmp_path) == found
+    data = json.loads(ended.stdout)["data"]
+    assert (data["settings"], data["file"]) == (found, "deploy.yaml")
+    assert "4 x " in data["found"]
+
+
+def test_more_gpus_than_a_stack_may_have(init: Init, tmp_path: Path) -> None:
+    init(machine=machine_with("cuda", *range(72)))
+    assert settings(tmp_path)["gpus"] == 64
+
+
+def test_what_it_writes_can_be_used_at_once(init: Init, tmp_path: Path) -> None:
+    """Without -f: it sets nothing that needs the user's consent."""
+    init()
+    planned = init("--json", command="plan")
+    assert planned.code == 0
+    assert json.loads(planned.stdout)["data"]["vendor"] == "cpu"
+
+
+class TestModels:
+    MACHINE = machine_with("cuda", 0, 1)
+
+    def test_one_that_is_here_and_fits_spares_a_download(
+        self, init: Init, tmp_path: Path, cache: Path
+    ) -> None:
+        cache_model(cache, "a/too-large", weights=1 << 38)
+        cache_model(cache, "big/llama")
+        init(machine=self.MACHINE)
+        assert settings(tmp_path)["model"] == "big/llama"
+        text = (tmp_path / "deploy.yaml").read_text()
+        assert "# in the Hugging Face cache: a/too-large, big/llama\n" in text
+
+    def test_the_default_is_taken_where_it_is_here_or_nothing_fits(
+        self, init: Init, tmp_path: Path, cache: Path
+    ) -> None:
+        cache_model(cache, "a/too-large", weights=1 << 38)
+        init(machine=self.MACHINE)
+        assert settings(tmp_path)["model"] == "Qwen/Qwen3-0.6B"
+        cache_model(cache, "big/llama")
+        cache_model(cache, "Qwen/Qwen3-0.6B")
+        init("-f", "other.yaml", machine=self.MACHINE)
+        assert settings(tmp_path, "other.yaml")["model"] == "Qwen/Qwen3-0.6B"
+
+    def test_what_cannot_be_served_is_no_model(
+        self, init: Init, tmp_path: Path, cache: Path
+    ) -> None:
+        cache_model(cache, "a/no-weights", weights=0)
+        cache_model(cache, "b/embeds", {**LLAMA, "architectures": ["BertModel"]})
+        cache_model(cache, "c/broken", ["not", "an", "object"])
+        cache_model(cache, "d/odd", {**LLAMA, "architectures": "LlamaForCausalLM"})
+        (cache / "models--e--empty").mkdir()
+        ended = init("--json", machine=self.MACHINE)
+        assert json.loads(ended.stdout)["data"]["cached_models"] == []
+        assert settings(tmp_path)["model"] == "Qwen/Qwen3-0.6B"
+
+    def test_processors_serve_the_tiny_one(self, init: Init, tmp_path: Path, cache: Path) -> None:
+        cache_model(cache, "big/llama")
+        init()
+        assert settings(tmp_path)["model"] == "tiny"
+
+
+class TestTheFile:
+    def test_it_is_never_overwritten(self, init: Init, tmp_path: Path) -> None:
+        (tmp_path / "deploy.yaml").write_text("name: mine\n")
+        ended = init()
+        assert (ended.code, ended.stdout) == (2, "")
+        assert "deploy.yaml exists, and init never overwrites a file" in ended.stderr
+        assert "try: deploy init -f deploy.new.yaml" in ended.stderr
+        assert (tmp_path / "deploy.yaml").read_text() == "name: mine\n"
+
+    def test_not_even_where_it_is_a_link_to_nothing(self, init: Init, tmp_path: Path) -> None:
+        (tmp_path / "deploy.yaml").symlink_to(tmp_path / "elsewhere")
+        assert init().code == 2
+        assert not (tmp_path / "elsewhere").exists()
+
+    def test_it_has_the_name_that_is_given(self, init: Init, tmp_path: Path) -> None:
+        ended = init("-f", "two words.yaml")
+        assert "deploy up -f 'two words.yaml'" in ended.stdout
+        assert settings(tmp_path, "two words.yaml")["vendor"] == "cpu"
+        assert not (tmp_path / "deploy.yaml").exists()
+
+    def test_a_folder_that_is_not_there(self, init: Init) -> None:
+        ended = init("-f", "none/deploy.yaml")
+        assert ended.code == 2
+        assert "-f none/deploy.yaml: cannot be written (No such file or directory)" in ended.stderr
