@@ -135,45 +135,39 @@ def lmcache_config(
     role: Role, plan: Plan, spec: StackSpec, layout: Layout, urls: Sequence[str]
 ) -> str:
     """Return the text of LMCache's configuration file; URLs may hold secret placeholders."""
-    if spec.redis.client == "pdkit":
-        namespace = key_prefix(plan.name) + hash_seed(plan, spec, layout)
-        store = _redis_path(urls, namespace, plan.limits)
-        if spec.redis.integrity == "mac":
-            store["extra_config"]["pdkit.mac_key_file"] = layout.secret(KV_KEY)
-    else:
-        (url,) = urls
-        store = {"remote_url": url, "remote_serde": "naive"}
-    settings = {
-        # An aggregated engine stores what it computes, as a producer does.
-        **_template("producer" if role == "aggregated" else role),
+    # An aggregated engine stores what it computes, as a producer does.
+    template = _template(spec.redis.client, "producer" if role == "aggregated" else role)
+    planned: dict[str, Any] = {
         "chunk_size": plan.chunk_size,
         "max_local_cpu_size": plan.limits.staging_gib,
         "use_layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
-        **store,
     }
-    return yaml.safe_dump(settings, sort_keys=True)
+    if spec.redis.client == "pdkit":
+        namespace = key_prefix(plan.name) + hash_seed(plan, spec, layout)
+        own = _redis_path(urls, namespace, plan.limits)
+        if spec.redis.integrity == "mac":
+            own["pdkit.mac_key_file"] = layout.secret(KV_KEY)
+        planned["extra_config"] = {**template["extra_config"], **own}
+    else:
+        (planned["remote_url"],) = urls
+    return yaml.safe_dump({**template, **planned}, sort_keys=True)
 
 
 @cache
-def _template(role: Role) -> Mapping[str, Any]:
-    text = asset("lmcache_configs", f"{role}.yaml").read_text(encoding="utf-8")
+def _template(client: str, role: Role) -> Mapping[str, Any]:
+    text = asset("lmcache_configs", f"{client}-{role}.yaml").read_text(encoding="utf-8")
     return MappingProxyType(yaml.safe_load(text))
 
 
 def _redis_path(urls: Sequence[str], namespace: str, limits: Limits) -> dict[str, Any]:
-    """Return LMCache's settings for the connector's own way to Redis, a storage plug-in."""
+    """Return the settings of the connector's own path to Redis, a storage plug-in of LMCache."""
     return {
-        "storage_plugins": ["pdkit"],
-        "extra_config": {
-            "storage_plugin.pdkit.module_path": "pdkit_connector.redis_path.backend",
-            "storage_plugin.pdkit.class_name": "RedisPath",
-            # Keys are spread over several in their order, which is the same for all engines.
-            "pdkit.url": urls[0] if len(urls) == 1 else list(urls),
-            "pdkit.namespace": namespace,
-            "pdkit.lookup_s": limits.lookup_s,
-            "pdkit.load_s": limits.load_s,
-            "pdkit.store_s": limits.store_s,
-            "pdkit.silent_s": limits.silent_s,
-        },
+        # Keys are spread over several in their order, which is the same for all engines.
+        "pdkit.url": urls[0] if len(urls) == 1 else list(urls),
+        "pdkit.namespace": namespace,
+        "pdkit.lookup_s": limits.lookup_s,
+        "pdkit.load_s": limits.load_s,
+        "pdkit.store_s": limits.store_s,
+        "pdkit.silent_s": limits.silent_s,
     }

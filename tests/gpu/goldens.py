@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+REPO = Path(__file__).resolve().parents[2]
 VENDORS = ("cuda", "rocm")
 _ROLES = ("producer-", "consumer-", "engine-")
 
@@ -29,11 +29,15 @@ class Engine:
     lmcache: str
 
 
+def files_of(vendor: str) -> list[Path]:
+    """Return the goldens of a vendor; the examples in `compose/` are among them."""
+    folders = ("compose", "tests/golden/compose", "tests/golden/process")
+    return [one for folder in folders for one in sorted((REPO / folder).glob(f"{vendor}-*.yaml"))]
+
+
 def engines(vendor: str) -> list[Engine]:
     """Return every engine of every golden of a vendor."""
-    files = sorted(GOLDEN.glob(f"compose/{vendor}-*.yaml"))
-    files += sorted(GOLDEN.glob(f"process/{vendor}-*.yaml"))
-    return [engine for file in files for engine in _engines(file)]
+    return [engine for file in files_of(vendor) for engine in _engines(file)]
 
 
 def _engines(file: Path) -> Iterator[Engine]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.config.catalog import load_catalog
 from tests.conftest import REPO
-from tests.gpu.goldens import GOLDEN, engines
+from tests.gpu.goldens import engines, files_of
 from tests.gpu.pairs import installed, pinned
 
 Facts = dict[str, Any]
@@ -31,8 +31,12 @@ def test_the_catalogues_gpu_images_hold_the_catalogues_pair() -> None:
 def test_every_golden_of_a_vendor_is_looked_at(facts: Facts) -> None:
     """vLLM's own parser took each engine's arguments, or there were no facts."""
     vendor = facts["vendor"]
-    files = {f"{f.parent.name}/{f.stem}" for f in GOLDEN.glob(f"*/{vendor}-*.yaml")}
-    assert {"compose/" + vendor + "-tp2", "process/" + vendor + "-1p1d"} <= files
+    files = {f"{file.parent.name}/{file.stem}" for file in files_of(vendor)}
+    assert {
+        "compose/" + vendor + "-1p1d",
+        "compose/" + vendor + "-tp2",
+        "process/" + vendor + "-1p1d",
+    } <= files
     assert {name.split()[0] for name in facts["engines"]} == files
     assert len(facts["engines"]) == len(engines(vendor))
 

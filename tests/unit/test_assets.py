@@ -10,7 +10,7 @@ from deploy.assets import asset, connector_path
 
 
 @pytest.mark.parametrize(
-    "parts", [("compose", "redis.conf"), ("lmcache_configs", "producer.yaml"), ("scripts",)]
+    "parts", [("compose", "redis.conf"), ("lmcache_configs", "pdkit-producer.yaml"), ("scripts",)]
 )
 def test_found(parts: tuple[str, ...], repo: Path) -> None:
     assert asset(*parts) == repo.joinpath(*parts)

@@ -45,17 +45,17 @@ def problems() -> Callable[[Any], list[str]]:
 
 
 @pytest.fixture(scope="module")
-def config() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the `config` of `docker compose` on a document."""
-    plugin = compose_plugin()
-    if plugin is None:
+def plugin() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the `config` of `docker compose` on the text of a document."""
+    program = compose_plugin()
+    if program is None:
         assert os.environ.get("CI") != "true", "docker's compose plugin is missing"
         pytest.skip("docker's compose plugin is not installed")
 
-    def run(document: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    def run(text: str, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            (plugin, "-f", "-", "config", *options),
-            input=document_yaml(document),
+            (program, "-f", "-", "config", *options),
+            input=text,
             env=PLAIN,
             cwd="/",
             capture_output=True,
@@ -65,6 +65,14 @@ def config() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(scope="module")
+def config(
+    plugin: Callable[..., subprocess.CompletedProcess[str]],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the `config` of `docker compose` on a document."""
+    return lambda document, *options: plugin(document_yaml(document), *options)
 
 
 class TestSchema:
@@ -82,7 +90,8 @@ class TestSchema:
     def test_the_documents_for_people_fit_as_they_stand(
         self, repo: Path, problems: Callable[[Any], list[str]]
     ) -> None:
-        for file in sorted((repo / "tests" / "golden" / "compose").glob("*.yaml")):
+        goldens = repo / "tests" / "golden" / "compose"
+        for file in sorted([*goldens.glob("*.yaml"), *(repo / "compose").glob("*.yaml")]):
             document = yaml.safe_load(file.read_text(encoding="utf-8"))
             assert problems(document) == [], file.name
 
@@ -97,6 +106,15 @@ class TestPlugin:
             ended = list(pool.map(lambda case: config(case.document, "-q"), chosen))
         for case, done in zip(chosen, ended, strict=True):
             assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), case.name
+
+    def test_it_accepts_the_examples_as_they_stand(
+        self, repo: Path, plugin: Callable[..., subprocess.CompletedProcess[str]]
+    ) -> None:
+        files = sorted((repo / "compose").glob("*.yaml"))
+        assert len(files) == 3
+        for file in files:
+            done = plugin(file.read_text(encoding="utf-8"), "-q")
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), file.name
 
     def test_it_refuses_an_unknown_key(
         self, cases: list[Case], config: Callable[..., subprocess.CompletedProcess[str]]

@@ -1,4 +1,4 @@
-"""Compose documents as wholes, for people to read in a review.
+"""Compose documents as wholes, for people to read in a review; one a vendor is in `compose/`.
 
 `UPDATE_GOLDENS=1 python -m pytest tests/unit/stack/test_compose_goldens.py` writes them anew.
 """
@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 
 from deploy.stack.document import document_yaml
-from tests.unit.stack.cases import OPTIONS, machine_with
+from tests.unit.stack.cases import OPTIONS, VENDORS, machine_with
 from tests.unit.stack.conftest import Case
 
+HEAD = """\
+# Example: deploy render --vendor {vendor} --topology 1p1d --runtime compose
+# It shows what runs where, for a user whose home is /home/user. It holds no secrets:
+# @{{redis_password}} is filled in when a stack starts. To start one: deploy up --vendor {vendor}
+# To get your own document with all its files: deploy render --vendor {vendor} -o FOLDER
+"""
+EXAMPLES = ("cpu-1p1d", "cuda-1p1d", "rocm-1p1d")
 ONE_REDIS = {"redis": {"shards": 1}}
 CASES: dict[str, dict[str, Any]] = {
     "cuda-1p1d": {"vendor": "cuda"},
@@ -49,16 +56,31 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sorted(CASES.keys() - set(EXAMPLES)))
 def test_render(
     case: str, contained: Callable[..., Case], golden: Callable[[str, str], None]
 ) -> None:
     golden(f"compose/{case}.yaml", document_yaml(contained(case, **CASES[case]).document))
 
 
+@pytest.mark.parametrize("case", EXAMPLES)
+def test_the_examples_are_what_is_rendered(
+    case: str, contained: Callable[..., Case], golden: Callable[[str, str], None]
+) -> None:
+    made = contained(case, **CASES[case])
+    text = HEAD.format(vendor=made.vendor) + document_yaml(made.document)
+    golden(f"../../compose/{case}.yaml", text)
+
+
+def test_there_is_an_example_of_each_vendor(repo: Path) -> None:
+    assert tuple(sorted(f"{vendor}-1p1d" for vendor in VENDORS)) == EXAMPLES
+    assert sorted(file.stem for file in (repo / "compose").glob("*.yaml")) == list(EXAMPLES)
+
+
 def test_nothing_of_this_machine_is_in_them(repo: Path) -> None:
     files = sorted((repo / "tests" / "golden" / "compose").glob("*.yaml"))
-    assert [file.stem for file in files] == sorted(CASES)
+    files += sorted((repo / "compose").glob("*.yaml"))
+    assert sorted(file.stem for file in files) == sorted(CASES)
     for file in files:
         text = file.read_text(encoding="utf-8")
         for foreign in (str(repo), "/root", "/tmp/pytest", "/nonexistent"):
