@@ -26,6 +26,7 @@ PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^(?P<fence>```+)[^\n]*\n(?P<body>.*?)^(?P=fence)\s*$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
+_PICTURE = re.compile(r"\b(?:src|srcset)=\"([^\"]+)\"")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.M)
 _NAMED_ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
@@ -59,7 +60,8 @@ def anchors(text: str) -> set[str]:
 def links(text: str) -> list[str]:
     """Return the targets of a page's links to files and anchors, outside of code."""
     prose = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text))
-    return [target for target in _LINK.findall(prose) if not _ELSEWHERE.match(target)]
+    found = [*_LINK.findall(prose), *_PICTURE.findall(prose)]
+    return [target for target in found if not _ELSEWHERE.match(target)]
 
 
 def broken_links(page: Path) -> list[str]:
@@ -103,6 +105,7 @@ def test_every_page_is_in_the_index() -> None:
         ("[`code`](gone.md)", ["gone.md"]),
         ("`[a](gone.md)`\n```\n[b](gone.md)\n```", []),
         ("[a](picture.png#gone)", ["picture.png#gone"]),
+        ('<source srcset="gone.svg"><img src="picture.png">', ["gone.svg"]),
     ],
 )
 def test_a_broken_link_is_told(text: str, expected: list[str], tmp_path: Path) -> None:

@@ -92,7 +92,14 @@ def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
     monkeypatch.setattr("os.getuid", lambda: user)
     shown, beside = steps(3.0, quick=quick)
     assert [step.name for step in shown] == ["lint", "unit"] + ["e2e"] * (not quick)
-    assert [step.name for step in beside] == ["types", "images", "gpu", "versions", "connector"]
+    assert [step.name for step in beside] == [
+        "types",
+        "docs",
+        "images",
+        "gpu",
+        "versions",
+        "connector",
+    ]
     assert ("tests.hosts" in shown[1].commands[0]) == (user == 0)
 
 
