@@ -1,0 +1,54 @@
+"""The workflow, the pre-commit hooks and the justfile: valid, and what they run exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+
+REPO = Path(__file__).resolve().parents[2]
+WORKFLOW = REPO / ".github" / "workflows" / "test.yml"
+FILES = (WORKFLOW, REPO / ".pre-commit-config.yaml", REPO / "justfile")
+# ./scripts/NAME, scripts/NAME.py, or a tool of the virtual environment.
+_SCRIPT = re.compile(r"\bscripts/[\w.-]+\w")
+_TOOL = re.compile(r"(?:\.venv/bin|\{\{bin\}\})/(\w+)")
+
+
+def missing(text: str) -> list[str]:
+    """Return the scripts that do not exist and the tools that no test group installs."""
+    installed = {"python", "ruff", "mypy", "mkdocs"}
+    scripts = [path for path in _SCRIPT.findall(text) if not (REPO / path).is_file()]
+    return [*scripts, *(set(_TOOL.findall(text)) - installed)]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_what_it_runs_exists(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert _SCRIPT.search(text)
+    assert missing(text) == []
+
+
+def test_what_does_not_exist_is_found() -> None:
+    text = "./scripts/gone {{bin}}/blacker .venv/bin/ruff scripts/test"
+    assert missing(text) == ["scripts/gone", "blacker"]
+
+
+def test_the_workflow_is_one() -> None:
+    schema = get_builtin_schema("vendor.github-workflows")
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    assert list(validator.iter_errors(workflow)) == []
+    workflow["jobs"]["quick"].pop("runs-on")
+    assert list(validator.iter_errors(workflow))
+
+
+def test_the_workflow_may_write_nothing() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(
+        "@v" in step["uses"] for step in workflow["jobs"]["quick"]["steps"] if "uses" in step
+    )
