@@ -222,8 +222,20 @@ def obtain(
     named = os.environ.get(WHEELHOUSE_VARIABLE)
     wheels = wheelhouse or (expanded(named) if named else None)
     report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
-    arguments = {**image.build_args, **(build_args or {})}
+    arguments = {**image.build_args, **_pinned_base(image), **(build_args or {})}
     build_image(image.image, asset(*image.build.split("/")), arguments, wheelhouse=wheels)
+
+
+def _pinned_base(image: EngineImage | ServiceImage) -> dict[str, str]:
+    """Return the base by its digest; nothing where none is known, or the base came as a file."""
+    found = find_image(image.base) if image.base and image.digest else None
+    carried = found is not None and not found.digests
+    return {"BASE": _base(image)} if image.digest and not carried else {}
+
+
+def _base(image: EngineImage | ServiceImage) -> str:
+    """Return the image that it is built from, by its digest where that is known."""
+    return f"{image.base}@{image.digest}" if image.digest else image.base or ""
 
 
 def _built_instead(image: EngineImage | ServiceImage) -> str:
@@ -292,7 +304,7 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
         service for service in load_catalog().services.values() if service.build is None
     ]
     docker_client()
-    wanted = [image.image if image.build is None else image.base or "" for image in images]
+    wanted = [image.image if image.build is None else _base(image) for image in images]
     for reference in wanted:
         report(f"pulling {reference}")
         pull_image(reference)

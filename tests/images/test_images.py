@@ -25,12 +25,14 @@ FOLDERS = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS", ""
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Every list that an image or an environment is installed from, and its Python.
 LISTS = {
-    "cpu/requirements.lock": "3.11",
-    "router/requirements.lock": "3.11",
-    "redis/requirements.lock": "3.11",
-    "cuda/requirements.txt": "3.12",
-    "cuda/process.lock": "3.12",
-    "rocm/requirements.txt": "3.12",
+    "images/cpu/requirements.lock": "3.11",
+    "images/cpu/uv.txt": "3.11",
+    "images/router/requirements.lock": "3.11",
+    "images/redis/requirements.lock": "3.11",
+    "images/cuda/requirements.txt": "3.12",
+    "images/cuda/process.lock": "3.12",
+    "images/rocm/requirements.txt": "3.12",
+    "scripts/test-tools.lock": "3.11",
 }
 Pins = Mapping[str, frozenset[str]]
 
@@ -75,7 +77,7 @@ def unknown(listed: Pins, index: Pins) -> list[str]:
 
 @pytest.mark.parametrize(("name", "python"), LISTS.items())
 def test_what_is_pinned_is_on_the_index_with_that_digest(name: str, python: str) -> None:
-    listed = pins((REPO / "images" / name).read_text(encoding="utf-8"))
+    listed = pins((REPO / name).read_text(encoding="utf-8"))
     if FOLDERS:  # torch's CPU build: scripts/install has held it against its digest
         listed = {pin: digests for pin, digests in listed.items() if not pin.startswith("torch==")}
     assert listed
@@ -83,9 +85,9 @@ def test_what_is_pinned_is_on_the_index_with_that_digest(name: str, python: str)
 
 
 def test_every_list_is_looked_at() -> None:
-    folder = REPO / "images"
-    pinned = [file for file in folder.rglob("*") if file.suffix in (".txt", ".lock")]
-    found = {str(file.relative_to(folder)) for file in pinned if "sha256:" in file.read_text()}
+    files = [file for folder in ("images", "scripts") for file in (REPO / folder).rglob("*")]
+    pinned = [file for file in files if file.suffix in (".txt", ".lock")]
+    found = {str(file.relative_to(REPO)) for file in pinned if "sha256:" in file.read_text()}
     assert found == set(LISTS)
 
 

@@ -41,12 +41,14 @@ class FoundImage:
     Attributes:
         id: of its content, such as 'sha256:…'.
         size_mib: of all its layers.
+        digests: of its name in registries; none where it came from a file, or was built here.
     """
 
     reference: str
     id: str
     labels: Mapping[str, str]
     size_mib: int
+    digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def find_image(reference: str) -> FoundImage | None:
         return None
     attrs: Mapping[str, Any] = found.attrs
     labels = attrs.get("Config", {}).get("Labels") or {}
-    return FoundImage(reference, str(attrs["Id"]), labels, int(attrs.get("Size", 0)) // 2**20)
+    size_mib = int(attrs.get("Size", 0)) // 2**20
+    digests = tuple(name.partition("@")[2] for name in attrs.get("RepoDigests") or ())
+    return FoundImage(reference, str(attrs["Id"]), labels, size_mib, digests)
 
 
 def pull_image(reference: str, *, otherwise: str = "") -> None:

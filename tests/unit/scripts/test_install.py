@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from tests.unit.scripts.conftest import ROOT, Machine
 
@@ -62,6 +63,7 @@ def checkout(tmp_path: Path) -> Path:
     )
     (folder / "images" / "cpu").mkdir(parents=True)
     (folder / "images" / "cpu" / "requirements.lock").write_text("torch==1\n")
+    shutil.copy(ROOT / "images" / "cpu" / "uv.txt", folder / "images" / "cpu")
     (folder / "pyproject.toml").write_text("[project]\n")
     return folder
 
@@ -95,13 +97,20 @@ def made(checkout: Path) -> set[str]:
     return {path.name for path in checkout.iterdir()} & {".uv", ".venv"}
 
 
+def test_test_tools_are_locked_as_the_project_pins_them() -> None:
+    pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
+    locked = (ROOT / "scripts" / "test-tools.lock").read_text().lower().splitlines()
+    wanted = {f"{pin.lower()} \\" for pin in pinned}
+    assert len(wanted) > 5 and wanted <= set(locked), "run scripts/lock"
+
+
 class TestSteps:
     def test_in_order(self, ready: Machine, script: Path) -> None:
         ended = ready.run(script)
         assert ended.returncode == 0, ended.stderr
         pip, *rest = ready.asked
         assert pip.startswith("pip -m pip install") and pip.endswith(
-            "--require-hashes -r scripts/uv.txt"
+            "--require-hashes -r images/cpu/uv.txt"
         )
         assert rest == [PYTHON_311, LOCK, KIT, "bytecode"]
 
@@ -121,7 +130,10 @@ class TestSteps:
     def test_test_tools_come_later(self, ready: Machine, script: Path) -> None:
         ready.run(script)
         ready.run(script, "--test")
-        assert ready.asked == ["uv pip install --quiet --python .venv/bin/python --group test"]
+        assert ready.asked == [
+            "uv pip install --quiet --python .venv/bin/python --require-hashes"
+            " -r scripts/test-tools.lock"
+        ]
         ready.run(script, "--test")
         assert ready.asked == []
 

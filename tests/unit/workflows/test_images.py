@@ -345,6 +345,21 @@ class TestCatalogue:
             assert arguments["BASE"] == "mine:1", "what is asked for goes before the catalogue's"
             assert wheelhouse == Path("/w")
 
+    def test_a_base_is_held_to_its_digest(self, docker: Docker) -> None:
+        cuda = load_catalog().engine("cuda")
+        assert cuda.base and cuda.digest
+        pinned = f"{cuda.base}@{cuda.digest}"
+
+        def base() -> str:
+            build_images(("cuda",), {}, wheelhouse=None, report=lambda _: None)
+            return str(docker.done[-1][3]["BASE"])
+
+        assert base() == pinned
+        docker.here[cuda.base] = FoundImage(cuda.base, "sha256:x", {}, 1, ("sha256:moved",))
+        assert base() == pinned, "the tag has moved since"
+        docker.have(cuda.base)
+        assert base() == cuda.base, "it came as a file, which has no digest"
+
     def test_what_is_pulled_is_not_built(self, docker: Docker) -> None:
         with pytest.raises(ConfigError, match="'redis' is not built here") as caught:
             build_images(("cpu", "redis"), {}, wheelhouse=None, report=lambda _: None)
@@ -365,3 +380,4 @@ class TestCatalogue:
         assert pull_images((), report=lambda _: None) == ["redis:8.4.0"]
         (base,) = pull_images(("cuda",), report=lambda _: None)
         assert base.startswith("vllm/vllm-openai:"), "of what is built here, its base"
+        assert base.endswith(f"@{load_catalog().engine('cuda').digest}")

@@ -27,6 +27,9 @@ class TestFinding:
             "Id": "sha256:x", "Size": 3 << 20, "Config": {"Labels": {"k": "v"}},
         }  # fmt: skip
         assert find_image("a:1") == FoundImage("a:1", "sha256:x", {"k": "v"}, 3)
+        engine.all_images["a:1"]["RepoDigests"] = ["a@sha256:1", "b/a@sha256:1"]
+        found = find_image("a:1")
+        assert found and found.digests == ("sha256:1", "sha256:1")
 
     def test_without_labels(self, engine: FakeDocker) -> None:
         engine.all_images["a:1"] = {"Id": "sha256:x", "Config": {"Labels": None}}
