@@ -30,17 +30,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 # What to change in a command line: option → its new value, or None to leave it out.
 Changes = Mapping[str, str | None]
+# A hint: the help of the command that was typed.
+HELP = "--help"
+# Settings of deploy.yaml that no option sets; nested ones have none either.
+NO_OPTION = frozenset({"producer_tp", "consumer_tp", "gpu_access", "hub_cache", "hf_token_file"})
 # Characters that XML forbids or a terminal would interpret.
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that a message names: 'tp', or 'redis.shards'."""
+
+    name: str
+
+    def called(self, origins: Mapping[str, str]) -> str:
+        """Return what the user called it: an option, a variable or the key of a file."""
+        origin = origins.get(self.name.partition(".")[0], "")
+        if origin.startswith(("--", "PDKIT_")):
+            return origin
+        has_option = "." not in self.name and self.name not in NO_OPTION
+        return f"--{self.name.replace('_', '-')}" if has_option and not origin else self.name
+
+    def at_the_start(self, origins: Mapping[str, str]) -> str:
+        """Return the same, after the file that has it."""
+        called, origin = self.called(origins), origins.get(self.name.partition(".")[0], "")
+        return f"{origin}: {called}" if origin and called == self.name else called
+
+
+Words = tuple[str | Setting, ...]
 
 
 class PdkitError(Exception):
     """Base of all errors meant for the user.
 
     Attributes:
+        words: the message; the settings in it are values, named by their origins where those are
+            known (`name_origins`).
         retry: changes to the stack options, each of which fixes it. The hint names them; the
             boundary applies them to the command that was typed.
         otherwise: the rest of the hint.
@@ -51,22 +81,45 @@ class PdkitError(Exception):
 
     def __init__(
         self,
-        message: str,
+        message: str | Words,
         *,
+        setting: str = "",
         hint: str = "",
         details: tuple[str, ...] = (),
         retry: tuple[Changes, ...] = (),
+        note: str = "",
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        """Make an error.
+
+        Args:
+            setting: that is wrong; the message begins with it.
+            hint: the next command to type, or HELP.
+            note: what to know of the commands of `retry`.
+        """
+        words = (message,) if isinstance(message, str) else message
+        self.words: Words = (Setting(setting), ": ", *words) if setting else words
+        self.message = worded(self.words, {})
+        super().__init__(self.message)
         self.details = details
         self.retry = retry
         self.otherwise = hint
-        self.hint = self.hint_by([f"deploy plan {options_text(changes)}" for changes in retry])
+        self.note = note
+        self.hint = self.hint_for("plan")
+
+    def name_origins(self, origins: Mapping[str, str]) -> None:
+        """Name settings the way the user set them: setting → '--tp', 'PDKIT_TP' or a file."""
+        self.message = worded(self.words, origins)
+
+    def hint_for(self, command: str) -> str:
+        """Return the hint for a command."""
+        if self.otherwise == HELP:
+            return f"deploy {command} --help"
+        return self.hint_by([f"deploy {command} {options_text(one)}" for one in self.retry])
 
     def hint_by(self, commands: list[str]) -> str:
         """Return the hint with these commands for `retry`."""
-        return ", or ".join((*commands, *filter(None, [self.otherwise])))
+        noted = [", or ".join(commands) + (f", {self.note}" if self.note else "")]
+        return ", or ".join(filter(None, [*noted, self.otherwise]))
 
     def as_dict(self) -> dict[str, object]:
         """Return the JSON shape: code, message, hint, details (lines, such as a log's last)."""
@@ -76,6 +129,13 @@ class PdkitError(Exception):
             "hint": self.hint,
             "details": list(self.details),
         }
+
+
+def worded(words: Words, origins: Mapping[str, str]) -> str:
+    """Return a message with its settings named by their origins."""
+    first, *rest = words
+    head = first.at_the_start(origins) if isinstance(first, Setting) else first
+    return head + "".join(one.called(origins) if isinstance(one, Setting) else one for one in rest)
 
 
 def printable(text: str) -> str:

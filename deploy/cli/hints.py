@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from deploy.errors import Changes, PdkitError
+from deploy.errors import HELP, Changes, PdkitError
 
 # The commands that take all stack options.
 _PLANNING = ("up", "plan", "render", "doctor")
-_OPTION = re.compile(r"--(?P<option>[a-z][a-z-]*)")
-# A field at the start, such as 'bind:' or 'redis.memory_gib:', but not a service such as 'redis:'.
-_HEAD = re.compile(r"(?!(?:redis|router):)(?P<field>[a-z][a-z_]*)(?=:|\.[a-zA-Z_]+[.:])")
-
-# Typer's message for text in place of a number; only some releases include the text.
-_NO_WHOLE = re.compile(r"Invalid value for (?P<options>'[^:]+'): .*valid integer.*")
 
 
-def in_own_words(line: str, arguments: Sequence[str]) -> str:
-    """Return typer's message about a wrong option, reworded where it is unclear."""
-    found = _NO_WHOLE.fullmatch(line)
-    if found is None:
-        return line
-    options = re.findall(r"'(-[^']+)'", found["options"])
+def not_a_number(exc: Any, arguments: Sequence[str]) -> str:
+    """Return what is wrong with an option of typer's that takes a whole number; "" for others.
+
+    Typer's own words differ by its release, and only some tell the value.
+    """
+    param: Any = getattr(exc, "param", None)
+    if param is None or not _takes_whole_numbers(param, exc.__cause__):
+        return ""
+    given = _given(param.opts, arguments)
+    with suppress(ValueError):
+        int(given)
+        return ""  # it is out of the range, which typer says
+    names = " / ".join(f"'{name}'" for name in param.opts)
+    return f"invalid value '{given}' for {names}: expected a whole number"
+
+
+def _takes_whole_numbers(param: Any, cause: Any) -> bool:
+    """Ask click's type, which older releases of typer have, or the error of pydantic."""
+    if errors := getattr(cause, "errors", None):
+        return bool(errors()[0]["type"] == "int_parsing")
+    return getattr(getattr(param, "type", None), "name", "") in ("integer", "integer range")
+
+
+def _given(options: Sequence[str], arguments: Sequence[str]) -> str:
     given = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        option, _, value = argument.partition("=")
+        option, has_value, value = argument.partition("=")
         if option in options:
-            given = value or following
-    return f"invalid value '{given}' for {found['options']}: expected a whole number"
+            given = value if has_value else following
+    return given
 
 
 def fitted_hint(error: PdkitError, arguments: Sequence[str], command: str) -> str:
     """Return an error's hint as the typed command with only the needed changes."""
-    if command not in _PLANNING:
-        return error.hint.replace("deploy plan --help", f"deploy {command} --help")
-    commands = [_changed(arguments, changes) for changes in error.retry]
-    # Only plan and render take an inventory.
-    other = re.sub(r"deploy plan (?=--(?!inventory))", f"deploy {command} ", error.otherwise)
-    return ", or ".join((*commands, *filter(None, [other])))
+    if error.otherwise == HELP:
+        return error.hint_for(command)
+    if command not in _PLANNING or not error.retry:
+        return error.hint
+    return error.hint_by([_changed(arguments, changes) for changes in error.retry])
 
 
 def _changed(arguments: Sequence[str], changes: Changes) -> str:
@@ -59,31 +70,9 @@ def _changed(arguments: Sequence[str], changes: Changes) -> str:
 
 @contextmanager
 def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
-    """Name settings in errors the way the user set them: by flag, variable or key of a file.
-
-    `origins` is field → '--field', 'PDKIT_FIELD' or the path of a file.
-    """
+    """Name settings in errors the way the user set them: by flag, variable or key of a file."""
     try:
         yield
     except PdkitError as exc:
-        exc.message = named_by_origin(exc.message, origins)
+        exc.name_origins(origins)
         raise
-
-
-def named_by_origin(message: str, origins: Mapping[str, str]) -> str:
-    """Return the message with options and fields named the way the user set them."""
-
-    def called(found: re.Match[str]) -> str:
-        field = found["option"].replace("-", "_")
-        origin = origins.get(field, found[0])
-        if origin.startswith(("--", "PDKIT_")):
-            return origin
-        return f"{origin}: {field}" if found.start() == 0 else field
-
-    head = _HEAD.match(message)
-    if head and head["field"] in origins:
-        origin = origins[head["field"]]
-        # Nested settings come from files only.
-        said = origin if origin.startswith(("--", "PDKIT_")) else f"{origin}: {head['field']}"
-        return said + message[head.end() :]
-    return _OPTION.sub(called, message)

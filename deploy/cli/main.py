@@ -13,7 +13,7 @@ import typer
 from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
-from deploy.cli.hints import fitted_hint, in_own_words
+from deploy.cli.hints import fitted_hint, not_a_number
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError, printable
 from deploy.runtime.interrupts import interrupt_once
 
@@ -84,7 +84,7 @@ def _fail_unexpectedly(exc: Exception, arguments: Sequence[str], command: str, f
     """Turn typer's own usage errors into ours, and show a traceback for anything else."""
     format_message = getattr(exc, "format_message", None)
     if format_message is not None:
-        line = in_own_words(" ".join(str(format_message()).split()), arguments)
+        line = not_a_number(exc, arguments) or " ".join(str(format_message()).split())
         unknown = "no such command" in line.lower()
         known = f"deploy {command} --help" if command and not unknown else "deploy --help"
         return _fail(UsageError(line[:1].lower() + line[1:], hint=known), command, form)

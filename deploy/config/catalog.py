@@ -152,7 +152,9 @@ class Catalog:
             if engine.image == value.partition("@")[0] and not reference_problem(value):
                 return replace(engine, image=value)
         if problem := reference_problem(value):
-            raise ConfigError(f"--image: {problem}{self._suggestion(value)}", hint=LIST_COMMAND)
+            raise ConfigError(
+                f"{problem}{self._suggestion(value)}", setting="image", hint=LIST_COMMAND
+            )
         return EngineImage(image=value)
 
     def _suggestion(self, value: str) -> str:

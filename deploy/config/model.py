@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.config.kinds import PLAIN, Kind, kind_of
-from deploy.errors import ConfigError
+from deploy.errors import Changes, ConfigError
 from deploy.home_folder import expanded
 
 TINY = "tiny"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration)$|LMHeadModel$")
-_FOLDER_HINT = "deploy plan --model FOLDER, with a folder that holds config.json and the weights"
+_FOLDER: Changes = {"--model": "FOLDER"}
+_WHOLE = "with a folder that holds config.json and the weights"
 _HEADS = ("num_attention_heads", "n_head")
 _LAYERS = ("num_hidden_layers", "n_layer")
 # Types that vLLM runs with multi-head latent attention in every layer.
@@ -116,8 +117,9 @@ def resolve_model(
         return _folder(path, value)
     if not _HUB_ID.fullmatch(value):
         raise ConfigError(
-            f"--model: '{value}' is neither an existing folder nor a Hugging Face id (owner/name)",
-            hint="deploy plan --model ./path/to/model, or --model owner/name",
+            f"'{value}' is neither an existing folder nor a Hugging Face id (owner/name)",
+            setting="model",
+            retry=({"--model": "./path/to/model"}, {"--model": "owner/name"}),
         )
     return _hub(value, hub_cache or default_hub_cache())
 
@@ -179,14 +181,18 @@ def _strings(value: object) -> list[str]:
 def _folder(path: Path, value: str) -> Model:
     if not path.is_dir():
         raise ConfigError(
-            f"--model: the folder '{value}' does not exist",
-            hint=_FOLDER_HINT,
+            f"the folder '{value}' does not exist",
+            setting="model",
+            retry=(_FOLDER,),
+            note=_WHOLE,
         )
     file = path / "config.json"
     if not file.is_file():
         raise ConfigError(
-            f"--model: '{value}' has no config.json, so it is not a model folder",
-            hint=_FOLDER_HINT,
+            f"'{value}' has no config.json, so it is not a model folder",
+            setting="model",
+            retry=(_FOLDER,),
+            note=_WHOLE,
         )
     resolved = path.resolve()
     config = _read_config(file)
@@ -194,8 +200,10 @@ def _folder(path: Path, value: str) -> Model:
     files = _weight_files(path)
     if not files:
         raise ConfigError(
-            f"--model: '{value}' contains no weights ({', '.join(_WEIGHTS)})",
-            hint=_FOLDER_HINT,
+            f"'{value}' contains no weights ({', '.join(_WEIGHTS)})",
+            setting="model",
+            retry=(_FOLDER,),
+            note=_WHOLE,
         )
     version = _version([file, *files])
     return Model(
@@ -222,10 +230,10 @@ def _read_config(file: Path) -> Mapping[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise ConfigError(
-            f"--model: {file} is not valid JSON ({exc})", hint=f"restore {file}"
+            f"{file} is not valid JSON ({exc})", setting="model", hint=f"restore {file}"
         ) from exc
     if not isinstance(config, dict):
-        raise ConfigError(f"--model: {file} is not a JSON object", hint=f"restore {file}")
+        raise ConfigError(f"{file} is not a JSON object", setting="model", hint=f"restore {file}")
     return config
 
 
@@ -248,7 +256,8 @@ def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
         )
     except (TypeError, ValueError) as exc:
         raise ConfigError(
-            f"--model: a value in config.json of '{name}' is not a number ({exc})",
+            f"a value in config.json of '{name}' is not a number ({exc})",
+            setting="model",
             hint=f"restore the config.json of {name}",
         ) from exc
 

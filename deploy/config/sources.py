@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import meant_vendor
-from deploy.errors import ConfigError
+from deploy.errors import HELP, ConfigError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -210,9 +210,7 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
         return _unknown_key(location, origin)
     return ConfigError(
         f"{shown}: {error['input']!r} is not valid: {_expectation(error, location)}",
-        hint="deploy plan --help"
-        if origin.startswith("--")
-        else f"fix {origin} and run the command again",
+        hint=HELP if origin.startswith("--") else f"fix {origin} and run the command again",
     )
 
 

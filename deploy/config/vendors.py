@@ -203,6 +203,7 @@ def vendor_named(name: str) -> Vendor:
         return VENDORS[name]
     except KeyError:
         raise ConfigError(
-            f"--vendor: '{name}' is not one of {', '.join(VENDORS)}",
-            hint="deploy plan --vendor cpu",
+            f"'{name}' is not one of {', '.join(VENDORS)}",
+            setting="vendor",
+            retry=({"--vendor": "cpu"},),
         ) from None

@@ -22,6 +22,7 @@ def check_bind(spec: StackSpec) -> None:
     keyless = spec.api_key_file is None and not spec.allow_keyless
     if keyless and not ipaddress.ip_address(spec.bind).is_loopback:
         raise ConfigError(
-            f"bind: {spec.bind} lets other machines use the stack, and no API key is set",
+            f"{spec.bind} lets other machines use the stack, and no API key is set",
+            setting="bind",
             hint="add --api-key-file FILE, or --allow-keyless to accept everyone who reaches it",
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from deploy.config.vendors import Vendor
-from deploy.errors import Changes, MissingGpus
+from deploy.errors import Changes, MissingGpus, Setting
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.topology import NO_SPLIT
 
@@ -96,8 +96,11 @@ def _too_few(
     inventory: Inventory, vendor: Vendor, needed: int, there: int, ranks: int
 ) -> MissingGpus:
     return MissingGpus(
-        f"{needed} GPU{'s' if needed > 1 else ''} for --vendor {vendor.name} asked for, "
-        f"{there or 'none'} seen",
+        (
+            f"{needed} GPU{'s' if needed > 1 else ''} for ",
+            Setting("vendor"),
+            f" {vendor.name} asked for, {there or 'none'} seen",
+        ),
         retry=({**NO_SPLIT, **_most(there, ranks)} if there else _NO_GPUS,),
         hint="" if there else "deploy plan --inventory FILE for another machine",
         details=inventory.seen,

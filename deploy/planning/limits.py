@@ -139,8 +139,9 @@ def _value_bytes(spec: StackSpec, traffic: _Traffic, shape: ModelShape | None) -
         most = (REDIS_VALUE_BYTES - _HEADER_BYTES) * parts // traffic.token_bytes
         fitting = 1 << (most.bit_length() - 1)
         raise ConfigError(
-            f"lmcache.chunk_size: a chunk of {chunk} tokens is a value of {value:,} bytes, and "
+            f"a chunk of {chunk} tokens is a value of {value:,} bytes, and "
             f"Redis takes {REDIS_VALUE_BYTES:,} at most",
+            setting="lmcache.chunk_size",
             hint=f"set lmcache.chunk_size to {fitting}",
         )
     return value
@@ -197,6 +198,7 @@ def _too_small(spec: StackSpec, least: int, traffic: _Traffic) -> ConfigError:
         of = f"a prompt of {traffic.prompt} tokens, which moves whole in layerwise mode,"
         ways = "or a smaller engine.max_model_len, or leave layerwise out"
     return ConfigError(
-        f"lmcache.staging_gib: {spec.lmcache.staging_gib:g} GiB are too few; {of} takes {needed:g}",
+        f"{spec.lmcache.staging_gib:g} GiB are too few; {of} takes {needed:g}",
+        setting="lmcache.staging_gib",
         hint=f"set lmcache.staging_gib to {needed:g} or more, {ways}",
     )

@@ -94,15 +94,17 @@ def _gpu_room(spec: StackSpec, model: Model, share_bytes: int, told: int | None)
     room = share_bytes - weights - _GPU_BASE_BYTES
     if room <= 0:
         raise NotEnoughMemory(
-            f"--model: {model.served_name} has {weights / GIB:.1f} GiB of weights for each GPU, "
+            f"{model.served_name} has {weights / GIB:.1f} GiB of weights for each GPU, "
             f"and an engine may use {share_bytes / GIB:.1f} GiB of it",
+            setting="model",
             retry=({"--tp": str(spec.tp * 2)},),
             hint="a smaller --model, or more --gpus",
         )
     if told is not None and told > room:
         raise NotEnoughMemory(
-            f"engine.kv_cache_gib: {told / GIB:g} GiB of KV do not fit beside the weights; there"
+            f"{told / GIB:g} GiB of KV do not fit beside the weights; there"
             f" is room for {room / GIB:.1f}",
+            setting="engine.kv_cache_gib",
             hint=f"set engine.kv_cache_gib to {int(10 * room / GIB) / 10:g} or less, or leave it "
             "out",
         )
@@ -121,9 +123,10 @@ def max_model_len(spec: StackSpec, shape: ModelShape | None, space: KvSpace) -> 
     if length is not None and length < least:
         field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
         raise ConfigError(
-            f"{field}: a context of {length} tokens has no room for a chunk (lmcache.chunk_size "
+            f"a context of {length} tokens has no room for a chunk (lmcache.chunk_size "
             f"{spec.lmcache.chunk_size}) and an answer of {ANSWER_TOKENS}, so no KV would ever be "
             "shared",
+            setting=field,
             hint=(f"set {field} to {least} or more" if asked else f"raise {field}")
             + ", or set a smaller lmcache.chunk_size",
         )
@@ -140,12 +143,14 @@ def _allowed_len(asked: int | None, shape: ModelShape, space: KvSpace) -> int | 
     limit = shape.max_positions or fits
     if asked is not None and limit is not None and asked > limit:
         raise ConfigError(
-            f"engine.max_model_len: {asked} is more than the model's {limit} positions",
+            f"{asked} is more than the model's {limit} positions",
+            setting="engine.max_model_len",
             hint=f"set engine.max_model_len to {limit} or less",
         )
     if asked is not None and fits is not None and asked > fits:
         raise ConfigError(
-            f"engine.max_model_len: {asked} tokens do not fit into a KV space of {fits}",
+            f"{asked} tokens do not fit into a KV space of {fits}",
+            setting="engine.max_model_len",
             hint=f"set engine.max_model_len to {fits} or less, or engine.kv_cache_gib to more",
         )
     return asked or _longest(limit, fits, exact=space.told_bytes is not None)

@@ -316,8 +316,8 @@ def _check_chunks(spec: StackSpec, block: int) -> None:
     if chunk % block:
         nearest = min(max(1, round(chunk / block)), MAX_CHUNK // block) * block
         raise ConfigError(
-            f"lmcache.chunk_size: {chunk} is not a multiple of engine.block_size {block}; KV moves "
-            "in whole blocks",
+            f"{chunk} is not a multiple of engine.block_size {block}; KV moves in whole blocks",
+            setting="lmcache.chunk_size",
             hint=f"set lmcache.chunk_size to {nearest}",
         )
 
@@ -327,12 +327,14 @@ def _check_engine_settings(spec: StackSpec) -> None:
         option = argument.partition("=")[0].replace("_", "-")
         if option in _OWN_OPTIONS:
             raise ConfigError(
-                f"engine.args: '{option}' is the plan's to set",
+                f"'{option}' is the plan's to set",
+                setting="engine.args",
                 hint=f"use {_OWN_OPTIONS[option]} instead",
             )
     if "PYTHONHASHSEED" in spec.engine.env:
         raise ConfigError(
-            "engine.env: PYTHONHASHSEED is the plan's to set: keys match only where it is equal",
+            "PYTHONHASHSEED is the plan's to set: keys match only where it is equal",
+            setting="engine.env",
             hint="leave it out of engine.env",
         )
 
@@ -340,7 +342,8 @@ def _check_engine_settings(spec: StackSpec) -> None:
 def _check_gpu_access(spec: StackSpec) -> None:
     if spec.gpu_access == "all" and not vendor_named(spec.vendor).container.nodes:
         raise ConfigError(
-            f"gpu_access: 'all' is for ROCm, and the vendor is {spec.vendor}",
+            f"'all' is for ROCm, and the vendor is {spec.vendor}",
+            setting="gpu_access",
             hint="leave gpu_access out of deploy.yaml",
         )
 
@@ -351,10 +354,12 @@ def _check_equal_ranks(spec: StackSpec) -> None:
         asked = getattr(spec, field)
         if asked not in (None, spec.tp):
             raise ConfigError(
-                f"{field}: {asked} differs from the other role's {spec.tp}; the store's keys name "
+                f"{asked} differs from the other role's {spec.tp}; the store's keys name "
                 "the number of ranks and each rank's own part of the KV, so a consumer would never "
                 "find what a producer stored",
-                hint=f"deploy plan --tp {asked}, without {field}",
+                setting=field,
+                retry=({"--tp": str(asked)},),
+                note=f"without {field}",
             )
 
 
@@ -367,8 +372,9 @@ def _check_tensor_parallel(spec: StackSpec, model: Model, topology: Topology) ->
         # As many engines as before: the number of GPUs that was named is of the other size.
         split = {**NO_SPLIT, "--topology": str(topology)} if spec.gpus is not None else {}
         raise ConfigError(
-            f"--tp: {tp} does not divide {model.served_name}'s {shape.attention_heads} attention "
+            f"{tp} does not divide {model.served_name}'s {shape.attention_heads} attention "
             f"heads and {shape.kv_heads} KV heads evenly",
+            setting="tp",
             retry=({**split, "--tp": str(possible)},),
         )
 
@@ -377,6 +383,7 @@ def _check_ports(port: int, topology: Topology) -> None:
     last = port + _FIRST_ENGINE_OFFSET + topology.engines - 1
     if last > _LAST_PORT:
         raise ConfigError(
-            f"--port: {port} leaves no room: the stack's last engine would listen on {last}",
+            f"{port} leaves no room: the stack's last engine would listen on {last}",
+            setting="port",
             retry=({"--port": str(_LAST_PORT - (last - port))},),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deploy.config.spec import StackSpec
-from deploy.errors import ConfigError
+from deploy.errors import ConfigError, Setting
 from deploy.planning.inventory import Inventory
 from deploy.planning.topology import Topology
 
@@ -59,8 +59,8 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
     file = spec.redis.url_file
     if spec.redis.client == "lmcache" and (spec.redis.shards or 1) > 1:
         raise ConfigError(
-            f"redis.shards: {spec.redis.shards} do not go with redis.client lmcache, which knows "
-            "one address",
+            f"{spec.redis.shards} do not go with redis.client lmcache, which knows one address",
+            setting="redis.shards",
             hint="leave redis.shards out of deploy.yaml, or redis.client",
         )
     if spec.redis.client == "lmcache" and spec.redis.integrity == "mac":
@@ -71,7 +71,8 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
     if file is None:
         if spec.redis.tls_files:
             raise ConfigError(
-                "redis.tls_files: they go with a Redis of your own, and there is no redis.url_file",
+                "they go with a Redis of your own, and there is no redis.url_file",
+                setting="redis.tls_files",
                 hint="leave redis.tls_files out, or name the file that holds the URL in "
                 "redis.url_file",
             )
@@ -80,8 +81,9 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
         value = getattr(spec.redis, name)
         if value is not None:
             raise ConfigError(
-                f"redis.{name}: {value} is for the Redis that the kit starts, and redis.url_file "
-                f"({file}) names another",
+                f"{value} is for the Redis that the kit starts, and redis.url_file ({file}) names "
+                "another",
+                setting=f"redis.{name}",
                 hint=f"leave redis.{name} out of deploy.yaml, or redis.url_file",
             )
 
@@ -95,7 +97,8 @@ def _check_nothing_shared(spec: StackSpec, topology: Topology) -> None:
     }
     for field in (field for field, given in asked.items() if given):
         raise ConfigError(
-            f"{field}: --topology {topology} has no Redis, and its engines share no KV",
+            (Setting("topology"), f" {topology} has no Redis, and its engines share no KV"),
+            setting=field,
             hint=f"leave {field} out, or --topology {topology.engines}a+redis"
             if topology.engines > 1
             else f"leave {field} out, or --topology 1p1d",

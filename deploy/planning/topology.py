@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
-from deploy.errors import Changes, ConfigError
+from deploy.errors import Changes, ConfigError, Setting
 
 # Options that name a split, each of which another form of it must replace.
 NO_SPLIT: Changes = {"--gpus": None, "--topology": None, "--producers": None, "--consumers": None}
@@ -85,8 +85,12 @@ def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology
     if not shared and asked.engines not in (engines, split(engines).engines):
         each = f" of {spec.tp}" if vendor.has_gpus and spec.tp > 1 else ""
         raise ConfigError(
-            f"--gpus {spec.gpus} contradicts --topology {asked}, which needs "
-            f"{asked.engines} {vendor.slot}s{each}",
+            (
+                Setting("gpus"),
+                f" {spec.gpus} contradicts ",
+                Setting("topology"),
+                f" {asked}, which needs {asked.engines} {vendor.slot}s{each}",
+            ),
             retry=(
                 {**NO_SPLIT, "--topology": str(asked)},
                 {**NO_SPLIT, "--gpus": str(spec.gpus)},
@@ -108,7 +112,8 @@ def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int =
         return topology.engines * spec.tp
     if spec.tp > 1:
         raise ConfigError(
-            f"--tp: {spec.tp} ranks of an engine need {spec.tp} GPUs, and engines share 1 here",
+            f"{spec.tp} ranks of an engine need {spec.tp} GPUs, and engines share 1 here",
+            setting="tp",
             retry=(
                 {**NO_SPLIT, "--gpus": "1", "--tp": "1"},
                 {**NO_SPLIT, "--gpus": str(2 * spec.tp), "--tp": str(spec.tp)},
@@ -131,8 +136,12 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
     if gpus % spec.tp or gpus < least * spec.tp:
         engines = asked.engines if asked else max(2, round(gpus / spec.tp))
         raise ConfigError(
-            f"--gpus: {gpus} GPUs do not divide into engines of --tp {spec.tp}, of which a stack "
-            "needs two at least",
+            (
+                f"{gpus} GPUs do not divide into engines of ",
+                Setting("tp"),
+                f" {spec.tp}, of which a stack needs two at least",
+            ),
+            setting="gpus",
             retry=({"--gpus": str(engines * spec.tp), "--tp": str(spec.tp)},),
         )
     return gpus // spec.tp
@@ -148,7 +157,7 @@ def _asked(spec: StackSpec) -> Topology | None:
     for field, counted in (("producers", spec.producers), ("consumers", spec.consumers)):
         if counted not in (None, getattr(named, field)):
             raise ConfigError(
-                f"--topology {named} contradicts --{field} {counted}",
+                (Setting("topology"), f" {named} contradicts ", Setting(field), f" {counted}"),
                 retry=({**NO_SPLIT, "--topology": str(named)},),
             )
     return named

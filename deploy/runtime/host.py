@@ -96,7 +96,9 @@ def find_engine_python(asked: Path | None) -> str:
     python = str(_located(asked)) if asked else sys.executable
     if shutil.which(python) is None:
         raise MissingTool(
-            f"engine.python: {asked} is not an executable", hint="set engine.python in deploy.yaml"
+            f"{asked} is not an executable",
+            setting="engine.python",
+            hint="set engine.python in deploy.yaml",
         )
     missing = _probe(python, _FIND_MODULES, *_ENGINE_MODULES)
     if missing:
@@ -137,7 +139,8 @@ def find_redis_server(asked: Path | None, engine_python: str) -> str:
         server = _located(asked)
         if shutil.which(server) is None:
             raise MissingTool(
-                f"redis.server: {asked} is not an executable",
+                f"{asked} is not an executable",
+                setting="redis.server",
                 hint="set redis.server in deploy.yaml to a redis-server, or leave it out",
             )
         return str(server)
@@ -170,7 +173,8 @@ def _probe(python: str, program: str, *arguments: str) -> str:
         )
     except (OSError, subprocess.SubprocessError) as exc:
         raise MissingTool(
-            f"engine.python: {python} does not run as a Python interpreter",
+            f"{python} does not run as a Python interpreter",
+            setting="engine.python",
             hint="set engine.python in deploy.yaml",
         ) from exc
     return done.stdout.strip()

@@ -45,7 +45,8 @@ def _require_address(host: str) -> None:
             probe.bind((host, 0))
     except OSError as exc:
         raise MachineError(
-            f"bind: '{host}' is not an address of this machine ({exc.strerror or exc})",
+            f"'{host}' is not an address of this machine ({exc.strerror or exc})",
+            setting="bind",
             hint="set bind to 127.0.0.1, 0.0.0.0 or an address that `ip address` lists",
         ) from exc
 

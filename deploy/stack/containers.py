@@ -64,8 +64,8 @@ def refuse_visible_secrets(spec: StackSpec) -> None:
     """
     for name in (name for name, value in spec.engine.env.items() if is_secret(name, value)):
         raise ConfigError(
-            f"engine.env: {name} looks like a secret, and a container's variables are shown by "
-            "docker inspect",
+            f"{name} looks like a secret, and a container's variables are shown by docker inspect",
+            setting="engine.env",
             hint="for a token of the hub: hf_token_file in deploy.yaml; else: --runtime process",
         )
 

@@ -47,7 +47,8 @@ def api_key(spec: StackSpec) -> str | None:
     key = read_secret_file("api_key_file", spec.api_key_file)
     if not key.isascii() or len(key.split()) != 1:
         raise ConfigError(
-            f"api_key_file: {spec.api_key_file} does not hold one key of letters and digits",
+            f"{spec.api_key_file} does not hold one key of letters and digits",
+            setting="api_key_file",
             hint=f"openssl rand -hex 32 > {spec.api_key_file}",
         )
     return key
@@ -143,8 +144,9 @@ def _require_own_hub_cache(prepared: Prepared) -> None:
     folder, (uid, _) = Path(means.hub_cache), owner(means)
     if folder.exists() and uid not in (0, folder.stat().st_uid):
         raise MachineError(
-            f"hub_cache: {folder} belongs to user {folder.stat().st_uid}, and containers run as "
+            f"{folder} belongs to user {folder.stat().st_uid}, and containers run as "
             f"user {uid}, who must write there",
+            setting="hub_cache",
             hint=f"sudo chown -R {means.user} {folder}, or hub_cache: ANOTHER in deploy.yaml",
         )
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.errors import ConfigError, RedisUnreachable
+from deploy.errors import Changes, ConfigError, RedisUnreachable
 from deploy.planning.redis_url import SCHEMES, RedisUrl, is_loopback, parse_redis_url, scheme_of
 from deploy.runtime.secrets import Secret, keep_secret, read_secrets
 from deploy.runtime.url_store import UrlStore, open_url_store
@@ -20,7 +20,7 @@ _FIELD = "redis.url_file"
 _LMCACHE_SCHEMES = ("redis", "rediss", "unix")
 _URLS = ", ".join(f"{one}://" for one in SCHEMES)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,19}")
-_BY_PROCESS = "deploy plan --runtime process"
+_BY_PROCESS: Changes = {"--runtime": "process"}
 
 
 def redis_url(prepared: Prepared) -> str | None:
@@ -84,7 +84,8 @@ def require_redis(prepared: Prepared, folder: Path) -> None:
         trouble = store.trouble()
         if trouble:
             raise RedisUnreachable(
-                f"{_FIELD}: the Redis at {url.shown} cannot be used: {trouble}",
+                f"the Redis at {url.shown} cannot be used: {trouble}",
+                setting=_FIELD,
                 hint=f"start that Redis or fix {file}, then deploy up --dry-run",
             )
         if isinstance(prepared.facts.means, Containers):
@@ -100,14 +101,16 @@ def _require_scheme(text: str, file: Path, client: str) -> None:
     scheme = scheme_of(text)
     if scheme not in SCHEMES:
         raise ConfigError(
-            f"{_FIELD}: {file} does not contain a Redis URL: "
+            f"{file} does not contain a Redis URL: "
             + (f"unsupported scheme {scheme}://" if _SCHEME.fullmatch(scheme) else "no scheme"),
+            setting=_FIELD,
             hint=f"write one URL to {file}: {_URLS}",
         )
     if client == "lmcache" and scheme not in _LMCACHE_SCHEMES:
         raise ConfigError(
-            f"redis.client: lmcache cannot use the {scheme}:// of {_FIELD} ({file}); it takes "
+            f"lmcache cannot use the {scheme}:// of {_FIELD} ({file}); it takes "
             + ", ".join(f"{one}://" for one in _LMCACHE_SCHEMES),
+            setting="redis.client",
             hint="remove redis.client from deploy.yaml: pdkit's own client supports it",
         )
 
@@ -121,7 +124,8 @@ def _parsed(text: str, file: Path) -> RedisUrl:
         UrlStore(url).close()
     except ValueError:
         raise ConfigError(
-            f"{_FIELD}: the {scheme_of(text)}:// URL in {file} is invalid",
+            f"the {scheme_of(text)}:// URL in {file} is invalid",
+            setting=_FIELD,
             hint=f"check host, port, database, a Sentinel's /MASTER and the options after '?' in "
             f"{file}; write special characters of a password as %XX",
         ) from None
@@ -137,16 +141,20 @@ def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, means: Contai
     """
     if url.socket:
         raise ConfigError(
-            f"{_FIELD}: {url.shown} is a socket of this machine, which containers cannot reach",
-            hint=f"a host that they reach, such as redis://HOST:6379; or {_BY_PROCESS}",
+            f"{url.shown} is a socket of this machine, which containers cannot reach",
+            setting=_FIELD,
+            retry=(_BY_PROCESS,),
+            hint=f"write a host that they reach to {prepared.spec.redis.url_file}, such as "
+            "redis://HOST:6379",
         )
     for host, _ in url.nodes:
-        _refuse_loopback(host, f"{_FIELD}: {url.shown}")
+        _refuse_loopback(host, url.shown)
     mounted = prepared.spec.redis.tls_files
     for file in map(Path, url.files):
         if file not in mounted:
             raise ConfigError(
-                f"{_FIELD}: its URL names {file}, which containers cannot read",
+                f"its URL names {file}, which containers cannot read",
+                setting=_FIELD,
                 hint=f"redis: {{tls_files: [{', '.join(url.files)}]}} in deploy.yaml mounts them",
             )
     for file in mounted:
@@ -164,27 +172,32 @@ def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) ->
     except store.errors:
         return  # it has answered a moment ago; engines ask again
     for host in hosts:
-        _refuse_loopback(host, f"{_FIELD} ({file}): {url.shown} calls a server {host}, and that")
+        _refuse_loopback(host, f"{url.shown} ({file}) calls a server {host}, and that")
 
 
 def _refuse_loopback(host: str, what: str) -> None:
     if is_loopback(host):
         raise ConfigError(
             f"{what} means the container itself inside a container",
-            hint=f"an address of the machine that other machines reach it by; or {_BY_PROCESS}",
+            setting=_FIELD,
+            retry=(_BY_PROCESS,),
+            hint="an address of the machine that other machines reach it by",
         )
 
 
 def _require_readable(file: Path, means: Containers) -> None:
     field = "redis.tls_files"
     if not file.is_file():
-        raise ConfigError(f"{field}: {file} is not a file", hint=f"fix {field} in deploy.yaml")
+        raise ConfigError(
+            f"{file} is not a file", setting=field, hint=f"fix {field} in deploy.yaml"
+        )
     found, (uid, _, gid) = file.stat(), means.user.partition(":")
     # As the kernel decides: the first that fits.
     who = (uid == str(found.st_uid), 0o400), (gid == str(found.st_gid), 0o040), (True, 0o004)
     needed = next(bit for fits, bit in who if fits)
     if uid != "0" and not found.st_mode & needed:
         raise ConfigError(
-            f"{field}: {file} cannot be read by user {means.user}, which containers run as",
+            f"{file} cannot be read by user {means.user}, which containers run as",
+            setting=field,
             hint=f"sudo chown {means.user} {file}",
         )

@@ -5,7 +5,6 @@ What is missing becomes an outcome, and is assumed in the plan, so that the rest
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,8 +36,6 @@ from deploy.workflows.images import looked_into, refuse_bad_pair, stack_images
 from deploy.workflows.prepare import Facts, Report, find_model
 
 _DETAIL_LINES = 6
-# Errors name the command that plans anywhere; only that one takes an inventory.
-_OTHER_COMMAND = re.compile(r"deploy plan (?=--(?!inventory))")
 _Result = TypeVar("_Result")
 
 
@@ -58,7 +55,7 @@ class Steps:
         except PdkitError as exc:
             self.outcomes[step] = Outcome(
                 trouble=exc.message,
-                fix=_OTHER_COMMAND.sub("deploy up ", exc.hint),
+                fix=exc.hint_for("up"),
                 details=exc.details[:_DETAIL_LINES],
                 usage=isinstance(exc, UsageError),
             )

@@ -89,7 +89,8 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
     engine = catalog.named(spec.image) if spec.image else catalog.default_for(vendor)
     if engine.vendor not in (None, vendor):
         raise ConfigError(
-            f"--image: '{spec.image}' is an image for {engine.vendor}, and the vendor is {vendor}",
+            f"'{spec.image}' is an image for {engine.vendor}, and the vendor is {vendor}",
+            setting="image",
             hint=f"--vendor {engine.vendor} --image {spec.image}; for a stack that is up: "
             f"deploy swap {engine.vendor} --image {spec.image}",
         )
@@ -117,7 +118,9 @@ def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
             return service
     if problem := reference_problem(asked):
         names = ", ".join(service.name for service in own)
-        raise ConfigError(f"{name}.image: {problem}; profiles: {names}", hint=LIST_COMMAND)
+        raise ConfigError(
+            f"{problem}; profiles: {names}", setting=f"{name}.image", hint=LIST_COMMAND
+        )
     return replace(known, image=asked, build=None)
 
 
@@ -186,7 +189,8 @@ def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[
     if known.profile or spec.allow_unproven:
         return known.interpreter, Versions(None, None)
     raise ConfigError(
-        f"--image: no vLLM found by {', '.join(tried)} in {known.image}",
+        f"no vLLM found by {', '.join(tried)} in {known.image}",
+        setting="image",
         hint=f"an image that has vLLM and LMCache: {LIST_COMMAND}",
     )
 

@@ -118,8 +118,10 @@ def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Mo
     if isinstance(means, Programs):
         if spec.image is not None:
             raise ConfigError(
-                f"--image: '{spec.image}' is for containers, and the stack would run as processes",
-                hint="deploy plan --runtime compose, or engine.python instead of an image",
+                f"'{spec.image}' is for containers, and the stack would run as processes",
+                setting="image",
+                retry=({"--runtime": "compose"},),
+                hint="engine.python instead of an image",
             )
         return ProcessLayout(
             run_dir=files.run_dir,
@@ -159,9 +161,10 @@ def _require_mountable(model: Model) -> None:
     for file in sorted(folder.iterdir()):
         if file.is_symlink() and not file.resolve().is_relative_to(folder):
             raise ConfigError(
-                f"--model: {file} is a link out of its folder, and a container sees the folder "
-                "alone",
-                hint="for a model of the hub's cache: deploy plan --model OWNER/NAME",
+                f"{file} is a link out of its folder, and a container sees the folder alone",
+                setting="model",
+                retry=({"--model": "OWNER/NAME"},),
+                note="for a model of the hub's cache",
             )
 
 

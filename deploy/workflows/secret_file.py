@@ -15,12 +15,12 @@ def read_secret_file(field: str, file: Path) -> str:
     """
     hint = f"name a file that holds it, or leave {field} out"
     if file.exists() and not file.is_file():  # a pipe would keep its reader waiting
-        raise ConfigError(f"{field}: {file} is not a regular file", hint=hint)
+        raise ConfigError(f"{file} is not a regular file", setting=field, hint=hint)
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is no text"
-        raise ConfigError(f"{field}: {file} cannot be read: {why}", hint=hint) from exc
+        raise ConfigError(f"{file} cannot be read: {why}", setting=field, hint=hint) from exc
     if not text:
-        raise ConfigError(f"{field}: {file} is empty", hint=f"fill it, or leave {field} out")
+        raise ConfigError(f"{file} is empty", setting=field, hint=f"fill it, or leave {field} out")
     return text

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from deploy.cli.hints import fitted_hint, in_own_words, named_by_origin, naming_origins
-from deploy.errors import ConfigError, MissingGpus
+from deploy.cli.hints import fitted_hint, naming_origins, not_a_number
+from deploy.cli.options import stack_option_names
+from deploy.config.spec import StackSpec
+from deploy.errors import HELP, NO_OPTION, ConfigError, MissingGpus, Setting
 
 GPUS = ({"--topology": None, "--gpus": "8"},)
 
@@ -45,13 +49,18 @@ class TestRetry:
 class TestCommands:
     @pytest.mark.parametrize("command", ["up", "render", "plan", "status", "check"])
     def test_help_of_the_command_that_was_typed(self, command: str) -> None:
-        error = ConfigError("bad", hint="deploy plan --help")
+        error = ConfigError("bad", hint=HELP)
         assert fitted_hint(error, [command], command) == f"deploy {command} --help"
 
-    def test_only_plans_take_an_inventory(self) -> None:
-        error = ConfigError("bad", hint="deploy plan --inventory FILE, or deploy plan --tp 2")
+    def test_other_commands_stay(self) -> None:
+        error = ConfigError("bad", hint="deploy plan --inventory FILE", retry=({"--tp": "2"},))
         hint = fitted_hint(error, ["up"], "up")
-        assert hint == "deploy plan --inventory FILE, or deploy up --tp 2"
+        assert hint == "deploy up --tp 2, or deploy plan --inventory FILE"
+
+    def test_a_note_follows_the_commands(self) -> None:
+        error = ConfigError("bad", retry=({"--tp": "2"},), note="without x", hint="buy more")
+        assert error.hint == "deploy plan --tp 2, without x, or buy more"
+        assert error.hint_for("up") == "deploy up --tp 2, without x, or buy more"
 
 
 class TestOrigins:
@@ -61,48 +70,74 @@ class TestOrigins:
     }  # fmt: skip
 
     @pytest.mark.parametrize(
-        ("message", "said"),
+        ("error", "said"),
         [
-            ("--tp: 3 does not", "deploy.yaml: tp: 3 does not"),
-            ("--gpus 3 contradicts --topology 2p2d", "--gpus 3 contradicts PDKIT_TOPOLOGY 2p2d"),
-            ("2 GPUs for --vendor cuda asked for", "2 GPUs for vendor cuda asked for"),
-            ("api_key_file: /x is empty", "--api-key-file: /x is empty"),
-            ("redis.image: 'x' is", "deploy.yaml: redis.image: 'x' is"),
-            ("redis: /no/server cannot be started", "redis: /no/server cannot be started"),
-            ("--model: x is no folder", "--model: x is no folder"),
-            ("engine.args: '--tpx' is the plan's", "engine.args: '--tpx' is the plan's"),
-            ("tp is good. bind: too", "tp is good. bind: too"),
+            (ConfigError("3 does not", setting="tp"), "deploy.yaml: tp: 3 does not"),
+            (
+                ConfigError((Setting("gpus"), " 3 contradicts ", Setting("topology"), " 2p2d")),
+                "--gpus 3 contradicts PDKIT_TOPOLOGY 2p2d",
+            ),
+            (ConfigError((Setting("tp"), " 3 contradicts")), "deploy.yaml: tp 3 contradicts"),
+            (ConfigError(("for ", Setting("vendor"), " cuda asked")), "for vendor cuda asked"),
+            (ConfigError("/x is empty", setting="api_key_file"), "--api-key-file: /x is empty"),
+            (ConfigError("'x' is", setting="redis.image"), "deploy.yaml: redis.image: 'x' is"),
+            (ConfigError("redis: /no/server"), "redis: /no/server"),
+            (ConfigError("x is no folder", setting="model"), "--model: x is no folder"),
+            (ConfigError("--tp and tp: stay"), "--tp and tp: stay"),
         ],
     )
-    def test_settings_are_called_what_the_user_called_them(self, message: str, said: str) -> None:
-        assert named_by_origin(message, self.ORIGINS) == said
+    def test_settings_are_called_what_the_user_called_them(
+        self, error: ConfigError, said: str
+    ) -> None:
+        error.name_origins(self.ORIGINS)
+        assert error.message == said
 
     def test_of_any_error_of_ours(self) -> None:
         with pytest.raises(MissingGpus) as caught, naming_origins(self.ORIGINS):
-            raise MissingGpus("--tp: none", hint="--tp 2", details=("seen",))
+            raise MissingGpus("none", setting="tp", hint="--tp 2", details=("seen",))
         assert caught.value.message == "deploy.yaml: tp: none"
         assert (caught.value.hint, caught.value.details) == ("--tp 2", ("seen",))
+
+    def test_without_an_origin_a_setting_is_its_option_where_there_is_one(self) -> None:
+        fields = StackSpec.model_fields
+        nested = {
+            name
+            for name, field in fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        }
+        assert fields.keys() - set(stack_option_names()) - nested == NO_OPTION
+        assert ConfigError("x", setting="api_key_file").message == "--api-key-file: x"
+        assert ConfigError("x", setting="hub_cache").message == "hub_cache: x"
+        assert ConfigError("x", setting="redis.shards").message == "redis.shards: x"
+
+
+class BadParameter(Exception):
+    def __init__(self, kind: str, *options: str, param: object = None) -> None:
+        kinds = SimpleNamespace(name=kind)
+        self.param = param or SimpleNamespace(type=kinds, opts=list(options))
 
 
 class TestNumbers:
     """Typer's words differ by its release, and only some tell the value."""
 
-    @pytest.mark.parametrize(
-        "line",
-        [
-            "Invalid value for '--gpus': Input should be a valid integer, unable to parse it",
-            "Invalid value for '--gpus': 'four' is not a valid integer.",
-            "Invalid value for '--gpus': 'four' is not a valid integer range.",
-        ],
-    )
+    @pytest.mark.parametrize("kind", ["integer", "integer range"])
     @pytest.mark.parametrize("typed", [["--gpus", "four"], ["--gpus=four"]])
-    def test_what_is_no_number(self, line: str, typed: list[str]) -> None:
-        said = in_own_words(line, ["plan", *typed, "--tp", "2"])
+    def test_what_is_no_number(self, kind: str, typed: list[str]) -> None:
+        said = not_a_number(BadParameter(kind, "--gpus"), ["plan", *typed, "--tp", "2"])
         assert said == "invalid value 'four' for '--gpus': expected a whole number"
 
     def test_of_an_option_with_two_names(self) -> None:
-        line = "Invalid value for '-n' / '--lines': Input should be a valid integer"
-        assert in_own_words(line, ["logs", "-n", "x"]).startswith("invalid value 'x' for '-n' /")
+        said = not_a_number(BadParameter("integer", "-n", "--lines"), ["logs", "-n", "x"])
+        assert said.startswith("invalid value 'x' for '-n' / '--lines':")
 
-    def test_other_lines_stay(self) -> None:
-        assert in_own_words("No such option: --gpu", []) == "No such option: --gpu"
+    def test_of_either_kind_of_typer(self) -> None:
+        with pytest.raises(ValidationError) as caught:
+            TypeAdapter(int).validate_python("x")
+        wrong = BadParameter("", param=SimpleNamespace(opts=["-n"]))
+        wrong.__cause__ = caught.value
+        assert not_a_number(wrong, ["logs", "-n", "x"]).startswith("invalid value 'x' for '-n':")
+
+    def test_others_are_left_to_typer(self) -> None:
+        assert not_a_number(BadParameter("integer range", "-n"), ["logs", "-n", "-1"]) == ""
+        assert not_a_number(BadParameter("text", "-n"), ["logs", "-n", "x"]) == ""
+        assert not_a_number(ValueError("no such option"), []) == ""

@@ -228,7 +228,7 @@ class TestIntoAFolder:
         write_rendered(make(api_key_file=str(key)), home, tmp_path / "out")
         assert (tmp_path / "out" / "secrets" / "api_key").read_text().strip() == "abc123"
         key.write_text("two words\n")
-        with pytest.raises(ConfigError, match="api_key_file"):
+        with pytest.raises(ConfigError, match="--api-key-file"):
             write_rendered(make(api_key_file=str(key)), home, tmp_path / "other")
 
     def test_the_users_own_home_is_left_alone(
