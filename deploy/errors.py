@@ -37,7 +37,9 @@ Changes = Mapping[str, str | None]
 # A hint: the help of the command that was typed.
 HELP = "--help"
 # Settings of deploy.yaml that no option sets; nested ones have none either.
-NO_OPTION = frozenset({"producer_tp", "consumer_tp", "gpu_access", "hub_cache", "hf_token_file"})
+NO_OPTION = frozenset(
+    {"producer_tp", "consumer_tp", "gpu_access", "hub_cache", "hf_token_file", "supervise"}
+)
 # Characters that XML forbids or a terminal would interpret.
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -95,14 +96,14 @@ def answering_pages(running: RunningStack) -> dict[str, MetricsPage]:
     """Return the metrics pages of the engines that answer, by their names."""
     services = [running.stack.service(engine.name) for engine in running.prepared.plan.engines]
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        pages = list(pool.map(metrics_page, services))
+        pages = list(pool.map(partial(metrics_page, running), services))
     return {one.name: page for one, page in zip(services, pages, strict=True) if page is not None}
 
 
-def metrics_page(engine: Service) -> MetricsPage | None:
+def metrics_page(running: RunningStack, engine: Service) -> MetricsPage | None:
     """Return an engine's metrics page; None where it does not answer."""
     try:
-        with EngineApi(engine.url, timeout_s=_PAGE_TIMEOUT_S) as api:
+        with running.api(engine, timeout_s=_PAGE_TIMEOUT_S) as api:
             return api.metrics()
     except ApiError:
         return None

@@ -133,7 +133,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         redis_brought=plan.redis_brought,
         history=past_generations(running.state),
         events=read_events(home.stack(name).events_file),
-        warnings=(*stack_patches(running, pages).warnings, *_unwatched(running, home)),
+        warnings=[*stack_patches(running, pages).warnings, *_unwatched(running, home)],
     )
 
 

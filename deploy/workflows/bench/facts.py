@@ -45,7 +45,7 @@ def _processor() -> str:
 
 def versions(running: RunningStack, vllm: str) -> Versions:
     """Return the versions that the services tell, or that their environment has."""
-    page = metrics_page(running.stack.service(running.prepared.plan.engines[0].name))
+    page = metrics_page(running, running.stack.service(running.prepared.plan.engines[0].name))
     with store_of(running) as store:
         stats = store.stats()
     return Versions(

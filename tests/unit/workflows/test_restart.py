@@ -57,7 +57,12 @@ class Load:
 def stack(served: Lab, eventually: Eventually) -> Iterator[Lab]:
     """One producer and two consumers, all in use."""
     running = require_stack(served.home, "pdkit")
-    eventually(lambda: running.is_ready(running.stack.front), 20.0)
+
+    def in_use() -> bool:
+        views = engine_views(running) or ()
+        return len(views) == 3 and all(view.healthy for view in views)
+
+    eventually(in_use, 20.0)
     yield served
     for engine in drained(served):
         undrain(served.home, "pdkit", engine)

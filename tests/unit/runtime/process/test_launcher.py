@@ -21,8 +21,8 @@ from deploy.runtime.process.launcher import (
     MARKER,
     Launched,
     ProcessLauncher,
-    _make_private,
     describe_exit,
+    make_private,
 )
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret, ensure_secrets
@@ -366,7 +366,7 @@ def test_a_temporary_folder_that_others_could_write_is_not_used(
         start("print('started')", env={"TMPDIR": str(folder)})
     monkeypatch.setattr(home_module, "_TEMP_NAMES", 1)
     with pytest.raises(MachineError, match="not folders of yours alone") as caught:
-        _make_private(launcher._home.temp_dir)
+        make_private(launcher._home.temp_dir)
     assert "--name OTHER" in caught.value.hint
 
 
