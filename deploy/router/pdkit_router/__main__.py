@@ -95,7 +95,7 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     engines = (*given.producer, *given.consumer, *given.engine)
     for engine in engines:
         engine.key = engine_key
-    watch = Watch(engines, lambda tokens: _allow(limits, tokens))
+    watch = Watch(engines, lambda tokens: _allow(limits, forwarder, tokens))
     left = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, left.set)
@@ -129,7 +129,8 @@ async def _listen(clients: Clients, host: str, port: int) -> asyncio.Server:
     return await loop.create_server(clients.connection, sock=waiting, backlog=_BACKLOG)
 
 
-def _allow(limits: Limits, tokens: int) -> None:
+def _allow(limits: Limits, forwarder: Forwarder, tokens: int) -> None:
+    forwarder.context = tokens
     limits.body_bytes = max(_BODY_BYTES, _BYTES_A_TOKEN * tokens)
 
 

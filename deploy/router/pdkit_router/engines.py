@@ -79,7 +79,8 @@ class Engine:
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Return status and body of a small answer."""
-        async with self.exchange(self.request(method, path, (), body)) as (_, exchange):
+        headers = (("content-type", "application/json"),) if body else ()
+        async with self.exchange(self.request(method, path, headers, body)) as (_, exchange):
             await exchange.ended
             return exchange.status, bytes(exchange.held)
 

@@ -8,21 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pdkit_router.client_side import Answer
+from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineConnection, EngineLost, Exchange
 from pdkit_router.engines import Engine, Group
-from pdkit_router.errors import Refused, error_body
+from pdkit_router.errors import Refused
 from pdkit_router.request import Request, Work, work
 
 Degrade = Literal["recompute", "refuse"]
 # A request that breaks engines is not tried on all of them.
 _MOST_BROKEN = 2
 _FAILED = (500, 502, 503, 504)
-_EVENTS = "text/event-stream"
+# Tokens at the end of an answer of which the client may not have the text yet.
+_HELD_BACK = 16
+_EVENTS, _JSON = "text/event-stream", "application/json"
 
 Headers = tuple[tuple[str, str], ...]
 Use = Callable[[Engine, EngineConnection, Exchange], Awaitable[None]]
@@ -79,6 +83,7 @@ class Forwarder:
         degrade: what happens to requests where no producer is left.
         answer_s: for the first byte of an answer, all tries together.
         counts: what the metrics page tells.
+        context: tokens that prompt and answer may have, as engines say.
     """
 
     producers: Group
@@ -87,13 +92,14 @@ class Forwarder:
     answer_s: float
     counts: Counter[str]
     budget: Budget = field(default_factory=Budget)
+    context: int = 0
 
     def __post_init__(self) -> None:
         self._everyone = Group((*self.consumers.all, *self.producers.all))
 
     async def serve(self, request: Request, answer: Answer) -> None:
         """Answer a request; raises Refused where no engine does."""
-        todo, trace = work(request), Trace()
+        todo, trace = work(request, others=len(self.consumers.all) > 1), Trace()
         request.body.clear()
         self.counts["requests"] += 1
         traced = request.header("x-pdkit-trace") is not None
@@ -105,7 +111,10 @@ class Forwarder:
                 headers += (("x-pdkit-trace", trace.header()),)
             if exchange.content_type.startswith(_EVENTS):
                 limit.reschedule(None)
-                await self._stream(connection, exchange, headers, answer)
+                answer.begin(exchange.status, (*headers, ("content-type", exchange.content_type)))
+                events = _Events(answer, todo.transcript)
+                await self._pass(engine, connection, exchange, events, todo)
+                answer.end()
             else:
                 await exchange.ended
                 _whole(exchange, headers, answer)
@@ -145,13 +154,19 @@ class Forwarder:
             if self.degrade == "refuse":
                 raise Refused(503, "no producer can compute", retry_after_s=1) from None
 
-    async def _try(self, group: Group, todo: Work, body: bytes, trace: Trace, use: Use) -> None:
+    async def _try(
+        self, group: Group, todo: Work, body: bytes, trace: Trace, use: Use,
+        lost: Collection[Engine] = (),
+    ) -> None:  # fmt: skip
         """Have `use` take the answer of an engine, and of another one if that breaks off.
+
+        Args:
+            lost: engines that were tried before.
 
         Raises:
             NoEngine: none is left, or no try.
         """
-        tried: set[Engine] = set()
+        tried = set(lost)
         answer, broken = None, 0
         headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
         while broken < _MOST_BROKEN and (engine := group.choose(tried, todo.prompt)) is not None:
@@ -179,49 +194,107 @@ class Forwarder:
                 engine.busy -= 1
         raise NoEngine(answer)
 
-    async def _stream(
-        self, connection: EngineConnection, exchange: Exchange, headers: Headers, answer: Answer
-    ) -> None:
-        events = _Events(answer)
-        answer.begin(exchange.status, (*headers, ("content-type", exchange.content_type)))
+    async def _pass(
+        self, engine: Engine, connection: EngineConnection, exchange: Exchange,
+        events: _Events, todo: Work,
+    ) -> None:  # fmt: skip
+        """Pass events on as they come; where the engine is lost, those of another one."""
 
         def pause(wanted: bool) -> None:
             transport = connection.transport
             if not transport.is_closing():
                 (transport.pause_reading if wanted else transport.resume_reading)()
 
-        answer.on_pause = pause
+        events.answer.on_pause = pause
         events.feed(bytes(exchange.held))
         exchange.held.clear()
         exchange.sink = events.feed
         try:
             await exchange.ended
         except EngineLost:
+            await self._continue(engine, events, todo)
+
+    async def _continue(self, lost: Engine, events: _Events, todo: Work) -> None:
+        """Have another engine go on with a stream, or end it with an error."""
+        told = events.told
+        told.losses += 1
+        events.drop_part()
+        if told.finished:
+            events.answer.piece(told.ending())
+            return
+        why = told.why_not() if told.losses < _MOST_BROKEN else "so was the next one"
+        if not why:
+            why = "no other engine went on with it"
+            with suppress(NoEngine, EngineLost, TimeoutError, ValueError, LookupError):
+                why = await self._rest(lost, events, todo)
+        if why:
             self.counts["errors"] += 1
-            events.fail("the engine was lost while it answered; what it said is not complete")
-        answer.end()
+            events.answer.piece(told.failure(why))
+
+    async def _rest(self, lost: Engine, events: _Events, todo: Work) -> str:
+        """Pass the rest of a stream on; return why there is none, "" if there is."""
+        async with asyncio.timeout(self.answer_s) as limit:
+            if not events.told.again():
+                settled = await self._settled(lost, events.told)
+                if settled is None:
+                    return "its tokens do not spell its text"
+                rest = events.told.rest(settled, self.context)
+                todo = replace(todo, path=COMPLETIONS, content_type=_JSON, body=rest)
+
+            async def use(engine: Engine, connection: EngineConnection, exchange: Exchange) -> None:
+                if exchange.status != 200:
+                    raise NoEngine(None)
+                limit.reschedule(None)
+                self.counts["continued"] += 1
+                await self._pass(engine, connection, exchange, events, todo)
+
+            await self._try(self.consumers, todo, todo.body, Trace(), use, {lost})
+        return ""
+
+    async def _settled(self, lost: Engine, told: Transcript) -> int | None:
+        """Return how many tokens make up the text that the client has; None if it is no number.
+
+        An engine holds text back while a character, or what may be a stop string, is not complete.
+        """
+        engine = self.consumers.choose({lost})
+        if engine is None:
+            raise NoEngine(None)
+
+        async def text(tokens: list[int]) -> str:
+            body = json.dumps({"model": told.fields.get("model"), "tokens": tokens}).encode()
+            _, found = await engine.ask("POST", "/detokenize", body)
+            return str(json.loads(found)["prompt"])
+
+        before = await text(told.shown(0)[0])
+        for tokens in range(told.tokens, max(0, told.tokens - _HELD_BACK), -1):
+            if told.fits(before, await text(told.shown(tokens)[1])):
+                return tokens
+        return None
 
 
 class _Events:
-    """Server-sent events on their way: each whole, so that one can be added behind the last."""
+    """Server-sent events on their way: each whole, so that others can follow the last one.
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    Attributes:
+        told: what has gone to the client.
+    """
+
+    def __init__(self, answer: Answer, told: Transcript | None) -> None:
+        self.answer = answer
+        self.told = told or Transcript("", {}, problem="it is no stream that can be continued")
         self._part = b""
 
     def feed(self, data: bytes) -> None:
         if self._part:
             data, self._part = self._part + data, b""
-        if not data.endswith(b"\n\n"):
-            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
-            data, self._part = data[:end], data[end:]
-        if data:
-            self._answer.piece(data)
+        *whole, self._part = data.split(b"\n\n")
+        if whole:
+            note = self.told.note
+            self.answer.piece(b"".join([note(event) + b"\n\n" for event in whole]))
 
-    def fail(self, message: str) -> None:
+    def drop_part(self) -> None:
+        """Forget the beginning of an event whose end does not come."""
         self._part = b""
-        error = json.dumps(json.loads(error_body(502, message)))
-        self._answer.piece(f"data: {error}\n\n".encode())
 
 
 def _whole(exchange: Exchange, headers: Headers, answer: Answer) -> None:

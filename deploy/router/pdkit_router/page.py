@@ -16,6 +16,7 @@ _COUNTED = {
     "requests": "requests for engines",
     "errors": "requests that no engine answered to the end",
     "retries": "tries on another engine",
+    "continued": "streams that another engine went on with",
     "degraded": "requests without a producer",
     "cancelled": "requests that the client gave up",
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdkit_router.body import parsed
+from pdkit_router.continuation import Transcript, transcript
 from pdkit_router.errors import Refused
 
 _PREFILL = {"stream": False, "n": 1, "best_of": 1, "min_tokens": 0, "stream_options": None}
@@ -134,6 +135,7 @@ class Work:
     Attributes:
         prefill: the body for a producer; None where one engine answers alone.
         prompt: text, token ids or messages, as the client sent them; None without any.
+        transcript: of an answer that comes in events; None of others.
     """
 
     method: str
@@ -141,17 +143,21 @@ class Work:
     name: str
     content_type: str
     body: bytes
-    prefill: bytes | None
-    prompt: Any
+    prefill: bytes | None = None
+    prompt: Any = None
+    transcript: Transcript | None = None
 
 
-def work(request: Request) -> Work:
+def work(request: Request, *, others: bool) -> Work:
     """Return what engines are sent.
+
+    Args:
+        others: more than one engine can answer, so that a stream may outlive the first.
 
     Raises:
         Refused: the body is no JSON object that an engine could read.
     """
-    body, prefill, prompt = bytes(request.body), None, None
+    body, prefill, prompt, told = bytes(request.body), None, None, None
     if request.method == "GET":
         body = b""
     else:
@@ -165,9 +171,14 @@ def work(request: Request) -> Work:
             wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
             prefill = _with(body, fields, wanted)
             prompt = next((fields[name] for name in _PROMPTS if name in fields), None)
+            if fields.get("stream"):
+                told = transcript(request.path, fields, others=others)
+                if not told.problem:
+                    body = _with(body, fields, {"return_token_ids": True})
     given = request.header("content-type") or ""
     content_type = given if _CONTENT_TYPE.fullmatch(given) else "application/octet-stream"
-    return Work(request.method, request.path, request.name(), content_type, body, prefill, prompt)
+    name = request.name()
+    return Work(request.method, request.path, name, content_type, body, prefill, prompt, told)
 
 
 def _is_set(name: str, fields: Mapping[str, Any]) -> bool:

@@ -1,0 +1,239 @@
+"""Streams whose engine is lost: which of them another one can finish, and what it is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdkit_router.errors import error_body
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+# Fields that hold for the rest of an answer as for its beginning. All others but these and the next
+# two lists stand in the way: what was computed so far would have to count, and does not.
+_KEPT = frozenset({
+    "model", "stream", "stream_options", "user", "priority",
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias",
+    "allowed_token_ids", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
+})  # fmt: skip
+_LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+# The engine says which tokens the prompt became.
+_PROMPT = frozenset({
+    "prompt", "messages", "add_special_tokens", "add_generation_prompt", "continue_final_message",
+    "chat_template", "chat_template_kwargs", "truncate_prompt_tokens",
+})  # fmt: skip
+_CONTINUES = _KEPT | _LENGTHS | _PROMPT
+# Values, as JSON, with which a field is the same as left out. So is null, always.
+_NEUTRAL: Mapping[str, tuple[str, ...]] = {
+    "n": ("1",),
+    "best_of": ("1",),
+    "echo": ("false",),
+    "logprobs": ("false",),
+    "presence_penalty": ("0", "0.0"),
+    "frequency_penalty": ("0", "0.0"),
+    "tools": ("[]",),
+    "tool_choice": ('"none"',),
+    "response_format": ('{"type": "text"}',),
+    "store": ("false",),
+}
+_DEFAULT_TOKENS = 16  # of a completion that names no limit
+_TAIL = 32  # tokens of the prompt before an answer: some tokenizers write a first token otherwise
+
+
+def transcript(path: str, fields: Mapping[str, Any], *, others: bool) -> Transcript:
+    """Return the empty transcript of a stream that a client asks for.
+
+    Args:
+        others: there is more than one engine that could answer.
+    """
+    problem = next(_obstacles(path, fields), "") if others else "there is no other engine"
+    small = {name: value for name, value in fields.items() if name in _KEPT | _LENGTHS}
+    return Transcript(path, small, problem)
+
+
+def _obstacles(path: str, fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a stream could not be continued."""
+    if path not in (COMPLETIONS, CHAT):
+        yield f"a stream of {path} cannot be continued"
+    for name, value in fields.items():
+        if value is None or name in _CONTINUES:
+            continue
+        if json.dumps(value) not in _NEUTRAL.get(name, ()):
+            yield f"a stream with '{name}' cannot be continued"
+    if fields.get("seed") is not None and fields.get("temperature") != 0:
+        yield "a stream with 'seed' can be continued with temperature 0 only"
+    if (fields.get("stream_options") or {}).keys() - {"include_usage"}:
+        yield "a stream with usage in each event cannot be continued"
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt):
+        yield "a stream of several prompts cannot be continued"
+    messages = fields.get("messages")
+    if isinstance(messages, list) and not all(map(_is_text, messages)):
+        yield "a stream about more than text cannot be continued"
+
+
+def _is_text(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = content if isinstance(content, list) else []
+    return all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
+
+
+@dataclass
+class Transcript:
+    """What a client was told of a stream, and what it takes to go on.
+
+    Attributes:
+        fields: of the client's request, as far as they hold for the rest.
+        problem: why it cannot be continued; "" if it can.
+        losses: engines that were lost meanwhile.
+    """
+
+    path: str
+    fields: Mapping[str, Any]
+    problem: str
+    losses: int = 0
+    finished: bool = False
+    _prompt: bytes = b""
+    _tokens: list[int] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+    _head: dict[str, Any] = field(default_factory=dict)
+    _continued: bool = False
+
+    def note(self, event: bytes) -> bytes:
+        """Write down an event; return it as the client is to see it."""
+        if self.problem or not event.startswith(b"data: {"):
+            return event
+        event, prompt = _cut(event, b'"prompt_token_ids":[')
+        event, tokens = _cut(event, b'"token_ids":[')
+        chunk = json.loads(event[6:])
+        if not isinstance(chunk.get("choices"), list):
+            self.problem = "its engine failed on it"
+            return event
+        self._prompt = self._prompt or prompt
+        self._head = self._head or {name: chunk.get(name) for name in _HEAD}
+        for choice in chunk["choices"]:
+            self._note(choice, json.loads(b"[%b]" % tokens) if tokens else [])
+        return self._as_begun(chunk) if self._continued else event
+
+    def _note(self, choice: Mapping[str, Any], tokens: list[int]) -> None:
+        delta = choice.get("delta") or {}
+        text = _text_of(choice)
+        if any(value for name, value in delta.items() if name not in ("role", "content")):
+            self.problem = "its answer is more than text"
+        elif text and not tokens and not self._tokens:
+            self.problem = "its engine does not tell token ids"
+        if text:
+            self._text.append(text)
+        self._tokens += tokens
+        self.finished = self.finished or bool(choice.get("finish_reason"))
+
+    def _as_begun(self, chunk: Mapping[str, Any]) -> bytes:
+        """Return an event of the rest in the form and under the name of the stream's beginning."""
+        choices = [self._choice(choice) for choice in chunk["choices"]]
+        event = {**self._head, "choices": choices}
+        if usage := chunk.get("usage"):
+            event["usage"] = {**usage, **self._usage()}
+        return _event(event)
+
+    def _choice(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        text = _text_of(choice)
+        said = {"delta": {"content": text} if text else {}} if self.path == CHAT else {"text": text}
+        return {
+            "index": 0, **said, "logprobs": None, "finish_reason": choice.get("finish_reason"),
+            "stop_reason": choice.get("stop_reason"), "token_ids": None,
+        }  # fmt: skip
+
+    def _usage(self) -> dict[str, int]:
+        prompt, told = self._prompt.count(b",") + 1, len(self._tokens)
+        return {
+            "prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told,
+        }  # fmt: skip
+
+    def ending(self) -> bytes:
+        """Return the events behind the last token."""
+        options = self.fields.get("stream_options") or {}
+        usage = {**self._head, "choices": [], "usage": self._usage()}
+        events = [_event(usage)] if options.get("include_usage") else []
+        return b"\n\n".join([*events, b"data: [DONE]", b""])
+
+    def why_not(self) -> str:
+        """Return why it cannot go on; "" if it can."""
+        if self.problem:
+            return self.problem
+        return "" if self._prompt else "its engine does not tell token ids"
+
+    def shown(self, tokens: int) -> tuple[list[int], list[int]]:
+        """Return the prompt's end, and the same with the first tokens of the answer."""
+        end = json.loads(b"[%b]" % self._prompt)[-_TAIL:]
+        return end, end + self._tokens[:tokens]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens of the answer came."""
+        return len(self._tokens)
+
+    def fits(self, before: str, after: str) -> bool:
+        """Tell whether the client has exactly the text between two texts of `shown`."""
+        return after == before + "".join(self._text)
+
+    def again(self) -> bool:
+        """Tell whether nothing was shown, so that the same can be asked once more; forget it."""
+        if self._text:
+            return False
+        self._tokens.clear()
+        self._continued = True
+        return True
+
+    def rest(self, tokens: int, context: int) -> bytes:
+        """Return the request for all behind the first tokens of the answer; those are settled.
+
+        Args:
+            context: tokens of prompt and answer at most.
+        """
+        del self._tokens[tokens:]
+        self._continued = True
+        kept = {name: value for name, value in self.fields.items() if name in _KEPT}
+        kept["max_tokens"] = self._most(context) - tokens
+        kept["min_tokens"] = max(0, (self.fields.get("min_tokens") or 0) - tokens)
+        kept["return_token_ids"] = True
+        answer = json.dumps(self._tokens)[1:-1].encode()
+        return json.dumps(kept)[:-1].encode() + b',"prompt":[%b,%b]}' % (self._prompt, answer)
+
+    def _most(self, context: int) -> int:
+        asked = self.fields.get("max_completion_tokens") or self.fields.get("max_tokens")
+        if asked is None and self.path == COMPLETIONS:
+            return _DEFAULT_TOKENS
+        room = context - self._prompt.count(b",") - 1
+        return room if asked is None else int(asked)
+
+    def failure(self, why: str) -> bytes:
+        """Return the event that ends a stream that cannot go on."""
+        message = f"the engine was lost while it answered, and {why}; the answer is not complete"
+        return _event(json.loads(error_body(502, message))) + b"\n\n"
+
+
+def _text_of(choice: Mapping[str, Any]) -> str:
+    return (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+
+
+_HEAD = ("id", "object", "created", "model")
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return b"data: %b" % text.encode()
+
+
+def _cut(event: bytes, key: bytes) -> tuple[bytes, bytes]:
+    """Replace a list by null, as where nobody asked for it; return what was in it, too.
+
+    Within a text of JSON every quote has a backslash, so that none looks like the key.
+    """
+    start = event.find(key)
+    if start < 0:
+        return event, b""
+    first = start + len(key)
+    end = event.index(b"]", first)
+    return event[: first - 1] + b"null" + event[end + 1 :], event[first:end]
