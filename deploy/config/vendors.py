@@ -17,14 +17,14 @@ class ContainerAccess:
         driver: driver of a Compose device reservation; "" if device nodes are passed instead.
         nodes: device nodes besides the render node of each GPU.
         cdi_kind: kind in the Container Device Interface.
-        security_opt: what the vendor's libraries need and Docker's defaults forbid.
+        seccomp: system call filter in `compose`, where Docker's own forbids what libraries need.
         visible: variable that numbers the container's GPUs from 0; "" if its runtime does.
     """
 
     driver: str = ""
     nodes: tuple[str, ...] = ()
     cdi_kind: str = ""
-    security_opt: tuple[str, ...] = ()
+    seccomp: str = ""
     visible: str = ""
 
 
@@ -150,7 +150,7 @@ VENDORS: Mapping[str, Vendor] = {
             nodes=("/dev/kfd",),
             cdi_kind="amd.com/gpu",
             # ROCm places memory with NUMA calls that Docker's default seccomp profile blocks.
-            security_opt=("seccomp=unconfined",),
+            seccomp="seccomp-rocm.json",
             visible="HIP_VISIBLE_DEVICES",
         ),
     ),

@@ -15,6 +15,7 @@ from typing import Any
 
 from deploy.errors import MissingTool
 from deploy.runtime.compose.docker import run_docker
+from deploy.stack.containers import call_filter
 from deploy.stack.layout import CONNECTOR
 from deploy.stack.service import DeviceAccess
 
@@ -111,11 +112,12 @@ def _variables(connector: Path, environ: Mapping[str, str]) -> dict[str, str]:
 def device_options(devices: DeviceAccess) -> tuple[str, ...]:
     """Return the options of `docker run` by which a container gets the GPUs of an engine."""
     by_runtime = devices.driver not in ("", "cdi")
+    filters = [f"seccomp={call_filter(devices.seccomp)}"] if devices.seccomp else []
     return (
         *(("--gpus", f'"device={",".join(devices.ids)}"') if by_runtime else ()),
         *_options("--device", (*(() if by_runtime else devices.ids), *devices.names)),
         *_options("--group-add", map(str, devices.groups)),
-        *_options("--security-opt", devices.security_opt),
+        *_options("--security-opt", filters),
     )
 
 

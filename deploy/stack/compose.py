@@ -123,7 +123,7 @@ def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[s
             "retries": 3,
             "start_period": f"{service.ready_s:g}s",
         },
-        **_rights(container),
+        **_rights(container, root),
         **_limits(container),
         "restart": "unless-stopped",
         "stop_grace_period": f"{stop_s:g}s",
@@ -138,13 +138,16 @@ def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[s
     return {key: value for key, value in shown.items() if value not in ([], {}, None)}
 
 
-def _rights(container: Container) -> dict[str, Any]:
+def _rights(container: Container, root: str) -> dict[str, Any]:
     """Return what the container may do: nothing that it does not need."""
     devices = container.devices
+    filtered = [f"seccomp={_escaped(root)}/{devices.seccomp}"] if devices.seccomp else []
     return {
         "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true", *devices.security_opt],
-        "read_only": container.read_only,
+        "security_opt": ["no-new-privileges:true", *filtered],
+        # The users of containers may write nothing else in any case; with Docker without root,
+        # where they are root, they could.
+        "read_only": True,
         # Programs that engines compile for themselves are run from there.
         "tmpfs": [f"/tmp:exec,mode=1777,size={_TMP_MIB}m"],  # noqa: S108 - the container's own
         "devices": list(devices.names),

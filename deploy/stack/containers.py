@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import ConfigError
@@ -23,7 +24,7 @@ from deploy.stack.layout import (
     SECRETS,
     ContainerLayout,
 )
-from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service
+from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service, Stack
 
 # 'uid:gid' in containers where Docker runs without root: there it is the user.
 ROOTLESS = "0:0"
@@ -147,8 +148,6 @@ def _engine(
         ),
         devices=device_access(engine.gpus, plan, spec),
         shm_mib=_SHM_MIB_A_RANK * (1 + plan.tp),
-        # Nobody has seen yet where the vendors' libraries write.
-        read_only=not plan.vendor.has_gpus,
         # Docker without root may not raise this limit.
         big_locks=plan.vendor.has_gpus and layout.user != ROOTLESS,
     )
@@ -190,13 +189,24 @@ def uses_cdi(plan: Plan, spec: StackSpec) -> bool:
     )
 
 
+def call_filter(name: str) -> Path:
+    """Return the file of a system call filter that the kit brings."""
+    return asset("compose", name)
+
+
+def call_filters(stack: Stack) -> dict[str, str]:
+    """Return name → text of the filters that a stack's containers need."""
+    names = {one.container.devices.seccomp for one in stack.services if one.container} - {""}
+    return {name: call_filter(name).read_text(encoding="utf-8") for name in sorted(names)}
+
+
 def device_access(gpus: tuple[Gpu, ...], plan: Plan, spec: StackSpec) -> DeviceAccess:
     """Return how a container gets its GPUs; nothing where it has none."""
     if not gpus:
         return DeviceAccess()
     vendor: Vendor = plan.vendor
     access = vendor.container
-    rights = DeviceAccess(security_opt=access.security_opt)
+    rights = DeviceAccess(seccomp=access.seccomp)
     if uses_cdi(plan, spec):
         # As a reservation: as plain devices, Compose before 2.30 takes their names for paths.
         ids = tuple(f"{access.cdi_kind}={gpu.index}" for gpu in gpus)

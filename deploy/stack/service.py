@@ -63,13 +63,14 @@ class DeviceAccess:
         driver, ids: of a device reservation; "" and () where device nodes are given.
         names: device nodes.
         groups: numbers of the groups that own those nodes.
+        seccomp: file in `compose` with the system call filter; "" for Docker's own.
     """
 
     driver: str = ""
     ids: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
-    security_opt: tuple[str, ...] = ()
+    seccomp: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ class Container:
         secrets: files with a secret of the stack each, mounted below /run/secrets.
         health_argv: the command whose success means healthy, run inside.
         limit_mib: of memory, beyond which the kernel ends it.
-        read_only: nothing but /tmp can be written.
         big_locks: it may lock memory without limit, as pinned memory does.
     """
 
@@ -95,7 +95,6 @@ class Container:
     secrets: tuple[str, ...] = ()
     devices: DeviceAccess = DeviceAccess()
     shm_mib: int = 64
-    read_only: bool = True
     big_locks: bool = False
 
 

@@ -30,6 +30,7 @@ from deploy.runtime.logs import first_error, last_lines, plain
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord, write_private
 from deploy.stack.compose import LABEL, compose_document, project_name, secrets_used
+from deploy.stack.containers import call_filters
 from deploy.stack.document import document_yaml
 from deploy.stack.service import Service, Stack
 
@@ -47,8 +48,10 @@ def write_project(
     document = compose_document(
         stack, root=str(home.root), secrets_dir=str(home.secrets_dir), stop_s=stop_s
     )
-    write_private(home.root / COMPOSE_FILE, document_yaml(document))
-    written = [home.root / COMPOSE_FILE]
+    texts = {COMPOSE_FILE: document_yaml(document), **call_filters(stack)}
+    for name, text in texts.items():
+        write_private(home.root / name, text)
+    written = [home.root / name for name in texts]
     control = home.drain_file.parent  # mounted into the router's container, whose user reads it
     control.mkdir(parents=True, exist_ok=True, mode=0o700)
     control.chmod(0o755)

@@ -84,8 +84,9 @@ class TestVendors:
         for case in cases:
             for name, service in case.services.items():
                 rocm_engine = case.vendor == "rocm" and name in case.engines
-                unconfined = "seccomp=unconfined" in service["security_opt"]
-                assert unconfined is rocm_engine, (case.name, name)
+                filters = [text for text in service["security_opt"] if "seccomp" in text]
+                own = [f"seccomp={case.prepared_root}/seccomp-rocm.json"]
+                assert filters == (own if rocm_engine else []), (case.name, name)
                 assert "cap_add" not in service, (case.name, name)
 
     def test_cuda_and_rocm_differ_in_nothing_but_the_vendors_rows(self, contained: Make) -> None:
@@ -257,11 +258,21 @@ class TestRights:
                 assert ("/hub" in targets) is from_hub, case.name
                 assert (engine["environment"].get("HF_HUB_OFFLINE") == "1") is not from_hub
 
-    def test_root_file_systems_are_read_only_but_for_gpu_engines(self, cases: list[Case]) -> None:
+    def test_root_file_systems_are_read_only(self, cases: list[Case]) -> None:
         for case in cases:
             for name, service in case.services.items():
-                compiles = name in case.engines and case.vendor != "cpu"
-                assert service["read_only"] is not compiles, (case.name, name)
+                assert service["read_only"] is True, (case.name, name)
+
+    def test_what_engines_write_is_elsewhere(self, cases: list[Case]) -> None:
+        for case in cases:
+            for name, engine in case.engines.items():
+                writable = [
+                    mount["target"] for mount in engine["volumes"] if not mount["read_only"]
+                ]
+                writable += [text.partition(":")[0] for text in engine["tmpfs"]]
+                for variable in ("HOME", "TMPDIR", "VLLM_CACHE_ROOT"):
+                    place = engine["environment"][variable]
+                    assert place.startswith(tuple(writable)), (case.name, name, variable)
 
     def test_memory_of_an_engine_is_above_what_is_expected(self, cases: list[Case]) -> None:
         for case in cases:

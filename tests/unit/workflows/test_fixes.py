@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from deploy.assets import asset
 from deploy.errors import FixFailed
 from deploy.runtime import fixes as runtime_fixes
 from deploy.runtime.fixes import fixes_of_image
@@ -135,10 +136,10 @@ def test_a_swap_is_refused_before_anything_stops(lab: Lab, monkeypatch: pytest.M
             ["--device", "nvidia.com/gpu=0"],
         ),
         (
-            DeviceAccess(names=("/dev/kfd",), groups=(44,), security_opt=("seccomp=unconfined",)),
+            DeviceAccess(names=("/dev/kfd",), groups=(44,), seccomp="seccomp-rocm.json"),
             [
                 *("--device", "/dev/kfd", "--group-add", "44"),
-                *("--security-opt", "seccomp=unconfined"),
+                *("--security-opt", f"seccomp={asset('compose', 'seccomp-rocm.json')}"),
             ],
         ),
     ],

@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,16 @@ from deploy.runtime.compose.launcher import (
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import ServiceRecord
-from deploy.stack.service import ConfigFile, Container, Health, Mount, Published, Service, Stack
+from deploy.stack.service import (
+    ConfigFile,
+    Container,
+    DeviceAccess,
+    Health,
+    Mount,
+    Published,
+    Service,
+    Stack,
+)
 from tests.unit.runtime.compose.conftest import FakeContainer, FakeDocker, FakeNetwork
 
 SAID = {
@@ -234,6 +244,19 @@ class TestProject:
         ]  # fmt: skip
         for path in written:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+    def test_a_system_call_filter_is_written_where_the_document_names_it(
+        self, stack: Stack, files: StackHome, secrets: Mapping[str, Secret]
+    ) -> None:
+        engine = stack.service("producer-0")
+        assert engine.container
+        filtered = replace(engine.container, devices=DeviceAccess(seccomp="seccomp-rocm.json"))
+        services = (stack.service("redis"), replace(engine, container=filtered))
+        written = write_project(replace(stack, services=services), files, secrets, stop_s=15)
+        document = yaml.safe_load((files.root / "compose.yaml").read_text())
+        (option,) = document["services"]["producer-0"]["security_opt"][1:]
+        file = Path(option.removeprefix("seccomp="))
+        assert file in written and "mount" in file.read_text()
 
     def test_secrets_are_filled_in_where_services_read_them(
         self, stack: Stack, files: StackHome, secrets: Mapping[str, Secret]
