@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,7 @@ class EngineImage:
         base: image that it is built from.
         digest: digest of the base's tag when it was recorded, or None.
         digest_source: document that states the digest, or why there is none.
+        pinned: day on which its versions were chosen; None of a user's image.
         interpreter: program that runs engines, instead of the image's entrypoint.
         lmcache_from: how LMCache gets into it.
         size_gib: unpacked size; None if unknown.
@@ -43,6 +45,7 @@ class EngineImage:
     base: str | None = None
     digest: str | None = None
     digest_source: str = ""
+    pinned: date | None = None
     vllm: str | None = None
     lmcache: str | None = None
     python: str | None = None
@@ -76,6 +79,7 @@ class ServiceImage:
     name: str
     image: str
     version: str
+    pinned: date | None = None
     base: str | None = None
     digest: str | None = None
     digest_source: str = ""

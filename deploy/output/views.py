@@ -293,11 +293,12 @@ def images_view(rows: Sequence[ImageRow]) -> str:
             row.vllm or "-",
             row.lmcache or "-",
             row.verdict or "-",
+            f"{row.age_days} d",
             size(row.size_mib) if row.here else f"no: {row.how}",
         )
         for row in rows
     ]
-    header = ("image", "reference", "vLLM", "LMCache", "together", "here")
+    header = ("image", "reference", "vLLM", "LMCache", "together", "pinned", "here")
     notes = [f"{row.name}: {row.note}" for row in rows if row.note]
     return "\n".join((table(header, cells), "", "* the vendor's default", *notes))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class ImageRow:
     Attributes:
         verdict: what is known of its pair of versions; "" for services.
         size_mib: 0 where it is not on this machine, or no Docker engine answers.
+        pinned, age_days: when its versions were chosen, and how long ago that is.
     """
 
     name: str
@@ -76,6 +78,8 @@ class ImageRow:
     here: bool
     size_mib: int
     how: str
+    pinned: str
+    age_days: int
     note: str
 
 
@@ -315,16 +319,16 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
     return wanted
 
 
-def image_rows() -> list[ImageRow]:
+def image_rows(today: date) -> list[ImageRow]:
     """Return the catalogue, and which images are on this machine if a Docker engine answers."""
     catalog, looks = load_catalog(), engine_answers()
     return [
-        *(_engine_row(engine, looks) for engine in catalog.engines.values()),
-        *(_service_row(service, looks) for service in catalog.services.values()),
+        *(_engine_row(engine, looks, today) for engine in catalog.engines.values()),
+        *(_service_row(service, looks, today) for service in catalog.services.values()),
     ]
 
 
-def _engine_row(engine: EngineImage, looks: bool) -> ImageRow:
+def _engine_row(engine: EngineImage, looks: bool, today: date) -> ImageRow:
     return ImageRow(
         name=engine.profile,
         vendor=engine.vendor or "",
@@ -332,11 +336,11 @@ def _engine_row(engine: EngineImage, looks: bool) -> ImageRow:
         vllm=engine.vllm or "",
         lmcache=engine.lmcache or "",
         verdict=judge(engine.vendor or "", engine.vllm, engine.lmcache).verdict,
-        **_whereabouts(engine, looks),
+        **_whereabouts(engine, looks, today),
     )
 
 
-def _service_row(service: ServiceImage, looks: bool) -> ImageRow:
+def _service_row(service: ServiceImage, looks: bool, today: date) -> ImageRow:
     return ImageRow(
         name=service.name,
         vendor="",
@@ -344,16 +348,19 @@ def _service_row(service: ServiceImage, looks: bool) -> ImageRow:
         vllm="",
         lmcache="",
         verdict="",
-        **_whereabouts(service, looks),
+        **_whereabouts(service, looks, today),
     )
 
 
-def _whereabouts(image: EngineImage | ServiceImage, looks: bool) -> dict[str, Any]:
+def _whereabouts(image: EngineImage | ServiceImage, looks: bool, today: date) -> dict[str, Any]:
+    pinned = image.pinned or today
     found = find_image(image.image) if looks else None
     return {
         "image": image.image,
         "here": found is not None,
         "size_mib": found.size_mib if found else 0,
         "how": "build" if image.build else "pull",
+        "pinned": pinned.isoformat(),
+        "age_days": (today - pinned).days,
         "note": image.note,
     }

@@ -23,11 +23,12 @@ app.add_typer(images, name="images")
 def images_list(*, json: Json = False) -> Answer:
     """List the image catalogue, and which of its images are on this machine."""
     from dataclasses import asdict
+    from datetime import date
 
     from deploy.output.views import images_view
     from deploy.workflows.images import image_rows
 
-    rows = image_rows()
+    rows = image_rows(date.today())
     return Answer("images list", {"images": [asdict(row) for row in rows]}, images_view(rows))
 
 

@@ -288,12 +288,24 @@ class TestSwap:
 
 class TestImages:
     ROW = ImageRow(
-        "cuda", "pdkit/vllm:1", "cuda", True, "0.25.1", "0.5.3", "derived", True, 9216, "build", ""
+        "cuda",
+        "pdkit/vllm:1",
+        "cuda",
+        True,
+        "0.25.1",
+        "0.5.3",
+        "derived",
+        True,
+        9216,
+        "build",
+        "2026-11-21",
+        40,
+        "",
     )
 
     def test_here(self) -> None:
         text = images_view([self.ROW])
-        for words in ("cuda *", "pdkit/vllm:1", "0.25.1", "0.5.3", "derived", "9.0 GiB"):
+        for words in ("cuda *", "pdkit/vllm:1", "0.25.1", "0.5.3", "derived", "40 d", "9.0 GiB"):
             assert words in text
 
     def test_not_here_says_how_it_is_had(self) -> None:

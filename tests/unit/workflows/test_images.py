@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from deploy.workflows.images import (
 )
 
 Make = Callable[..., StackSpec]
+TODAY = date(2026, 12, 31)
 
 
 class Docker:
@@ -320,13 +322,16 @@ class TestLooking:
 class TestCatalogue:
     def test_rows(self, docker: Docker, spec: Make) -> None:
         docker.have(stack_images(spec(), "cpu").engine.image)
-        rows = {row.name: row for row in image_rows()}
+        rows = {row.name: row for row in image_rows(TODAY)}
         assert {"cuda", "rocm", "cpu", "router", "redis"} <= rows.keys()
         assert (rows["cpu"].here, rows["cpu"].size_mib) == (True, 100)
         assert (rows["cuda"].here, rows["cuda"].size_mib) == (False, 0)
         assert rows["cpu"].verdict == "proven"
         assert rows["cuda"].verdict == "derived"
         assert {row.vendor for row in rows.values() if row.default} == {"cuda", "rocm", "cpu"}
+        for row in rows.values():
+            age = TODAY - date.fromisoformat(row.pinned)
+            assert row.age_days == age.days > 0, row.name
         assert (rows["redis"].how, rows["router"].how) == ("pull", "build")
         assert json.loads(json.dumps([asdict(row) for row in rows.values()]))
 
@@ -334,7 +339,7 @@ class TestCatalogue:
     def test_without_an_engine_none_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(images_module, "engine_answers", lambda: False)
         monkeypatch.setattr(images_module, "find_image", lambda _: pytest.fail("looked"))
-        assert not any(row.here for row in image_rows())
+        assert not any(row.here for row in image_rows(TODAY))
 
     def test_building(self, docker: Docker) -> None:
         built = build_images(
