@@ -6,6 +6,7 @@ says so. LMCache's wheel for ROCm is not on the index, and so not looked at.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +104,27 @@ def test_a_version_that_is_not_there_is_found() -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         on_the_index({"xxhash==4.1.99": frozenset()}, "3.12")
     assert "xxhash==4.1.99" in caught.value.stderr
+
+
+def test_bills_of_materials_name_every_package_and_its_digests(tmp_path: Path) -> None:
+    subprocess.run((str(REPO / "scripts/sbom"), str(tmp_path)), check=True, timeout=300)
+    built = {name: REPO / name for name in LISTS if "requirements" in name}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"{file.parent.name}.cdx.json" for file in built.values()
+    }
+    for file in built.values():
+        text = (tmp_path / f"{file.parent.name}.cdx.json").read_text(encoding="utf-8")
+        listed = pins(file.read_text(encoding="utf-8"))
+        assert digests_by_pin(json.loads(text)) == listed and listed
+
+
+def digests_by_pin(bill: Any) -> Pins:
+    return {
+        f"{part['name']}=={part['version']}": frozenset(
+            one["content"] for place in part["externalReferences"] for one in place["hashes"]
+        )
+        for part in bill["components"]
+    }
 
 
 def linted(*files: Path) -> str:
