@@ -26,7 +26,16 @@ def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
         told = (sys.executable, "-m", "tests.report", "step", str(began_s), *options)
         return Step(name, (told,))
 
-    shown = [Step("lint", (_tool("ruff", "check"), _tool("ruff", "format", "--check")))]
+    shown = [
+        Step(
+            "lint",
+            (
+                _tool("ruff", "check"),
+                _tool("ruff", "format", "--check"),
+                _tool("zizmor", "--offline", "--quiet", ".github"),
+            ),
+        )
+    ]
     if os.getuid() == 0:
         # On two disguised machines at once: who can make them need not run the tests on this one.
         disguised = (sys.executable, "-m", "tests.hosts", "--", "-q", "-n", "2")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -44,6 +47,21 @@ def test_the_workflow_is_one() -> None:
     assert list(validator.iter_errors(workflow)) == []
     workflow["jobs"]["quick"].pop("runs-on")
     assert list(validator.iter_errors(workflow))
+
+
+def weaknesses(folder: Path) -> str:
+    argv = (Path(sys.executable).with_name("zizmor"), "--offline", "--quiet", folder)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode else ""
+
+
+def test_a_strangers_action_must_be_pinned_by_commit(tmp_path: Path) -> None:
+    """What the lint step finds in the workflow, with its exceptions."""
+    folder = shutil.copytree(REPO / ".github", tmp_path / ".github")
+    assert weaknesses(folder) == ""
+    file = folder / "workflows" / "test.yml"
+    file.write_text(file.read_text().replace("actions/checkout@", "somebody/checkout@"))
+    assert "unpinned-uses" in weaknesses(folder)
 
 
 def test_the_workflow_may_write_nothing() -> None:
