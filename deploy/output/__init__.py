@@ -1,1 +1,1 @@
-"""What people and scripts read: plain tables on stdout, one JSON envelope, progress on stderr."""
+"""Output for people and scripts: plain tables on stdout, one JSON envelope, progress on stderr."""

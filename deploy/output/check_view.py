@@ -116,18 +116,18 @@ def _asides(report: CheckReport) -> Iterator[str]:
         yield f"Burst: {report.burst.requests} requests, {report.burst.failed} failed"
     for name, phase in _phases(report):
         if phase.skipped:
-            yield f"Left out: {name}, since {phase.skipped}"
+            yield f"Left out: {name}, because {phase.skipped}"
     blurred = [name for name, phase in [(ROUTER, report.race), *_phases(report)] if phase.blurred]
     if blurred:
-        yield f"Blurred by others' requests, and not judged: the hits of {', '.join(blurred)}"
+        yield f"Not judged, because others sent requests: the hits of {', '.join(blurred)}"
     if report.vllm and not is_pinned(report.vllm):
         yield (
-            f"vLLM {report.vllm} may count otherwise: what must be hit was compared with "
+            f"vLLM {report.vllm} may count differently: what must be hit was compared with "
             f"{pinned_range()}"
         )
     if report.store and report.store.keys_removed is None:
         yield (
-            "The check's keys stay in Redis until it needs their room: they could not be listed; "
+            "The check's keys stay in Redis until they are evicted: they could not be listed; "
             "allow its user SCAN and UNLINK"
         )
     for prompt in report.prompts:
@@ -140,7 +140,7 @@ def _asides(report: CheckReport) -> Iterator[str]:
     if report.others:
         yield (
             f"Others: {report.others} requests were served meanwhile; the pairs' hits are the "
-            "check's own all the same, Redis' numbers everybody's"
+            "check's own, Redis's numbers include all requests"
         )
 
 

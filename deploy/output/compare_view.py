@@ -15,7 +15,7 @@ _SCALE: dict[Unit, tuple[float, str]] = {"ms": (1e3, " ms"), "1/s": (1, "/s"), "
 def compare_view(comparison: Comparison, first: Result, second: Result) -> str:
     """Return a table for each load, and below them what to know about them."""
     lines = [f"A  {_run(first)}", f"B  {_run(second)}"]
-    lines += [f"unlike: {one.field}: {one.first} and {one.second}" for one in comparison.unlike]
+    lines += [f"differs: {one.field}: {one.first} and {one.second}" for one in comparison.unlike]
     header = ("metric", "A", "B", "B / A", "95 % interval", "B is")
     for load, rows in comparison.points.items():
         shown = [tuple(_cells(row)) for row in rows]

@@ -38,7 +38,7 @@ def write_junit(
     except OSError as exc:
         raise ConfigError(
             f"--junit {path} cannot be written: {exc.strerror}",
-            hint="name a file in a folder of yours",
+            hint="name a file in a folder that you may write to",
         ) from exc
 
 

@@ -72,7 +72,7 @@ def _staging(plan: Plan) -> str:
 def _store(prepared: Prepared) -> str:
     plan = prepared.plan
     if plan.redis_brought:
-        return f"your own Redis, by {prepared.spec.redis.url_file}"
+        return f"your own Redis, from {prepared.spec.redis.url_file}"
     if not plan.redis:
         return "none: each engine has its own prefix cache"
     tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
@@ -195,7 +195,7 @@ def up_view(result: UpResult, total_s: float) -> str:
 def status_view(status: StackStatus) -> str:
     """Return a stack's services as a table, with the hit rate since the engines started."""
     if not status.up:
-        others = f"; up are: {', '.join(status.others)}" if status.others else ""
+        others = f"; running: {', '.join(status.others)}" if status.others else ""
         return f"the stack '{status.name}' is not up{others}"
     rows = [
         (
@@ -230,7 +230,7 @@ def status_view(status: StackStatus) -> str:
             at = datetime.fromisoformat(event.at).isoformat(timespec="seconds")
             lines.append(f"{at}  {event.service} {event.text}")
     if len(status.history) > 1:
-        lines += ["", "history, the newest first:", _history(status.history)]
+        lines += ["", "history, newest first:", _history(status.history)]
     return "\n".join(lines)
 
 
@@ -250,16 +250,16 @@ def down_view(result: DownResult) -> str:
     """Return what became of a stack, and what is left of it in a Redis of the user's own."""
     lines = [f"the stack '{result.name}' {'is down' if result.was_up else 'was not up'}"]
     if result.others and not result.was_up:
-        lines[0] += f"; up are: {', '.join(result.others)}"
+        lines[0] += f"; running: {', '.join(result.others)}"
     left = result.left
     if left and left.removed:
         lines.append(f"removed from your Redis: {left.keys} keys {left.prefix}*")
     elif left and left.why_not:
-        lines.append(f"keys {left.prefix}* may be left in your Redis: {left.why_not}")
+        lines.append(f"keys {left.prefix}* may remain in your Redis: {left.why_not}")
     elif left and left.keys:
         many = f"{left.keys}" if left.all_seen else f"at least {left.keys}"
         lines += [
-            f"{many} keys {left.prefix}* stay in your Redis, for the same stack to find again",
+            f"{many} keys {left.prefix}* stay in your Redis for the next start of this stack",
             f"remove them: deploy down --volumes --name {result.name}, with -f STACK_FILE where "
             "redis.url_file is not in ./deploy.yaml",
         ]

@@ -34,9 +34,9 @@ def watch_view(frame: Frame, recent: Sequence[Event], *, height: int | None = No
 
 def _when(frame: Frame) -> str:
     if frame.trouble:
-        return f"{frame.at:%H:%M:%S}  it cannot be looked at: {frame.trouble}"
+        return f"{frame.at:%H:%M:%S}  cannot read its state:  {frame.trouble}"
     if not frame.up:
-        return f"{frame.at:%H:%M:%S}  it is not up; waiting for it"
+        return f"{frame.at:%H:%M:%S}  not up; waiting for it"
     if not frame.seconds:
         return f"{frame.at:%H:%M:%S}  rates and hits begin with the next frame"
     return f"{frame.at:%H:%M:%S}  rates and hits of the last {frame.seconds:.1f} s"
@@ -85,7 +85,7 @@ def _now(frame: Frame) -> list[str]:
         errors = _UNKNOWN if router.counts is None else f"{router.counts.errors:.0f}"
         lines.append(
             f"router   {_short(router.requests_s)} requests/s, {errors} errors; "
-            f"takes {router.view.healthy} of {router.view.engines} engines for healthy"
+            f"{router.view.healthy} of {router.view.engines} engines healthy"
         )
     return lines
 

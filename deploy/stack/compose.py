@@ -14,7 +14,7 @@ _HEALTH_INTERVAL = "5s"
 _MAX_PIDS = 8192
 _TMP_MIB = 4096
 _NETWORKS: dict[str, dict[str, Any]] = {
-    # No way in or out but for its containers: this machine has no IPv4 address on the bridge.
+    # Reachable only for its containers: this machine has no IPv4 address on the bridge.
     STORE_NETWORK: {
         "internal": True,
         "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},

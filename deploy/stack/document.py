@@ -30,7 +30,7 @@ class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines as blocks, so that configuration files can be read."""
 
     def ignore_aliases(self, _data: Any) -> bool:
-        """Write what occurs twice out twice: people read this, and compare it line by line."""
+        """Write repeated values in full: people read this, and compare it line by line."""
         return True
 
 
@@ -43,7 +43,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _masked(name: str, value: str) -> str:
-    """Hide what is a secret by its name; users put tokens into `engine.env`."""
+    """Mask a value whose name says that it is secret; users put tokens into `engine.env`."""
     return "***" if value and is_secret(name, value) else value
 
 

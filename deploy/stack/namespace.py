@@ -1,4 +1,4 @@
-"""The name space of a stack's KV: what tells its keys from those of any other kind of KV."""
+"""The namespace of a stack's KV: what separates its keys from those of any other kind of KV."""
 
 from __future__ import annotations
 

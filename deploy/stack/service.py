@@ -1,4 +1,4 @@
-"""The one intermediate form: a stack is its services, and every runtime is a function of it."""
+"""The intermediate form: a stack is its services, and every runtime is a function of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`deploy doctor`: what would stop `up` or spoil the hit rate, before it is tried.
+"""`deploy doctor`: find what would stop `up` or lower the hit rate, before it starts.
 
-Where `up` itself refuses something, the same code is asked here, and its error becomes a finding.
+Where `up` itself refuses something, the same code runs here, and its error becomes a finding.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _refuse_contradiction(spec: StackSpec, home: Home, ground: Ground) -> None:
 
 
 def _seen_without_plan(spec: StackSpec, home: Home, ground: Ground, steps: Steps) -> Seen:
-    """Return what is seen of this machine, whatever is to run on it."""
+    """Return what is seen of this machine, independent of what is to run on it."""
     return Seen(
         spec=spec,
         inventory=ground.facts.inventory,
@@ -177,7 +177,7 @@ def _see_stack(prepared: Prepared, home: Home, ground: Ground, steps: Steps) -> 
     if existing is not None and up:
         steps.take("state", lambda: same_plan(spec, home, existing), lambda _: "")
     launcher = launcher_for(prepared.plan.runtime, spec.name, files)
-    steps.take("project", launcher.require_own_name, lambda _: "free, or this stack's own")
+    steps.take("project", launcher.require_own_name, lambda _: "free, or used by this stack")
     if prepared.plan.runtime != "compose":
         steps.outcomes.pop("project", None)
     services = [service.name for service in prepared.stack.services]
@@ -226,7 +226,7 @@ def _see_redis(prepared: Prepared, home: Home, steps: Steps) -> tuple[RedisSeen,
     steps.take(
         "redis",
         lambda: require_brought(prepared, home.stack(prepared.spec.name).secrets_dir),
-        lambda _: f"it answers who has the URL in {prepared.spec.redis.url_file}",
+        lambda _: f"it accepts the URL in {prepared.spec.redis.url_file}",
     )
     if not steps.well("redis"):
         return ()

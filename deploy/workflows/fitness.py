@@ -1,4 +1,4 @@
-"""Whether a machine is fit for a plan, by what can be looked at in no time; `up` asks it, too."""
+"""Preflight: whether a machine fits a plan, by checks that take no time; `up` runs them, too."""
 
 from __future__ import annotations
 

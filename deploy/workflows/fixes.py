@@ -1,4 +1,4 @@
-"""Whether the connector's fixes take where engines are about to run: asked once, and remembered."""
+"""Whether the connector's fixes apply where engines are about to run; tested once and cached."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def require_fixes(planned: Prepared, home: Home, report: Report) -> bool:
     seen = home.cache / "fixes" / f"{place.key(connector)}.json"
     if seen.exists():
         return True
-    report(f"trying the connector's fixes in {place.what}: once for its versions, some 10 s")
+    report(f"trying the connector's fixes in {place.what}; once per version, about 10 s")
     began = time.monotonic()
     try:
         tried = place.ask(connector)

@@ -1,4 +1,4 @@
-"""What a stack was before: each plan that was started under its name, and how that went."""
+"""The history of a stack: each plan that was started under its name, and how that went."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def last_good(state: StackState) -> tuple[StackSpec, Mapping[str, Any], Mapping[
         if past["generation"]["outcome"] == "good" and past["fingerprint"] != state.fingerprint:
             return StackSpec.model_validate(past["spec"]), past["machine"], past["model"]
     raise StateError(
-        f"the stack '{state.name}' has nothing to go back to: no other plan of it was ever checked",
+        f"the stack '{state.name}' has no earlier plan that passed its check",
         hint=f"deploy status --name {state.name} shows its history",
     )
 

@@ -1,4 +1,4 @@
-"""What a stack's engines stored in a Redis of the user's own: it outlives the stack."""
+"""Remaining keys: what engines stored in the user's own Redis, which outlives the stack."""
 
 from __future__ import annotations
 

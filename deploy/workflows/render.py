@@ -64,6 +64,8 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"-o: '{folder}' cannot be made: {exc.strerror}", hint=_ANOTHER) from exc
+        raise ConfigError(
+            f"-o: '{folder}' cannot be created: {exc.strerror}", hint=_ANOTHER
+        ) from exc
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"-o: '{folder}' cannot be written into", hint=_ANOTHER)
+        raise ConfigError(f"-o: '{folder}' is not writable", hint=_ANOTHER)

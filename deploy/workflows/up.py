@@ -234,7 +234,11 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         changed = ["the model's files"]
     raise StateError(
         f"the stack '{name}' is up with another plan; "
-        + (f"what differs: {', '.join(changed)}" if changed else "it is of another version"),
+        + (
+            f"what differs: {', '.join(changed)}"
+            if changed
+            else "it was started by another version of pdkit"
+        ),
         hint=_way_on(spec, was.spec, name),
     )
 

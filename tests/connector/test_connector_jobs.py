@@ -15,8 +15,8 @@ from pdkit_connector.loop_probe import run_aside
 
 
 @pytest.fixture
-def mended(restored):
-    """Mend the executor as B8 does."""
+def fixed(restored):
+    """Fix the executor as B8 does."""
     restored(AsyncPQExecutor, "submit_job", "shutdown")
     replace_method(AsyncPQExecutor, "submit_job", survivable)
     replace_method(AsyncPQExecutor, "shutdown", closable)
@@ -32,7 +32,7 @@ async def give_up(submitted, begun: Callable[[], object]) -> None:
         await waiting
 
 
-@pytest.mark.usefixtures("mended")
+@pytest.mark.usefixtures("fixed")
 def test_job_given_up_ends_and_its_worker_serves_the_next():
     begun, ended, released = [], [], []
 
@@ -74,7 +74,7 @@ def test_job_given_up_ends_and_its_worker_serves_the_next():
     assert released == [1]
 
 
-@pytest.mark.usefixtures("mended")
+@pytest.mark.usefixtures("fixed")
 def test_jobs_given_up_in_the_queue_never_start():
     started = []
 

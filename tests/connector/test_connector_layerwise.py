@@ -255,12 +255,12 @@ def test_only_tokens_with_tags_are_labelled_where_it_counts(untouched, mode, con
 
 
 @pytest.mark.parametrize(
-    ("mended", "left"), [("store_layer", "loaded"), ("retrieve_layer", "stored")]
+    ("fixed", "left"), [("store_layer", "loaded"), ("retrieve_layer", "stored")]
 )
-def test_half_a_mend_is_not_taken_for_one(untouched, mended, left):
+def test_half_a_fix_is_not_taken_for_one(untouched, fixed, left):
     for call in ("start_load_kv", "save_kv_layer"):
         replace_method(LMCacheConnectorV1Impl, call, b16c._labelling)
-    replace_method(LMCacheEngine, mended, b16c._with_configs)
+    replace_method(LMCacheEngine, fixed, b16c._with_configs)
     finding = b16c.FIX.probe(NO_ENGINE)
     assert finding.verdict is Verdict.NEEDED
     assert finding.evidence == f"a layer is {left} without its tags"

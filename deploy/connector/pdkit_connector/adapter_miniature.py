@@ -49,7 +49,7 @@ class LookupClient:
         return self.hits
 
     def lookup_cache(self, **_more: Any) -> int:
-        """Say that no result is kept."""
+        """Return None: no result is kept."""
         return -1
 
     def clear_lookup_status(self, _lookup_id: str) -> None:
@@ -59,7 +59,7 @@ class LookupClient:
         """Cancel nothing, as nothing is under way."""
 
     def supports_producer_reuse(self) -> bool:
-        """Say that producers may load."""
+        """Return True: producers may load."""
         return True
 
 

@@ -26,7 +26,7 @@ _PRELOADED = (
 
 
 def preload() -> None:
-    """Import what the core would import.
+    """Import what the engine's core would import.
 
     Raises:
         ImportError: vLLM is broken.

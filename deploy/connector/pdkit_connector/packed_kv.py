@@ -40,7 +40,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, layer: torch.Tensor) -> PackedLayout:
-        """Read the layout off a layer; raise UnsupportedSetting where it is none of the proven."""
+        """Read the layout off a layer; raise UnsupportedSetting for an untested one."""
         num_blocks, heads, block_size, content = layer.shape
         block = heads * block_size * content
         proven = {

@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fix:
-    """One upstream bug and its mend, or, where there is no safe one, its guard.
+    """One upstream bug and its fix, or its guard if no safe fix exists.
 
     `probe` looks at the installed code or runs it. `apply` patches this process and returns what it
     did; after it, `probe` must no longer say NEEDED. `guard` returns why the bug bites in a

@@ -89,7 +89,7 @@ def check(argv: Sequence[str]) -> None:
         ConnectorError: there is no key.
         ImportError: vLLM or LMCache itself is broken, which is no matter of the fixes.
         FixFailed: a needed fix does not take.
-        UnsupportedSetting: a bug without a mend would bite.
+        UnsupportedSetting: a bug that has no fix affects this configuration.
     """
     if MIDDLEWARE in argv:
         read_key()

@@ -103,7 +103,7 @@ class TestUnlikeRuns:
     def test_anyway_names_the_difference(self) -> None:
         found = compare(run(), run(seed=7), anyway=True)
         assert [one.field for one in found.unlike] == ["seed"]
-        assert "unlike: seed: 0 and 7" in compare_view(found, run(), run(seed=7))
+        assert "differs: seed: 0 and 7" in compare_view(found, run(), run(seed=7))
 
 
 def test_failures_and_interruptions_are_named() -> None:

@@ -264,7 +264,8 @@ CASES: dict[str, Case] = {
         files={"deploy.yaml": "redis: {url_file: url}\n", "url": "redis://:pass@127.0.0.1:1\n"},
     ),
     "no folder to render into": Case(
-        ("render", "-o", "file/deep"), 2, ("-o: 'file/deep' cannot be made",), "deploy render -o",
+        ("render", "-o", "file/deep"), 2, ("-o: 'file/deep' cannot be created",),
+        "deploy render -o",
         files={"file": ""},
     ),
     "a Redis image that can be none": compose(

@@ -127,7 +127,7 @@ class TestRealCommands:
         monkeypatch.setattr("deploy.cli.screen.time.sleep", interrupted)
         code, out, err = run("status", "--watch")
         assert (code, err) == (0, "")
-        assert out.count("it is not up; waiting for it") == 1
+        assert out.count("not up; waiting for it") == 1
 
     def test_a_dry_run_looks_at_what_the_user_brings(self, run: Callable[..., Result]) -> None:
         code, _, err = run("up", "--dry-run", "--api-key-file", "none")

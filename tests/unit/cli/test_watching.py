@@ -149,7 +149,7 @@ def test_of_no_stack_it_waits(deploy: Callable[..., Ended], tmp_path: Path) -> N
         "status", "--watch", "--count", "2", "--interval", "0.2", cwd=tmp_path, home=tmp_path / "h"
     )
     assert (ended.code, ended.stderr) == (0, "")
-    assert ended.stdout.count("it is not up; waiting for it") == 2
+    assert ended.stdout.count("not up; waiting for it") == 2
 
 
 def test_a_reader_that_has_enough_ends_it(tmp_path: Path) -> None:

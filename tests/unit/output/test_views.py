@@ -212,7 +212,7 @@ class TestStatus:
         ]
         status = replace(self.STATUS, history=past)
         lines = status_view(status).splitlines()
-        at = lines.index("history, the newest first:")
+        at = lines.index("history, newest first:")
         assert [line[:10] for line in lines[at + 3 :]] == ["2026-03-01", "2026-02-01", "2026-01-01"]
         assert "it died" in lines[at + 4]
         assert "c:2" in lines[at + 4]

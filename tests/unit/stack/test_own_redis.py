@@ -69,7 +69,7 @@ def test_keys_are_the_same_as_with_the_kits_redis(own: Prepared, prepared: Make)
 
 def test_plan_and_render_show_the_file_and_no_redis(own: Prepared) -> None:
     text = plan_view(own)
-    assert "store    your own Redis, by /home/user/redis-url\n" in text
+    assert "store    your own Redis, from /home/user/redis-url\n" in text
     assert "\nredis " not in text
     assert plan_data(own)["redis"] == {
         "brought": True, "shards": 0, "port": 0, "memory_mib": 0, "tokens": None,

@@ -103,7 +103,7 @@ def test_where_nothing_is_loaded_the_rest_is_left_out(
     with_faults("producer:stores-nothing")
     report = check(served)
     assert report.turns.skipped == report.burst.skipped == "no pair loads anything"
-    assert "Left out: burst, since no pair loads anything" in check_view(report)
+    assert "Left out: burst, because no pair loads anything" in check_view(report)
 
 
 def test_an_answer_that_was_loaded_is_no_reference(
@@ -127,7 +127,7 @@ def test_requests_of_others_are_noticed(served: Lab) -> None:
     assert report.others > 0
     assert all(pair.complete for pair in report.pairs)
     assert report.race.blurred
-    assert "Blurred by others' requests, and not judged" in check_view(report)
+    assert "Not judged, because others sent requests" in check_view(report)
 
 
 def test_clients_that_leave_are_no_fault_of_the_counters(served: Lab) -> None:

@@ -114,7 +114,7 @@ class TestLastGood:
         assert last_good(third)[0].topology == "1p1d"
 
     def test_the_same_plan_is_nothing_to_go_back_to(self, state: Callable[..., StackState]) -> None:
-        with pytest.raises(StateError, match="nothing to go back to") as caught:
+        with pytest.raises(StateError, match="no earlier plan that passed") as caught:
             last_good(following(state(outcome="good"), state("rollback")))
         assert caught.value.exit_code == 2
 

@@ -154,7 +154,7 @@ def test_down_of_a_stack_whose_redis_is_gone(own: Own) -> None:
     assert own.lab.files() == []
     assert down.left is not None
     assert "refused" in down.left.why_not
-    assert "may be left in your Redis" in down_view(down)
+    assert "may remain in your Redis" in down_view(down)
 
 
 def test_down_of_lmcaches_own_client(own: Own) -> None:

@@ -173,7 +173,7 @@ def test_an_engine_that_dies_puts_the_old_stack_back(
     assert keys(lasting) >= first_keys
     assert seed(lasting) == first_seed
     assert len(lasting.pids()) == 4, "and nothing of the new one is left"
-    with pytest.raises(StateError, match="nothing to go back to"):
+    with pytest.raises(StateError, match="no earlier plan that passed"):
         roll_back(lasting.home, "pdkit", report=lasting.lines.append)
 
 
@@ -308,7 +308,7 @@ class TestKilledInTheMiddle:
         assert went(lasting)[0] == ("swap", "cuda", "unchecked")
         roll_back(lasting.home, "pdkit", report=lasting.lines.append)
         serves(lasting, "cpu")
-        with pytest.raises(StateError, match="nothing to go back to"):
+        with pytest.raises(StateError, match="no earlier plan that passed"):
             roll_back(lasting.home, "pdkit", report=lasting.lines.append)  # it was never checked
 
 
@@ -339,7 +339,7 @@ def test_of_no_stack(lab: Lab) -> None:
 
 def test_rollback_without_a_past(lasting: Lab) -> None:
     before = pids(lasting)
-    with pytest.raises(StateError, match="nothing to go back to") as caught:
+    with pytest.raises(StateError, match="no earlier plan that passed") as caught:
         roll_back(lasting.home, "pdkit", report=lasting.lines.append)
     assert "deploy status" in caught.value.hint
     assert pids(lasting) == before
@@ -349,7 +349,7 @@ def test_rollback_without_a_past(lasting: Lab) -> None:
 def test_a_stack_that_was_never_checked_is_no_past(lab: Lab) -> None:
     lab.up(lab.spec(model="tiny"), check=False)
     swapped(lab)
-    with pytest.raises(StateError, match="nothing to go back to"):
+    with pytest.raises(StateError, match="no earlier plan that passed"):
         roll_back(lab.home, "pdkit", report=lab.lines.append)
     TestKilledInTheMiddle.exchange(lab, "cpu")._stop_old()
     assert stop_stack(lab.home, "pdkit", lab.lines.append).was_up

@@ -51,8 +51,8 @@ def _filled(pack: Callable[..., Any]) -> Callable[..., Any]:
         groups = _groups()
         shapes, dtypes = len(self.shapes), len(self.dtypes)
         if not shapes == dtypes == groups and dtypes <= shapes <= groups:
-            # A dtype that the object has not is 0 in the store, never a guess: a reader that
-            # believed one would reshape bytes that are no tensor.
+            # A dtype that the object lacks is 0 in the store, never a guess: a reader that
+            # trusted a guess would reshape bytes that are not a tensor.
             self = replace(
                 self,
                 shapes=[*self.shapes, *[torch.Size((0, 0, 0, 0))] * (groups - shapes)],

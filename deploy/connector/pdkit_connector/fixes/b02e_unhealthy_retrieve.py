@@ -16,7 +16,7 @@ def probe(setting: Setting) -> Finding:
     if setting.lmcache_value("use_layerwise") is False:
         return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
     short, evidence = probe_steps("retrieve_layer", healthy=False)
-    # A healthy engine's miss can be short too: that is B2d, and no matter of health.
+    # A healthy engine's miss can be short too: that is B2d, and unrelated to health.
     short_anyway, _ = probe_steps("retrieve_layer")
     return Finding(Verdict.NEEDED if short < short_anyway else Verdict.NOT_NEEDED, evidence)
 

@@ -1,4 +1,4 @@
-"""B2f: what a lookup pinned stays pinned where its request never reaches a worker's step."""
+"""B2f: what a lookup pinned stays pinned if its request never reaches a worker's step."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def _watched(role: str) -> tuple[Any, list[str]]:
 
 FIX = Fix(
     id="B2f",
-    title="pins of requests that no step has are never released",
+    title="pins of requests that never reach a step are never released",
     link="none",
     reason=(
         "A lookup pins what it finds until the request's first step, whose metadata the adapter "
         "walks. A request aborted while it waits never gets there, and up to 0.4.2 no request of a "
         "consumer does: its chunks stay pinned, and cannot be evicted, until a monitor's timeout "
-        "of five minutes or for ever."
+        "of five minutes or forever."
     ),
     probe=probe,
     apply=apply,

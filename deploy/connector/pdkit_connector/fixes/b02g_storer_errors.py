@@ -35,7 +35,7 @@ def probe(setting: Setting) -> Finding:
 
 
 def apply(_setting: Setting) -> str:
-    """Let whoever steps a storer or retriever himself never see it fail or end."""
+    """Hide failures and ends of storers and retrievers from code that steps them itself."""
     from lmcache.v1.cache_engine import LMCacheEngine
 
     replace_method(LMCacheEngine, "store_layer", _storing)
@@ -131,7 +131,7 @@ def _retriever_may_be_overstepped() -> bool:
 
 
 def _goes_on(steps: Iterator[Any], count: int) -> bool:
-    """Step `count` times; an error of the steps themselves is not this fix's matter."""
+    """Step `count` times; errors of the steps themselves are not what this fix is about."""
     try:
         for _ in range(count):
             next(steps)

@@ -1,4 +1,4 @@
-"""B4a: what decoding adds is taken from the wrong place, and is never stored."""
+"""B4a: decoded tokens are taken from the wrong place, and their KV is never stored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _views(impl: Any, scheduler_output: Any) -> dict[str, RequestView]:
 
 FIX = Fix(
     id="B4a",
-    title="KV of decoded tokens is not stored, or under other tokens",
+    title="KV of decoded tokens is not stored, or stored under the wrong tokens",
     link="https://github.com/LMCache/LMCache/pull/2929",
     reason=(
         "vLLM counts a token as computed before its id is known. The adapter slices new ids from "

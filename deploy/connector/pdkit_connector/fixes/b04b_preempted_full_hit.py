@@ -1,4 +1,4 @@
-"""B4b: a preempted request that LMCache holds in full ends the engine's core."""
+"""B4b: a preempted request that is a full hit ends the engine's core."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def _is_full_hit(request: Any, spec: Any) -> bool:
 
 FIX = Fix(
     id="B4b",
-    title="a preempted request that LMCache holds in full ends the engine's core",
+    title="a preempted request that is a full hit ends the engine's core",
     link="https://github.com/LMCache/LMCache/pull/2929",
     reason=(
-        "Of a request that LMCache holds in full, vLLM computes the last token again for its "
-        "logits. When such a request resumes after a preemption, the adapter asserts that all "
-        "tokens count as computed, and the AssertionError ends the engine's core."
+        "vLLM computes the last token of a full hit again, for its logits. When such a request "
+        "resumes after a preemption, the adapter asserts that all tokens count as computed, and "
+        "the AssertionError ends the engine's core."
     ),
     probe=probe,
     apply=apply,

@@ -77,7 +77,7 @@ def _storing_none(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 FIX = Fix(
     id="B4c",
-    title="a preempted request stores other requests' KV and stands on KV never loaded",
+    title="a preempted request stores other requests' KV and uses KV that was never loaded",
     link="none",
     reason=(
         "Up to 0.3.9 the adapter adds the blocks of a request that resumes to those it lost, so "

@@ -1,4 +1,4 @@
-"""B4d: a preempted request that vLLM loads nothing for, though LMCache has some, ends the core."""
+"""B4d: a preempted request that has a hit, of which vLLM loads nothing, ends the core."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _counting_what_is_loaded(build: Callable[[Any, Any], Any]) -> Callable[[Any,
 
 FIX = Fix(
     id="B4d",
-    title="a preempted request that is found and not loaded ends the engine's core",
+    title="a preempted request whose hit is not loaded ends the engine's core",
     link="none",
     reason=(
         "vLLM takes nothing of what LMCache offers to a request that must not read caches (one "

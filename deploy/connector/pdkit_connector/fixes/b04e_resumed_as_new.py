@@ -1,4 +1,4 @@
-"""B4e: a request that resumes as a new one is loaded in part, and vLLM takes it for all."""
+"""B4e: a request that resumes as a new one is loaded partly, but reported as loaded fully."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _with_output(make: Callable[..., Any]) -> Callable[..., Any]:
 
 FIX = Fix(
     id="B4e",
-    title="of a request that resumes as new, output tokens are never loaded",
+    title="output tokens of a request that resumes as new are never loaded",
     link="none",
     reason=(
         "vLLM's second model runner gets a preempted request as a new one, with its output among "

@@ -19,7 +19,7 @@ class _Stored(Exception):
 
 class _Engine(IdleEngine):
     def store(self, *_args: Any, **_kwargs: Any) -> None:
-        """Say that something is stored."""
+        """Signal that something is stored."""
         raise _Stored
 
 
@@ -61,7 +61,7 @@ def _as_both(wait: Callable[[Any], None]) -> Callable[[Any], None]:
 
 FIX = Fix(
     id="B4f",
-    title="a producer that names no receiver ends at its first store",
+    title="a producer without a receiver ends its engine's core at the first store",
     link="none",
     reason=(
         "Up to 0.3.9 the adapter asks each request of a producer how much its receiver got. Where "

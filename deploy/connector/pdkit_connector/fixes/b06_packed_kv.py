@@ -1,4 +1,4 @@
-"""B6: of vLLM's packed KV blocks, LMCache's in-process mover takes one plane of two."""
+"""B6: LMCache's in-process mover takes only one of the two planes of packed KV blocks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_kv_caches(kv_caches: Mapping[str, Any]) -> None:
     except UnsupportedSetting as exc:
         raise UnsupportedSetting(
             f"{exc}. vLLM packs K and V into one plane, of which LMCache would move half (B6, "
-            f"{LINK}). Ways out: a vLLM before 0.26, or the setting that the kit mends: plain "
+            f"{LINK}). Use a vLLM before 0.26, or the setting that the kit fixes: plain "
             "mode in layout LBNHC or LBHNC"
         ) from exc
     get_logger().warning(
@@ -128,7 +128,7 @@ def _names(owner: type) -> set[str]:
 
 FIX = Fix(
     id="B6",
-    title="packed KV is moved by half",
+    title="only half of packed KV is moved",
     link=LINK,
     reason=(
         "Since 0.26 vLLM keeps K and V of a block in one plane, and LMCache's in-process mover, "

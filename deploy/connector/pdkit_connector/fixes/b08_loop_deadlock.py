@@ -34,12 +34,12 @@ def probe(_setting: Setting) -> Finding:
 
 
 def apply(_setting: Setting) -> str:
-    """Mend what the probe found."""
-    mended = []
-    for what, mend in list(_endless()):
-        mend()
-        mended.append(what)
-    return f"{len(mended)} waits given an end"
+    """Fix what the probe found."""
+    fixed = []
+    for what, fix in list(_endless()):
+        fix()
+        fixed.append(what)
+    return f"{len(fixed)} waits bounded"
 
 
 def _endless() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -70,17 +70,17 @@ def _endless() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def _reads_of(kind: Any) -> Callable[[], None]:
-    def mend() -> None:
+    def fix() -> None:
         kind._get = _get
 
-    return mend
+    return fix
 
 
 def _exists_of(kind: Any) -> Callable[[], None]:
-    def mend() -> None:
+    def fix() -> None:
         kind.exists_sync = limited_exists
 
-    return mend
+    return fix
 
 
 async def _get(self: Any, key: Any) -> Any:
@@ -154,7 +154,7 @@ def _is_ours(method: Any) -> bool:
 
 FIX = Fix(
     id="B8",
-    title="LMCache's event loop can wait for itself for ever",
+    title="LMCache's event loop can wait for itself forever",
     link="https://github.com/LMCache/LMCache/issues/2942",
     reason=(
         "A read that finds no staging memory sleeps on the event loop, which alone could finish "

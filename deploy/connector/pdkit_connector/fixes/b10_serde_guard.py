@@ -25,7 +25,7 @@ def probe(setting: Setting) -> Finding:
 
 
 def guard(setting: Setting) -> str | None:
-    """Say why a serializer that changes objects cannot be used with the readers in force."""
+    """Return why a serializer that changes objects cannot be used with the current readers."""
     serde = setting.lmcache_value("remote_serde")
     if serde in (None, "naive", "kivi"):
         return None

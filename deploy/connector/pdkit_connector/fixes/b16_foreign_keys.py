@@ -110,6 +110,6 @@ FIX = Fix(
     ),
     probe=probe,
     apply=apply,
-    # Outside of what mends the metadata.
+    # Around the fix of the metadata.
     rank=200,
 )

@@ -1,4 +1,4 @@
-"""B16b: of an image only 16 bits are in the key, so that images share KV."""
+"""B16b: only 16 bits of an image's hash are in its key, so that images share KV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def probe(_setting: Setting) -> Finding:
             for identifier in ("a0001", "b0001", "an image")
         ]
     except ValueError as exc:
-        return Finding(Verdict.NEEDED, f"an identifier that is no number raises {describe(exc)}")
+        return Finding(Verdict.NEEDED, f"an identifier that is not a number raises {describe(exc)}")
     if values[0] == values[1]:
         return Finding(Verdict.NEEDED, "images whose hashes end in the same 16 bits have one key")
     return Finding(Verdict.NOT_NEEDED, "the key of an image depends on all of its identifier")
@@ -73,7 +73,7 @@ FIX = Fix(
     reason=(
         "Up to 0.5.3 the placeholders of an image are filled with the last 16 bits of its hash, so "
         "one in 65536 pairs of images in the same prompt has one key, and the second is answered "
-        "with the KV of the first. In the first releases an identifier that is no hexadecimal "
+        "with the KV of the first. In the first releases, an identifier that is not a hexadecimal "
         "number ends the engine's core."
     ),
     probe=probe,

@@ -72,7 +72,7 @@ def _step_without_keys() -> None:
             return torch.zeros(len(tokens), dtype=torch.bool)
 
         def store(self, *_args: Any, **_kwargs: Any) -> None:
-            """Say that something is stored."""
+            """Signal that something is stored."""
             raise _Stored
 
     impl = miniature(engine=Engine())
@@ -87,8 +87,8 @@ FIX = Fix(
     link="none",
     reason=(
         "When chunks are gone between lookup and load, vLLM learns of it after the step, and "
-        "drops or repeats what the request computed. The adapter stored the step's new chunks by "
-        "then: computed on unwritten KV, they lie under the right keys for whoever asks next."
+        "drops or repeats what the request computed. By then the adapter has stored the step's "
+        "new chunks: they were computed on unwritten KV, but other requests find and load them."
     ),
     probe=probe,
     apply=apply,

@@ -28,7 +28,7 @@ def probe(setting: Setting) -> Finding:
 
 
 def guard(setting: Setting) -> str | None:
-    """Say why the engine's KV cannot be described to LMCache; None where it can or none runs."""
+    """Return why LMCache cannot take the engine's KV; None if it can, or no engine runs."""
     return None if setting.kv_cache_specs is None else _trouble(setting)
 
 

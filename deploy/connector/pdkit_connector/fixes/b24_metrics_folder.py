@@ -19,7 +19,7 @@ _METHODS = ("__init__", "_ensure_multiprocess_dir")
 
 
 def probe(_setting: Setting) -> Finding:
-    """Look for the name in the code that makes the folder."""
+    """Look for the fixed name in the code that makes the folder."""
     from lmcache.observability import PrometheusLogger
 
     if hasattr(PrometheusLogger.__init__, _MARK):
@@ -59,8 +59,8 @@ FIX = Fix(
     link="none",
     reason=(
         "LMCache writes its metrics into /tmp/lmcache_prometheus, whoever made it: if another user "
-        "did, or made a file of that name, no engine starts. The fix makes a folder of the "
-        "process's own, below TMPDIR."
+        "did, or made a file of that name, no engine starts. The fix makes a private "
+        "folder below TMPDIR."
     ),
     probe=probe,
     apply=apply,

@@ -3,7 +3,7 @@
 LMCache's configuration names it (`storage_plugins`) and gives its settings under `extra_config`:
 
     pdkit.url           address of Redis (see `address`), or a list: keys are spread over all
-    pdkit.namespace     what comes before every key; KV of one namespace can be read by all of it
+    pdkit.namespace     prefix of every key; engines with the same namespace share KV
     pdkit.mac_key_file  a file with a secret, by which values have a MAC instead of a checksum
     pdkit.<limit>       a field of `client.Limits`
 
