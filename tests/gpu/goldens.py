@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.golden_documents import load
 
 REPO = Path(__file__).resolve().parents[2]
 VENDORS = ("cuda", "rocm")
@@ -42,7 +42,7 @@ def engines(vendor: str) -> list[Engine]:
 
 def _engines(file: Path) -> Iterator[Engine]:
     """Read a document of containers, or of processes, which have the same under other names."""
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    document = load(file)
     for name, service in document["services"].items():
         if not name.startswith(_ROLES):
             continue

@@ -17,11 +17,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from deploy.stack.document import document_yaml
 from tests.compose_plugin import compose_plugin
+from tests.golden_documents import load
 from tests.unit.stack.conftest import Case
 
 # No engine, no settings of this machine's user, and no variables that a document could be filled
@@ -92,7 +92,7 @@ class TestSchema:
     ) -> None:
         goldens = repo / "tests" / "golden" / "compose"
         for file in sorted([*goldens.glob("*.yaml"), *(repo / "compose").glob("*.yaml")]):
-            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+            document = load(file)
             assert problems(document) == [], file.name
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.stack.document import document_yaml
+from tests.golden_documents import golden_text
 from tests.unit.stack.cases import OPTIONS, VENDORS, machine_with
 from tests.unit.stack.conftest import Case
 
@@ -60,7 +61,9 @@ CASES: dict[str, dict[str, Any]] = {
 def test_render(
     case: str, contained: Callable[..., Case], golden: Callable[[str, str], None]
 ) -> None:
-    golden(f"compose/{case}.yaml", document_yaml(contained(case, **CASES[case]).document))
+    made = contained(case, **CASES[case])
+    base = f"compose/{made.vendor}-1p1d.yaml"
+    golden(f"compose/{case}.yaml", golden_text(base, made.document))
 
 
 @pytest.mark.parametrize("case", EXAMPLES)

@@ -13,6 +13,7 @@ import pytest
 from deploy.output.views import plan_view
 from deploy.stack.document import document_yaml, stack_document
 from deploy.workflows.prepare import Prepared
+from tests.golden_documents import golden_text
 from tests.unit.stack.cases import machine_with
 
 ONE_REDIS = {"redis": {"shards": 1}}
@@ -32,6 +33,9 @@ ON_GPUS: dict[str, dict[str, Any]] = {
     "rocm-1p1d": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1), **ONE_REDIS},
     "cuda-2a": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "topology": "2a"},
 }
+PROCESSES = "tests/golden/process/1p1d.yaml"
+# What the others are compared with is whole.
+WHOLE = ("1p1d", "cuda-1p1d", "rocm-1p1d")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -46,4 +50,6 @@ def test_render(
     case: str, prepared: Callable[..., Prepared], golden: Callable[[str, str], None]
 ) -> None:
     document = stack_document(prepared(**{**CASES, **ON_GPUS}[case]).stack)
-    golden(f"process/{case}.yaml", document_yaml(document))
+    base = "tests/golden/process/cuda-1p1d.yaml" if case in ON_GPUS else PROCESSES
+    text = document_yaml(document) if case in WHOLE else golden_text(base, document)
+    golden(f"process/{case}.yaml", text)
