@@ -55,7 +55,7 @@ class EngineView:
 
 @dataclass(frozen=True)
 class RouterView:
-    """How many engines it knows, and how many of them it takes for healthy."""
+    """How many engines it knows, and how many of them are healthy."""
 
     engines: int
     healthy: int
