@@ -3,7 +3,8 @@
 `deploy.example.yaml`.
 
 The first comes from the commands and the errors, the second and the last from the spec, the schemas
-from the models of a benchmark result and of a sweep. Run from a checkout:
+from the models of a benchmark result, of a sweep and of what commands print with `--json`, whose
+fields `docs/reference/json.md` lists (`deploy/output/contract`). Run from a checkout:
 `python scripts/reference.py`. `tests/unit/test_reference.py` fails if one of them is out of date.
 """
 
@@ -30,6 +31,8 @@ from deploy.config.example import example_yaml
 from deploy.config.settings import Group, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
+from deploy.output.contract.schema import file_names, schema_for
+from deploy.output.contract.schema import page as json_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 EXAMPLE = "../../deploy.example.yaml"
@@ -44,6 +47,7 @@ _KIT_FAULT = "70"
 
 def main() -> None:
     """Write all pages."""
+    (DOCS / "schemas" / "commands").mkdir(exist_ok=True)
     for name, text in pages(get_command(app), StackSpec).items():
         (DOCS / name).write_text(text, encoding="utf-8")
         sys.stdout.write(f"wrote {DOCS / name}\n")
@@ -58,6 +62,11 @@ def pages(root: Any, spec: type[BaseModel]) -> dict[str, str]:
         "schemas/bench.json": json.dumps(Result.model_json_schema(), indent=1) + "\n",
         "schemas/sweep.json": json.dumps(Sweep.model_json_schema(), indent=1) + "\n",
         EXAMPLE: example_yaml(),
+        "json.md": json_page(),
+        **{
+            f"schemas/commands/{name}": json.dumps(schema_for(command), indent=1) + "\n"
+            for name, command in file_names().items()
+        },
     }
 
 

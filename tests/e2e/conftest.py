@@ -29,6 +29,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
+from tests.contract import validated
 from tests.report.stacks import (  # noqa: F401 - hooks, and a fixture for every test
     before_command,
     pytest_runtest_logstart,
@@ -69,7 +70,7 @@ class Ran:
 
     @property
     def envelope(self) -> dict[str, Any]:
-        return json.loads(self.stdout)
+        return validated(json.loads(self.stdout))
 
     @property
     def data(self) -> Any:

@@ -21,10 +21,11 @@ from typer.main import get_command
 from deploy.cli.main import app
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError, PdkitError
+from deploy.output.contract.schema import file_names
 
 PAGES = (
-    "cli.md", "configuration.md", "schemas/bench.json", "schemas/sweep.json",
-    "../../deploy.example.yaml",
+    "cli.md", "configuration.md", "json.md", "schemas/bench.json", "schemas/sweep.json",
+    *(f"schemas/commands/{name}" for name in file_names()), "../../deploy.example.yaml",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from deploy.cli import main as main_module
 from tests.conftest import Ended, plain_environ
+from tests.contract import validated
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +32,8 @@ def deploy_here() -> Callable[..., Ended]:
             contextlib.redirect_stderr(stderr),
         ):
             code = main_module.main(list(arguments))
+        if "--json" in arguments:
+            validated(json.loads(stdout.getvalue()))
         return Ended(code, stdout.getvalue(), stderr.getvalue())
 
     return run

@@ -1,0 +1,193 @@
+"""The data of `deploy check`, which `up`, `swap` and `rollback` contain, too."""
+
+from __future__ import annotations
+
+from typing_extensions import NotRequired, TypedDict
+
+from deploy.verify.report import Counted, Diagnosis, EngineHealth, StoreUse
+
+
+class HitRate(TypedDict):
+    """All pairs together, in tokens.
+
+    Attributes:
+        queries: the store was asked for.
+        hits: loaded from the store.
+        rate: vLLM's external prefix cache hit rate, hits / queries.
+        eligible: what a healthy stack must load.
+        eligible_rate: hits / eligible.
+    """
+
+    queries: int
+    hits: int
+    rate: float
+    eligible: int
+    eligible_rate: float
+
+
+class Pair(TypedDict):
+    """One producer with one consumer, in tokens."""
+
+    producer: str
+    consumer: str
+    eligible: int
+    hits: int
+    eligible_rate: float
+
+
+class StoreRace(TypedDict):
+    """Prompts through the router, whose decode follows its prefill at once.
+
+    Attributes:
+        gap_s: seconds between prefill and decode.
+        blurred: requests of others moved the counters.
+    """
+
+    gap_s: float
+    eligible: int
+    hits: int
+    eligible_rate: float
+    blurred: bool
+
+
+class Phase(TypedDict):
+    """Prompts of one kind; only `skipped` where there were none.
+
+    Attributes:
+        skipped: why there were none.
+        requests: sent.
+        failed: not answered.
+        blurred: requests of others moved the counters.
+    """
+
+    skipped: NotRequired[str]
+    requests: NotRequired[int]
+    failed: NotRequired[int]
+    eligible: NotRequired[int]
+    hits: NotRequired[int]
+    eligible_rate: NotRequired[float]
+    blurred: NotRequired[bool]
+
+
+class Equivalence(TypedDict):
+    """Answers from loaded KV beside answers that were computed.
+
+    Attributes:
+        compared: pairs of answers.
+        mismatched: pairs that differ by more than the tolerance.
+        max_logprob_diff: null where two answers have no token in common.
+        noise_floor: how much engines differ from themselves; null where that is unknown.
+        tolerance: the largest difference that passes.
+    """
+
+    compared: int
+    mismatched: int
+    max_logprob_diff: float | None
+    noise_floor: float | None
+    tolerance: float
+
+
+class RedisPath(TypedDict):
+    """What engines moved to and from Redis.
+
+    Attributes:
+        stored_s, loaded_s: seconds of work.
+        left_out: chunks that were not stored.
+        refused: chunks that were corrupt or foreign.
+        not_loaded: chunks that were found and could not be had.
+        failures: calls that Redis failed.
+        waits: answers that waited for their stores.
+        late: answers that left before their KV was stored.
+    """
+
+    stored_bytes: float
+    stored_s: float
+    stored_chunks: float
+    left_out: float
+    loaded_bytes: float
+    loaded_s: float
+    loaded_chunks: float
+    refused: float
+    not_loaded: float
+    lookups: float
+    lookup_s: float
+    failures: float
+    waits: float
+    wait_s: float
+    late: float
+    load_gb_s: float
+    store_gb_s: float
+    lookup_ms: float
+
+
+class Vllm(TypedDict):
+    """The engines' release.
+
+    Attributes:
+        version: "" where they do not tell.
+        formula_pinned: the rule for eligible tokens is tested with it.
+    """
+
+    version: str
+    formula_pinned: bool
+
+
+class OwnPrompt(TypedDict):
+    """The prompt of `--prompt-file`, through one pair, in tokens.
+
+    Attributes:
+        producer_local, local: what the engine had in its own prefix cache.
+        producer_loaded, loaded: what it loaded from the store.
+        chunks: whole chunks of the prompt.
+    """
+
+    producer: str
+    consumer: str
+    tokens: int
+    chunk_size: int
+    producer_local: int
+    producer_loaded: int
+    loaded: int
+    local: int
+    chunks: int
+    eligible: int
+
+
+class Check(TypedDict):
+    """The result of a check.
+
+    Attributes:
+        passed: nothing is wrong.
+        counted: what vLLM itself counted on the consumers meanwhile.
+        turns, decode_reuse, burst: null where the check was a quick one, or cannot test that.
+        redis: null where engines share no KV.
+        store_path: null where LMCache's own client moves KV.
+        others_requests: requests of others that engines finished meanwhile.
+        prompts: empty without `--prompt-file`.
+        failures: a sentence for each thing that is wrong.
+        diagnosis: causes, the most likely first.
+        seconds: how long it took.
+        runs, runs_passed, slowest_s: with `--repeat`.
+    """
+
+    passed: bool
+    hit_rate: HitRate
+    counted: Counted
+    pairs: list[Pair]
+    store_race: StoreRace
+    turns: Phase | None
+    decode_reuse: Phase | None
+    burst: Phase | None
+    equivalence: Equivalence
+    redis: StoreUse | None
+    store_path: RedisPath | None
+    engines: list[EngineHealth]
+    others_requests: int
+    vllm: Vllm
+    prompts: list[OwnPrompt]
+    failures: list[str]
+    diagnosis: list[Diagnosis]
+    seconds: float
+    runs: NotRequired[int]
+    runs_passed: NotRequired[int]
+    slowest_s: NotRequired[float]

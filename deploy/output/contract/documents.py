@@ -1,0 +1,249 @@
+"""Every document that the kit promises: the envelope of each command, and the state file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from deploy.benchmark.results import Result
+from deploy.benchmark.statistics import Estimate, Ratio
+from deploy.benchmark.sweep import Sweep
+from deploy.output.contract.check import Check
+from deploy.output.contract.stack import (
+    Drained,
+    Examination,
+    Logs,
+    Patches,
+    Plan,
+    Rendered,
+    Restarted,
+    Status,
+    Swap,
+    Up,
+    Written,
+)
+from deploy.output.contract.watch import Frame
+from deploy.workflows.down import DownResult
+from deploy.workflows.images import ImageRow
+
+
+class Problem(TypedDict):
+    """An error.
+
+    Attributes:
+        code: a stable word.
+        message: what is wrong.
+        hint: the next command to type.
+        details: more lines, such as the last ones of a log.
+    """
+
+    code: str
+    message: str
+    hint: str
+    details: list[str]
+
+
+class Envelope(TypedDict):
+    """What every command prints with `--json`.
+
+    Attributes:
+        version: of pdkit.
+        data: the command's own; null after an error that left nothing to show.
+    """
+
+    version: str
+    command: str
+    status: Literal["ok", "error"]
+    exit_code: int
+    data: Any
+    errors: list[Problem]
+
+
+class Images(TypedDict):
+    """The catalogue."""
+
+    images: Sequence[ImageRow]
+
+
+class Built(TypedDict):
+    """Images that were built."""
+
+    built: list[str]
+
+
+class Pulled(TypedDict):
+    """Images that were pulled."""
+
+    pulled: list[str]
+
+
+class Bench(TypedDict):
+    """A benchmark run.
+
+    Attributes:
+        folder: with its files.
+        report: the page; null where it could not be written.
+    """
+
+    folder: str
+    report: str | None
+    result: Result
+
+
+class LeftRun(TypedDict):
+    """A run that is still to come."""
+
+    round: int
+    topology: str
+
+
+class SweepPlan(TypedDict):
+    """`deploy bench sweep --dry-run`.
+
+    Attributes:
+        refused: topology → why it cannot be measured here.
+        seconds: an estimate.
+    """
+
+    runs: list[LeftRun]
+    refused: dict[str, str]
+    seconds: int
+
+
+class SweepDone(TypedDict):
+    """A finished sweep.
+
+    Attributes:
+        best: the file for `deploy up -f`; null where no topology is best.
+    """
+
+    folder: str
+    best: str | None
+    sweep: Sweep
+
+
+class MetricRow(TypedDict):
+    """One metric at one load.
+
+    Attributes:
+        ratio: second / first; null where a value is 0.
+    """
+
+    metric: str
+    unit: str
+    first: Estimate
+    second: Estimate
+    ratio: Ratio | None
+    verdict: str
+
+
+class Point(TypedDict):
+    """All metrics at one load."""
+
+    load: str
+    metrics: list[MetricRow]
+
+
+class UnlikeField(TypedDict):
+    """A field in which two runs differ."""
+
+    field: str
+    first: Any
+    second: Any
+
+
+class Comparison(TypedDict):
+    """Two results side by side."""
+
+    first: str
+    second: str
+    points: list[Point]
+    unlike: list[UnlikeField]
+    notes: list[str]
+
+
+class Report(TypedDict):
+    """A report of results.
+
+    Attributes:
+        verdict: its kind.
+        ratio: null where nothing was compared.
+        files: that were written, the page first.
+    """
+
+    verdict: str
+    sentence: str
+    note: str
+    ratio: Ratio | None
+    files: list[str]
+
+
+class ServiceRecord(TypedDict):
+    """A started service.
+
+    Attributes:
+        pid: 0 for a container.
+        start_time: seconds since the boot.
+        starts: how often it was started since `up`.
+    """
+
+    name: str
+    pid: int
+    start_time: float
+    log: str
+    starts: int
+
+
+class State(TypedDict):
+    """The state file of a stack. Only the same version of pdkit promises to read it.
+
+    Attributes:
+        format: of the file.
+        fingerprint: of the stack as it was started.
+        spec: the settings.
+        machine: what was found when the stack was planned.
+        boot: within which pids and start times hold; "" for containers.
+        generation: what was started, when, and how that went.
+        history: the generations before, the newest first.
+    """
+
+    format: int
+    name: str
+    fingerprint: str
+    spec: dict[str, Any]
+    machine: dict[str, Any]
+    model: dict[str, Any]
+    boot: str
+    services: dict[str, ServiceRecord]
+    generation: dict[str, Any]
+    history: list[dict[str, Any]]
+
+
+# Command → the type of its `data`.
+COMMANDS: dict[str, Any] = {
+    "init": Written,
+    "up": Up | Plan,
+    "plan": Plan,
+    "render": Rendered,
+    "doctor": Examination,
+    "check": Check,
+    "status": Status | Frame,
+    "logs": Logs,
+    "down": DownResult,
+    "restart": Restarted,
+    "drain": Drained,
+    "undrain": Drained,
+    "swap": Swap,
+    "rollback": Swap,
+    "patches": Patches,
+    "images list": Images,
+    "images build": Built,
+    "images pull": Pulled,
+    "bench": Bench,
+    "bench sweep": SweepDone | SweepPlan,
+    "bench compare": Comparison,
+    "bench report": Report,
+}
+STATE: Any = State

@@ -1,0 +1,351 @@
+"""The data of the commands on a stack: plan, start, look at, change and stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from deploy.metrics.store import StoreStats
+from deploy.output.contract.check import Check
+from deploy.planning.inventory import Inventory
+from deploy.workflows.generations import Generation
+from deploy.workflows.patches import FixRow
+from deploy.workflows.status import ServiceStatus
+
+
+class PlannedModel(TypedDict):
+    """The model.
+
+    Attributes:
+        ref: a folder, or an id of Hugging Face.
+        served_name: what clients call it.
+        source: tiny, folder or hub.
+    """
+
+    ref: str
+    served_name: str
+    source: str
+
+
+class Address(TypedDict):
+    """Where the router listens."""
+
+    host: str
+    port: int
+
+
+class Front(TypedDict):
+    """What clients talk to.
+
+    Attributes:
+        keyed: clients must send an API key.
+    """
+
+    host: str
+    port: int
+    url: str
+    keyed: bool
+
+
+class PlannedRedis(TypedDict):
+    """The store.
+
+    Attributes:
+        brought: it is the user's own.
+        shards: Redis servers that share the keys; 0 without a store of pdkit's.
+        port: 0 where this machine reaches it in another way.
+        tokens: of KV that fit, if known.
+    """
+
+    brought: bool
+    shards: int
+    port: int
+    memory_mib: int
+    tokens: int | None
+
+
+class Staging(TypedDict):
+    """Host memory through which KV passes."""
+
+    bytes_per_rank: int
+    ranks: int
+
+
+class Deadlines(TypedDict):
+    """Seconds after which a call to Redis counts as failed."""
+
+    lookup_s: float
+    load_s: float
+    store_s: float
+    silent_s: float
+
+
+class PlannedEngine(TypedDict):
+    """One engine.
+
+    Attributes:
+        devices: indices of its GPUs.
+    """
+
+    name: str
+    role: str
+    port: int
+    devices: list[int]
+    cpu_threads: int | None
+    memory_mib: int
+
+
+class Plan(TypedDict):
+    """What would run where.
+
+    Attributes:
+        image: of the engines; "" where they are processes.
+        router: the router's address; `front` says more.
+        value_bytes: of a chunk in Redis, if known.
+        max_model_len: longest prompt and answer, in tokens, if known.
+        gpu_share: the part of a GPU's memory that an engine may use.
+        memory_mib: of all services.
+        notes: what to know, one line each.
+        inventory: the machine that the plan is for.
+    """
+
+    name: str
+    vendor: str
+    runtime: str
+    image: str
+    topology: str
+    tp: int
+    model: PlannedModel
+    router: Address
+    front: Front
+    redis: PlannedRedis
+    staging: Staging
+    deadlines: Deadlines
+    value_bytes: int | None
+    dtype: str
+    block_size: int | None
+    chunk_size: int
+    max_model_len: int | None
+    kv_bytes_per_token: int | None
+    kv_cache_bytes: int | None
+    gpu_share: float | None
+    memory_mib: int
+    layerwise: bool
+    save_decode_cache: bool
+    engines: list[PlannedEngine]
+    notes: list[str]
+    inventory: Inventory
+
+
+class RenderedFiles(TypedDict):
+    """`deploy render -o`.
+
+    Attributes:
+        files: that were written.
+        start: the command that starts them.
+    """
+
+    files: list[str]
+    start: str
+
+
+# `deploy render` without -o prints the document itself: Compose's, or that of the processes.
+Rendered = RenderedFiles | dict[str, Any]
+
+
+class Up(TypedDict):
+    """A start.
+
+    Attributes:
+        url: what clients talk to.
+        started: service → seconds until it was ready; empty where all ran already.
+        slowest_engine_s: seconds of the slowest engine's start.
+        check: null with `--no-check`.
+    """
+
+    name: str
+    url: str
+    model: str
+    started: dict[str, float]
+    slowest_engine_s: float
+    ready_s: float
+    total_s: float
+    check: Check | None
+
+
+class Status(TypedDict):
+    """A stack as it is now.
+
+    Attributes:
+        up: it was started and not taken down.
+        healthy: every service is ready.
+        image: of the engines; "" where they are processes.
+        url: what clients talk to.
+        store: what Redis tells; null where it does not answer.
+        redis_brought: Redis is the user's own.
+        history: earlier plans, the newest first.
+        events: what died, came back, was restarted or drained, the oldest first.
+        warnings: what to know before trusting the KV.
+        others: other stacks, where this one is not up.
+        external_hit_rate: of the engines that answer clients, since they started.
+    """
+
+    name: str
+    up: bool
+    vendor: str
+    runtime: str
+    image: str
+    topology: str
+    model: str
+    url: str
+    services: Sequence[ServiceStatus]
+    store: StoreStats | None
+    redis_brought: bool
+    history: Sequence[Generation]
+    events: list[ServiceEvent]
+    warnings: list[str]
+    others: list[str]
+    healthy: bool
+    external_hit_rate: float
+
+
+class Restarted(TypedDict):
+    """`deploy restart`.
+
+    Attributes:
+        seconds: service → seconds from its stop until it served again.
+    """
+
+    name: str
+    seconds: dict[str, float]
+
+
+class Drained(TypedDict):
+    """`deploy drain` and `undrain`.
+
+    Attributes:
+        drained: the engine gets no new requests.
+    """
+
+    name: str
+    engine: str
+    drained: bool
+
+
+class Written(TypedDict):
+    """`deploy init`.
+
+    Attributes:
+        file: that was written.
+        settings: that it sets.
+        found: what this machine has, in words.
+        cached_models: models of Hugging Face that are here.
+    """
+
+    file: str
+    settings: dict[str, Any]
+    found: str
+    cached_models: list[str]
+
+
+class ServiceEvent(TypedDict):
+    """Something that happened to a service.
+
+    Attributes:
+        at: when, in UTC.
+        kind: a stable word.
+    """
+
+    at: str
+    service: str
+    kind: str
+    text: str
+
+
+class LogLine(TypedDict):
+    """One line of a log."""
+
+    service: str
+    line: str
+
+
+class Logs(TypedDict):
+    """The last lines of logs.
+
+    Attributes:
+        files: service → the file, or the command that shows it.
+    """
+
+    files: dict[str, str]
+    lines: list[LogLine]
+
+
+class Finding(TypedDict):
+    """A finding of `doctor`.
+
+    Attributes:
+        id: of the rule; stable.
+        status: ok, warn, fail or unknown.
+        fix: what to do about it.
+    """
+
+    id: str
+    area: str
+    status: str
+    message: str
+    why: str
+    fix: str
+
+
+class Examination(TypedDict):
+    """What `doctor` found.
+
+    Attributes:
+        topology: "" where no plan fits this machine.
+    """
+
+    name: str
+    vendor: str
+    runtime: str
+    topology: str
+    findings: list[Finding]
+
+
+class Swap(TypedDict):
+    """A swap or a rollback.
+
+    Attributes:
+        before, after: vendor and image of the engines.
+        kept: services that went on running.
+        down_s: seconds in which the stack did not serve.
+        check: of the new plan; null where nothing had to change.
+    """
+
+    name: str
+    before: tuple[str, str]
+    after: tuple[str, str]
+    kept: list[str]
+    down_s: float
+    seconds: float
+    check: Check | None
+
+
+class Patches(TypedDict):
+    """The fixes in one place.
+
+    Attributes:
+        where: the stack, image or interpreter.
+        lmcache: its version there; "" if unknown.
+        proved: the fixes are tested with that version.
+        silent: engines that answer and report no fix.
+        warnings: what to know before trusting the KV.
+    """
+
+    where: str
+    lmcache: str
+    proved: bool
+    fixes: Sequence[FixRow]
+    silent: list[str]
+    warnings: list[str]

@@ -1,0 +1,183 @@
+"""The data of a line of `deploy status --watch --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from typing_extensions import TypedDict
+
+from deploy.metrics.engine import EngineLoad
+from deploy.metrics.events import Event
+from deploy.metrics.reading import ServiceCondition
+from deploy.metrics.router import RouterCounts, RouterView
+from deploy.output.contract.check import RedisPath
+
+
+class Hits(TypedDict):
+    """Tokens asked for and found; a rate is null where nothing was asked.
+
+    Attributes:
+        external_queries, external_hits: of the store.
+        local_queries, local_hits: of the engines' own prefix caches.
+    """
+
+    external_queries: int
+    external_hits: int
+    external_hit_rate: float | None
+    local_queries: int
+    local_hits: int
+    local_hit_rate: float | None
+
+
+class Totals(Hits):
+    """What a stack's engines counted together.
+
+    Attributes:
+        answers: finished requests.
+    """
+
+    answers: float
+    store_path: RedisPath | None
+
+
+class EngineCounts(Totals):
+    """What an engine counted.
+
+    Attributes:
+        first_token_p95_within_s: 95 % of the first tokens came within that.
+    """
+
+    prompt_tokens: float
+    generation_tokens: float
+    first_token_mean_s: float | None
+    first_token_p95_within_s: float | None
+
+
+class EngineInterval(EngineCounts):
+    """What an engine counted since the last frame."""
+
+    seconds: float
+    prompt_tokens_s: float | None
+    generation_tokens_s: float | None
+
+
+class Engine(TypedDict):
+    """An engine.
+
+    Attributes:
+        load: now; null if unknown.
+        interval: since the last frame; null if unknown.
+        watch: since the watch began.
+    """
+
+    name: str
+    role: str
+    condition: ServiceCondition
+    load: EngineLoad | None
+    interval: EngineInterval | None
+    watch: EngineCounts
+
+
+class Evictions(TypedDict):
+    """Keys that Redis evicted since the watch began."""
+
+    evicted_keys: int
+
+
+class RouterInterval(TypedDict):
+    """What the router counted since the last frame."""
+
+    seconds: float
+    requests_s: float | None
+    requests: float
+    errors: float
+
+
+class Router(TypedDict):
+    """The router.
+
+    Attributes:
+        engines: that it knows, and that it takes for healthy.
+        watch: since the watch began.
+    """
+
+    engines: RouterView
+    interval: RouterInterval | None
+    watch: RouterCounts
+
+
+class StoreRates(TypedDict):
+    """What Redis did since the last frame.
+
+    Attributes:
+        restarted: nothing is known of the counts then.
+    """
+
+    seconds: float
+    received_bytes: int | None
+    sent_bytes: int | None
+    commands: int | None
+    evicted_keys: int | None
+    flushes: int | None
+    restarted: bool
+    received_bytes_s: float | None
+    sent_bytes_s: float | None
+    commands_s: float | None
+
+
+class Redis(TypedDict):
+    """Redis; what it does not tell its user is null.
+
+    Attributes:
+        keys: of everybody in its database.
+        max_memory_bytes: 0 without a limit.
+        errors: error code → answers with it since its start.
+        watch: since the watch began.
+    """
+
+    keys: int | None
+    used_memory_bytes: int | None
+    max_memory_bytes: int | None
+    evicted_keys: int | None
+    flushes: int | None
+    run_id: str | None
+    commands: int | None
+    received_bytes: int | None
+    sent_bytes: int | None
+    clients: int | None
+    errors: Mapping[str, int]
+    policy: str | None
+    replica: bool
+    version: str | None
+    interval: StoreRates | None
+    watch: Evictions
+
+
+class Frame(TypedDict):
+    """A stack at a moment.
+
+    Attributes:
+        at: the time, ISO 8601.
+        seconds: since the frame before; 0 for the first.
+        watched_s: since the watch began.
+        trouble: why the stack could not be read; "" where it could.
+        services: service → its condition.
+        interval: of the whole stack since the last frame.
+        watch: of the whole stack since the watch began.
+        events: new ones.
+    """
+
+    name: str
+    at: str
+    seconds: float
+    watched_s: float
+    up: bool
+    healthy: bool
+    trouble: str
+    services: Mapping[str, ServiceCondition]
+    engines: list[Engine]
+    redis: Redis | None
+    router: Router | None
+    interval: Totals
+    watch: Totals
+    events: list[Event]
