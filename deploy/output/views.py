@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.output.table import duration, percent, size, table, told, told_size
 from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.verify.store_path import StorePath
-from deploy.workflows.down import DownResult
-from deploy.workflows.generations import Generation, engine_image
-from deploy.workflows.images import ImageRow
-from deploy.workflows.patches import Patches
-from deploy.workflows.prepare import Prepared
-from deploy.workflows.status import StackStatus
-from deploy.workflows.swap import SwapResult
-from deploy.workflows.up import UpResult
+from deploy.workflows.prepare import Prepared, engine_image
+
+if TYPE_CHECKING:  # each command imports its own workflow alone
+    from deploy.workflows.down import DownResult
+    from deploy.workflows.generations import Generation
+    from deploy.workflows.images import ImageRow
+    from deploy.workflows.patches import Patches
+    from deploy.workflows.status import StackStatus
+    from deploy.workflows.swap import SwapResult
+    from deploy.workflows.up import UpResult
 
 _EVENTS_SHOWN = 10
 _DOES = {"producer": "prefill", "consumer": "decode", "aggregated": "both"}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from deploy.metrics.engine import FINISHED, CacheCounters
 from deploy.metrics.page import MetricsPage
@@ -14,6 +12,11 @@ from deploy.runtime.logs import plain
 from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import Sample, StorePath
+
+if TYPE_CHECKING:  # imported by those that ask: it takes as long as all of `deploy plan`
+    import httpx
+
+_OK = 200
 
 __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer"]
 
@@ -44,6 +47,8 @@ class EngineApi:
     def __init__(
         self, base_url: str, *, timeout_s: float = 120.0, api_key: Secret | None = None
     ) -> None:
+        import httpx
+
         # Engines speak plain HTTP on this machine. Reading the certificates all the same would take
         # longer than the request, several times a second while engines start.
         self._client = httpx.Client(
@@ -64,8 +69,10 @@ class EngineApi:
         self._client.close()
 
     def is_healthy(self, path: str = "/health") -> bool:
+        import httpx
+
         try:
-            return self._client.get(path, timeout=2.0).status_code == httpx.codes.OK
+            return self._client.get(path, timeout=2.0).status_code == _OK
         except httpx.HTTPError:
             return False
 
@@ -194,6 +201,8 @@ class EngineApi:
         body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> httpx.Response:
+        import httpx
+
         timeout = self._client.timeout if timeout_s is None else _timeout(timeout_s)
         try:
             response = self._client.request(method, path, json=body, timeout=timeout)
@@ -201,13 +210,15 @@ class EngineApi:
             url = self._client.base_url
             kind = TimedOut if isinstance(exc, httpx.TimeoutException) else ApiError
             raise kind(0, f"no answer from {url} ({type(exc).__name__})") from exc
-        if response.status_code != httpx.codes.OK:
+        if response.status_code != _OK:
             excerpt = response.text[:300]
             raise ApiError(response.status_code, f"HTTP {response.status_code}: {excerpt}")
         return response
 
 
 def _timeout(answer_s: float) -> httpx.Timeout:
+    import httpx
+
     return httpx.Timeout(answer_s, connect=2.0)
 
 
@@ -218,5 +229,5 @@ def _understanding(path: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise ApiError(
-            httpx.codes.OK, f"{path} answered something else ({type(exc).__name__}: {exc})"
+            _OK, f"{path} answered something else ({type(exc).__name__}: {exc})"
         ) from exc

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deploy.doctor.seen import RedisSeen
 from deploy.metrics.store import StoreStats, combined
 from deploy.planning.redis_url import Node, RedisUrl
 from deploy.runtime.bounded_redis import STEP_S, bounded
@@ -20,6 +19,9 @@ from deploy.runtime.store import (
     remove_marked,
     server_stats,
 )
+
+if TYPE_CHECKING:
+    from deploy.doctor.seen import RedisSeen
 
 _SCAN_COUNT = 1000
 
@@ -257,6 +259,8 @@ class UrlStore:
 
 
 def _settings(client: Any) -> RedisSeen:
+    from deploy.doctor.seen import RedisSeen
+
     info = if_allowed(client.info) or {}
     saves = if_allowed(client.config_get, "save") or {}
     append_only = info.get("aof_enabled")

@@ -31,7 +31,6 @@ from deploy.runtime.host import (
     find_redis_server,
     require_libraries,
 )
-from deploy.runtime.lock import is_locked
 from deploy.stack.containers import ROOTLESS
 from deploy.stack.layout import ContainerImages
 from deploy.workflows.brought import hub_token
@@ -43,7 +42,6 @@ from deploy.workflows.images import (
     stack_images,
 )
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
-from deploy.workflows.running import find_stack
 
 # Containers that root starts run as this user, for whom the kit's files are made readable.
 _UNPRIVILEGED = "10001:10001"
@@ -191,6 +189,9 @@ def container_user(*, rootless: bool) -> str:
 
 def without_held_gpus(inventory: Inventory, home: Home, name: str) -> Inventory:
     """Return the inventory without GPUs that other running stacks hold."""
+    from deploy.runtime.lock import is_locked
+    from deploy.workflows.running import find_stack
+
     held: dict[tuple[str, int], str] = {}
     for other in home.stacks_beside(name) if inventory.gpus else ():
         with suppress(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
 from deploy.runtime.state import StackState
-from deploy.workflows.prepare import Containers, Prepared
+from deploy.workflows.prepare import Prepared, engine_image
 from deploy.workflows.running import stored_facts
 
 Outcome = Literal["good", "unchecked", "failed"]
@@ -36,12 +36,6 @@ class Generation:
     image: str
     topology: str
     reason: str = ""
-
-
-def engine_image(prepared: Prepared) -> str:
-    """Return the engines' image as it was named; "" where they are processes."""
-    means = prepared.facts.means
-    return means.images.engine if isinstance(means, Containers) else ""
 
 
 def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:

@@ -92,6 +92,12 @@ class Prepared:
         return plan_notes(self.plan, self.spec, self.inventory)
 
 
+def engine_image(prepared: Prepared) -> str:
+    """Return the engines' image as it was named; "" where they are processes."""
+    means = prepared.facts.means
+    return means.images.engine if isinstance(means, Containers) else ""
+
+
 def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = None) -> Prepared:
     """Plan a spec and build its stack. Changes nothing.
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import ConfigError
-from deploy.runtime.compose.launcher import write_project
 from deploy.runtime.home import Home
 from deploy.stack.compose import compose_document
 from deploy.stack.document import document_yaml, stack_document
@@ -54,6 +53,8 @@ def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[P
         ensure_tiny_model(home.models)
     secrets = stack_secrets(prepared, files.secrets_dir)
     provide_caches(prepared)
+    from deploy.runtime.compose.launcher import write_project
+
     written = write_project(prepared.stack, files, secrets, stop_s=prepared.spec.timeouts.stop_s)
     return written, f"docker compose -f {written[0]} up --detach --wait"
 

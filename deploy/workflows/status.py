@@ -18,8 +18,9 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
-from deploy.workflows.generations import Generation, engine_image, past_generations
+from deploy.workflows.generations import Generation, past_generations
 from deploy.workflows.patches import stack_patches
+from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import RunningStack, answering_pages, find_stack, store_of
 
 

@@ -33,7 +33,6 @@ from deploy.workflows.check import (
 )
 from deploy.workflows.facts import facts_here, without_held_gpus
 from deploy.workflows.generations import (
-    engine_image,
     following,
     last_good,
     new_state,
@@ -41,7 +40,7 @@ from deploy.workflows.generations import (
     with_outcome,
 )
 from deploy.workflows.hub import described_model
-from deploy.workflows.prepare import Containers, Prepared, Report, prepare
+from deploy.workflows.prepare import Containers, Prepared, Report, engine_image, prepare
 from deploy.workflows.running import (
     RunningStack,
     require_stack,

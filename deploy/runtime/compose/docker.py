@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from deploy.errors import DockerUnavailable, MachineError
@@ -46,10 +47,6 @@ def docker_client() -> Any:
     Raises:
         DockerUnavailable: there is none, it does not answer, or it is another machine's.
     """
-    import docker
-    from docker.errors import DockerException
-    from requests import RequestException
-
     host = _engine_address()
     if not host.startswith(_LOCAL):
         raise DockerUnavailable(
@@ -57,16 +54,26 @@ def docker_client() -> Any:
             "cannot be mounted there",
             hint=f"unset DOCKER_HOST, or docker context use default; {_WITHOUT}",
         )
+    if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
+        raise _no_answer(host, "it does not run")
+    import docker
+    from docker.errors import DockerException
+    from requests import RequestException
+
     try:
         client = docker.DockerClient(base_url=host, timeout=_PING_TIMEOUT_S)
         client.ping()
         client.api.timeout = _API_TIMEOUT_S
     except (DockerException, RequestException) as exc:
-        raise DockerUnavailable(
-            f"no Docker engine answers at {host} ({_reason(exc, _PING_TIMEOUT_S)})",
-            hint=f"sudo systemctl start docker, {_WITHOUT}",
-        ) from exc
+        raise _no_answer(host, _reason(exc, _PING_TIMEOUT_S)) from exc
     return client
+
+
+def _no_answer(host: str, why: str) -> DockerUnavailable:
+    return DockerUnavailable(
+        f"no Docker engine answers at {host} ({why})",
+        hint=f"sudo systemctl start docker, {_WITHOUT}",
+    )
 
 
 def docker_info() -> Mapping[str, Any]:

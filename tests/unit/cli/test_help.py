@@ -24,7 +24,8 @@ COMMANDS = (
     "doctor", "init", "bench", "bench compare", "bench report", "bench sweep", *IMAGES,
 )  # fmt: skip
 
-HEAVY = {"pydantic", "httpx", "yaml", "redis", "numpy", "torch", "psutil", "rich", "filelock"}
+HEAVY = {"pydantic", "httpx", "yaml", "redis", "numpy", "torch", "psutil", "rich", "filelock",
+         "docker", "requests"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,8 @@ def test_version(deploy: Callable[..., Ended], tmp_path: Path) -> None:
     [
         (["--help"], set()),
         (["up", "--help"], {"pydantic"}),  # typer's own, since 0.2x: it parses options by it
+        (["render", "--runtime", "process"], {"pydantic", "yaml", "psutil"}),
+        (["plan", "--runtime", "process"], {"pydantic", "yaml", "psutil"}),
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:

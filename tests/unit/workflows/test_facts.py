@@ -17,6 +17,7 @@ from deploy.errors import ConfigError, DockerUnavailable, MissingGpus, StateErro
 from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.workflows import facts as facts_module
+from deploy.workflows import running
 from deploy.workflows.brought import hub_token
 from deploy.workflows.facts import (
     container_user,
@@ -202,7 +203,7 @@ class TestHeldGpus:
 
         home = Home(Path("/nonexistent/s"), Path("/nonexistent/c"))
         monkeypatch.setattr(Home, "stacks_beside", lambda _, name: tuple(stacks.keys() - {name}))
-        monkeypatch.setattr(facts_module, "find_stack", find)
+        monkeypatch.setattr(running, "find_stack", find)
         yield home
 
     @staticmethod

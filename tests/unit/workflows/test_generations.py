@@ -12,7 +12,6 @@ from deploy.config.kinds import Kind
 from deploy.errors import StateError
 from deploy.runtime.state import ServiceRecord, StackState
 from deploy.workflows.generations import (
-    engine_image,
     following,
     last_good,
     new_state,
@@ -20,7 +19,7 @@ from deploy.workflows.generations import (
     with_failure,
     with_outcome,
 )
-from deploy.workflows.prepare import Prepared
+from deploy.workflows.prepare import Prepared, engine_image
 from deploy.workflows.running import restored_facts, restored_model, stored_facts
 from tests.unit.stack.cases import FOLDER_MODEL
 
