@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deploy.connector.pdkit_connector.redis_url import Node, RedisUrl
 from deploy.metrics.store import StoreStats, combined
-from deploy.planning.redis_url import Node, RedisUrl
 from deploy.runtime.bounded_redis import STEP_S, bounded
 from deploy.runtime.store import (
     Refusal,

@@ -7,8 +7,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from deploy.connector.pdkit_connector.redis_url import (
+    SCHEMES,
+    RedisUrl,
+    is_loopback,
+    parse_redis_url,
+    scheme_of,
+)
 from deploy.errors import Changes, ConfigError, RedisUnreachable
-from deploy.planning.redis_url import SCHEMES, RedisUrl, is_loopback, parse_redis_url, scheme_of
 from deploy.runtime.secrets import Secret, keep_secret, read_secrets
 from deploy.runtime.url_store import UrlStore, open_url_store
 from deploy.stack.build import REDIS_URL

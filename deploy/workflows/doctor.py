@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.config.spec import StackSpec
+from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.doctor.finding import Finding
 from deploy.doctor.rules import failed, findings
 from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, Outcome, RedisSeen, Seen, StackSeen
 from deploy.errors import MachineError, PdkitError
-from deploy.planning.redis_url import parse_redis_url
 from deploy.runtime.home import Home
 from deploy.runtime.host import available_memory_mib
 from deploy.runtime.lock import is_locked

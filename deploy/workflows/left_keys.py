@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.planning.redis_url import parse_redis_url
+from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.runtime.secrets import read_secrets
 from deploy.runtime.url_store import UrlStore
 from deploy.stack.build import REDIS_URL

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
+from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import StackUnhealthy, StateError
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.inventory import inventory_from
-from deploy.planning.redis_url import parse_redis_url
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState

@@ -22,7 +22,7 @@ from pdkit_connector.redis_path.tensors import OwnTensors
 from pdkit_connector.redis_path.topology import _by_slot
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 
-from deploy.planning.redis_url import parse_redis_url
+from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from tests.fuzz.mutations import mutated
 
 Fuzzer = Callable[[random.Random, int], Counter[str]]

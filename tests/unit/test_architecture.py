@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def part_of(path: Path) -> str:
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # What enters the services, and so imports nothing of the rest and is imported by nothing of it.
 GUESTS = {"connector": "pdkit_connector", "router": "pdkit_router"}
+# Imported by the kit as well as inside the services; nothing but the standard library is below it.
+SHARED = "deploy.connector.pdkit_connector.redis_url"
 OURS = [path for path in MODULES if part_of(path) not in GUESTS]
 THEIRS = [path for path in MODULES if part_of(path) in GUESTS]
 
@@ -104,7 +107,7 @@ def test_the_table_itself_goes_down_only() -> None:
 def test_imports_go_down_only(path: Path) -> None:
     own = part_of(path)
     for name in imports(path):
-        if name.split(".")[0] == "deploy":
+        if name.split(".")[0] == "deploy" and not name.startswith(SHARED):
             part = imported_part(name)
             assert part == own or part in MAY_IMPORT[own], f"{own} may not import {name}"
 
@@ -113,7 +116,13 @@ def test_imports_go_down_only(path: Path) -> None:
 def test_nothing_imports_what_enters_services(path: Path) -> None:
     for folder, package in GUESTS.items():
         assert not [name for name in imports(path) if name.split(".")[0] == package]
-        assert not [name for name in imports(path) if name.startswith(f"deploy.{folder}")]
+        theirs = [name for name in imports(path) if name.startswith(f"deploy.{folder}")]
+        assert not [name for name in theirs if not name.startswith(SHARED)]
+
+
+def test_what_is_shared_with_services_stands_alone() -> None:
+    (path,) = [one for one in THEIRS if str(one).endswith(f"{SHARED.replace('.', '/')}.py")]
+    assert {name.split(".")[0] for name in imports(path)} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("path", THEIRS, ids=name_of)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 from urllib.parse import parse_qsl
 
-from pdkit_connector.redis_path.address import split_url
+from pdkit_connector.redis_url import split_url
 from pdkit_connector.registry import describe
 from pdkit_connector.releases import installed_lmcache
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
 import pytest
 
 from deploy.assets import connector_path
-from deploy.planning.redis_url import SCHEMES, is_loopback, parse_redis_url, scheme_of
+from deploy.connector.pdkit_connector.redis_url import (
+    SCHEMES,
+    is_loopback,
+    parse_redis_url,
+    scheme_of,
+)
 
 GOOD = {
     "redis://": "redis://localhost:6379",
@@ -82,14 +91,17 @@ def test_no_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
-@pytest.mark.parametrize("text", GOOD)
-def test_engines_read_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connector inside the engines has a reader of its own, which imports nothing of ours."""
+@pytest.fixture
+def engines_parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Read a URL as the connector inside the engines does."""
     monkeypatch.syspath_prepend(str(connector_path()))
-    from importlib import import_module
+    module = import_module("pdkit_connector.redis_path.address")
+    return module.parse  # type: ignore[no-any-return]
 
-    theirs = import_module("pdkit_connector.redis_path.address").parse(text)
-    ours = parse_redis_url(text)
+
+@pytest.mark.parametrize("text", GOOD)
+def test_engines_read_the_same(text: str, engines_parse: Callable[[str], Any]) -> None:
+    theirs, ours = engines_parse(text), parse_redis_url(text)
     assert (theirs.kind, theirs.master) == (ours.kind, ours.master)
     if ours.kind == "single":
         where = (theirs.options.get("host", "localhost"), theirs.options.get("port", 6379))
@@ -97,3 +109,10 @@ def test_engines_read_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert ours.socket or ours.nodes == (where,)
     else:
         assert theirs.nodes == ours.nodes
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_engines_refuse_the_same(text: str, engines_parse: Callable[[str], Any]) -> None:
+    with pytest.raises(Exception, match=r"is no address of a Redis|is broken") as caught:
+        engines_parse(text)
+    assert type(caught.value).__name__ == "ConnectorError"

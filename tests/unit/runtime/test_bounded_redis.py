@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from deploy.planning.redis_url import parse_redis_url
+from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.runtime import bounded_redis
 from deploy.runtime.url_store import UrlStore, open_url_store
 from tests.hostile_redis import Hostile, dripping, endless, hostile

@@ -12,9 +12,9 @@ from typing import Any
 
 from pdkit_connector.counters import Counters
 from pdkit_connector.log import get_logger
-from pdkit_connector.redis_path.address import Node
 from pdkit_connector.redis_path.link import Deadline, Link
 from pdkit_connector.redis_path.topology import Route, Topology
+from pdkit_connector.redis_url import Node
 
 Job = Callable[["Links"], None]
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.address import Node
 from pdkit_connector.redis_path.attempts import OF_ONE_KEY
 from pdkit_connector.redis_path.lanes import dropping
 from pdkit_connector.redis_path.link import Deadline, ReplyError, command
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import HEADER_BYTES
+from pdkit_connector.redis_url import Node
 
 # Within this, an answer is read that came while another shard took all of the time.
 _GRACE_S = 0.05

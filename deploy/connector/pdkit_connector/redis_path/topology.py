@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pdkit_connector.redis_path.address import Address, Node
+from pdkit_connector.redis_path.address import Address
 from pdkit_connector.redis_path.link import Deadline
 from pdkit_connector.redis_path.login import logged_in, plain
+from pdkit_connector.redis_url import Node
 
 ONLY: Node = ("", 0)
 # Tells which server a key lies on.

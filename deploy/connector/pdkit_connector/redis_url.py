@@ -1,11 +1,12 @@
-"""The URL of a Redis of the user's own: what it says, without asking anybody.
+"""The URL of a Redis: what it says, without asking anybody.
 
     redis://[user:password@]host:port[/db]      rediss:// for TLS      unix:///path?db=0
     redis-sentinel://[user:password@]host:port[,host:port...]/master[?db=0&sentinel_password=...]
     redis-cluster://[user:password@]host:port[,host:port...]
 
-`rediss-sentinel` and `rediss-cluster` are those over TLS; further options of redis-py's connections
-stand in the query. The engines' connector reads the same text (pdkit_connector.redis_path.address).
+`rediss-sentinel` and `rediss-cluster` are those over TLS. The query has further options of
+redis-py's connections, such as ssl_ca_certs=/path. The kit imports this module too, so that it
+accepts exactly the URLs that the engines accept; it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
-
-from deploy.planning.address import host_port
 
 Node = tuple[str, int]
 Kind = Literal["single", "sentinel", "cluster"]
@@ -59,7 +58,7 @@ class RedisUrl:
         """The URL without user, password and options."""
         if self.socket:
             return f"unix://{self.socket}"
-        hosts = ",".join(host_port(host, port) for host, port in self.nodes)
+        hosts = ",".join(_host_port(host, port) for host, port in self.nodes)
         return f"{self.scheme}://{hosts}" + (f"/{self.master}" if self.master else "")
 
 
@@ -95,7 +94,7 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _split(text: str) -> SplitResult:
+def split_url(text: str) -> SplitResult:
     """Return a URL's parts; newer releases of Python refuse several hosts, one of them in brackets.
 
     Raises:
@@ -109,7 +108,7 @@ def _split(text: str) -> SplitResult:
 
 
 def _unix(text: str) -> RedisUrl:
-    parts = _split(text)
+    parts = split_url(text)
     _refuse_stray(parts.path, parts.query, parts.fragment)
     path = unquote(parts.path)
     if not path.startswith("/") or parts.netloc.rpartition("@")[2]:
@@ -118,7 +117,7 @@ def _unix(text: str) -> RedisUrl:
 
 
 def _network(text: str) -> RedisUrl:
-    parts = _split(text)
+    parts = split_url(text)
     _refuse_stray(parts.path, parts.query, parts.fragment)
     base, _, many = parts.scheme.partition("-")
     kind: Kind = "sentinel" if many == "sentinel" else "cluster" if many else "single"
@@ -139,7 +138,7 @@ def _network(text: str) -> RedisUrl:
         socket="",
         master=master,
         files=tuple(query[name] for name in _FILE_OPTIONS if name in query),
-        one_server=f"{base}://{userinfo}{'@' if userinfo else ''}{host_port(*nodes[0])}"
+        one_server=f"{base}://{userinfo}{'@' if userinfo else ''}{_host_port(*nodes[0])}"
         f"{path}{options}",
         sentinel_options={name.removeprefix("sentinel_"): value for name, value in own.items()},
     )
@@ -163,3 +162,7 @@ def _node(text: str, default: int) -> Node:
     if not name or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError
     return name, int(port)
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
