@@ -184,8 +184,16 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
             hint=f"deploy down --name {name} finds its services without it and clears it away",
         ) from exc
     prepared = prepare(spec, home, facts, model=model)
-    secrets = read_secrets(files.secrets_dir, (*prepared.stack.secrets, REDIS_URL, API_KEY))
-    return RunningStack(prepared, state, launcher_for(facts.runtime, name, files), secrets)
+    return stack_as_planned(prepared, state, home, launcher_for(facts.runtime, name, files))
+
+
+def stack_as_planned(
+    prepared: Prepared, state: StackState, home: Home, launcher: Launcher
+) -> RunningStack:
+    """Return a stack whose plan is at hand, with the secrets that it was given."""
+    folder = home.stack(prepared.stack.name).secrets_dir
+    secrets = read_secrets(folder, (*prepared.stack.secrets, REDIS_URL, API_KEY))
+    return RunningStack(prepared, state, launcher, secrets)
 
 
 def require_stack(home: Home, name: str) -> RunningStack:

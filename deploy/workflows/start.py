@@ -25,7 +25,13 @@ from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.brought import provide_caches, stack_secrets
 from deploy.workflows.brought_redis import require_redis
 from deploy.workflows.prepare import Prepared, Report
-from deploy.workflows.running import find_stack, launcher_for, service_is_ready
+from deploy.workflows.running import (
+    RunningStack,
+    find_stack,
+    launcher_for,
+    service_is_ready,
+    stack_as_planned,
+)
 
 # A service that is told to stop because another one died has nothing to finish.
 ABORT_GRACE_S = 1.5
@@ -57,6 +63,10 @@ class StackStart:
         self._files = home.stack(prepared.stack.name)
         self.launcher = launcher_for(prepared.plan.runtime, prepared.stack.name, self._files)
         self._started: dict[str, tuple[Service, Started]] = {}
+
+    def running(self) -> RunningStack:
+        """Return the stack as it was started, without planning it again."""
+        return stack_as_planned(self.prepared, self.state, self._home, self.launcher)
 
     def missing(self) -> list[Service]:
         """Return the services that do not run."""

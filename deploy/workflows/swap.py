@@ -27,7 +27,7 @@ from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import (
     CheckOptions,
-    check_stack,
+    check_running,
     renew_store_connections,
     require_answers,
 )
@@ -227,8 +227,8 @@ class _Exchange:
             took = self._start.run(missing)
             self.down_s = time.monotonic() - down_since
             self._renew_connections(took)
-            checked = check_stack(
-                self._home, self._running.stack.name, self._report, CheckOptions(quick=True)
+            checked = check_running(
+                self._home, self._start.running(), self._report, CheckOptions(quick=True)
             )
             if not checked.passed:
                 raise CheckFailed(checked.failures[0])
@@ -244,7 +244,7 @@ class _Exchange:
         engines = {engine.name for engine in self._start.prepared.plan.engines}
         redis = {service.name for service in self._start.prepared.stack.redis}
         if redis & took.keys() and engines - took.keys():
-            renew_store_connections(self._home, require_stack(self._home, self._running.stack.name))
+            renew_store_connections(self._home, self._start.running())
 
     def _stop_old(self) -> None:
         """Stop the services that the new plan runs differently or not at all."""
@@ -268,7 +268,7 @@ class _Exchange:
             back.save(state)
             back.run(back.missing())
             # What went on running, the router among it, has to notice the engines' return.
-            require_answers(require_stack(self._home, old.stack.name))
+            require_answers(back.running())
         except Exception as exc:  # noqa: BLE001 - the state must be the old one's in any event
             # With what did start of it, so that `up` and `down` know it.
             self._start.save(back.state if back else self._old_state(tried, reason))

@@ -18,7 +18,7 @@ from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import (
     CheckOptions,
-    check_stack,
+    check_running,
     renew_store_connections,
     require_answers,
 )
@@ -80,7 +80,9 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
         MachineUnfit: what they would import does not run on these GPUs.
     """
     facts = with_images(planned.facts, planned.spec, report)
-    complete = prepare(planned.spec, home, facts, model=planned.model)
+    complete = planned
+    if facts != planned.facts:
+        complete = prepare(planned.spec, home, facts, model=planned.model)
     require_fixes(complete, home, report)
     require_code(complete, home, report)
     return complete
@@ -110,14 +112,14 @@ def bring_up(
         start = _claimed(spec, existing, home, report)
     with start.undone_on((KeyboardInterrupt,)):
         took = _start_missing(start, report)
-        result = UpResult(require_stack(home, spec.name), took, time.monotonic() - began)
+        result = UpResult(start.running(), took, time.monotonic() - began)
         if not check:
             if took:  # a router that went on running has to notice what was started
                 require_answers(result.running)
             return result, None
         if result.outlived_redis:
             renew_store_connections(home, result.running)
-        checked = check_stack(home, spec.name, report, CheckOptions(quick=True))
+        checked = check_running(home, result.running, report, CheckOptions(quick=True))
         if checked.passed:
             start.save(with_outcome(start.state, "good"))
         return result, checked

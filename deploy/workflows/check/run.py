@@ -82,8 +82,13 @@ def check_stack(
         UsageError: the options name no pair of it, or its model has no room for their prompt.
         StackUnhealthy: a service of it does not run or does not answer, so nothing can be checked.
     """
-    options = options or CheckOptions()
-    running = require_stack(home, name)
+    return check_running(home, require_stack(home, name), report, options or CheckOptions())
+
+
+def check_running(
+    home: Home, running: RunningStack, report: Report, options: CheckOptions
+) -> CheckReport:
+    """Check a stack that is at hand, as `check_stack` does."""
     choose = _chosen if running.prepared.plan.shares_kv else _none
     pairs = choose(running, options)
     require_running(running)

@@ -26,7 +26,7 @@ from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
 from deploy.runtime.state import read_state
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows import up
+from deploy.workflows import prepare, up
 from deploy.workflows.down import stop_stack
 from deploy.workflows.logs import chosen_services, log_source, tail
 from deploy.workflows.running import require_running, require_stack
@@ -35,6 +35,23 @@ from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab, can_listen, opened
 
 SERVICES = ["redis", "producer-0", "consumer-0", "router"]
+
+
+def test_a_fresh_start_plans_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check after it works with the same plan as the start."""
+    plan, plans = prepare.make_plan, []
+
+    def counted(*args: Any) -> Any:
+        plans.append(args)
+        return plan(*args)
+
+    monkeypatch.setattr(prepare, "make_plan", counted)
+    started = lab.up(lab.spec(), check=True)
+    assert len(plans) == 1
+    found = require_stack(lab.home, "pdkit")
+    assert found.prepared == started.running.prepared, "as any later command finds it"
+    assert found.secrets.keys() == started.running.secrets.keys()
+    assert len(plans) == 2
 
 
 def test_a_whole_life(lab: Lab) -> None:
@@ -314,7 +331,7 @@ def test_an_interrupt_during_the_check_stops_what_this_up_started(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(up, "check_stack", interrupted)
+    monkeypatch.setattr(up, "check_running", interrupted)
     with pytest.raises(KeyboardInterrupt):
         up.bring_up(spec, lab.home, lab.lines.append, check=True)
     assert lab.pids() == before
