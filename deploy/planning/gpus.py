@@ -5,16 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import Changes, MissingGpus, Setting
 from deploy.planning.inventory import Gpu, Inventory
-from deploy.planning.topology import NO_SPLIT
+from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
 # What a plan assumes where it is made without the hardware.
 ASSUMED_GPU_MIB = 80 * 1024
 _ASSUMED_GROUPS = (44, 109)  # "video" and "render", as common distributions number them
 _FIRST_RENDER_MINOR = 128
 _NO_GPUS: Changes = {"--vendor": "cpu", "--image": None}
+
+
+@dataclass(frozen=True)
+class GpuNeed:
+    """What a spec's topology needs of a machine.
+
+    Attributes:
+        seen: GPUs of the vendor that the machine has.
+        needed: 0 on processors, 1 where all engines share one.
+    """
+
+    topology: Topology
+    seen: int
+    needed: int
+
+
+def gpu_need(spec: StackSpec, vendor: Vendor, inventory: Inventory) -> GpuNeed:
+    """Return the topology that a spec asks for on a machine, and the GPUs that it takes.
+
+    Raises:
+        ConfigError: the spec contradicts itself.
+    """
+    seen = len(inventory.gpus_of(vendor.name))
+    topology = resolve_topology(spec, vendor, seen)
+    return GpuNeed(topology, seen, gpus_needed(spec, vendor, topology, seen))
 
 
 def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inventory:

@@ -10,7 +10,7 @@ from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import check_bind, host_port
-from deploy.planning.gpus import allot, gpu_memory
+from deploy.planning.gpus import allot, gpu_memory, gpu_need
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.kinds import check_kind
 from deploy.planning.limits import Limits, redis_limits
@@ -24,7 +24,7 @@ from deploy.planning.memory import (
     store_mib,
 )
 from deploy.planning.redis import RedisPlan, check_redis, redis_shards, shard_count
-from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
+from deploy.planning.topology import NO_SPLIT, Topology
 
 Role = Literal["producer", "consumer", "aggregated"]
 PREFILL: tuple[Role, ...] = ("producer", "aggregated")
@@ -207,13 +207,12 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
         MissingGpus, NotEnoughMemory: the machine of the inventory does not have what they need.
     """
     vendor = vendor_named(spec.vendor)
-    seen = len(inventory.gpus_of(vendor.name))
-    topology = resolve_topology(spec, vendor, seen)
+    need = gpu_need(spec, vendor, inventory)
+    topology = need.topology
     block_size = spec.engine.block_size or vendor.block_size
     _check(spec, model, block_size, topology)
     check_kind(spec, model, vendor, inventory)
-    needed = gpus_needed(spec, vendor, topology, seen)
-    gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=needed)
+    gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=need.needed)
     memory = gpu_memory(gpus, spec.engine.gpu_memory)
     dtype = chosen_dtype(spec, vendor, inventory)
     a_token = bytes_per_token(dtype, model.shape)

@@ -13,9 +13,8 @@ from deploy.config.model import default_hub_cache
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import PdkitError
-from deploy.planning.gpus import allot, with_assumed_gpus
+from deploy.planning.gpus import allot, gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
-from deploy.planning.topology import gpus_needed, resolve_topology
 from deploy.runtime.compose.docker import (
     docker_answers,
     docker_info,
@@ -65,9 +64,7 @@ def stated_facts(
     vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(machine)
     if inventory is None:
         row = vendor_named(vendor)
-        seen = len(machine.gpus_of(vendor))
-        needed = gpus_needed(spec, row, resolve_topology(spec, row, seen), seen)
-        machine = with_assumed_gpus(machine, row, needed)
+        machine = with_assumed_gpus(machine, row, gpu_need(spec, row, machine).needed)
     chosen = spec.runtime if spec.runtime != "auto" else runtime
     if chosen == "process":
         return Facts(machine, vendor, chosen, named_programs(spec))
@@ -127,10 +124,9 @@ def require_gpus(spec: StackSpec, vendor: str, machine: Inventory) -> None:
     Raises:
         ConfigError, MissingGpus: the spec contradicts itself, or the machine has too few.
     """
-    row, seen = vendor_named(vendor), len(machine.gpus_of(vendor))
-    topology = resolve_topology(spec, row, seen)
-    needed = gpus_needed(spec, row, topology, seen)
-    allot(machine, row, engines=topology.engines, ranks=spec.tp, needed=needed)
+    row = vendor_named(vendor)
+    need = gpu_need(spec, row, machine)
+    allot(machine, row, engines=need.topology.engines, ranks=spec.tp, needed=need.needed)
 
 
 def _containers(

@@ -15,9 +15,8 @@ from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.doctor.seen import DockerSeen, HubSeen, Outcome
 from deploy.errors import ConfigError, MachineError, PdkitError, UsageError
-from deploy.planning.gpus import with_assumed_gpus
+from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
-from deploy.planning.topology import gpus_needed, resolve_topology
 from deploy.runtime.compose.docker import docker_info, is_rootless, require_compose
 from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.home import Home
@@ -128,17 +127,17 @@ def _machine(spec: StackSpec, vendor: str, there: Inventory, steps: Steps) -> In
     Raises:
         ConfigError: the spec contradicts itself.
     """
-    row, seen = vendor_named(vendor), len(there.gpus_of(vendor))
-    needed = gpus_needed(spec, row, resolve_topology(spec, row, seen), seen)
+    row = vendor_named(vendor)
+    need = gpu_need(spec, row, there)
     if not row.has_gpus:
         return there
     names = ", ".join(sorted({gpu.name for gpu in there.gpus_of(vendor)}))
     steps.take(
         "gpus",
         lambda: require_gpus(spec, vendor, there),
-        lambda _: f"{seen} seen ({names}), {needed} taken",
+        lambda _: f"{need.seen} seen ({names}), {need.needed} taken",
     )
-    return with_assumed_gpus(there, row, needed)
+    return with_assumed_gpus(there, row, need.needed)
 
 
 def _with_programs(spec: StackSpec, facts: Facts, steps: Steps, report: Report) -> Facts:
