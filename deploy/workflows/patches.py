@@ -77,8 +77,21 @@ class Patches:
 
 def stack_patches(running: RunningStack, pages: Mapping[str, MetricsPage]) -> Patches:
     """Return the fixes as the engines of a stack report them on their metrics pages."""
+    return _reported(running, pages, known_fixes(connector_path()))
+
+
+def stack_warnings(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
+    """Return what to know before trusting a stack's KV."""
+    found = _reported(running, pages, {})
+    if all(row.answered for row in found.fixes):
+        return found.warnings  # which name no fix, so that nobody needs to ask what it is about
+    return stack_patches(running, pages).warnings
+
+
+def _reported(
+    running: RunningStack, pages: Mapping[str, MetricsPage], known: Mapping[str, tuple[str, str]]
+) -> Patches:
     reports = {name: ConnectorReport.read(page) for name, page in pages.items()}
-    known = known_fixes(connector_path())
     ids = [*known, *sorted({fix for one in reports.values() for fix in one.fixes} - known.keys())]
     rows = [_row(fix, known.get(fix, ("", "none")), reports) for fix in ids]
     releases = sorted({one.lmcache for one in reports.values() if one.lmcache})

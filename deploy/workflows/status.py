@@ -19,7 +19,7 @@ from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
 from deploy.workflows.generations import Generation, past_generations
-from deploy.workflows.patches import stack_patches
+from deploy.workflows.patches import stack_warnings
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import RunningStack, answering_pages, find_stack, store_of
 
@@ -134,7 +134,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         redis_brought=plan.redis_brought,
         history=past_generations(running.state),
         events=read_events(home.stack(name).events_file),
-        warnings=[*stack_patches(running, pages).warnings, *_unwatched(running, home)],
+        warnings=[*stack_warnings(running, pages), *_unwatched(running, home)],
     )
 
 
