@@ -250,7 +250,11 @@ class StackSpec(_Strict):
     allow_keyless: bool = Field(
         False, description="accept clients without a key from other machines, where bind lets them"
     )
-    supervise: bool = Field(True, description="start services again that die")
+    supervise: bool = Field(
+        True,
+        description="start services again that die; Docker does that for containers that crash, "
+        "in any case",
+    )
     engine: EngineSpec = EngineSpec()
     lmcache: LMCacheSpec = LMCacheSpec()
     redis: RedisSpec = RedisSpec()

@@ -36,8 +36,9 @@ def wait_ready(
                 raise launcher.died(one)
             if name not in only or name in took:
                 continue
+            ready = is_ready(service)  # which may wait for its answer
             elapsed = time.monotonic() - one.started_monotonic
-            if is_ready(service):
+            if ready:
                 took[name] = elapsed
                 report(f"{name} is ready after {elapsed:.1f} s")
             elif elapsed > service.ready_s:

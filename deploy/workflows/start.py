@@ -18,7 +18,7 @@ from deploy.runtime.ports import require_free
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import StackState, write_state
-from deploy.runtime.supervisor import start_supervisor
+from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.service import Service
 from deploy.tiny_model import ensure_tiny_model
@@ -119,9 +119,9 @@ class StackStart:
 
     def keep_up(self) -> None:
         """From now on, services that die are started again, unless the spec says otherwise."""
+        self.launcher.keep_up(self.state.services)
         front = self.launcher.take_front()
         if self.prepared.spec.supervise:
-            self.launcher.keep_up(self.state.services)
             start_supervisor(self._home, self.prepared.stack.name, front)
         if front:
             front.close()
@@ -162,6 +162,7 @@ class StackStart:
         elif self._before is not None:
             self.save(replace(self._before, services={}))
         else:
+            end_supervisor(self._files.supervisor_socket)
             self.launcher.stop_marked(grace_s=ABORT_GRACE_S)
             self.launcher.clear(keep_logs=True)
 

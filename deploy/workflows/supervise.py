@@ -22,6 +22,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.launcher import Started
 from deploy.runtime.lock import supervisor_turn
 from deploy.runtime.process.front import Holder
+from deploy.runtime.process.sessions import wait_for_an_end
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.supervisor import inherited_sockets
 from deploy.stack.service import Service
@@ -29,7 +30,9 @@ from deploy.workflows.check import renew_store_connections
 from deploy.workflows.running import RunningStack, find_stack
 from deploy.workflows.start import StackStart
 
-_POLL_S = {"process": 0.2, "compose": 2.0}  # Docker is asked by HTTP
+# Docker is asked by HTTP. While all processes run, the kernel tells of the first that ends.
+_POLL_S = {"process": 0.2, "compose": 2.0}
+_CALM_S = 1.0
 _LOCKED_S = 0.5
 _LONGEST_PAUSE_S = 60.0
 
@@ -90,22 +93,33 @@ class Supervisor:
     def run(self) -> None:
         """Watch, until `ended` is set."""
         while not self.ended.is_set():
-            poll_s = 1.0
             try:
                 running = self._stack()
                 if running is not None:
-                    poll_s = _POLL_S[running.prepared.plan.runtime]
                     for service in running.stack.services:
                         self._look_at(running, service)
+                self._wait(running)
             except (PdkitError, OSError) as exc:
                 _say(f"{type(exc).__name__}: {exc}")  # such as a Docker engine that is restarted
-            self.ended.wait(poll_s)
+                self.ended.wait(_CALM_S)
+
+    def _wait(self, running: RunningStack | None) -> None:
+        lives = [life for life in self._lives.values() if not life.given_up]
+        if running is None:
+            self.ended.wait(_CALM_S)
+        elif all(life.record.pid and life.died_at is None for life in lives):
+            if not wait_for_an_end([life.record.pid for life in lives], _CALM_S):
+                return
+            self.ended.wait(_POLL_S["process"])
+        else:
+            self.ended.wait(_POLL_S[running.prepared.plan.runtime])
 
     def _stack(self) -> RunningStack | None:
         """Return the stack, read again where its state was written since."""
         try:
             found = self._files.state_file.stat()
         except FileNotFoundError:
+            self.ended.set()
             return None
         seen = (found.st_ino, found.st_mtime_ns)
         if seen != self._seen:

@@ -14,6 +14,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.lock import planning_lock
 from deploy.runtime.process.sessions import boot_id
 from deploy.runtime.state import StackState
+from deploy.stack.service import Service
 from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import (
@@ -31,6 +32,8 @@ from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Containers, Facts, Prepared, Report, find_model, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
+
+_POLL_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def bring_up(
     existing = find_stack(home, spec.name)
     if existing is not None and existing.any_running():
         start = StackStart(same_plan(spec, home, existing), existing.state, home, report)
+        _await_comeback(existing, report)
         _stop_outdated(start, existing)
         _require_gpus(start, report)
     else:
@@ -171,6 +175,27 @@ def _first_state(prepared: Prepared, before: StackState | None) -> StackState:
     if before.fingerprint == fresh.fingerprint:
         return replace(before, services={}, boot=fresh.boot)
     return following(before, fresh)
+
+
+def _await_comeback(existing: RunningStack, report: Report) -> None:
+    """Wait for services that the supervisor started again and that do not serve yet."""
+    told: set[str] = set()
+    while back := {one.name for one in existing.stack.services if _comes_back(existing, one)}:
+        if back - told:
+            report(f"the supervisor started {', '.join(sorted(back - told))}; waiting")
+            told |= back
+        time.sleep(_POLL_S)
+
+
+def _comes_back(existing: RunningStack, service: Service) -> bool:
+    record = existing.state.services.get(service.name)
+    return (
+        record is not None
+        and record.starts > 1
+        and existing.launcher.state(record) == "running"
+        and existing.launcher.uptime_s(record) < service.ready_s
+        and not existing.is_ready(service)
+    )
 
 
 def _stop_outdated(start: StackStart, existing: RunningStack) -> None:

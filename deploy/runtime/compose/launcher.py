@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -254,6 +255,7 @@ class ComposeLauncher:
         return len(found)
 
     def clear(self, *, keep_logs: bool) -> None:
+        shutil.rmtree(self._home.temp_dir, ignore_errors=True)
         remove_files(self._home.root, keep_logs=keep_logs)
 
     def require_own_name(self) -> None:

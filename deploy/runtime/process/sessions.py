@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -77,6 +78,19 @@ def is_running(pid: int, started: float) -> bool:
         return start_time(pid) == started and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def wait_for_an_end(pids: Iterable[int], timeout_s: float) -> bool:
+    """Wait until one of the processes has ended, or for the time; return whether one has."""
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for pid in pids:
+            try:
+                ends.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                return True
+            stack.callback(os.close, ends[-1])
+        return bool(select.select(ends, [], [], timeout_s)[0])
 
 
 def session_members(session: int, started: float) -> list[psutil.Process]:

@@ -64,7 +64,12 @@ def plan_sweep(
     refused: dict[str, str] = {}
     for candidate in candidates:
         made = StackSpec.model_validate(
-            {**winning_spec(asked, candidate), "name": stack_name(spec), "port": port}
+            {
+                **winning_spec(asked, candidate),
+                "name": stack_name(spec),
+                "port": port,
+                "supervise": False,  # what dies is a result
+            }
         )
         try:
             require(made)

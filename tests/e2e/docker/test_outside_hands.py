@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.runtime.home import Home
+from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from tests.e2e.conftest import eventually
-from tests.e2e.docker.conftest import REPO, SERVICES, Project, complete, docker, failed
+from tests.e2e.docker.conftest import REPO, SERVICES, Project, complete, docker, failed, inspected
 
 DOCKERD_PID = Path("/var/run/docker.pid")
 MAY_RESTART_DOCKER = os.environ.get("CI") == "true" or os.environ.get("PDKIT_TEST_DAEMON") == "1"
@@ -65,6 +67,28 @@ def test_an_engine_that_crashes_is_brought_back(stack: Project) -> None:
     restarts = {row["name"]: row["restarts"] for row in stack.ok("status")["services"]}
     assert restarts["producer-0"] == 1 and restarts["redis"] == 0
     assert stack.ok("check")["hit_rate"]["eligible_rate"] == 1.0
+
+
+def test_a_container_that_is_killed_by_docker_comes_back(stack: Project) -> None:
+    """Docker takes `docker kill` for a wish; the supervisor does not."""
+    before, home = stack.ids(), Home(stack.kit.home, stack.kit.home)
+    start_supervisor(home, stack.name, None)
+    try:
+        for name in ("router", "redis"):
+            docker("kill", before[name])
+        assert eventually(lambda: is_healthy(stack), every_s=1)
+        assert eventually(lambda: stack.run("check", "--quick").code == 0, every_s=1)
+    finally:
+        end_supervisor(stack.files.supervisor_socket)
+    found = stack.ok("status")
+    events = [(event["service"], event["kind"]) for event in found["events"]]
+    assert {("router", "died"), ("router", "back"), ("redis", "died"), ("redis", "back")} <= {
+        *events
+    }
+    policies = {
+        one["HostConfig"]["RestartPolicy"]["Name"] for one in inspected(*stack.ids().values())
+    }
+    assert policies == {"unless-stopped"}
 
 
 def test_the_whole_project_was_taken_down(stack: Project) -> None:

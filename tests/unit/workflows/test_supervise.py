@@ -15,13 +15,15 @@ import httpx
 import pytest
 
 from deploy.config.spec import StackSpec
+from deploy.output.views import status_view
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
 from deploy.workflows import start, supervise
 from deploy.workflows.down import stop_stack
-from deploy.workflows.running import require_stack
+from deploy.workflows.running import RunningStack, require_stack
+from deploy.workflows.status import stack_status
 from deploy.workflows.supervise import Patience, Supervisor
 from tests.unit.workflows.conftest import Lab
 
@@ -170,6 +172,42 @@ def test_a_service_that_served_for_long_has_all_its_starts_again(
         eventually(lambda: watched.events("router")[-1] == "back", 10.0)
         assert watched.supervisor is not None
         eventually(lambda: watched.supervisor._lives["router"].deaths == 0, 10.0)
+
+
+def test_up_waits_for_what_is_being_started_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    watched.up()
+    loaded, real = threading.Event(), RunningStack.is_ready
+    monkeypatch.setattr(
+        RunningStack,
+        "is_ready",
+        lambda self, service: (
+            (service.name != "consumer-0" or loaded.is_set()) and real(self, service)
+        ),
+    )
+    old = watched.kill("consumer-0")
+    eventually(lambda: watched.pid("consumer-0") != old, 20.0)
+    threading.Timer(0.3, loaded.set).start()
+    watched.up()
+    assert loaded.is_set()
+    assert "the supervisor started consumer-0; waiting" in watched.lab.lines
+
+
+def test_status_shows_events_and_that_nobody_watches(
+    watched: Watched, eventually: Eventually
+) -> None:
+    watched.up()
+    assert not stack_status(watched.lab.home, "pdkit").warnings
+    watched.kill("router")
+    eventually(lambda: watched.events() == ["died", "back"], 20.0)
+    watched.end()
+    found = stack_status(watched.lab.home, "pdkit")
+    assert [event["kind"] for event in found.as_dict()["events"]] == ["died", "back"]
+    assert "supervisor does not run" in found.warnings[0]
+    text = status_view(found)
+    assert "router died; started again now" in text
+    assert "router serves again after" in text
 
 
 class TestWhileACommandWorks:

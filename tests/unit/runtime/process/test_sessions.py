@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,19 @@ def started(process: subprocess.Popen[bytes]) -> float:
 
 def pids(members: list[psutil.Process]) -> set[int]:
     return {process.pid for process in members}
+
+
+class TestWaitForAnEnd:
+    def test_one_that_ends_is_noticed_at_once(self, spawn: Spawn) -> None:
+        stays, goes = spawn(SLEEPER), spawn(SLEEPER)
+        assert not sessions.wait_for_an_end([stays.pid, goes.pid], 0.05)
+        threading.Timer(0.1, goes.kill).start()
+        assert sessions.wait_for_an_end([stays.pid, goes.pid], 60)
+
+    def test_one_that_is_gone_counts(self, spawn: Spawn) -> None:
+        gone = spawn("pass")
+        gone.wait()
+        assert sessions.wait_for_an_end([gone.pid], 60)
 
 
 class TestSpawn:
