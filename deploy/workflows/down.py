@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.errors import StateError
+from deploy.runtime.boot import remove_unit
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
 from deploy.runtime.state import StackState, read_state
@@ -58,6 +59,7 @@ def stop_stack(
     others = 0
     url = left_redis_url(files.secrets_dir, url_file if volumes else None)
     was_there = files.state_file.exists()
+    remove_unit(home, name)
     end_supervisor(files.supervisor_socket)
     for launcher in _launchers(state, home, name):
         running = tuple(n for n, record in records.items() if launcher.state(record) == "running")

@@ -10,6 +10,7 @@ from typing import Any
 from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
+from deploy.runtime.boot import require_systemd, starts_without_login, write_unit
 from deploy.runtime.home import Home
 from deploy.runtime.lock import planning_lock
 from deploy.runtime.process.sessions import boot_id
@@ -127,6 +128,21 @@ def bring_up(
         if checked.passed:
             start.save(with_outcome(start.state, "good"))
         return result, checked
+
+
+def come_back_on_boot(running: RunningStack, home: Home, report: Report) -> None:
+    """Have systemd bring the stack up after a reboot. Containers come back with Docker.
+
+    Raises:
+        MachineError: it has processes, and systemd does not manage this machine.
+    """
+    if running.prepared.plan.runtime == "compose":
+        report("--on-boot: Docker starts containers again by itself; there is nothing to set up")
+        return
+    require_systemd()
+    report(f"after a reboot, systemd starts the stack by {write_unit(home, running.stack.name)}")
+    if not starts_without_login():
+        report("that is at your next login; at boot: loginctl enable-linger")
 
 
 def resumed_spec(home: Home, name: str, *, required: bool) -> StackSpec | None:

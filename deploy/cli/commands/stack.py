@@ -21,14 +21,16 @@ from deploy.errors import RedisUnreachable, UsageError
 if TYPE_CHECKING:
     from deploy.config.spec import StackSpec
     from deploy.runtime.home import Home
+    from deploy.verify.report import CheckReport
     from deploy.workflows.prepare import Prepared
+    from deploy.workflows.up import UpResult
 
 _WATCH_S = 2.0
 
 
 @app.command()
 @takes_stack_options
-def up(
+def up(  # noqa: PLR0913 - one parameter an option
     *,
     file: File,
     flags: dict[str, Any],
@@ -41,20 +43,31 @@ def up(
     resume: Annotated[
         bool, typer.Option("--resume", help="Reuse the last plan and ignore the other options.")
     ] = False,
+    on_boot: Annotated[
+        bool,
+        typer.Option(
+            "--on-boot",
+            help="Processes: have systemd start the stack after a reboot, until deploy down.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> Answer:
     """Start a stack, wait until it serves, and check that KV is reused. Idempotent."""
     from deploy.output.check_view import check_view
     from deploy.output.views import up_view
+    from deploy.runtime.boot import require_systemd
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.brought import require_brought
+    from deploy.workflows.facts import runtime_here
     from deploy.workflows.fitness import require_fit
-    from deploy.workflows.up import bring_up, prepare_here, resumed_spec
+    from deploy.workflows.up import bring_up, come_back_on_boot, prepare_here, resumed_spec
 
     report = progress()
     source = load_source(flags, file)
     home, name = Home.from_environ(), source.spec.name
+    if on_boot and runtime_here(source.spec) == "process":
+        require_systemd()
     if dry_run:
         with naming_origins(source.origins):
             planned = prepare_here(source.spec, home, report)
@@ -67,9 +80,19 @@ def up(
         as_it_was = resume or not source.origins.keys() - {"name"}
         was = resumed_spec(home, name, required=resume) if as_it_was else None
         result, checked = bring_up(was or source.spec, home, report, check=not no_check)
+        if on_boot:
+            come_back_on_boot(result.running, home, report)
     total_s = time.monotonic() - began
-    data = {
-        "name": name,
+    text = up_view(result, total_s)
+    if checked:
+        text = f"{check_view(checked)}\n\n{text}"
+    data = _up_data(result, checked, total_s)
+    return Answer("up", data, text, check_errors(checked, name))
+
+
+def _up_data(result: UpResult, checked: CheckReport | None, total_s: float) -> dict[str, Any]:
+    return {
+        "name": result.running.stack.name,
         "url": result.running.stack.front.url,
         "model": result.running.prepared.plan.model.served_name,
         "started": {service: round(took, 2) for service, took in result.started.items()},
@@ -78,10 +101,6 @@ def up(
         "total_s": round(total_s, 2),
         "check": checked.as_dict() if checked else None,
     }
-    text = up_view(result, total_s)
-    if checked:
-        text = f"{check_view(checked)}\n\n{text}"
-    return Answer("up", data, text, check_errors(checked, name))
 
 
 @app.command()

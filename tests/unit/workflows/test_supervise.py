@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ import pytest
 
 from deploy.config.spec import StackSpec
 from deploy.output.views import status_view
+from deploy.runtime import boot
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
@@ -25,6 +27,7 @@ from deploy.workflows.down import stop_stack
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.supervise import Patience, Supervisor
+from deploy.workflows.up import come_back_on_boot
 from tests.unit.workflows.conftest import Lab
 
 Eventually = Callable[..., None]
@@ -208,6 +211,20 @@ def test_status_shows_events_and_that_nobody_watches(
     text = status_view(found)
     assert "router died; started again now" in text
     assert "router serves again after" in text
+
+
+def test_a_reboot_is_seen_to_until_down(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(boot, "_RUNS", tmp_path)
+    result = lab.up(lab.spec())
+    come_back_on_boot(result.running, lab.home, lab.lines.append)
+    file = boot.unit_file(lab.home, "pdkit")
+    assert file.is_file()
+    assert str(file) in "\n".join(lab.lines)
+    stop_stack(lab.home, "pdkit", lab.lines.append)
+    assert [path for path in (tmp_path / "config").rglob("*") if not path.is_dir()] == []
 
 
 class TestWhileACommandWorks:

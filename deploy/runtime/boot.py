@@ -1,0 +1,71 @@
+"""Where systemd finds the unit of a stack, for the user who started it."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from deploy.errors import ConfigError, MachineError
+from deploy.home_folder import expanded
+from deploy.runtime.home import Home
+from deploy.stack.boot_unit import boot_unit
+
+_RUNS = Path("/run/systemd/system")
+_LINGER = Path("/var/lib/systemd/linger")
+# What the command reads; no secret is among them.
+_KEPT = ("PATH", "PDKIT_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HF_HOME", "LD_LIBRARY_PATH")
+
+
+def require_systemd() -> None:
+    """Check that systemd manages this machine.
+
+    Raises:
+        MachineError: it does not.
+    """
+    if not _RUNS.is_dir():
+        raise MachineError(
+            "--on-boot: systemd does not manage this machine",
+            hint="run at boot, by what does: deploy up --resume",
+        )
+
+
+def unit_file(home: Home, name: str) -> Path:
+    """Return the path of a stack's unit; another home's stack of the same name has another."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or expanded("~/.config"))
+    digest = hashlib.sha256(str(home.stack(name).root).encode()).hexdigest()[:8]
+    return config / "systemd" / "user" / f"pdkit-{name}-{digest}.service"
+
+
+def write_unit(home: Home, name: str) -> Path:
+    """Write a stack's unit, enabled, and return its path."""
+    file = unit_file(home, name)
+    argv = (sys.executable, "-m", "deploy", "up", "--resume", "--no-check", "--name", name)
+    environ = {key: os.environ[key] for key in _KEPT if os.environ.get(key)}
+    link = _link(file)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(boot_unit(name, argv, environ), encoding="utf-8")
+    link.unlink(missing_ok=True)
+    link.symlink_to(file)
+    return file
+
+
+def remove_unit(home: Home, name: str) -> None:
+    """Remove a stack's unit, if it has one."""
+    try:
+        file = unit_file(home, name)
+    except ConfigError:
+        return  # without a home folder, none was ever written
+    _link(file).unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
+
+
+def starts_without_login() -> bool:
+    """Tell whether systemd starts this user's units at boot, rather than at the first login."""
+    return (_LINGER / getpass.getuser()).exists()
+
+
+def _link(file: Path) -> Path:
+    return file.parent / "default.target.wants" / file.name

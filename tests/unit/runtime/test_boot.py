@@ -1,0 +1,69 @@
+"""The unit that brings a stack up after a reboot: where it is, what is in it, and that it goes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import MachineError
+from deploy.runtime import boot
+from deploy.runtime.boot import remove_unit, require_systemd, unit_file, write_unit
+from deploy.runtime.home import Home
+from deploy.stack.boot_unit import boot_unit
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PDKIT_HOME", str(tmp_path / "of mine"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    return Home.from_environ()
+
+
+def test_a_unit_is_written_enabled_and_removed(home: Home) -> None:
+    file = write_unit(home, "demo")
+    assert write_unit(home, "demo") == file, "again changes nothing"
+    link = file.parent / "default.target.wants" / file.name
+    assert link.resolve() == file
+    text = file.read_text()
+    assert f'ExecStart="{sys.executable}" "-m" "deploy" "up" "--resume" "--no-check"' in text
+    assert f'Environment="PDKIT_HOME={home.state}"' in text
+    assert "hf_secret" not in text
+    remove_unit(home, "demo")
+    remove_unit(home, "demo")
+    assert not file.exists() and not link.is_symlink()
+
+
+def test_another_homes_stack_has_another_unit(home: Home, tmp_path: Path) -> None:
+    other = Home(tmp_path / "other", tmp_path / "cache")
+    assert unit_file(home, "demo") != unit_file(other, "demo")
+
+
+def test_words_are_read_back_as_they_were() -> None:
+    text = boot_unit("x", ('/a b/"py"', "100%", "$HOME", "back\\slash"), {"A": "50%"})
+    assert 'ExecStart="/a b/\\"py\\"" "100%%" "$$HOME" "back\\\\slash"\n' in text
+    assert 'Environment="A=50%%"\n' in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_it(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = write_unit(home, "demo")
+    done = subprocess.run(
+        ("systemd-analyze", "--user", "verify", str(file)),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_systemd_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boot, "_RUNS", tmp_path)
+    require_systemd()
+    monkeypatch.setattr(boot, "_RUNS", tmp_path / "none")
+    with pytest.raises(MachineError, match="systemd does not manage") as caught:
+        require_systemd()
+    assert "deploy up --resume" in caught.value.hint
