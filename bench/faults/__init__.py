@@ -1,0 +1,1 @@
+"""Faults under load: what clients lose, and when a stack serves with all it has again."""

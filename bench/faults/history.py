@@ -1,0 +1,80 @@
+"""What clients asked and got, one line a request, and a verdict on each afterwards."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+Verdict = Literal["right", "wrong", "ended", "lost", "late"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request.
+
+    Attributes:
+        prompt: the number of its prompt, whose answer is known.
+        sent_s, ended_s: by the clock of the run.
+        status: 0 where there was no answer.
+        text: of the answer, as far as it came.
+        trouble: what was wrong with it, in words; "" if it came whole.
+        stream: it was answered in events.
+    """
+
+    prompt: int
+    sent_s: float
+    ended_s: float
+    status: int
+    text: str
+    trouble: str
+    stream: bool
+
+
+def verdict(asked: Asked, answers: Mapping[int, str], late_s: float) -> Verdict:
+    """Say what became of a request.
+
+    A stream that says by an event that it is not complete has ended, and is not lost, if what came
+    of it is right.
+    """
+    expected = answers[asked.prompt]
+    if asked.trouble:
+        told = asked.stream and "not complete" in asked.trouble
+        if not told:
+            return "lost"
+        return "ended" if expected.startswith(asked.text) else "wrong"
+    if asked.status != 200:
+        return "lost"
+    if asked.text != expected:
+        return "wrong"
+    return "late" if asked.ended_s - asked.sent_s > late_s else "right"
+
+
+class History:
+    """The requests of one run, kept in memory and written to a file as they end."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.requests: list[Asked] = []
+        self._file = file
+        self._lock = threading.Lock()
+
+    def add(self, asked: Asked) -> None:
+        with self._lock:
+            self.requests.append(asked)
+            if self._file:
+                with self._file.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(asdict(asked)) + "\n")
+
+    def verdicts(self, answers: Mapping[int, str], late_s: float) -> Counter[Verdict]:
+        return Counter(verdict(one, answers, late_s) for one in self.requests)
+
+    def named(
+        self, kinds: Iterable[Verdict], answers: Mapping[int, str], late_s: float
+    ) -> list[Asked]:
+        """Return the requests with these verdicts."""
+        wanted = set(kinds)
+        return [one for one in self.requests if verdict(one, answers, late_s) in wanted]

@@ -1,0 +1,229 @@
+"""Faults under load on stand-in engines: `python -m tests.unit.router.faults --trials 1000`.
+
+A router, 24 producers and 24 consumers that answer by the prompt, and clients whose every
+request is judged afterwards (`bench/faults`). Each trial is one fault, at a moment by a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+
+from bench.faults.clients import Clients
+from bench.faults.history import Asked, History
+from tests.conftest import unused_port
+from tests.unit.router import stand_in
+from tests.unit.router.conftest import ROUTER
+from tests.unit.router.stand_in import Connection, Loop, StandIn
+
+ENGINES, CLIENTS, LATE_S = 24, 4, 10.0
+_REQUESTS_A_TRIAL = 2  # end before the next trial begins
+PROMPTS = tuple(f"prompt {number}" for number in range(8))
+
+
+def answer_to(prompt: str) -> str:
+    return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+ANSWERS = {number: answer_to(prompt) for number, prompt in enumerate(PROMPTS)}
+
+
+async def by_prompt(engine: StandIn, to: Connection) -> None:
+    """Answer in four pieces with a pause between them, or whole after the same time."""
+    asked = engine.seen.pop()  # nobody reads them, and there are many
+    body = json.loads(asked.body)
+    text = answer_to(body["prompt"])
+    if not body.get("stream"):
+        await asyncio.sleep(0.01)
+        await to.whole(200, json.dumps({"choices": [{"text": text}]}).encode())
+        return
+    await to.begin()
+    for at in range(0, len(text), 16):
+        await to.piece(
+            f"data: {json.dumps({'choices': [{'text': text[at : at + 16]}]})}\n\n".encode()
+        )
+        await asyncio.sleep(0.003)
+    await to.piece(stand_in.DONE)
+    await to.send(b"0\r\n\r\n")
+
+
+@dataclass
+class Bed:
+    """What faults are done to."""
+
+    engines: tuple[StandIn, ...]
+    listening: socket.socket
+    choice: random.Random
+    history: History = field(default_factory=History)
+    ends: list[tuple[float, float]] = field(default_factory=list)  # of routers
+    router: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        return int(self.listening.getsockname()[1])
+
+    def start_router(self) -> None:
+        held = self.listening.fileno()
+        named = [
+            part
+            for engine in self.engines
+            for part in (f"--{engine.name.split('-')[0]}", f"{engine.name}=127.0.0.1:{engine.port}")
+        ]
+        self.router = subprocess.Popen(
+            (
+                sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", "1",
+                "--metrics-host", "127.0.0.1", "--metrics-port", str(unused_port()), *named,
+            ),
+            env={"PYTHONPATH": ROUTER, "PDKIT_LISTEN_FD": str(held)},
+            pass_fds=(held,),
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def end_router(self, number: signal.Signals) -> None:
+        assert self.router is not None
+        began = time.monotonic()
+        self.router.send_signal(number)
+        self.router.wait(30)
+        self.ends.append((began, time.monotonic()))
+
+    def await_requests(self, count: int) -> None:
+        """Wait until so many more requests have ended."""
+        enough = len(self.history.requests) + count
+        while len(self.history.requests) < enough:
+            time.sleep(0.002)
+
+    def pause(self, most_s: float) -> None:
+        time.sleep(self.choice.uniform(0, most_s))
+
+
+def kill_engine(bed: Bed, engine: StandIn) -> None:
+    engine.kill()
+    bed.pause(0.01)
+    engine.start()
+
+
+def break_off(bed: Bed, engine: StandIn) -> None:
+    engine.drop_idle()
+    bed.pause(0.01)
+
+
+def fail(bed: Bed, engine: StandIn) -> None:
+    engine.does = stand_in.fails
+    bed.pause(0.02)
+    engine.does = by_prompt
+
+
+def kill_router(bed: Bed, _: StandIn) -> None:
+    bed.end_router(signal.SIGKILL)
+    bed.start_router()
+    _answers(bed.port)
+
+
+def restart_router(bed: Bed, _: StandIn) -> None:
+    bed.end_router(signal.SIGTERM)
+    bed.start_router()
+    _answers(bed.port)
+
+
+FAULTS: dict[str, Callable[[Bed, StandIn], None]] = {
+    "engine killed": kill_engine,
+    "connections closed": break_off,
+    "engine answers 500": fail,
+    "router killed": kill_router,
+    "router restarted": restart_router,
+}
+
+
+@contextmanager
+def bed_of(loop: Loop, seed: int) -> Iterator[Bed]:
+    """Set engines and a router up, for the length of a block."""
+    roles = ("producer", "consumer")
+    engines = tuple(StandIn(loop, f"{role}-{n}") for n in range(ENGINES) for role in roles)
+    for engine in engines:
+        engine.does = by_prompt
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
+        bed = Bed(engines, listening, random.Random(seed))
+        bed.start_router()
+        try:
+            _answers(bed.port)
+            yield bed
+        finally:
+            bed.end_router(signal.SIGKILL)
+            for engine in engines:
+                engine.kill()
+
+
+def run(loop: Loop, fault: str, trials: int, seed: int) -> tuple[Counter[str], list[Asked]]:
+    """Do a fault again and again under load; return the verdicts, and what went wrong.
+
+    What was in flight when a router was killed, and broke off, is named "cut" and expected.
+    """
+    with bed_of(loop, seed) as bed:
+        history = bed.history
+        clients = Clients(
+            f"http://127.0.0.1:{bed.port}",
+            "m",
+            PROMPTS,
+            history,
+            count=CLIENTS,
+            tokens=4,
+            seed=seed,
+        )
+        with clients:
+            for trial in range(trials):
+                bed.pause(0.01)
+                FAULTS[fault](bed, bed.engines[trial % len(bed.engines)])
+                bed.await_requests(_REQUESTS_A_TRIAL)
+    verdicts = Counter[str](history.verdicts(ANSWERS, LATE_S))
+    bad = history.named(("wrong", "lost", "late"), ANSWERS, LATE_S)
+    if fault == "router killed":
+        cut = [
+            one for one in bad
+            if not one.text or ANSWERS[one.prompt].startswith(one.text)
+            if any(one.sent_s <= last and first <= one.ended_s for first, last in bed.ends)
+        ]  # fmt: skip
+        bad = [one for one in bad if one not in cut]
+        verdicts["lost"] -= len(cut)
+        verdicts["cut"] = len(cut)
+    return verdicts, bad
+
+
+def _answers(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/readiness"
+    until = time.monotonic() + 60
+    while httpx.get(url, trust_env=False, timeout=60).status_code != 200:
+        if time.monotonic() > until:
+            raise AssertionError("the router is not ready")
+        time.sleep(0.02)
+
+
+def main() -> None:
+    """Do all faults, and print a table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--trials", type=int, default=100)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--fault", choices=list(FAULTS), nargs="+", default=list(FAULTS))
+    given = options.parse_args()
+    loop = Loop()
+    for fault in given.fault:
+        verdicts, bad = run(loop, fault, given.trials, given.seed)
+        print(f"{fault}: {given.trials} trials, {dict(verdicts)}", *bad, sep="\n  ", flush=True)
+    loop.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The short form of the fault proof: each single fault again and again, under load."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.faults.history import Asked, verdict
+from tests.unit.router import faults
+from tests.unit.router.stand_in import Loop
+
+# A router takes half a second of processor time to start, the others next to nothing.
+TRIALS = {"router killed": 2, "router restarted": 2}
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_nothing_is_lost_or_wrong(loop: Loop, fault: str) -> None:
+    verdicts, bad = faults.run(loop, fault, TRIALS.get(fault, 100), seed=7)
+    assert bad == []
+    assert verdicts["right"] > 2
+    if fault not in ("engine killed", "connections closed"):
+        assert verdicts["ended"] == 0, "only a lost engine ends a stream"
+
+
+class TestTheVerdict:
+    """Each kind is told from the others."""
+
+    def asked(self, **fields: object) -> Asked:
+        made = {"prompt": 0, "sent_s": 0.0, "ended_s": 1.0, "status": 200, "text": "abcd",
+                "trouble": "", "stream": True, **fields}  # fmt: skip
+        return Asked(**made)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            ({}, "right"),
+            ({"text": "abcx"}, "wrong"),
+            ({"text": "abcdabcd"}, "wrong"),
+            ({"ended_s": 99.0}, "late"),
+            ({"status": 503, "text": "", "trouble": "no engine can answer"}, "lost"),
+            ({"status": 0, "text": "", "trouble": "ReadError"}, "lost"),
+            ({"status": 503, "text": "abcd"}, "lost"),
+            ({"text": "ab", "trouble": "what it said is not complete"}, "ended"),
+            ({"text": "xb", "trouble": "what it said is not complete"}, "wrong"),
+            ({"text": "ab", "trouble": "the stream ended without an end"}, "lost"),
+            ({"text": "ab", "trouble": "is not complete", "stream": False}, "lost"),
+        ],
+    )
+    def test_of_a_request(self, fields: dict[str, object], expected: str) -> None:
+        assert verdict(self.asked(**fields), {0: "abcd"}, late_s=10) == expected
+
+    def test_a_router_that_does_not_try_again_is_found_out(
+        self, loop: Loop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With every engine broken, no retry can help: the proof has to see the losses."""
+
+        def break_all(bed: faults.Bed, _: object) -> None:
+            for engine in bed.engines:
+                engine.does = faults.stand_in.fails
+            bed.await_requests(faults.CLIENTS + 1)
+            for engine in bed.engines:
+                engine.does = faults.by_prompt
+
+        monkeypatch.setitem(faults.FAULTS, "engine answers 500", break_all)
+        verdicts, bad = faults.run(loop, "engine answers 500", 3, seed=1)
+        assert verdicts["lost"] == len(bad) > 0
