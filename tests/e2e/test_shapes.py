@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -16,6 +19,16 @@ from tests.e2e.traffic import MODEL
 from tests.ports import free_row
 
 KEYS = "a1" * 32, "b2" * 32
+PROMPT = "Prefill computes the prompt, and decode goes on with its answer. " * 8
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": PROMPT}],
+    "stream": True,
+    "temperature": 0,
+    "max_tokens": 400,
+    # Printable characters, one a token: the answer neither ends early nor has tokens without text.
+    "allowed_token_ids": list(range(32, 127)),
+}
 
 
 def pairs(data: object) -> dict[str, float]:
@@ -38,6 +51,36 @@ def test_2p2d_all_four_pairs(deploy: Deploy) -> None:
         assert len(engines) == 4
         # Started side by side: together they take far less than one after the other.
         assert data["ready_s"] < sum(engines) / 2
+        whole = streamed(port)
+        assert len(whole) == CHAT["max_tokens"]
+
+        def kill(engine: str) -> None:
+            os.kill(deploy.pid("four", engine), signal.SIGKILL)
+
+        assert streamed(port, kill) == whole, "another consumer went on"
+        metrics = httpx.get(f"http://127.0.0.1:{port + 2}/metrics").text
+        assert "pdkit_router_continued_total 1\n" in metrics
+
+
+def streamed(port: int, kill: Callable[[str], None] = lambda _: None) -> str:
+    """Return a stream's text; `kill` is called with its consumer after the fifth event."""
+    text, events, ended = "", 0, False
+    url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", {"x-pdkit-trace": "1"}
+    with httpx.stream("POST", url, json=CHAT, headers=headers, timeout=120) as answer:
+        trace = dict(part.split("=") for part in answer.headers["x-pdkit-trace"].split("; "))
+        for line in answer.iter_lines():
+            data = line.removeprefix("data: ")
+            if data in ("", "[DONE]"):
+                ended = ended or bool(data)
+                continue
+            assert "error" not in data, data
+            (choice,) = json.loads(data)["choices"]
+            text += choice["delta"].get("content", "")
+            events += 1
+            if events == 5:
+                kill(trace["consumer"])
+    assert ended
+    return text
 
 
 def path_without_redis(folder: Path) -> str:
