@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NewType
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -260,3 +260,12 @@ class StackSpec(_Strict):
     redis: RedisSpec = RedisSpec()
     router: RouterSpec = RouterSpec()
     timeouts: TimeoutSpec = TimeoutSpec()
+
+
+# A spec in which nothing is left to the machine: vendor and runtime are named.
+SettledSpec = NewType("SettledSpec", StackSpec)
+
+
+def settle(spec: StackSpec, *, vendor: str, runtime: str) -> SettledSpec:
+    """Return a spec with what 'auto' means on a machine."""
+    return SettledSpec(spec.model_copy(update={"vendor": vendor, "runtime": runtime}))

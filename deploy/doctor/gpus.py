@@ -130,11 +130,11 @@ def runs_on(gpu: Gpu, archs: tuple[str, ...]) -> bool:
 
 
 def containers(seen: Seen) -> Verdict | None:
-    plan, spec = seen.plan, seen.spec
+    plan = seen.plan
     if plan is None or plan.runtime != "compose" or not planned(seen):
         return None
     access, ways = plan.vendor.container, plan.container_gpus
-    by_cdi = uses_cdi(plan, spec)
+    by_cdi = uses_cdi(plan)
     if by_cdi and access.cdi_kind not in ways:
         return Verdict(
             "fail",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deploy.config.spec import StackSpec
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
 from deploy.planning.rates import rate_note
@@ -15,15 +14,15 @@ _SMALL_PART_MIB = 512  # of KV or staging, for each rank
 _MORE_MEMORY = "end other programs, or take a machine with more memory"
 
 
-def plan_notes(plan: Plan, spec: StackSpec, inventory: Inventory) -> tuple[str, ...]:
+def plan_notes(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     """Return what is assumed, what is not known, and why this machine would refuse the plan."""
     return (
         *(line for line in inventory.seen if line.startswith("assumed")),
-        *_slow_dtype(plan, spec),
-        *_unknown_model(plan, spec),
+        *_slow_dtype(plan),
+        *_unknown_model(plan),
         *_small_store(plan),
         *_too_big(plan, inventory),
-        *_low_limit(plan, spec),
+        *_low_limit(plan),
         *rate_note(plan),
     )
 
@@ -57,8 +56,8 @@ def smaller(plan: Plan, over_mib: int) -> str:
     return " and ".join(chosen if left_mib <= 0 else [*chosen, _MORE_MEMORY])
 
 
-def _slow_dtype(plan: Plan, spec: StackSpec) -> list[str]:
-    if spec.engine.dtype or plan.dtype == "bfloat16":
+def _slow_dtype(plan: Plan) -> list[str]:
+    if plan.spec.engine.dtype or plan.dtype == "bfloat16":
         return []
     return [
         f"engines compute in {plan.dtype}: without AVX-512 this processor is slow at bfloat16 "
@@ -66,7 +65,7 @@ def _slow_dtype(plan: Plan, spec: StackSpec) -> list[str]:
     ]
 
 
-def _unknown_model(plan: Plan, spec: StackSpec) -> list[str]:
+def _unknown_model(plan: Plan) -> list[str]:
     if plan.kv_bytes_per_token is not None:
         return []
     model = plan.model
@@ -74,7 +73,7 @@ def _unknown_model(plan: Plan, spec: StackSpec) -> list[str]:
     why = "does not say its layers and heads" if cached else "is not in the hub's cache here"
     ways = [] if cached else [f"hf download {model.ref} config.json puts it there"]
     store = ""
-    if spec.redis.memory_gib is None and plan.redis:
+    if plan.spec.redis.memory_gib is None and plan.redis:
         store = ", and Redis gets a quarter of the machine's memory"
         ways.append("redis.memory_gib sets Redis's size")
     line = f"config.json of {model.served_name} {why}: KV size and context are unknown{store}"
@@ -102,9 +101,9 @@ def _too_big(plan: Plan, inventory: Inventory) -> list[str]:
     ]
 
 
-def _low_limit(plan: Plan, spec: StackSpec) -> list[str]:
+def _low_limit(plan: Plan) -> list[str]:
     """Warn of a container's limit that its engine is expected to pass."""
-    limit, expected = spec.engine.memory_gib, plan.engines[0].memory_mib / 1024
+    limit, expected = plan.spec.engine.memory_gib, plan.engines[0].memory_mib / 1024
     if limit is None or plan.runtime != "compose" or limit >= expected:
         return []
     return [

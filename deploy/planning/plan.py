@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deploy.config.model import Model
-from deploy.config.spec import MAX_CHUNK, StackSpec
+from deploy.config.spec import MAX_CHUNK, SettledSpec, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import check_bind, host_port
@@ -79,6 +79,7 @@ class Plan:
     """Everything that is settled before a stack is built from it.
 
     Attributes:
+        spec: the settings that the plan is made from, and that say what it leaves open.
         kv_bytes_per_token: KV of one token, all layers, one replica; None where the model's config
             is not known yet.
         kv_cache_bytes: KV space that each rank is told to take; None where it takes what its share
@@ -91,6 +92,7 @@ class Plan:
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
 
+    spec: SettledSpec
     name: str
     vendor: Vendor
     runtime: str
@@ -199,7 +201,7 @@ class Plan:
         }
 
 
-def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
+def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
     """Settle a spec, whose vendor and runtime are named, for a model and a machine.
 
     Raises:
@@ -228,6 +230,7 @@ def make_plan(spec: StackSpec, model: Model, inventory: Inventory) -> Plan:
     )
     shards = shard_count(spec, inventory, gpus=len({gpu for own in gpus for gpu in own}))
     return Plan(
+        spec=spec,
         name=spec.name,
         vendor=vendor,
         runtime=spec.runtime,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 
 from deploy.assets import asset
-from deploy.config.spec import StackSpec
 from deploy.planning.plan import EnginePlan, Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.containers import engine_secrets, in_container
@@ -22,26 +21,26 @@ REDIS_URL = "redis_url"
 API_KEY = "api_key"
 
 
-def build_stack(plan: Plan, spec: StackSpec, layout: Layout) -> Stack:
+def build_stack(plan: Plan, layout: Layout) -> Stack:
     """Return the stack of services that carries out the plan."""
     engines: list[Service] = []
     for engine in plan.engines:
         # Engines that measure a GPU at the same time would count each other's memory.
         before = [engines[-1].name] if plan.shares_gpus and engines else []
-        engines.append(_engine(engine, plan, spec, layout, before))
+        engines.append(_engine(engine, plan, layout, before))
     services = [
-        *(_redis(shard, spec, layout) for shard in plan.redis),
+        *(_redis(shard, plan, layout) for shard in plan.redis),
         *engines,
-        _router(plan, spec, layout),
+        _router(plan, layout),
     ]
     if isinstance(layout, ContainerLayout):
-        services = [in_container(service, plan, spec, layout) for service in services]
-    made = (*engine_secrets(plan, spec), *((REDIS_PASSWORD,) if plan.redis else ()))
+        services = [in_container(service, plan, layout) for service in services]
+    made = (*engine_secrets(plan), *((REDIS_PASSWORD,) if plan.redis else ()))
     brought = (REDIS_URL,) if plan.redis_brought else ()
     return Stack(plan.name, plan.runtime, tuple(services), made, brought)
 
 
-def _redis(shard: RedisPlan, spec: StackSpec, layout: Layout) -> Service:
+def _redis(shard: RedisPlan, plan: Plan, layout: Layout) -> Service:
     place = layout.redis(shard)
     file = layout.file(shard.name, "redis.conf")
     own = (
@@ -61,7 +60,7 @@ def _redis(shard: RedisPlan, spec: StackSpec, layout: Layout) -> Service:
         host=LOOPBACK,
         port=shard.port,
         health=Health("redis"),
-        ready_s=min(30.0, spec.timeouts.ready_s),
+        ready_s=min(30.0, plan.spec.timeouts.ready_s),
         files=(ConfigFile(file.path, text, file.target),),
         memory_mib=shard.memory_mib,
         socket=layout.redis_socket(shard),
@@ -72,19 +71,17 @@ def _socket(path: str) -> tuple[str, ...]:
     return (f"unixsocket {json.dumps(path)}", "unixsocketperm 600") if path else ()
 
 
-def _engine(
-    engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout, before: list[str]
-) -> Service:
-    file = _lmcache_file(engine, plan, spec, layout) if plan.shares_kv else None
+def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -> Service:
+    file = _lmcache_file(engine, plan, layout) if plan.shares_kv else None
     return Service(
         name=engine.name,
         role=engine.role,
-        argv=(layout.engine_program, *engine_argv(engine, plan, spec, layout)),
+        argv=(layout.engine_program, *engine_argv(engine, plan, layout)),
         host=LOOPBACK,
         port=engine.port,
         health=Health("http", "/health"),
-        ready_s=spec.timeouts.ready_s,
-        env=engine_env(engine, plan, spec, layout, (file.target or file.path) if file else ""),
+        ready_s=plan.spec.timeouts.ready_s,
+        env=engine_env(engine, plan, layout, (file.target or file.path) if file else ""),
         files=(file,) if file else (),
         depends_on=(*(shard.name for shard in plan.redis), *before),
         devices=engine.devices,
@@ -92,13 +89,13 @@ def _engine(
     )
 
 
-def _lmcache_file(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout) -> ConfigFile:
+def _lmcache_file(engine: EnginePlan, plan: Plan, layout: Layout) -> ConfigFile:
     place = layout.file(engine.name, "lmcache.yaml")
-    text = lmcache_config(engine.role, plan, spec, layout, _redis_urls(plan, spec, layout))
+    text = lmcache_config(engine.role, plan, layout, _redis_urls(plan, layout))
     return ConfigFile(place.path, text, place.target)
 
 
-def _redis_urls(plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
+def _redis_urls(plan: Plan, layout: Layout) -> tuple[str, ...]:
     """Return the URLs by which engines reach Redis, what is secret of them as placeholders.
 
     A Unix socket moves KV faster than loopback (`bench/redis_path`); LMCache's client knows none.
@@ -106,22 +103,22 @@ def _redis_urls(plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
     if plan.redis_brought:
         return (f"@{{{REDIS_URL}}}",)
     sockets = [layout.redis_socket(shard) for shard in plan.redis]
-    if all(sockets) and spec.redis.client == "pdkit":
+    if all(sockets) and plan.spec.redis.client == "pdkit":
         return tuple(f"unix://:@{{{REDIS_PASSWORD}}}@{path}" for path in sockets)
     places = (layout.redis(shard).reached_at for shard in plan.redis)
     return tuple(f"redis://:@{{{REDIS_PASSWORD}}}@{place}" for place in places)
 
 
-def _router(plan: Plan, spec: StackSpec, layout: Layout) -> Service:
+def _router(plan: Plan, layout: Layout) -> Service:
     key_file = layout.secret(API_KEY) if plan.keyed else None
     return Service(
         name="router",
         role="router",
-        argv=(layout.router_program, *router_argv(plan, spec, layout, key_file)),
+        argv=(layout.router_program, *router_argv(plan, layout, key_file)),
         host=plan.bind,
         port=plan.port,
         health=Health("http", "/readiness"),
-        ready_s=spec.timeouts.ready_s,
+        ready_s=plan.spec.timeouts.ready_s,
         env={"PYTHONPATH": layout.router_dir},
         extra_ports=(plan.router_metrics_port,),
         depends_on=tuple(engine.name for engine in plan.engines),

@@ -71,7 +71,7 @@ def refuse_visible_secrets(spec: StackSpec) -> None:
         )
 
 
-def in_container(service: Service, plan: Plan, spec: StackSpec, layout: ContainerLayout) -> Service:
+def in_container(service: Service, plan: Plan, layout: ContainerLayout) -> Service:
     """Return the service with what it gets as a container of the stack."""
     if service.role == "redis":
         # No port of this machine: nothing but the engines can reach it.
@@ -79,7 +79,7 @@ def in_container(service: Service, plan: Plan, spec: StackSpec, layout: Containe
     if service.role == "router":
         return replace(service, container=_router(service, plan, layout))
     (engine,) = (engine for engine in plan.engines if engine.name == service.name)
-    return replace(service, container=_engine(service, engine, plan, spec, layout))
+    return replace(service, container=_engine(service, engine, plan, layout))
 
 
 def _redis(service: Service, layout: ContainerLayout) -> Container:
@@ -117,9 +117,7 @@ def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
     )
 
 
-def _engine(
-    service: Service, engine: EnginePlan, plan: Plan, spec: StackSpec, layout: ContainerLayout
-) -> Container:
+def _engine(service: Service, engine: EnginePlan, plan: Plan, layout: ContainerLayout) -> Container:
     port = layout.engine(engine).port
     mounts = [
         Mount(str(layout.connector), CONNECTOR),
@@ -131,7 +129,7 @@ def _engine(
     else:
         mounts.append(Mount(plan.model.ref, layout.model_ref(plan)))
     # The URL names them as this machine does.
-    mounts += [Mount(str(file), str(file)) for file in spec.redis.tls_files]
+    mounts += [Mount(str(file), str(file)) for file in plan.spec.redis.tls_files]
     return Container(
         # By content where that is known: the tag may mean another image when this one is started
         # again, and its KV another layout.
@@ -139,23 +137,23 @@ def _engine(
         user=layout.user,
         networks=(*((STORE_NETWORK,) if plan.redis else ()), FRONT_NETWORK),
         health_argv=_health(layout.engine_program, port, service.health.path),
-        limit_mib=_engine_limit_mib(engine, plan, spec),
+        limit_mib=_engine_limit_mib(engine, plan),
         mounts=tuple(mounts),
         published=(Published(LOOPBACK, engine.port, port),),
         secrets=(
-            *engine_secrets(plan, spec),
+            *engine_secrets(plan),
             *(("hf_token",) if layout.hub_token and plan.model.source == "hub" else ()),
         ),
-        devices=device_access(engine.gpus, plan, spec),
+        devices=device_access(engine.gpus, plan),
         shm_mib=_SHM_MIB_A_RANK * (1 + plan.tp),
         # Docker without root may not raise this limit.
         big_locks=plan.vendor.has_gpus and layout.user != ROOTLESS,
     )
 
 
-def engine_secrets(plan: Plan, spec: StackSpec) -> tuple[str, ...]:
+def engine_secrets(plan: Plan) -> tuple[str, ...]:
     """Return the secrets of every engine that are made for the stack."""
-    signed = plan.shares_kv and spec.redis.integrity == "mac"
+    signed = plan.shares_kv and plan.spec.redis.integrity == "mac"
     return (ENGINE_KEY, *((KV_KEY,) if signed else ()))
 
 
@@ -163,10 +161,10 @@ def _health(interpreter: str, port: int, path: str) -> tuple[str, ...]:
     return (interpreter, "-c", _HEALTH_PROGRAM.format(port=port, path=path))
 
 
-def _engine_limit_mib(engine: EnginePlan, plan: Plan, spec: StackSpec) -> int:
+def _engine_limit_mib(engine: EnginePlan, plan: Plan) -> int:
     """Return the memory beyond which an engine has gone wrong, rather than what it needs."""
-    if spec.engine.memory_gib:
-        return round(spec.engine.memory_gib * 1024)
+    if plan.spec.engine.memory_gib:
+        return round(plan.spec.engine.memory_gib * 1024)
     shm_mib = _SHM_MIB_A_RANK * (1 + plan.tp)
     if not plan.vendor.has_gpus:
         return engine.memory_mib * 3 // 2 + shm_mib
@@ -176,10 +174,10 @@ def _engine_limit_mib(engine: EnginePlan, plan: Plan, spec: StackSpec) -> int:
     return 2 * engine.memory_mib + 2 * weights_mib + shm_mib
 
 
-def uses_cdi(plan: Plan, spec: StackSpec) -> bool:
+def uses_cdi(plan: Plan) -> bool:
     """Tell whether GPUs are given by the Container Device Interface rather than by a runtime."""
-    if spec.gpu_access != "auto":
-        return spec.gpu_access == "cdi"
+    if plan.spec.gpu_access != "auto":
+        return plan.spec.gpu_access == "cdi"
     access = plan.vendor.container
     # Device nodes need nothing from Docker; only a driver that is missing speaks for the interface.
     return (
@@ -200,19 +198,19 @@ def call_filters(stack: Stack) -> dict[str, str]:
     return {name: call_filter(name).read_text(encoding="utf-8") for name in sorted(names)}
 
 
-def device_access(gpus: tuple[Gpu, ...], plan: Plan, spec: StackSpec) -> DeviceAccess:
+def device_access(gpus: tuple[Gpu, ...], plan: Plan) -> DeviceAccess:
     """Return how a container gets its GPUs; nothing where it has none."""
     if not gpus:
         return DeviceAccess()
     vendor: Vendor = plan.vendor
     access = vendor.container
     rights = DeviceAccess(seccomp=access.seccomp)
-    if uses_cdi(plan, spec):
+    if uses_cdi(plan):
         # As a reservation: as plain devices, Compose before 2.30 takes their names for paths.
         ids = tuple(f"{access.cdi_kind}={gpu.index}" for gpu in gpus)
         return replace(rights, driver="cdi", ids=ids, groups=plan.gpu_groups)
     if access.driver:
         return replace(rights, driver=access.driver, ids=tuple(str(gpu.index) for gpu in gpus))
     own = tuple(gpu.render_node for gpu in gpus)
-    nodes = (_ALL_RENDER_NODES,) if spec.gpu_access == "all" else own
+    nodes = (_ALL_RENDER_NODES,) if plan.spec.gpu_access == "all" else own
     return replace(rights, names=(*access.nodes, *nodes), groups=plan.gpu_groups)

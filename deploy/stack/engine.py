@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from deploy.assets import asset
-from deploy.config.spec import StackSpec
 from deploy.planning.limits import Limits
 from deploy.planning.plan import EnginePlan, Plan, Role
 from deploy.stack.layout import ENGINE_KEY, KV_KEY, Layout
@@ -23,7 +22,7 @@ _STORE_BARRIER = "pdkit_connector.store_barrier.HoldUntilStored"
 _REQUIRE_KEY = "pdkit_connector.engine_key.RequireKey"
 
 
-def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout) -> tuple[str, ...]:
+def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout) -> tuple[str, ...]:
     """Return the arguments after the interpreter's name."""
     place = layout.engine(engine)
     return (
@@ -49,7 +48,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout)
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
         *(plan.vendor.pinned_args if plan.shares_kv else ()),
-        *spec.engine.args,
+        *plan.spec.engine.args,
     )  # fmt: skip
 
 
@@ -92,16 +91,14 @@ def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
     return config
 
 
-def engine_env(
-    engine: EnginePlan, plan: Plan, spec: StackSpec, layout: Layout, lmcache_file: str
-) -> dict[str, str]:
+def engine_env(engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str) -> dict[str, str]:
     """Return what is set on top of the environment the engine is started from.
 
     Args:
         lmcache_file: its LMCache configuration; "" where engines share no KV.
     """
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
-    theirs = spec.engine.env
+    theirs = plan.spec.engine.env
     path = [layout.connector_dir, *filter(None, [theirs.get("PYTHONPATH")])]
     return {
         "LMCACHE_TRACK_USAGE": "false",
@@ -118,7 +115,7 @@ def engine_env(
         "PYTHONPATH": ":".join(path),
         "PDKIT_ENGINE_KEY_FILE": layout.secret(ENGINE_KEY),
         **({"LMCACHE_CONFIG_FILE": lmcache_file} if lmcache_file else {}),
-        "PYTHONHASHSEED": hash_seed(plan, spec, layout),
+        "PYTHONHASHSEED": hash_seed(plan, layout),
     }
 
 
@@ -131,22 +128,20 @@ def _socket_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
     }
 
 
-def lmcache_config(
-    role: Role, plan: Plan, spec: StackSpec, layout: Layout, urls: Sequence[str]
-) -> str:
+def lmcache_config(role: Role, plan: Plan, layout: Layout, urls: Sequence[str]) -> str:
     """Return the text of LMCache's configuration file; URLs may hold secret placeholders."""
     # An aggregated engine stores what it computes, as a producer does.
-    template = _template(spec.redis.client, "producer" if role == "aggregated" else role)
+    template = _template(plan.spec.redis.client, "producer" if role == "aggregated" else role)
     planned: dict[str, Any] = {
         "chunk_size": plan.chunk_size,
         "max_local_cpu_size": plan.limits.staging_gib,
         "use_layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
     }
-    if spec.redis.client == "pdkit":
-        namespace = key_prefix(plan.name) + hash_seed(plan, spec, layout)
+    if plan.spec.redis.client == "pdkit":
+        namespace = key_prefix(plan.name) + hash_seed(plan, layout)
         own = _redis_path(urls, namespace, plan.limits)
-        if spec.redis.integrity == "mac":
+        if plan.spec.redis.integrity == "mac":
             own["pdkit.mac_key_file"] = layout.secret(KV_KEY)
         planned["extra_config"] = {**template["extra_config"], **own}
     else:

@@ -6,7 +6,6 @@ import hashlib
 import json
 
 from deploy import __version__
-from deploy.config.spec import StackSpec
 from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
 
@@ -19,7 +18,7 @@ def key_prefix(stack: str) -> str:
     return f"pdkit:{stack}:"
 
 
-def hash_seed(plan: Plan, spec: StackSpec, layout: Layout) -> str:
+def hash_seed(plan: Plan, layout: Layout) -> str:
     """Return the PYTHONHASHSEED of every engine of the stack.
 
     The first chunk's key is hashed from it and each further one from the key before, in every
@@ -40,8 +39,8 @@ def hash_seed(plan: Plan, spec: StackSpec, layout: Layout) -> str:
         "layerwise": plan.layerwise,
         # A user's own arguments and variables may choose the cache's numbers or layout, and the
         # vendor's pins the code that writes it.
-        "args": [*plan.vendor.pinned_args, *spec.engine.args],
-        "env": sorted({**plan.vendor.pinned_env, **spec.engine.env}.items()),
+        "args": [*plan.vendor.pinned_args, *plan.spec.engine.args],
+        "env": sorted({**plan.vendor.pinned_env, **plan.spec.engine.env}.items()),
     }
     digest = hashlib.sha256(json.dumps(means, sort_keys=True).encode()).digest()
     return str(int.from_bytes(digest[:4], "big"))  # Python takes seeds of 32 bits

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from deploy.config.spec import StackSpec
 from deploy.planning.plan import EnginePlan, Plan
 from deploy.stack.layout import ENGINE_KEY, Layout
 
 
-def router_argv(
-    plan: Plan, spec: StackSpec, layout: Layout, key_file: str | None
-) -> tuple[str, ...]:
+def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, ...]:
     """Return the arguments after the interpreter's name."""
 
     def named(engine: EnginePlan) -> str:
@@ -25,7 +22,7 @@ def router_argv(
         *(part for role, engine in _roles(plan) for part in (f"--{role}", named(engine))),
         # With Redis every engine finds a prompt's KV: the one with the least work serves it.
         *(("--follow-prefixes",) if plan.aggregated and not plan.shares_kv else ()),
-        *(() if plan.aggregated else ("--degrade", spec.router.degrade)),
+        *(() if plan.aggregated else ("--degrade", plan.spec.router.degrade)),
         "--engine-key-file", layout.secret(ENGINE_KEY),
         "--drain-file", layout.drain_file.seen_at,
         *(("--key-file", key_file) if key_file else ()),

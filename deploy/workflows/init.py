@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy.config.example import example_yaml
 from deploy.config.model import Model, cached_models, default_hub_cache
-from deploy.config.spec import MAX_COUNT, StackSpec
+from deploy.config.spec import MAX_COUNT, StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, PdkitError
 from deploy.planning.inventory import Inventory
@@ -86,9 +86,9 @@ def _model(settings: dict[str, str | int], inventory: Inventory, cached: Sequenc
 
 
 def _fits(settings: dict[str, str | int], model: Model, inventory: Inventory) -> bool:
-    spec = StackSpec.model_validate({**settings, "runtime": "process"})
+    spec = StackSpec.model_validate(settings)
     try:
-        make_plan(spec, model, inventory)
+        make_plan(settle(spec, vendor=spec.vendor, runtime="process"), model, inventory)
     except PdkitError:
         return False
     return True

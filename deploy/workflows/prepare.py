@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.assets import connector_path, router_path
 from deploy.config.model import Model, resolve_model
-from deploy.config.spec import StackSpec
+from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
@@ -89,7 +89,7 @@ class Prepared:
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know beside the plan's numbers, one line each."""
-        return plan_notes(self.plan, self.spec, self.inventory)
+        return plan_notes(self.plan, self.inventory)
 
 
 def engine_image(prepared: Prepared) -> str:
@@ -107,7 +107,7 @@ def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = 
         ConfigError: the spec contradicts itself, the model or the machine.
         MachineError: the machine of the facts has too few GPUs, or too little memory on them.
     """
-    settled = spec.model_copy(update={"vendor": facts.vendor, "runtime": facts.runtime})
+    settled = settle(spec, vendor=facts.vendor, runtime=facts.runtime)
     if model is None:
         model = find_model(spec, home, facts.vendor)
         if isinstance(facts.means, Containers):
@@ -116,7 +116,7 @@ def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = 
             spec = spec.model_copy(update={"model": model.ref})  # from wherever the next look is
     plan = make_plan(settled, model, facts.inventory)
     layout = _layout(settled, home, facts.means, model)
-    return Prepared(spec, facts, model, plan, build_stack(plan, settled, layout))
+    return Prepared(spec, facts, model, plan, build_stack(plan, layout))
 
 
 def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Model) -> Layout:

@@ -53,7 +53,7 @@ def write_rendered(prepared: Prepared, home: Home, folder: Path) -> tuple[list[P
         ensure_tiny_model(home.models)
     secrets = stack_secrets(prepared, files.secrets_dir)
     provide_caches(prepared)
-    from deploy.runtime.compose.launcher import write_project
+    from deploy.runtime.compose.project import write_project
 
     written = write_project(prepared.stack, files, secrets, stop_s=prepared.spec.timeouts.stop_s)
     return written, f"docker compose -f {written[0]} up --detach --wait"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from deploy.config.model import Model
-from deploy.config.spec import StackSpec
 from deploy.planning.inventory import Inventory
 from deploy.planning.notes import plan_notes, smaller
 from deploy.planning.plan import Plan
@@ -22,7 +21,7 @@ UNKNOWN = Model("owner/new", "owner/new", "hub", None)
 def notes(plan: Make, machine: Inventory = SMALL, **fields: Any) -> tuple[str, ...]:
     model = fields.pop("model", None)
     made = plan(machine=machine, **({"model": model} if model else {}), **fields)
-    return plan_notes(made, StackSpec.model_validate(fields), machine)
+    return plan_notes(made, machine)
 
 
 class TestNotes:
@@ -105,9 +104,8 @@ class TestSmaller:
 
 class TestAContainersLimit:
     def said(self, plan: Make, runtime: str, limit: float) -> str:
-        spec = StackSpec.model_validate({"engine": {"memory_gib": limit}})
         planned = plan(runtime=runtime, engine={"memory_gib": limit})
-        return "; ".join(plan_notes(planned, spec, Inventory(16, 65536)))
+        return "; ".join(plan_notes(planned, Inventory(16, 65536)))
 
     def test_below_what_the_plan_expects_is_told_with_both(self, plan: Make) -> None:
         said = self.said(plan, "compose", 2)

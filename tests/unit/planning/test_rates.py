@@ -25,7 +25,7 @@ def noted(
     machine = Inventory(cpus=208, memory_mib=1 << 21, gpus=gpus)
     spec = StackSpec.model_validate({"vendor": "cuda", "runtime": "process", **fields})
     plan = make_plan(spec, model, machine)
-    return plan, [line for line in plan_notes(plan, spec, machine) if "estimate" in line]
+    return plan, [line for line in plan_notes(plan, machine) if "estimate" in line]
 
 
 def test_an_h100_and_an_8b_model_as_reported() -> None:

@@ -32,8 +32,8 @@ from deploy.runtime.compose.launcher import (
     StartedContainer,
     _describe_end,
     _refusal,
-    write_project,
 )
+from deploy.runtime.compose.project import write_project
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import ServiceRecord
