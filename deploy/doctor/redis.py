@@ -95,7 +95,26 @@ def version(seen: Seen) -> Verdict | None:
     return ok(f"Redis {', '.join(sorted(set(versions)))}")
 
 
+def break_even(seen: Seen) -> Verdict | None:
+    if seen.measured is None:
+        return None
+    if seen.measured.tokens is None:
+        return Verdict(
+            "warn",
+            str(seen.measured),
+            "Redis and LMCache cost more than they save with this model on this machine",
+            "deploy bench sweep --gpus N tells which topology serves a load best",
+        )
+    return ok(str(seen.measured))
+
+
 RULES = (
+    Rule(
+        "redis.break_even", break_even,
+        looks_at="what the last `deploy bench` of this model on this machine measured",
+        warns="loading KV was slower than computing it for every prompt length",
+        fix="`deploy bench sweep --gpus N`",
+    ),
     Rule(
         "redis.answers",
         tried("redis", "KV cannot be stored"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deploy.config.spec import StackSpec
+from deploy.planning.break_even import Measured
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
 
@@ -249,6 +250,7 @@ class Seen:
     Attributes:
         outcomes: step that `up` takes too → how it went.
         hash_seeds: engine → the PYTHONHASHSEED it would be given.
+        measured: what the last benchmark of this model on this machine says.
     """
 
     spec: StackSpec
@@ -265,3 +267,4 @@ class Seen:
     redis: tuple[RedisSeen, ...] = ()
     stack: StackSeen | None = None
     hash_seeds: Mapping[str, str] = field(default_factory=dict)
+    measured: Measured | None = None

@@ -41,6 +41,31 @@ class Speeds:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a benchmark measured last for a model on a machine.
+
+    Attributes:
+        tokens: the shortest prompt whose KV is loaded faster than computed; None if none is.
+        load: requests at once, or a second, in words.
+        at: when, ISO 8601.
+        result: the folder of the benchmark's result.
+    """
+
+    tokens: int | None
+    load: str
+    at: str
+    result: str
+
+    def __str__(self) -> str:
+        ratio = f"from {self.tokens:,} tokens on" if self.tokens else "for no prompt length"
+        day = self.at.partition("T")[0]
+        return (
+            f"measured here on {day}, at {self.load}: loading KV is faster than computing it "
+            f"{ratio} ({self.result})"
+        )
+
+
+@dataclass(frozen=True)
 class Change:
     """The speeds with one of them changed.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import os
+import pwd
 import sys
 from pathlib import Path
 
@@ -64,7 +64,11 @@ def remove_unit(home: Home, name: str) -> None:
 
 def starts_without_login() -> bool:
     """Tell whether systemd starts this user's units at boot, rather than at the first login."""
-    return (_LINGER / getpass.getuser()).exists()
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # such as of a container
+        return False
+    return (_LINGER / user).exists()
 
 
 def _link(file: Path) -> Path:

@@ -119,6 +119,11 @@ class Home:
         return self.state / "bench"
 
     @property
+    def measured_file(self) -> Path:
+        """What benchmarks measured last, by model and machine."""
+        return self.bench / "measured.json"
+
+    @property
     def planning_lock_file(self) -> Path:
         return self.state / "planning.lock"
 

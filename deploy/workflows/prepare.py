@@ -11,10 +11,12 @@ from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
+from deploy.planning.break_even import Measured
 from deploy.planning.inventory import Inventory
 from deploy.planning.notes import plan_notes
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
+from deploy.runtime.last_measured import last_measured
 from deploy.stack.build import build_stack
 from deploy.stack.containers import refuse_visible_secrets
 from deploy.stack.layout import ContainerImages, ContainerLayout, Layout, ProcessLayout
@@ -74,6 +76,7 @@ class Prepared:
 
     Attributes:
         spec: as it was asked for, 'auto' included.
+        measured: what the last benchmark of this model on this machine says.
     """
 
     spec: StackSpec
@@ -81,6 +84,7 @@ class Prepared:
     model: Model
     plan: Plan
     stack: Stack
+    measured: Measured | None = None
 
     @property
     def inventory(self) -> Inventory:
@@ -89,7 +93,8 @@ class Prepared:
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know beside the plan's numbers, one line each."""
-        return plan_notes(self.plan, self.inventory)
+        notes = plan_notes(self.plan, self.inventory)
+        return (*notes, str(self.measured)) if self.measured else notes
 
 
 def engine_image(prepared: Prepared) -> str:
@@ -116,7 +121,8 @@ def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = 
             spec = spec.model_copy(update={"model": model.ref})  # from wherever the next look is
     plan = make_plan(settled, model, facts.inventory)
     layout = _layout(settled, home, facts.means, model)
-    return Prepared(spec, facts, model, plan, build_stack(plan, layout))
+    stack = build_stack(plan, layout)
+    return Prepared(spec, facts, model, plan, stack, last_measured(home, plan))
 
 
 def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Model) -> Layout:

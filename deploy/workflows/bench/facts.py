@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -13,10 +11,8 @@ from deploy import __version__
 from deploy.benchmark.results import Machine, ModelFacts, StackFacts, Versions
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
-from deploy.runtime.host import machine_memory_mib
+from deploy.runtime.host import machine_memory_mib, processor_name
 from deploy.workflows.running import RunningStack, metrics_page, store_of
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def machine_facts(running: RunningStack) -> Machine:
@@ -24,7 +20,7 @@ def machine_facts(running: RunningStack) -> Machine:
     used = {index for engine in plan.engines for index in engine.devices}
     gpus = running.prepared.inventory.gpus_of(plan.vendor.name)
     return Machine(
-        processor=_processor(),
+        processor=processor_name(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(machine_memory_mib() / 1024, 1),
         gpus=[gpu.name for gpu in gpus if gpu.index in used],
@@ -32,15 +28,6 @@ def machine_facts(running: RunningStack) -> Machine:
         os=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
     )
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.machine()
 
 
 def versions(running: RunningStack, vllm: str) -> Versions:

@@ -38,6 +38,7 @@ from deploy.workflows.bench.counters import (
 from deploy.workflows.bench.facts import machine_facts, model_facts, stack_facts, versions
 from deploy.workflows.bench.folder import require_space
 from deploy.workflows.bench.hop import measure_hop
+from deploy.workflows.bench.last import keep_break_even
 from deploy.workflows.check.session import require_answers
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_running, require_stack
@@ -263,6 +264,7 @@ def bench_stack(
     done = {"interrupted": False, "rate_search": search, "hop_s": hop}
     result = result.model_copy(update=done)
     write_result(folder, result)
+    keep_break_even(home, result, folder)
     return result
 
 

@@ -28,6 +28,7 @@ from deploy.doctor.seen import (
     Seen,
     StackSeen,
 )
+from deploy.planning.break_even import Measured
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.plan import Plan, make_plan
 from tests.unit.conftest import MACHINE, TINY
@@ -297,6 +298,10 @@ CASES = [
     Case("engine.hash_seed", "fail", "different", {"hash_seeds": {"a": "7", "b": "8"}}),
     *tried_cases("redis.answers", "redis", brings_usage=True),
     redis("redis.policy", "ok", "allkeys-lru"),
+    Case("redis.break_even", "ok", "from 512 tokens on",
+         {"measured": Measured(512, "2 users", "2026-11-22T10:00:00", "/bench/a")}),
+    Case("redis.break_even", "warn", "measured here on 2026-11-22, at 2 users",
+         {"measured": Measured(None, "2 users", "2026-11-22T10:00:00", "/bench/a")}),
     redis("redis.policy", "warn", "policy of your Redis is noeviction", policy="noeviction"),
     redis("redis.policy", "warn", "no maxmemory", max_memory_bytes=0),
     redis("redis.policy", "unknown", "does not let this user see maxmemory-policy", policy=None),

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.hosts.disguises import DISGUISES
 from tests.report.__main__ import end
 from tests.report.lanes import Ended, Run, Step
 from tests.report.machine import machine
@@ -100,7 +101,9 @@ def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
         "versions",
         "connector",
     ]
-    assert ("tests.hosts" in shown[1].commands[0]) == (user == 0)
+    command = shown[1].commands[0]
+    assert ("tests.hosts" in command) == (user == 0)
+    assert [name for name in DISGUISES if name in command] == ["large"] * (quick and user == 0)
 
 
 @pytest.mark.parametrize(("memory_mib", "stacks"), [(16_000, "2"), (24_000, "3")])

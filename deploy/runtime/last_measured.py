@@ -1,0 +1,32 @@
+"""What benchmarks measured last on this machine, by model, processor and GPU."""
+
+from __future__ import annotations
+
+import json
+
+from deploy.planning.break_even import Measured
+from deploy.planning.plan import Plan
+from deploy.runtime.home import Home
+from deploy.runtime.host import processor_name
+
+
+def last_measured(home: Home, plan: Plan) -> Measured | None:
+    """Return what was measured last of the plan's model on this machine; None if nothing was."""
+    if not plan.shares_kv or not (known := read_measured(home)):
+        return None
+    gpus = [gpu for engine in plan.engines for gpu in engine.gpus]
+    gpu = gpus[0].name if gpus else ""
+    return known.get(key_of(plan.model.served_name, processor_name(), gpu))
+
+
+def key_of(model: str, processor: str, gpu: str) -> str:
+    return " | ".join((model, processor, gpu))
+
+
+def read_measured(home: Home) -> dict[str, Measured]:
+    """Return all that is known; nothing where the file cannot be read."""
+    try:
+        found = json.loads(home.measured_file.read_text(encoding="utf-8"))
+        return {key: Measured(**one) for key, one in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
