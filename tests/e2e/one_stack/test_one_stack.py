@@ -200,7 +200,7 @@ class TestOtherCommands:
         for engine in ("producer-0", "consumer-0"):
             assert "pdkit-connector fix=B17 state=applied" in kit.log(NAME, engine)
 
-    @pytest.mark.parametrize("port", [PRODUCER, CONSUMER])
+    @pytest.mark.parametrize("port", [PRODUCER, CONSUMER], ids=["producer", "consumer"])
     def test_engines_serve_their_stack_only(self, kit: Deploy, port: int) -> None:
         def codes(headers: dict[str, str]) -> list[int]:
             paths = ("/health", "/v1/models", "/metrics", "/version", "/openapi.json")
