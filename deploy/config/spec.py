@@ -144,7 +144,7 @@ class RedisSpec(_Strict):
     url_file: HostPath | None = Field(
         None,
         description="file with the URL of your own Redis, which replaces pdkit's; not together "
-        "with the four above; default: pdkit's own",
+        "with server, memory_gib, image or shards; default: pdkit's own",
     )
     integrity: Literal["checksum", "mac"] = Field(
         "checksum",
@@ -152,7 +152,7 @@ class RedisSpec(_Strict):
         "of the stack's own finds forgery too",
     )
     tls_files: tuple[HostPath, ...] = Field(
-        (), description="containers only: TLS files that this URL names"
+        (), description="containers only: TLS files that the URL in url_file names"
     )
 
 

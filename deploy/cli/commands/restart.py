@@ -34,7 +34,7 @@ def restart(
     name: Name = None,
     json: Json = False,
 ) -> Answer:
-    """Restart a service, or all engines one after the other, without a lost request."""
+    """Restart a service, or all engines one after the other. Engines lose no request."""
     from dataclasses import asdict
 
     from deploy.runtime.home import Home
