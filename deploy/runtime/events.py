@@ -41,7 +41,15 @@ def note_event(file: Path, service: str, kind: EventKind, text: str) -> None:
 def read_events(file: Path) -> Sequence[ServiceEvent]:
     """Return the last events, the oldest first; none where the file cannot be read."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()[-_KEPT:]
-        return [ServiceEvent(**json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_KEPT:]
+    except OSError:
         return []
+    return [event for line in lines if (event := _event(line)) is not None]
+
+
+def _event(line: str) -> ServiceEvent | None:
+    """Read a line; None where it was cut off, or a later version wrote it."""
+    try:
+        return ServiceEvent(**json.loads(line))
+    except (ValueError, TypeError):
+        return None

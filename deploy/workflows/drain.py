@@ -108,7 +108,7 @@ def require_others(running: RunningStack, engines: Iterable[str], patience: Pati
     Raises:
         StateError: naming an engine that is needed.
     """
-    if patience.force or (views := engine_views(running)) is None:
+    if patience.force or (views := settled_views(running)) is None:
         return
     recompute = running.prepared.spec.router.degrade == "recompute"
     for view in (view for view in views if view.name in set(engines)):
@@ -161,8 +161,27 @@ def engine_views(running: RunningStack) -> tuple[EngineView, ...] | None:
         return None
 
 
+def settled_views(running: RunningStack) -> tuple[EngineView, ...] | None:
+    """Return the engines as the router sees them; None where no router runs.
+
+    Raises:
+        StackUnhealthy: it runs and does not answer.
+    """
+    until = time.monotonic() + _NOTICE_S
+    while (views := engine_views(running)) is None:
+        if running.service_state(running.stack.front) != "running":
+            return None
+        if time.monotonic() > until:
+            raise StackUnhealthy(
+                f"the router does not tell its engines within {_NOTICE_S:g} s",
+                hint=f"deploy logs router --name {running.stack.name}",
+            )
+        time.sleep(_POLL_S)
+    return views
+
+
 def _view(running: RunningStack, engine: str) -> EngineView | None:
-    return next((one for one in engine_views(running) or () if one.name == engine), None)
+    return next((one for one in settled_views(running) or () if one.name == engine), None)
 
 
 def _file(home: Home, running: RunningStack) -> Path:

@@ -13,7 +13,7 @@ from deploy.runtime.events import note_event
 from deploy.runtime.home import Home
 from deploy.stack.service import Service
 from deploy.workflows.check import renew_store_connections
-from deploy.workflows.drain import Patience, drained_for_now, engine_views, require_others
+from deploy.workflows.drain import Patience, drained_for_now, require_others, settled_views
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.start import StackStart
@@ -104,7 +104,7 @@ def _await_router(running: RunningStack, engine: Service) -> None:
         StackUnhealthy: it does not.
     """
     until = time.monotonic() + _NOTICE_S
-    while (views := engine_views(running)) is not None:
+    while (views := settled_views(running)) is not None:
         if any(view.name == engine.name and view.healthy for view in views):
             return
         if time.monotonic() > until:

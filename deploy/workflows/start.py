@@ -17,7 +17,7 @@ from deploy.runtime.lock import is_locked
 from deploy.runtime.ports import require_free
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
-from deploy.runtime.state import StackState, write_state
+from deploy.runtime.state import ServiceRecord, StackState, write_state
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.service import Service
@@ -132,6 +132,7 @@ class StackStart:
         Raises:
             PdkitError: it cannot be started.
         """
+        self._stop_before(service)  # what it left may hold the memory that it needs
         self.require_room([service])
         self._start_one(service, stack_secrets(self.prepared, self._files.secrets_dir))
         return self._started[service.name][1]
@@ -171,16 +172,25 @@ class StackStart:
         self.state = state
         write_state(self._files.state_file, state)
 
-    def _start_one(self, service: Service, secrets: dict[str, Secret]) -> None:
+    def _stop_before(self, service: Service) -> ServiceRecord | None:
+        """Stop what is left of a service's last process; return its record."""
         before = self.state.services.get(service.name)
         if before:
             self.launcher.stop({service.name: before}, grace_s=ABORT_GRACE_S)
+        return before
+
+    def _start_one(self, service: Service, secrets: dict[str, Secret]) -> None:
+        before = self._stop_before(service)
         with uninterrupted():  # a service without a record would be nobody's
             started = self.launcher.start(
                 service, secrets, starts=before.starts + 1 if before else 1
             )
             self._started[service.name] = (service, started)
-            self.save(self.state.with_service(started.record))
+            try:
+                self.save(self.state.with_service(started.record))
+            except OSError:  # such as a full disk
+                self.launcher.stop({service.name: started.record}, grace_s=ABORT_GRACE_S)
+                raise
 
     def _wait(self, batch: list[Service], password: Secret | None) -> dict[str, float]:
         return wait_ready(

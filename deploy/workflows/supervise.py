@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.errors import PdkitError, StackLocked
+from deploy.metrics.frame import ENGINES
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Started
@@ -163,6 +164,8 @@ class Supervisor:
                     f"died {life.deaths} times and is not started again; deploy logs "
                     f"{service.name}, then deploy restart {service.name}",
                 )  # fmt: skip
+                if service.role == "router":
+                    self._holder.drop()  # nobody would answer who connects to it
                 return
             pause_s = self._patience.pause_before(life.deaths)
             life.due = time.monotonic() + pause_s
@@ -170,7 +173,7 @@ class Supervisor:
             self._note(service, "died", f"died{f' ({how})' if how else ''}; started again {when}")
 
     def _start(self, service: Service, life: Life) -> None:
-        """Start a service that died; later, if a command is at work or its Redis is not there."""
+        """Start a service that died; later, if a command is at work or the disk is full."""
         try:
             with supervisor_turn(self._lock, self._name):
                 self._start_now(service, life)
@@ -179,23 +182,31 @@ class Supervisor:
         except PdkitError as exc:
             life.due = None  # counts as another death
             self._note(service, "failed", f"cannot be started: {exc.message}")
+        except OSError as exc:
+            life.due = time.monotonic() + _LONGEST_PAUSE_S
+            self._note(service, "failed", f"cannot be started yet: {exc}")
 
     def _start_now(self, service: Service, life: Life) -> None:
         if self._is_another(life) or (running := self._stack()) is None:
             life.due = None
             return
-        if any(
-            running.stack.service(name).role == "redis"
-            and running.service_state(running.stack.service(name)) != "running"
-            for name in service.depends_on
-        ):
-            life.due = time.monotonic() + _LOCKED_S  # an engine without its Redis would die again
+        if service.role in ENGINES and any(self._is_missing(name) for name in service.depends_on):
+            life.due = time.monotonic() + _LOCKED_S
             return
         start = StackStart(running.prepared, running.state, self._home, _say)
         life.started = start.start_again(service)
         life.record, life.due = life.started.record, None
         start.launcher.keep_up({service.name: life.record})
         self._holder.front = start.launcher.take_front() or self._holder.front
+
+    def _is_missing(self, name: str) -> bool:
+        """Tell whether a service is about to come back.
+
+        Without its Redis an engine would die again; beside one that is loading on the same GPU it
+        would take that one's memory for its own.
+        """
+        life = self._lives.get(name)
+        return life is not None and life.died_at is not None and not life.given_up
 
     def _came_back(self, running: RunningStack, service: Service, life: Life) -> None:
         took_s = time.monotonic() - (life.died_at or 0)
@@ -219,7 +230,8 @@ class Supervisor:
     def _note(self, service: Service, kind: EventKind, text: str) -> None:
         _say(f"{service.name} {text}")
         if self._files.state_file.exists():  # else the stack's folder would come back
-            note_event(self._files.events_file, service.name, kind, text)
+            with suppress(OSError):  # such as a full disk
+                note_event(self._files.events_file, service.name, kind, text)
 
     @property
     def _lock(self) -> Path:
@@ -227,8 +239,9 @@ class Supervisor:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # such as a full disk
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        sys.stderr.flush()
 
 
 def main() -> None:

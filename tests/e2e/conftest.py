@@ -190,7 +190,7 @@ class Deploy:
         assert not files.state_file.exists()
         assert not files.secrets_dir.exists()
         assert not files.temp_dir.exists()
-        assert not list(Home(self.home, self.home).lock_file(name).parent.iterdir())
+        assert not list(Home(self.home, self.home).lock_file(name).parent.glob("*"))
 
 
 def is_free(port: int) -> bool:

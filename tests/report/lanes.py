@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -110,8 +110,12 @@ class Run:
             yield
         finally:
             self._stopped = True
-            for process in list(self._running):
-                os.killpg(process.pid, signal.SIGTERM)
+            left = list(self._running)
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+            for process in left:
+                process.wait()
             signal.signal(signal.SIGTERM, before)
 
 

@@ -87,6 +87,7 @@ class Transcript:
     Attributes:
         fields: of the client's request, as far as they hold for the rest.
         problem: why it cannot be continued; "" if it can.
+        asks: the engine is asked for token ids, which the client did not ask for.
         losses: engines that were lost meanwhile.
     """
 
@@ -100,18 +101,25 @@ class Transcript:
     _text: list[str] = field(default_factory=list)
     _head: dict[str, Any] = field(default_factory=dict)
     _continued: bool = False
+    _usage_told: bool = False
+
+    def __post_init__(self) -> None:
+        self.asks = not self.problem
 
     def note(self, event: bytes) -> bytes:
         """Write down an event; return it as the client is to see it."""
-        if self.problem or not event.startswith(b"data: {"):
+        if not self.asks or not event.startswith(b"data: {"):
             return event
         event, prompt = _cut(event, b'"prompt_token_ids":[')
         event, tokens = _cut(event, b'"token_ids":[')
+        if self.problem:
+            return event
         chunk = json.loads(event[6:])
         if not isinstance(chunk.get("choices"), list):
             self.problem = "its engine failed on it"
             return event
         self._prompt = self._prompt or prompt
+        self._usage_told = self._usage_told or bool(chunk.get("usage"))
         self._head = self._head or {name: chunk.get(name) for name in _HEAD}
         for choice in chunk["choices"]:
             self._note(choice, json.loads(b"[%b]" % tokens) if tokens else [])
@@ -155,7 +163,8 @@ class Transcript:
         """Return the events behind the last token."""
         options = self.fields.get("stream_options") or {}
         usage = {**self._head, "choices": [], "usage": self._usage()}
-        events = [_event(usage)] if options.get("include_usage") else []
+        wanted = options.get("include_usage") and not self._usage_told
+        events = [_event(usage)] if wanted else []
         return b"\n\n".join([*events, b"data: [DONE]", b""])
 
     def why_not(self) -> str:

@@ -218,6 +218,14 @@ class Forwarder:
         """Have another engine go on with a stream, or end it with an error."""
         told = events.told
         told.losses += 1
+        lost.busy -= 1  # by this stream, of which it has nothing left
+        try:
+            await self._finish(lost, events, todo)
+        finally:
+            lost.busy += 1
+
+    async def _finish(self, lost: Engine, events: _Events, todo: Work) -> None:
+        told = events.told
         events.drop_part()
         if told.finished:
             events.answer.piece(told.ending())

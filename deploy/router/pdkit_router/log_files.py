@@ -8,12 +8,12 @@ is kept moves, and no writer waits.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 _HOME = "PDKIT_STACK_HOME"  # set in every process of such a stack
@@ -48,11 +48,13 @@ def free_oldest(log: Path, limit_bytes: int = _LIMIT_BYTES, kept_bytes: int = _K
 
 
 def _watch(folder: Path) -> None:
-    try:
-        while True:
-            for log in folder.glob("*.log"):
-                with suppress(FileNotFoundError):  # `deploy` has just removed it
-                    free_oldest(log)
-            time.sleep(_LOOK_S)
-    except OSError as exc:
-        logging.getLogger("router").warning("the logs in %s grow without limit: %s", folder, exc)
+    while True:
+        for log in folder.glob("*.log"):
+            try:
+                free_oldest(log)
+            except OSError as exc:  # else `deploy` has just removed it, or it will go next time
+                if exc.errno == errno.EOPNOTSUPP:
+                    said = "the logs in %s grow without limit: %s"
+                    logging.getLogger("router").warning(said, folder, exc)
+                    return
+        time.sleep(_LOOK_S)

@@ -41,6 +41,12 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
+def is_bound(listening: socket.socket, host: str, port: int) -> bool:
+    """Tell whether a socket listens on this address."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return listening.getsockname()[:2] in [address[:2] for *_, address in found]
+
+
 def is_there(path: Path) -> bool:
     """Tell whether a supervisor runs, or is about to."""
     with socket.socket(socket.AF_UNIX) as asking, suppress(OSError):
@@ -91,8 +97,13 @@ class Holder:
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._door.close()
-        if self.front:
-            self.front.close()
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the router's socket, so that clients are refused."""
+        front, self.front = self.front, None
+        if front:
+            front.close()
 
     def _serve(self) -> None:
         while True:
