@@ -207,6 +207,7 @@ def _comes_back(existing: RunningStack, service: Service) -> bool:
     record = existing.state.services.get(service.name)
     return (
         record is not None
+        and service.role != "router"  # it waits itself, for the engines
         and record.starts > 1
         and existing.launcher.state(record) == "running"
         and existing.launcher.uptime_s(record) < service.ready_s

@@ -197,6 +197,61 @@ def test_up_waits_for_what_is_being_started_again(
     assert "the supervisor started consumer-0; waiting" in watched.lab.lines
 
 
+def test_up_does_not_wait_for_a_router_that_lacks_an_engine(
+    watched: Watched, eventually: Eventually
+) -> None:
+    """It is not ready before `up` has started the engine."""
+    watched.up()
+    old = watched.kill("router")
+    eventually(lambda: watched.is_back("router", old), 20.0)
+    watched.end()
+    watched.kill("consumer-0")
+    running = require_stack(watched.lab.home, "pdkit")
+    eventually(lambda: not running.is_ready(running.stack.front), 20.0)
+    watched.up()
+    assert not [line for line in watched.lab.lines if line.endswith("waiting")]
+
+
+def test_one_that_others_need_comes_back_first(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """An engine is not started before its Redis serves."""
+    watched.up()
+    loaded, real = threading.Event(), RunningStack.is_ready
+    monkeypatch.setattr(
+        RunningStack,
+        "is_ready",
+        lambda self, service: (service.name != "redis" or loaded.is_set()) and real(self, service),
+    )
+    old, store = watched.kill("consumer-0"), watched.kill("redis")
+    eventually(lambda: watched.pid("redis") != store, 20.0)
+    time.sleep(0.3)  # fifteen looks at it
+    assert watched.pid("consumer-0") == old
+    loaded.set()
+    eventually(lambda: watched.is_back("consumer-0", old), 20.0)
+
+
+def test_a_full_disk_ends_nothing(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    watched.up()
+    full, real = threading.Event(), start.write_state
+    full.set()
+
+    def write(*arguments: Any) -> None:
+        if full.is_set():
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(start, "write_state", write)
+    monkeypatch.setattr(supervise, "_LONGEST_PAUSE_S", 0.1)
+    old = watched.kill("router")
+    eventually(lambda: "failed" in watched.events("router"), 20.0)
+    assert watched.pid("router") == old
+    full.clear()
+    eventually(lambda: watched.is_back("router", old), 20.0)
+
+
 def test_status_shows_events_and_that_nobody_watches(
     watched: Watched, eventually: Eventually
 ) -> None:
