@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
-from pdkit_connector import metrics, store_barrier, worker_socket
+from pdkit_connector import engine_report, metrics, store_barrier, worker_socket
 from pdkit_connector.connector import PatchedLMCacheConnector, require_plugins
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
@@ -179,11 +179,23 @@ def test_ranks_that_store_nothing_say_so(server, monkeypatch):
     assert ask_now(name, 1, metrics.QUESTION, 5)
 
 
-def registered(adapter, monkeypatch) -> None:
-    """Do what the connector does once vLLM has made its KV tensors."""
+def test_a_worker_whose_lmcache_did_not_start_reports_that(monkeypatch):
+    """It goes on where a fix was turned off by hand, and `check` is to name that fix."""
+    name = f"broken-{os.getpid()}"
+    monkeypatch.setenv(worker_socket.NAME_ENV, name)
+    monkeypatch.setenv(worker_socket.WORKERS_ENV, "1")
+    monkeypatch.setattr("pdkit_connector.connector.kv_facts", lambda _: {})
+    turned_off = SimpleNamespace(disabled=("B17",), check_kv_caches=lambda _: None)
+    registered(SimpleNamespace(lmcache_engine=None), monkeypatch, turned_off)
+    assert ask_now(name, 0, engine_report.QUESTION, 5)
+
+
+def registered(adapter, monkeypatch, registry=None) -> None:
+    """Do what the connector of rank 0 does once vLLM has made its KV tensors."""
     monkeypatch.setattr(LMCacheConnectorV1, "register_kv_caches", lambda *_: None)
     one = object.__new__(PatchedLMCacheConnector)
-    one._registry, one._lmcache_engine = Registry(()), adapter
+    one._registry, one._lmcache_engine = registry or Registry(()), adapter
+    one._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0))
     one.register_kv_caches({})
 
 

@@ -54,7 +54,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         self._require_lmcache("take vLLM's KV tensors")
         require_plugins(self._lmcache_engine)
         REPORT.set_kv(kv_facts(self._lmcache_engine))
-        open_worker_socket(self._lmcache_engine)
+        open_worker_socket(self._lmcache_engine, self._vllm_config.parallel_config.rank)
 
     def _require_lmcache(self, what: str) -> None:
         """Raise where LMCache gave up and would only recompute from here on.
@@ -108,14 +108,14 @@ def require_plugins(adapter: Any) -> None:
         )
 
 
-def open_worker_socket(adapter: Any) -> None:
+def open_worker_socket(adapter: Any, rank: int) -> None:
     """Let a worker answer the API server, whoever's client moves its KV, and also without a store.
 
-    Of an MLA model all ranks hold the same KV, which the first one stores and loads for all.
+    Of an MLA model all ranks hold the same KV, which the first one stores and loads for all. Where
+    LMCache did not start there is no engine, and its report says which fix is turned off.
     """
     engine: Any = getattr(adapter, "lmcache_engine", None)
-    if engine is not None:
-        open_socket(engine.metadata.worker_id)
+    open_socket(rank if engine is None else engine.metadata.worker_id)
 
 
 def announce(registry: Registry) -> None:
