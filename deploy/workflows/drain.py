@@ -58,6 +58,7 @@ def undrain(home: Home, name: str, engine: str) -> None:
 
     Raises:
         StateError: no such engine.
+        StackUnhealthy: the router goes on leaving it out.
     """
     running = require_stack(home, name)
     require_engine(running, engine)
@@ -65,6 +66,19 @@ def undrain(home: Home, name: str, engine: str) -> None:
     if engine in drained:
         _write(home, running, drained - {engine})
         _note(home, name, engine, "undrained", "gets requests again")
+        _await_notice(running, engine)
+
+
+def _await_notice(running: RunningStack, engine: str) -> None:
+    """Wait until the router knows that an engine is not drained."""
+    until = time.monotonic() + _NOTICE_S
+    while (view := _view(running, engine)) is not None and view.drained:
+        if time.monotonic() > until:
+            raise StackUnhealthy(
+                f"the router goes on leaving {engine} out",
+                hint=f"deploy restart router --name {running.stack.name}",
+            )
+        time.sleep(_POLL_S)
 
 
 @contextmanager
