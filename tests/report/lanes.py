@@ -64,6 +64,9 @@ class Run:
             other = pool.submit(self._lane, kept, kept=True)
             self._lane(shown, kept=False)
             other.result()
+            stopped = self._stopped
+        if stopped:
+            sys.exit(128 + signal.SIGTERM)
 
     def _lane(self, steps: Sequence[Step], *, kept: bool) -> None:
         for step in steps:
@@ -96,7 +99,9 @@ class Run:
                 stderr=output and subprocess.STDOUT,
             )
             self._running.add(process)
-            code: int = process.wait()
+            if self._stopped:
+                self._stop()
+            code = _waited(process)
             self._running.discard(process)
             if code:
                 return code
@@ -105,18 +110,26 @@ class Run:
     @contextmanager
     def _ended_with_us(self) -> Iterator[None]:
         """End the steps, and wait for them, where the run itself is ended."""
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        before = signal.signal(signal.SIGTERM, lambda *_: self._stop())
         try:
             yield
         finally:
-            self._stopped = True
-            left = list(self._running)
-            for process in left:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)
-            for process in left:
-                process.wait()
+            self._stop()
             signal.signal(signal.SIGTERM, before)
+
+    def _stop(self) -> None:
+        """End what runs; what is being started ends itself."""
+        self._stopped = True
+        for process in list(self._running):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+
+def _waited(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process; a signal that comes just before the wait is seen, too."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1)
 
 
 def _say(text: str) -> None:
