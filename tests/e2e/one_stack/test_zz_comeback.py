@@ -22,7 +22,8 @@ BODY = {"model": "pdkit-tiny", "prompt": "x" * 700, "max_tokens": 4, "temperatur
 
 
 def events(kit: Deploy, service: str) -> list[str]:
-    found = kit.ok("status", "--name", NAME)["events"]
+    # What is just dead makes the command exit with 4.
+    found = kit.run("status", "--name", NAME, "--json").data["events"]
     return [event["kind"] for event in found if event["service"] == service]
 
 
