@@ -198,9 +198,10 @@ def test_read_only(server, make):
 
 
 def test_loading(server, make):
-    one = make(server.url)
     chunks = prompt("loading", 1000)
-    eventually(lambda: works(one, chunks), 10)
+    patient = make(server.url, PATIENT)
+    assert works(patient, chunks)
+    one = make(server.url)
     server.admin.save()
     server.kill()
     # 50 ms a key, until it is told otherwise: until then Redis answers that it is busy.
@@ -214,7 +215,7 @@ def test_loading(server, make):
     assert one.counters.value("failures", kind="loading") > 0
     server.admin.config_set("key-load-delay", 0)
     eventually(lambda: not server.admin.info("persistence")["loading"], 20)
-    eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), BACK_S)
+    eventually(lambda: loaded(patient, list(chunks)) == list(chunks.values()), BACK_S)
     eventually(lambda: works(one, prompt("more", 2)), BACK_S)
 
 

@@ -46,6 +46,14 @@ def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
     else:
         print("not root: the unit tests run on this machine as it is, not on disguised ones")
         shown.append(tests("unit", "tests/unit", "-q", "-n", "2", "--dist", "loadfile"))
+    shown.append(
+        # Its limits are in tenths of a second, so not at the low priority of what runs beside.
+        # Half of it is waiting; the file with the heaviest imports comes first.
+        tests(
+            "connector", "tests/connector", "tests/fuzz",
+            "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
+        )
+    )  # fmt: skip
     if not quick:
         # In the order of their names, which has the longest first.
         stacks = 3 if machine_memory_mib() > _MEMORY_OF_THREE_STACKS_MIB else 2
@@ -61,12 +69,7 @@ def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
         tests("gpu", "tests/gpu", "-q"),
         # Each fix on each LMCache, in forks of one process.
         tests("versions", "tests/versions", "-q"),
-        # Half of it is waiting; the file with the heaviest imports comes first.
-        tests(
-            "connector", "tests/connector", "tests/fuzz",
-            "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
-        ),
-    ]  # fmt: skip
+    ]
     return shown, beside
 
 

@@ -92,15 +92,8 @@ def test_empties_nobody_elses_folder(results: Path) -> None:
 def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
     monkeypatch.setattr("os.getuid", lambda: user)
     shown, beside = steps(3.0, quick=quick)
-    assert [step.name for step in shown] == ["lint", "unit"] + ["e2e"] * (not quick)
-    assert [step.name for step in beside] == [
-        "types",
-        "docs",
-        "images",
-        "gpu",
-        "versions",
-        "connector",
-    ]
+    assert [step.name for step in shown] == ["lint", "unit", "connector"] + ["e2e"] * (not quick)
+    assert [step.name for step in beside] == ["types", "docs", "images", "gpu", "versions"]
     command = shown[1].commands[0]
     assert ("tests.hosts" in command) == (user == 0)
     assert [name for name in DISGUISES if name in command] == ["large"] * (quick and user == 0)
