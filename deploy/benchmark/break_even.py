@@ -24,6 +24,11 @@ def measured_speeds(result: Result) -> dict[str, Speeds]:
     return found
 
 
+def speeds_at_first(result: Result) -> tuple[str, Speeds] | None:
+    """Return the first load at which a run has speeds, and these; None where it has none."""
+    return next(iter(measured_speeds(result).items()), None)
+
+
 def _speeds(result: Result, repeats: Sequence[Repeat]) -> Speeds | None:
     token_bytes = result.model.kv_bytes_a_token
     prefill = [speed for one in repeats if (speed := _prefill_tokens_s(one))]

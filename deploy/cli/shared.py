@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
     from deploy.config.spec import StackSpec
     from deploy.errors import CheckFailed
+    from deploy.runtime.home import Home
     from deploy.verify.report import CheckReport
 
 
@@ -59,6 +60,17 @@ def require_consent(source: SpecSource, *, named: bool) -> None:
 def stack_name(given: str | None) -> str:
     """Return the stack name that `up` would use here, validated."""
     return named_spec(given).name
+
+
+@contextlib.contextmanager
+def locked_stack(given: str | None) -> Iterator[tuple[Home, str]]:
+    """Hold the lock of the stack that is meant; yield the home folder and the stack's name."""
+    from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
+
+    home, name = Home.from_environ(), stack_name(given)
+    with stack_lock(home.lock_file(name), name):
+        yield home, name
 
 
 def named_spec(name: str | None, file: Path | None = None) -> StackSpec:

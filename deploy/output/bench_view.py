@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from deploy.benchmark.break_even import measured_speeds
+from deploy.benchmark.break_even import speeds_at_first
 from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, Slo
 from deploy.output.table import percent, table
 from deploy.planning.break_even import break_even_tokens
@@ -141,7 +141,8 @@ def _hop(hop: Percentiles | None) -> Iterator[str]:
 
 def _break_even(result: Result) -> Iterator[str]:
     """Say from which prompt length loading KV beats computing it, at the first load."""
-    for load, speeds in list(measured_speeds(result).items())[:1]:
+    if first := speeds_at_first(result):
+        load, speeds = first
         tokens = break_even_tokens(speeds)
         from_there = f"from {tokens} tokens on" if tokens else "for no length"
         yield (

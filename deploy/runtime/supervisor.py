@@ -9,12 +9,11 @@ from pathlib import Path
 
 from deploy.runtime.home import Home
 from deploy.runtime.process import sessions
-from deploy.runtime.process.front import ask, open_door
+from deploy.runtime.process.front import ask, end, open_door
 from deploy.runtime.process.launcher import MARKER, make_private
 
 FDS_ENV = "PDKIT_SUPERVISOR_FDS"
 _MODULE = "deploy.workflows.supervise"
-_STOP_S = 10.0
 
 
 def start_supervisor(home: Home, name: str, front: socket.socket | None) -> None:
@@ -24,11 +23,11 @@ def start_supervisor(home: Home, name: str, front: socket.socket | None) -> None
     """
     files = home.stack(name)
     if there := ask(files.supervisor_socket):
-        if there.front:
-            there.front.close()
         if front is None:
+            if there.front:
+                there.front.close()
             return
-        _end(there.pid)
+        end(there)
     make_private(files.temp_dir)
     files.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open_door(files.supervisor_socket) as door:
@@ -51,10 +50,4 @@ def inherited_sockets() -> tuple[socket.socket, socket.socket | None]:
 def end_supervisor(path: Path) -> None:
     """End the supervisor that answers at a Unix socket, if there is one."""
     if there := ask(path):
-        if there.front:
-            there.front.close()
-        _end(there.pid)
-
-
-def _end(pid: int) -> None:
-    sessions.end_sessions({pid: sessions.start_time(pid)}, grace_s=_STOP_S)
+        end(there)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,14 @@ from pathlib import Path
 from deploy.errors import StackUnhealthy, StateError
 from deploy.metrics.frame import ENGINES
 from deploy.metrics.router import EngineView
-from deploy.planning.address import host_port
 from deploy.runtime.drains import drained_engines, write_drained
-from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home
 from deploy.workflows.prepare import Report
-from deploy.workflows.running import RunningStack, require_stack
+from deploy.workflows.running import RunningStack, metrics_page, require_stack
 
 _POLL_S = 0.1
+_PAGE_TIMEOUT_S = 2.0
 _NOTICE_S = 10.0  # the router looks ten times a second
 
 
@@ -66,19 +65,10 @@ def undrain(home: Home, name: str, engine: str) -> None:
     if engine in drained:
         _write(home, running, drained - {engine})
         _note(home, name, engine, "undrained", "gets requests again")
-        _await_notice(running, engine)
-
-
-def _await_notice(running: RunningStack, engine: str) -> None:
-    """Wait until the router knows that an engine is not drained."""
-    until = time.monotonic() + _NOTICE_S
-    while (view := _view(running, engine)) is not None and view.drained:
-        if time.monotonic() > until:
-            raise StackUnhealthy(
-                f"the router goes on leaving {engine} out",
-                hint=f"deploy restart router --name {running.stack.name}",
-            )
-        time.sleep(_POLL_S)
+        await_view(
+            running, engine, lambda view: not view.drained,
+            within_s=_NOTICE_S, problem=f"the router goes on leaving {engine} out",
+        )  # fmt: skip
 
 
 @contextmanager
@@ -167,12 +157,8 @@ def wait_until_idle(running: RunningStack, engine: str, report: Report, wait_s: 
 
 def engine_views(running: RunningStack) -> tuple[EngineView, ...] | None:
     """Return the engines as the router sees them; None where it does not answer."""
-    url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"
-    try:
-        with EngineApi(url, timeout_s=2.0) as api:
-            return EngineView.read_all(api.metrics())
-    except ApiError:
-        return None
+    page = metrics_page(running, running.stack.front, timeout_s=_PAGE_TIMEOUT_S)
+    return EngineView.read_all(page) if page is not None else None
 
 
 def settled_views(running: RunningStack) -> tuple[EngineView, ...] | None:
@@ -192,6 +178,26 @@ def settled_views(running: RunningStack) -> tuple[EngineView, ...] | None:
             )
         time.sleep(_POLL_S)
     return views
+
+
+def await_view(
+    running: RunningStack,
+    engine: str,
+    fits: Callable[[EngineView], bool],
+    *,
+    within_s: float,
+    problem: str,
+) -> None:
+    """Wait until the router sees an engine so; not at all where no router runs.
+
+    Raises:
+        StackUnhealthy: it does not in time, with the `problem`.
+    """
+    until = time.monotonic() + within_s
+    while (view := _view(running, engine)) is not None and not fits(view):
+        if time.monotonic() > until:
+            raise StackUnhealthy(problem, hint=f"deploy restart router --name {running.stack.name}")
+        time.sleep(_POLL_S)
 
 
 def _view(running: RunningStack, engine: str) -> EngineView | None:

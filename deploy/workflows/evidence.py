@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.config.compat import judge
+from deploy.config.engine_args import options
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store import StoreStats
@@ -22,7 +22,6 @@ from deploy.workflows.running import RunningStack, answering_pages
 # The fix without which LMCache's layerwise mode looks up what has tags, and stores it without.
 LAYERWISE_TAGS = "B16c"
 _ANSWERED = ("applied", "not needed")
-_KV_TRANSFER = "--kv-transfer-config"
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,11 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
     """
     if not arguments:
         return None, False
-    given = [value for name, value in itertools.pairwise(arguments) if name == _KV_TRANSFER]
-    given += [text.partition("=")[2] for text in arguments if text.startswith(f"{_KV_TRANSFER}=")]
+    given = options(arguments).get("--kv-transfer-config")
     if not given:
         return "", False
     try:
-        config = dict(json.loads(given[-1]))
+        config = dict(json.loads(given))
         extra = dict(config.get("kv_connector_extra_config") or {})
     except (TypeError, ValueError):  # vLLM would not have started on it
         return None, False

@@ -184,7 +184,7 @@ def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
     """Return the model that a spec means, seen from the current folder.
 
     Raises:
-        ConfigError: a folder that is none of a model.
+        ConfigError: a folder that does not hold a model.
     """
     return resolve_model(
         spec.model or vendor_named(vendor).default_model,

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from deploy.errors import StackUnhealthy, StateError
+from deploy.errors import StateError
 from deploy.metrics.frame import ENGINES
 from deploy.runtime.events import note_event
 from deploy.runtime.home import Home
 from deploy.stack.service import Service
 from deploy.workflows.check import renew_store_connections
-from deploy.workflows.drain import Patience, drained_for_now, require_others, settled_views
+from deploy.workflows.drain import Patience, await_view, drained_for_now, require_others
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.start import StackStart
 
-_POLL_S = 0.1
 _NOTICE_S = 60.0
 
 
@@ -87,7 +86,10 @@ def _restart(home: Home, running: RunningStack, service: Service, report: Report
     start.run([service])
     again = require_stack(home, running.stack.name)
     if service.role in ENGINES:
-        _await_router(again, service)
+        await_view(
+            again, service.name, lambda view: view.healthy, within_s=_NOTICE_S,
+            problem=f"{service.name} serves, but the router does not see it after {_NOTICE_S:g} s",
+        )  # fmt: skip
     if service.role == "redis" and not _missing(again):
         renew_store_connections(home, again)
     return time.monotonic() - began
@@ -95,21 +97,3 @@ def _restart(home: Home, running: RunningStack, service: Service, report: Report
 
 def _missing(running: RunningStack) -> bool:
     return any(running.service_state(one) != "running" for one in running.stack.services)
-
-
-def _await_router(running: RunningStack, engine: Service) -> None:
-    """Wait until the router would send requests to an engine.
-
-    Raises:
-        StackUnhealthy: it does not.
-    """
-    until = time.monotonic() + _NOTICE_S
-    while (views := settled_views(running)) is not None:
-        if any(view.name == engine.name and view.healthy for view in views):
-            return
-        if time.monotonic() > until:
-            raise StackUnhealthy(
-                f"{engine.name} serves, but the router does not see it after {_NOTICE_S:g} s",
-                hint=f"deploy restart router --name {running.stack.name}",
-            )
-        time.sleep(_POLL_S)

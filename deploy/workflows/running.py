@@ -16,8 +16,10 @@ from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import StackUnhealthy, StateError
+from deploy.metrics.frame import ENGINES
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
+from deploy.planning.address import host_port
 from deploy.planning.inventory import inventory_from
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
@@ -100,10 +102,19 @@ def answering_pages(running: RunningStack) -> dict[str, MetricsPage]:
     return {one.name: page for one, page in zip(services, pages, strict=True) if page is not None}
 
 
-def metrics_page(running: RunningStack, engine: Service) -> MetricsPage | None:
-    """Return an engine's metrics page; None where it does not answer."""
+def metrics_page(
+    running: RunningStack, service: Service, *, timeout_s: float = _PAGE_TIMEOUT_S
+) -> MetricsPage | None:
+    """Return a service's metrics page; None where it has none, or does not answer."""
+    if service.role in ENGINES:
+        page = running.api(service, timeout_s=timeout_s)
+    elif service.role == "router":  # which has it on a port of its own, without a key
+        url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"
+        page = EngineApi(url, timeout_s=timeout_s)
+    else:
+        return None
     try:
-        with running.api(engine, timeout_s=_PAGE_TIMEOUT_S) as api:
+        with page as api:
             return api.metrics()
     except ApiError:
         return None

@@ -8,16 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from deploy.errors import PdkitError
-from deploy.metrics.frame import ENGINES, Frame, Memory, next_frame
-from deploy.metrics.page import MetricsPage
+from deploy.metrics.frame import Frame, Memory, next_frame
 from deploy.metrics.reading import Complaint, ServiceReading, StackReading
 from deploy.metrics.store import StoreStats
-from deploy.planning.address import host_port
-from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home
 from deploy.runtime.logs import LogReader, complaints
 from deploy.stack.service import Service
-from deploy.workflows.running import RunningStack, find_stack, store_of
+from deploy.workflows.running import RunningStack, find_stack, metrics_page, store_of
 
 _PAGE_TIMEOUT_S = 2.0  # an engine that hangs must not stop the watch of the others
 
@@ -90,24 +87,8 @@ def _reading(running: RunningStack, service: Service) -> ServiceReading:
     pid = launcher.pid(record) if record and alive else 0
     # A router that lacks engines is not ready, and counts what it cannot serve.
     counts = condition == "ready" or (alive and service.role == "router")
-    page = _page(running, service) if counts else None
+    page = metrics_page(running, service, timeout_s=_PAGE_TIMEOUT_S) if counts else None
     return ServiceReading(service.name, service.role, condition, pid, page, time.monotonic())
-
-
-def _page(running: RunningStack, service: Service) -> MetricsPage | None:
-    """Return a service's metrics page; None where it has none, or does not answer."""
-    if service.role in ENGINES:
-        page = running.api(service, timeout_s=_PAGE_TIMEOUT_S)
-    elif service.role == "router":
-        url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"
-        page = EngineApi(url, timeout_s=_PAGE_TIMEOUT_S)
-    else:
-        return None
-    try:
-        with page as api:
-            return api.metrics()
-    except ApiError:
-        return None
 
 
 def _stats(running: RunningStack) -> StoreStats | None:

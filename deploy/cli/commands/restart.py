@@ -9,7 +9,7 @@ import typer
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
-from deploy.cli.shared import progress, stack_name
+from deploy.cli.shared import locked_stack, progress
 from deploy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,13 +37,10 @@ def restart(
     """Restart a service, or all engines one after the other. Engines lose no request."""
     from dataclasses import asdict
 
-    from deploy.runtime.home import Home
-    from deploy.runtime.lock import stack_lock
     from deploy.workflows.restart import restart_services
 
     patience = _patience(wait, force)
-    home, chosen = Home.from_environ(), stack_name(name)
-    with stack_lock(home.lock_file(chosen), chosen):
+    with locked_stack(name) as (home, chosen):
         result = restart_services(home, chosen, service, progress(), patience)
     lines = (f"{who} was restarted in {took:.1f} s" for who, took in result.seconds.items())
     return Answer("restart", asdict(result), "\n".join(lines))
@@ -59,13 +56,10 @@ def drain(
     json: Json = False,
 ) -> Answer:
     """Send an engine no new requests, and wait until it has none left."""
-    from deploy.runtime.home import Home
-    from deploy.runtime.lock import stack_lock
     from deploy.workflows.drain import drain as take_out
 
     patience = _patience(wait, force)
-    home, chosen = Home.from_environ(), stack_name(name)
-    with stack_lock(home.lock_file(chosen), chosen):
+    with locked_stack(name) as (home, chosen):
         take_out(home, chosen, engine, progress(), patience)
     text = f"{engine} gets no new requests and has none left\nuse it again: deploy undrain {engine}"
     return Answer("drain", {"name": chosen, "engine": engine, "drained": True}, text)
@@ -74,12 +68,9 @@ def drain(
 @app.command()
 def undrain(engine: Engine, *, name: Name = None, json: Json = False) -> Answer:
     """Send requests to a drained engine again."""
-    from deploy.runtime.home import Home
-    from deploy.runtime.lock import stack_lock
     from deploy.workflows.drain import undrain as put_back
 
-    home, chosen = Home.from_environ(), stack_name(name)
-    with stack_lock(home.lock_file(chosen), chosen):
+    with locked_stack(name) as (home, chosen):
         put_back(home, chosen, engine)
     data = {"name": chosen, "engine": engine, "drained": False}
     return Answer("undrain", data, f"{engine} gets requests again")

@@ -10,7 +10,7 @@ import typer
 from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
-from deploy.cli.shared import progress, stack_name
+from deploy.cli.shared import locked_stack, progress
 from deploy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,11 +76,8 @@ def _exchange(
 ) -> Answer:
     from deploy.output.check_view import check_view
     from deploy.output.views import swap_view
-    from deploy.runtime.home import Home
-    from deploy.runtime.lock import stack_lock
 
-    home, chosen = Home.from_environ(), stack_name(name)
-    with stack_lock(home.lock_file(chosen), chosen):
+    with locked_stack(name) as (home, chosen):
         result = work(home, chosen, progress())
     text = swap_view(result)
     if result.check:

@@ -154,7 +154,7 @@ class Transcript:
         }  # fmt: skip
 
     def _usage(self) -> dict[str, int]:
-        prompt, told = self._prompt.count(b",") + 1, len(self._tokens)
+        prompt, told = self._prompt_tokens, len(self._tokens)
         return {
             "prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told,
         }  # fmt: skip
@@ -177,6 +177,10 @@ class Transcript:
         """Return the prompt's end, and the same with the first tokens of the answer."""
         end = json.loads(b"[%b]" % self._prompt)[-_TAIL:]
         return end, end + self._tokens[:tokens]
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return self._prompt.count(b",") + 1
 
     @property
     def tokens(self) -> int:
@@ -214,7 +218,7 @@ class Transcript:
         asked = self.fields.get("max_completion_tokens") or self.fields.get("max_tokens")
         if asked is None and self.path == COMPLETIONS:
             return _DEFAULT_TOKENS
-        room = context - self._prompt.count(b",") - 1
+        room = context - self._prompt_tokens
         return room if asked is None else int(asked)
 
     def failure(self, why: str) -> bytes:

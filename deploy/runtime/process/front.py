@@ -13,10 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.runtime.process import sessions
+
 LISTEN_ENV = "PDKIT_LISTEN_FD"
 _BACKLOG = 1024
 # A supervisor that was just started imports the kit before it answers.
 _ANSWER_S = 30.0
+_STOP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,13 @@ def ask(path: Path) -> Supervisor | None:
         return None
     front = socket.socket(fileno=descriptors[0]) if descriptors else None
     return Supervisor(int(said), front)
+
+
+def end(there: Supervisor) -> None:
+    """End a supervisor, and close what it gave of the router's socket."""
+    if there.front:
+        there.front.close()
+    sessions.end_sessions({there.pid: sessions.start_time(there.pid)}, grace_s=_STOP_S)
 
 
 def open_door(path: Path) -> socket.socket:

@@ -19,7 +19,7 @@ from deploy.runtime.home import StackHome, is_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.process import sessions
-from deploy.runtime.process.front import LISTEN_ENV, ask, is_bound, is_there, listen
+from deploy.runtime.process.front import LISTEN_ENV, ask, end, is_bound, is_there, listen
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord, write_private
 from deploy.runtime.store import SocketStore, open_store
@@ -28,7 +28,6 @@ from deploy.stack.service import Service, Stack
 # Set in every process of a stack, so that they can be found even without a state file.
 MARKER = "PDKIT_STACK_HOME"
 
-_SUPERVISOR_S = 10.0  # to end
 _HIDING_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -130,10 +129,7 @@ class ProcessLauncher:
         if there and there.front:
             if is_bound(there.front, router.host, router.port):
                 return there.front
-            there.front.close()  # of a generation with another address
-            sessions.end_sessions(
-                {there.pid: sessions.start_time(there.pid)}, grace_s=_SUPERVISOR_S
-            )
+            end(there)  # of a generation with another address
         try:
             self._front = listen(router.host, router.port)
         except OSError as exc:

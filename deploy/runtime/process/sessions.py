@@ -23,7 +23,7 @@ from deploy.runtime.usage import resident_bytes
 
 _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
-_KILL_ROUNDS = 10  # one is enough, save for a process that starts others, or waits for a dead disk
+_KILL_ROUNDS = 10  # one is enough, unless a process starts others, or waits for a dead disk
 _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from deploy.benchmark.break_even import measured_speeds
+from deploy.benchmark.break_even import speeds_at_first
 from deploy.benchmark.results import Result
-from deploy.planning.break_even import break_even_tokens
+from deploy.planning.break_even import Measured, break_even_tokens
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import key_of, read_measured
 from deploy.runtime.state import write_private
@@ -16,14 +16,11 @@ from deploy.runtime.state import write_private
 
 def keep_break_even(home: Home, result: Result, folder: Path) -> None:
     """Write down the break-even of a result, if it has one, at its first load."""
-    for load, speeds in list(measured_speeds(result).items())[:1]:
-        found = {
-            "tokens": break_even_tokens(speeds),
-            "load": load,
-            "at": result.started,
-            "result": str(folder),
-        }
-        gpu = result.machine.gpus[0] if result.machine.gpus else ""
-        key = key_of(result.model.name, result.machine.processor, gpu)
-        known = {name: asdict(one) for name, one in read_measured(home).items()}
-        write_private(home.measured_file, json.dumps({**known, key: found}, indent=1))
+    if (first := speeds_at_first(result)) is None:
+        return
+    load, speeds = first
+    gpu = result.machine.gpus[0] if result.machine.gpus else ""
+    key = key_of(result.model.name, result.machine.processor, gpu)
+    found = Measured(break_even_tokens(speeds), load, result.started, str(folder))
+    known = {name: asdict(one) for name, one in {**read_measured(home), key: found}.items()}
+    write_private(home.measured_file, json.dumps(known, indent=1))

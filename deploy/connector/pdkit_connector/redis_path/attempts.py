@@ -85,7 +85,7 @@ def _kind(error: Exception) -> str:
             return "auth"
         plain = error.code.isascii() and error.code.isalpha() and len(error.code) <= 16
         return error.code.lower() if plain else "error"
-    name = type(error).__name__  # redis-py's TimeoutError is none of Python's
+    name = type(error).__name__  # redis-py has a TimeoutError of its own
     if name.startswith("Authentication"):
         return "auth"
     return "timeout" if name == "TimeoutError" else "unreachable"

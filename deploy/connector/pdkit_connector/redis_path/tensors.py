@@ -35,7 +35,7 @@ class OwnTensors:
         self._known: dict[_Said, Tensor] = {}
 
     def of(self, header: Header) -> Tensor:
-        """Return the tensor that a header describes; raise BadValue where it is none of ours."""
+        """Return the tensor that a header describes; raise BadValue if it is no chunk's."""
         said = (header.dtype, header.shape, header.memory_format, header.payload_bytes)
         if said not in self._known:
             # LMCache looks at vLLM's tensors only when it first moves KV.
