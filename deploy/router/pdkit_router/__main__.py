@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,8 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     clients.leaving = True
     await _emptied(clients)
     watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
     metrics.close()
 
 

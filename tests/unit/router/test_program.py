@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_row
 from tests.unit.router.conftest import KEY, ROUTER, Router, Start
 
 ENGINE_KEY = "engines-only"
@@ -140,3 +141,27 @@ def test_requests_end_before_the_router_does(
             consumer.go.set()
         assert b"".join(pieces).endswith(stand_in.DONE)
     eventually(lambda: not router.process.is_running() or router.process.status() == "zombie", 20.0)
+
+
+def test_it_ends_without_a_traceback(tmp_path: Path, eventually: Callable[..., None]) -> None:
+    port, metrics_port = free_row(), free_row()
+    where = ("--host", "127.0.0.1", "--port", str(port))
+    metrics = ("--metrics-host", "127.0.0.1", "--metrics-port", str(metrics_port))
+    drained = ("--drain-file", str(tmp_path / "drained"))
+    with subprocess.Popen(
+        (sys.executable, "-m", "pdkit_router", *where, *metrics, *drained, *ENGINES),
+        env={"PYTHONPATH": ROUTER},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def answers() -> bool:
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/liveness", trust_env=False).is_success
+            except httpx.ConnectError:
+                return False
+
+        eventually(answers, 20.0)
+        process.terminate()
+        _, told = process.communicate(timeout=20)
+    assert process.returncode == 0 and not told, told
