@@ -20,8 +20,7 @@ NEEDED = {
     "torch": "torch", "vllm": "vllm", "lmcache": "lmcache", "httptools": "httptools",
     "uvloop": "uvloop", "xxhash": "xxhash", "redis": "redis", "docker": "docker",
     "filelock": "filelock", "httpx": "httpx", "packaging": "packaging",
-    "prometheus_client": "prometheus-client", "psutil": "psutil",
-    "pydantic": "pydantic", "yaml": "pyyaml", "typer": "typer",
+    "psutil": "psutil", "pydantic": "pydantic", "yaml": "pyyaml", "typer": "typer",
 }  # fmt: skip
 _MISSING = (
     "import importlib.util, sys; "

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from deploy.errors import printable
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
     from deploy.config.spec import StackSpec
-    from deploy.errors import CheckFailed
+    from deploy.errors import CheckFailed, StackUnhealthy
     from deploy.runtime.home import Home
     from deploy.verify.report import CheckReport
 
@@ -104,3 +104,13 @@ def check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
         return []
     hint = report.diagnosis[0].hint if report.diagnosis else f"deploy logs --name {name}"
     return [CheckFailed(report.failures[0], hint=hint)]
+
+
+def unhealthy(sick: Sequence[str], name: str) -> list[StackUnhealthy]:
+    """Return an error if a service of the stack is not ready."""
+    if not sick:
+        return []
+    from deploy.errors import StackUnhealthy
+
+    hint = f"deploy up --resume --name {name}"
+    return [StackUnhealthy(f"not ready: {', '.join(sick)}", hint=hint)]

@@ -10,7 +10,8 @@ from itertools import count
 
 from deploy.cli.answer import Answer
 from deploy.cli.screen import Screen
-from deploy.errors import StackUnhealthy, UsageError
+from deploy.cli.shared import unhealthy
+from deploy.errors import UsageError
 from deploy.metrics.events import Event, remembered
 from deploy.metrics.frame import Frame
 from deploy.output.envelope import envelope
@@ -19,14 +20,6 @@ from deploy.runtime.home import Home
 from deploy.workflows.watch import Watch
 
 _LEAST_S, _MOST_S = 0.2, 3600.0
-
-
-def unhealthy(sick: Sequence[str], name: str) -> list[StackUnhealthy]:
-    """Return an error if a service of the stack is not ready."""
-    if not sick:
-        return []
-    hint = f"deploy up --resume --name {name}"
-    return [StackUnhealthy(f"not ready: {', '.join(sick)}", hint=hint)]
 
 
 def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool) -> Answer:

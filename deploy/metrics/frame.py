@@ -20,11 +20,8 @@ from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition, ServiceReading, StackReading
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store import StoreStats
+from deploy.planning.plan import DECODE, ENGINE_ROLES
 from deploy.verify.store_path import StorePath
-
-ENGINES = ("producer", "consumer", "aggregated")
-# Those that answer clients, each request once.
-ANSWERING = ("consumer", "aggregated")
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,8 @@ class Totals:
     @classmethod
     def of(cls, counted: Mapping[str, tuple[str, MetricsPage]]) -> Totals:
         """Return the totals of pages, by the names of services and with their roles."""
-        every = _together(page for role, page in counted.values() if role in ENGINES)
-        ends = _together(page for role, page in counted.values() if role in ANSWERING)
+        every = _together(page for role, page in counted.values() if role in ENGINE_ROLES)
+        ends = _together(page for role, page in counted.values() if role in DECODE)
         external = ends.cache
         cache = replace(
             every.cache,
@@ -312,7 +309,7 @@ def _engines(
     return tuple(
         _engine(service, services[name], intervals.get(name))
         for name, service in now.services.items()
-        if service.role in ENGINES
+        if service.role in ENGINE_ROLES
     )
 
 

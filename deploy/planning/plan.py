@@ -27,7 +27,9 @@ from deploy.planning.redis import RedisPlan, check_redis, redis_shards, shard_co
 from deploy.planning.topology import NO_SPLIT, Topology
 
 Role = Literal["producer", "consumer", "aggregated"]
+ENGINE_ROLES: tuple[Role, ...] = ("producer", "consumer", "aggregated")
 PREFILL: tuple[Role, ...] = ("producer", "aggregated")
+# Also those that answer clients, each request once.
 DECODE: tuple[Role, ...] = ("consumer", "aggregated")
 _FIRST_ENGINE_OFFSET = 10
 _LAST_PORT = 65535

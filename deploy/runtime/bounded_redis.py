@@ -18,7 +18,7 @@ ANSWER_S = 6.0
 ANSWER_BYTES = 4 << 20
 
 
-class _Measured:
+class MeasuredSocket:
     """A socket that takes so many bytes in so much time after each question, and then fails."""
 
     def __init__(self, plain_or_tls: Any) -> None:
@@ -71,7 +71,7 @@ def bounded(connection_class: type) -> type:
 
     class Bounded(connection_class):  # type: ignore[misc]
         def _connect(self) -> Any:
-            return _Measured(super()._connect())
+            return MeasuredSocket(super()._connect())
 
         def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             if self._sock is not None:

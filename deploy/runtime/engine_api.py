@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from deploy.metrics.engine import FINISHED, CacheCounters
-from deploy.metrics.page import MetricsPage
+from deploy.metrics.page import MetricsPage, parsed_page
+from deploy.runtime.http_get import HTTPException, get
 from deploy.runtime.logs import plain
 from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Answer
-from deploy.verify.store_path import Sample, StorePath
+from deploy.verify.store_path import StorePath
 
-if TYPE_CHECKING:  # imported by those that ask: it takes as long as all of `deploy plan`
+if TYPE_CHECKING:  # imported for requests only: health and metrics do without it
     import httpx
 
 _OK = 200
+_HEALTH_S = 2.0
 
 __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer"]
 
@@ -47,14 +50,20 @@ class EngineApi:
     def __init__(
         self, base_url: str, *, timeout_s: float = 120.0, api_key: Secret | None = None
     ) -> None:
+        self._url = base_url
+        self._timeout_s = timeout_s
+        self._headers = bearer(api_key)
+
+    @cached_property
+    def _client(self) -> httpx.Client:
         import httpx
 
         # Engines speak plain HTTP on this machine. Reading the certificates all the same would take
         # longer than the request, several times a second while engines start.
-        self._client = httpx.Client(
-            base_url=base_url,
-            headers=bearer(api_key),
-            timeout=_timeout(timeout_s),
+        return httpx.Client(
+            base_url=self._url,
+            headers=self._headers,
+            timeout=_timeout(self._timeout_s),
             # vLLM and the router close what was idle for five seconds. Whoever waits as long may
             # send into a connection that is being closed.
             limits=httpx.Limits(keepalive_expiry=2.0),
@@ -66,14 +75,13 @@ class EngineApi:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        if "_client" in self.__dict__:
+            self._client.close()
 
     def is_healthy(self, path: str = "/health") -> bool:
-        import httpx
-
         try:
-            return self._client.get(path, timeout=2.0).status_code == _OK
-        except httpx.HTTPError:
+            return get(self._url, path, timeout_s=_HEALTH_S).status == _OK
+        except (OSError, HTTPException):
             return False
 
     def tokenize(self, model: str, text: str, *, special: bool = False) -> list[int]:
@@ -146,17 +154,8 @@ class EngineApi:
         Raises:
             ApiError: no answer.
         """
-        from prometheus_client.parser import text_string_to_metric_families
-
-        text = self._request("GET", "/metrics").text
         with _understanding("/metrics"):
-            return MetricsPage(
-                tuple(
-                    Sample(sample.name, sample.labels, sample.value)
-                    for family in text_string_to_metric_families(text)
-                    for sample in family.samples
-                )
-            )
+            return parsed_page(self._page("/metrics"))
 
     def cache_counters(self) -> CacheCounters:
         """Read the engine's prefix cache counters.
@@ -210,10 +209,22 @@ class EngineApi:
             url = self._client.base_url
             kind = TimedOut if isinstance(exc, httpx.TimeoutException) else ApiError
             raise kind(0, f"no answer from {url} ({type(exc).__name__})") from exc
-        if response.status_code != _OK:
-            excerpt = response.text[:300]
-            raise ApiError(response.status_code, f"HTTP {response.status_code}: {excerpt}")
+        _require_ok(response.status_code, response.text)
         return response
+
+    def _page(self, path: str) -> str:
+        try:
+            page = get(self._url, path, timeout_s=self._timeout_s, headers=self._headers)
+        except (OSError, HTTPException) as exc:
+            kind = TimedOut if isinstance(exc, TimeoutError) else ApiError
+            raise kind(0, f"no answer from {self._url} ({type(exc).__name__})") from exc
+        _require_ok(page.status, page.text)
+        return page.text
+
+
+def _require_ok(status: int, text: str) -> None:
+    if status != _OK:
+        raise ApiError(status, f"HTTP {status}: {text[:300]}")
 
 
 def _timeout(answer_s: float) -> httpx.Timeout:

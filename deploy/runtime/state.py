@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import StateError
-from deploy.runtime.process.sessions import boot_id
 
 FORMAT = 2
 
@@ -57,6 +56,11 @@ class StackState:
 
     def with_service(self, record: ServiceRecord) -> StackState:
         return replace(self, services={**self.services, record.name: record})
+
+
+def boot_id() -> str:
+    """Return what tells this run of the kernel from others; pids and start times hold within it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def read_state(path: Path, name: str) -> StackState | None:

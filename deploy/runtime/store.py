@@ -7,10 +7,16 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from deploy.metrics.store import StoreStats
-from deploy.runtime.bounded_redis import STEP_S, bounded
+from deploy.runtime.redis_socket import RedisError, RedisSocket
 from deploy.runtime.secrets import Secret
 
 _SCAN_COUNT = 1000
+# Errors by their first word: of a server that serves, and that does not let this client in.
+_NO_REFUSAL = ("NOPERM", "LOADING")
+_DENIED = ("NOAUTH", "WRONGPASS")
+
+# A page of keys: cursor, pattern and count → the next cursor and keys.
+Scan = Callable[[int, str, int], tuple[int, list[bytes]]]
 
 
 class Refusal(NamedTuple):
@@ -56,17 +62,22 @@ def plain_twin(key: bytes, mark: bytes) -> bytes:
     return before + after.lstrip(b"-0123456789")
 
 
-def marked(client: Any, mark: str) -> Iterator[list[bytes]]:
-    """Yield the keys of a server that contain a mark of letters, digits and '@%-'."""
+def key_pages(scan: Scan, pattern: str) -> Iterator[list[bytes]]:
+    """Yield the keys of a server that fit a pattern; some may come twice."""
     cursor = None
     while cursor != 0:
-        cursor, keys = client.scan(cursor or 0, match=f"*{mark}*", count=_SCAN_COUNT)
+        cursor, keys = scan(cursor or 0, pattern, _SCAN_COUNT)
         yield keys
 
 
-def remove_marked(client: Any, mark: str, unlink: Callable[[list[bytes]], int]) -> int:
+def marked_keys(scan: Scan, mark: str) -> set[bytes]:
+    """Return the keys of a server that contain a mark of letters, digits and '@%-'."""
+    return {key for keys in key_pages(scan, f"*{mark}*") for key in keys}
+
+
+def remove_marked(scan: Scan, mark: str, unlink: Callable[[list[bytes]], int]) -> int:
     """Remove what a server has of marked keys, and their twins wherever `unlink` finds them."""
-    found = sorted({key for keys in marked(client, mark) for key in keys})
+    found = sorted(marked_keys(scan, mark))
     twins = {plain_twin(key, mark.encode()) for key in found}
     return unlink([*found, *sorted(twins)]) if found else 0
 
@@ -84,44 +95,37 @@ def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> 
         evicted_keys=int(info["evicted_keys"]),
         flushes=sum(calls.get(name, 0) for name in ("flushall", "flushdb")),
         run_id=str(info["run_id"]),
-        **_traffic(info),
-        **_manner(info),
+        **traffic(info),
+        **manner(info),
     )
 
 
-def server_stats(client: Any) -> StoreStats:
-    """Return what a server tells this client's user, who may not be allowed to ask.
-
-    Raises:
-        RedisError, OSError: it does not answer, or does not let the user in.
-    """
-    info = if_allowed(client.info) or {}
-    commands = if_allowed(client.info, "commandstats")
-    calls = commands and [
-        int(commands.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("flushall", "flushdb")
-    ]
-    return StoreStats(
-        keys=_number(if_allowed(client.dbsize)),
-        used_memory_bytes=_number(info.get("used_memory")),
-        max_memory_bytes=_number(info.get("maxmemory")),
-        evicted_keys=_number(info.get("evicted_keys")),
-        flushes=sum(calls) if calls else None,
-        run_id=str(info["run_id"]) if "run_id" in info else None,
-        **_traffic(info),
-        **_manner(info),
-    )
+def info_fields(text: str) -> dict[str, str]:
+    """Return the fields of what INFO answers."""
+    lines = (line.strip().partition(":") for line in text.splitlines())
+    return {name: value for name, colon, value in lines if colon}
 
 
-def _traffic(info: Mapping[str, Any]) -> dict[str, Any]:
+def calls_of(fields: Mapping[str, str]) -> dict[str, int]:
+    """Return command → calls from fields such as 'cmdstat_get:calls=3,usec=…'."""
     return {
-        "commands": _number(info.get("total_commands_processed")),
-        "received_bytes": _number(info.get("total_net_input_bytes")),
-        "sent_bytes": _number(info.get("total_net_output_bytes")),
-        "clients": _number(info.get("connected_clients")),
+        name.removeprefix("cmdstat_"): int(value.partition("calls=")[2].partition(",")[0])
+        for name, value in fields.items()
+        if name.startswith("cmdstat_")
     }
 
 
-def _manner(info: Mapping[str, Any]) -> dict[str, Any]:
+def traffic(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a server has served."""
+    return {
+        "commands": optional_int(info.get("total_commands_processed")),
+        "received_bytes": optional_int(info.get("total_net_input_bytes")),
+        "sent_bytes": optional_int(info.get("total_net_output_bytes")),
+        "clients": optional_int(info.get("connected_clients")),
+    }
+
+
+def manner(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a server behaves: its errors so far, its policy, its release, and so on."""
     errors = {
         name.removeprefix("errorstat_"): int(dict(value).get("count", 0))
@@ -140,37 +144,8 @@ def _manner(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refusal_of(client: Any) -> Refusal | None:
-    """Return what a server says instead of serving; None where it serves, or says nothing."""
-    from redis.exceptions import (
-        AuthenticationError,
-        NoPermissionError,
-        RedisError,
-        ResponseError,
-    )
-
-    try:
-        client.ping()
-    except NoPermissionError:
-        return None  # who may store and load need not be allowed to ping
-    except (AuthenticationError, ResponseError) as exc:
-        return Refusal(str(exc), isinstance(exc, AuthenticationError))
-    except (RedisError, OSError):
-        pass
-    return None
-
-
-def if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
-    """Return an answer, or None where Redis refuses this command."""
-    from redis.exceptions import ResponseError
-
-    try:
-        return ask(*arguments)
-    except ResponseError:
-        return None
-
-
-def _number(value: Any) -> int | None:
+def optional_int(value: Any) -> int | None:
+    """Return a field as a number; None where it is missing."""
     return None if value is None else int(value)
 
 
@@ -178,40 +153,32 @@ class SocketStore:
     """A connection to a stack's Redis, by its Unix socket."""
 
     def __init__(self, socket: str, password: Secret | None) -> None:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
-        self._errors = (redis.RedisError, OSError)
-        pool = redis.ConnectionPool(
-            connection_class=bounded(redis.UnixDomainSocketConnection),
-            path=socket,
-            password=password.reveal() if password else None,
-            socket_timeout=STEP_S,
-            socket_connect_timeout=STEP_S,
-            # Whoever asks decides whether to ask again; the client's own retries hide a dead Redis.
-            retry=Retry(NoBackoff(), 0),
-            # In the newer form of the protocol, who is not let in is told of HELLO instead.
-            protocol=2,
-        )
-        self._client: Any = redis.Redis(connection_pool=pool)
+        self._redis = RedisSocket(socket, password)
 
     def ping(self) -> bool:
         """Tell whether Redis answers and accepts the password."""
-        try:
-            return bool(self._client.ping())
-        except self._errors:
-            return False
+        return bool(self._asked("PING") == b"PONG")
 
     def refusal(self) -> Refusal | None:
         """Return what Redis says instead of serving; None where it serves, or says nothing."""
-        return refusal_of(self._client)
+        try:
+            self._redis.ask("PING")
+        except RedisError as exc:
+            code = str(exc).partition(" ")[0]
+            return None if code in _NO_REFUSAL else Refusal(str(exc), code in _DENIED)
+        except OSError:
+            pass
+        return None
 
     def stats(self) -> StoreStats | None:
         """Return a reading, or None if Redis does not answer."""
+        ask = self._redis.ask
         try:
-            return server_stats(self._client)
-        except self._errors:
+            info, commands = (
+                info_fields(ask(*words).decode()) for words in (("INFO",), ("INFO", "commandstats"))
+            )
+            return stats_from(info, calls_of(commands), ask("DBSIZE"))
+        except (RedisError, OSError, KeyError, ValueError):
             return None
 
     def count_marked(self, mark: str) -> int | None:
@@ -222,27 +189,33 @@ class SocketStore:
     def marked_keys(self, mark: str) -> set[bytes] | None:
         """Return the keys that contain a mark; None where Redis does not answer."""
         try:
-            return {key for keys in marked(self._client, mark) for key in keys}
-        except self._errors:
+            return marked_keys(self._scan, mark)
+        except (RedisError, OSError):
             return None
 
     def unlink(self, keys: Sequence[bytes]) -> int | None:
         """Remove what there is of the keys; None where Redis does not answer."""
-        try:
-            return int(self._client.unlink(*keys)) if keys else 0
-        except self._errors:
-            return None
+        return self._asked("UNLINK", *keys) if keys else 0
 
     def remove_marked(self, mark: str) -> int | None:
         """Remove marked keys and their twins (see `Store`); None where Redis does not answer."""
         try:
-            return remove_marked(self._client, mark, lambda keys: int(self._client.unlink(*keys)))
-        except self._errors:
+            return remove_marked(self._scan, mark, lambda keys: self._redis.ask("UNLINK", *keys))
+        except (RedisError, OSError):
             return None
 
     def close(self) -> None:
-        self._client.close()
-        self._client.connection_pool.disconnect()
+        self._redis.close()
+
+    def _scan(self, cursor: int, pattern: str, count: int) -> tuple[int, list[bytes]]:
+        after, keys = self._redis.ask("SCAN", cursor, "MATCH", pattern, "COUNT", count)
+        return int(after), keys
+
+    def _asked(self, *words: str | bytes) -> Any:
+        try:
+            return self._redis.ask(*words)
+        except (RedisError, OSError):
+            return None
 
 
 @contextmanager

@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Any
 from deploy.connector.pdkit_connector.redis_url import Node, RedisUrl
 from deploy.metrics.store import StoreStats, combined
 from deploy.runtime.bounded_redis import STEP_S, bounded
-from deploy.runtime.store import (
-    Refusal,
-    if_allowed,
-    marked,
-    refusal_of,
-    remove_marked,
-    server_stats,
-)
+from deploy.runtime.redis_client import if_allowed, refusal_of, scan_of, server_stats
+from deploy.runtime.store import Refusal, key_pages, marked_keys, remove_marked
 
 if TYPE_CHECKING:
     from deploy.doctor.seen import RedisSeen
-
-_SCAN_COUNT = 1000
 
 
 @dataclass(frozen=True)
@@ -148,17 +140,16 @@ class UrlStore:
     def count_marked(self, mark: str) -> int | None:
         """Return how many keys contain a mark; None where Redis does not tell its user."""
         try:
-            return sum(
-                len({key for keys in marked(client, mark) for key in keys})
-                for client in self._servers()
-            )
+            return sum(len(marked_keys(scan_of(client), mark)) for client in self._servers())
         except self._errors:
             return None
 
     def remove_marked(self, mark: str) -> int | None:
         """Remove marked keys and their twins (see `Store`); None where its user may not."""
         try:
-            return sum(remove_marked(client, mark, self._unlink) for client in self._servers())
+            return sum(
+                remove_marked(scan_of(client), mark, self._unlink) for client in self._servers()
+            )
         except self._errors:
             return None
 
@@ -194,9 +185,7 @@ class UrlStore:
 
     def _scanned(self, prefix: str) -> Iterator[tuple[Any, list[bytes]]]:
         for client in self._servers():
-            cursor = None
-            while cursor != 0:
-                cursor, keys = client.scan(cursor or 0, match=f"{prefix}*", count=_SCAN_COUNT)
+            for keys in key_pages(scan_of(client), f"{prefix}*"):
                 yield client, keys
 
     def _ping(self, client: Any) -> None:

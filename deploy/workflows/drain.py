@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.errors import StackUnhealthy, StateError
-from deploy.metrics.frame import ENGINES
 from deploy.metrics.router import EngineView
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.drains import drained_engines, write_drained
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home
@@ -95,7 +95,7 @@ def require_engine(running: RunningStack, engine: str) -> None:
     Raises:
         StateError: naming those that it has.
     """
-    engines = [one.name for one in running.stack.services if one.role in ENGINES]
+    engines = [one.name for one in running.stack.services if one.role in ENGINE_ROLES]
     if engine not in engines:
         name = running.stack.name
         raise StateError(

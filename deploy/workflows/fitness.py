@@ -18,7 +18,7 @@ from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
 from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
-from deploy.metrics.frame import ENGINES
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
@@ -118,7 +118,7 @@ def quick_look(prepared: Prepared, home: Home, info: Mapping[str, Any] | None) -
         hash_seeds={
             service.name: service.env.get("PYTHONHASHSEED", "")
             for service in prepared.stack.services
-            if service.role in ENGINES
+            if service.role in ENGINE_ROLES
         },
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deploy.assets import connector_path
 from deploy.errors import FixFailed, MissingTool
-from deploy.metrics.frame import ENGINES
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.fixes import FixReport, FixReports, fixes_of_image, fixes_of_interpreter
 from deploy.runtime.home import Home
 from deploy.runtime.host import engine_versions
@@ -105,7 +105,7 @@ def place_of(planned: Prepared) -> Place:
         devices = next(
             service.container.devices
             for service in planned.stack.services
-            if service.role in ENGINES and service.container is not None
+            if service.role in ENGINE_ROLES and service.container is not None
         )
         return Place(
             what=f"image {images.engine}",

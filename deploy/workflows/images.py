@@ -22,7 +22,7 @@ from deploy.config.compat import judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.home_folder import expanded
-from deploy.runtime.compose.docker import docker_client, engine_answers
+from deploy.runtime.compose.docker import answering_engine, engine_answers
 from deploy.runtime.compose.images import (
     FoundImage,
     Versions,
@@ -295,7 +295,7 @@ def build_images(
             raise ConfigError(
                 f"'{name}' is not built here, it is pulled", hint=f"deploy images pull {name}"
             )
-    docker_client()
+    answering_engine()
     for image in images:
         obtain(image, report, build_args=build_args, wheelhouse=wheelhouse)
     return [image.image for image in images]
@@ -311,7 +311,7 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
     images = named_images(names) or [
         service for service in load_catalog().services.values() if service.build is None
     ]
-    docker_client()
+    answering_engine()
     wanted = [image.image if image.build is None else _base(image) for image in images]
     for reference in wanted:
         report(f"pulling {reference}")

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from deploy.errors import StateError
-from deploy.metrics.frame import ENGINES
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.events import note_event
 from deploy.runtime.home import Home
 from deploy.stack.service import Service
@@ -47,11 +47,11 @@ def restart_services(
     """
     running = require_stack(home, name)
     chosen = _chosen(running, service)
-    require_others(running, [one.name for one in chosen if one.role in ENGINES], patience)
+    require_others(running, [one.name for one in chosen if one.role in ENGINE_ROLES], patience)
     result = RestartResult(name)
     for one in chosen:
         running = require_stack(home, name)
-        drains = one.role in ENGINES and running.service_state(one) == "running"
+        drains = one.role in ENGINE_ROLES and running.service_state(one) == "running"
         with (
             drained_for_now(home, running, one.name, report, patience)
             if drains
@@ -65,7 +65,7 @@ def restart_services(
 
 def _chosen(running: RunningStack, service: str | None) -> Sequence[Service]:
     if service is None:
-        return [one for one in running.stack.services if one.role in ENGINES]
+        return [one for one in running.stack.services if one.role in ENGINE_ROLES]
     try:
         return [running.stack.service(service)]
     except KeyError:
@@ -85,7 +85,7 @@ def _restart(home: Home, running: RunningStack, service: Service, report: Report
     start.require_room([service])
     start.run([service])
     again = require_stack(home, running.stack.name)
-    if service.role in ENGINES:
+    if service.role in ENGINE_ROLES:
         await_view(
             again, service.name, lambda view: view.healthy, within_s=_NOTICE_S,
             problem=f"{service.name} serves, but the router does not see it after {_NOTICE_S:g} s",

@@ -16,11 +16,11 @@ from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import StackUnhealthy, StateError
-from deploy.metrics.frame import ENGINES
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.address import host_port
 from deploy.planning.inventory import inventory_from
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
@@ -106,7 +106,7 @@ def metrics_page(
     running: RunningStack, service: Service, *, timeout_s: float = _PAGE_TIMEOUT_S
 ) -> MetricsPage | None:
     """Return a service's metrics page; None where it has none, or does not answer."""
-    if service.role in ENGINES:
+    if service.role in ENGINE_ROLES:
         page = running.api(service, timeout_s=timeout_s)
     elif service.role == "router":  # which has it on a port of its own, without a key
         url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from deploy.errors import PdkitError
-from deploy.metrics.frame import ENGINES
 from deploy.planning.notes import smaller
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.home import Home
 from deploy.runtime.host import require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
@@ -221,7 +221,7 @@ def require_host_memory(prepared: Prepared, services: Sequence[Service]) -> None
     Raises:
         NotEnoughMemory: naming how much there is.
     """
-    engines = [service for service in services if service.role in ENGINES]
+    engines = [service for service in services if service.role in ENGINE_ROLES]
     require_memory(
         sum(service.memory_mib for service in services),
         engines=len(engines),

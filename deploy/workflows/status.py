@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.frame import ANSWERING
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
+from deploy.planning.plan import DECODE
 from deploy.runtime.drains import drained_engines
 from deploy.runtime.events import ServiceEvent, read_events
 from deploy.runtime.home import Home
@@ -95,7 +95,7 @@ class StackStatus:
     @property
     def external_hit_rate(self) -> float:
         """External prefix cache hit rate of the engines that answer, since they started."""
-        caches = [s.cache for s in self.services if s.role in ANSWERING and s.cache]
+        caches = [s.cache for s in self.services if s.role in DECODE and s.cache]
         queries = sum(cache.external_queries for cache in caches)
         return sum(cache.external_hits for cache in caches) / queries if queries else 0.0
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.errors import PdkitError, StackLocked
-from deploy.metrics.frame import ENGINES
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Started
@@ -190,7 +190,9 @@ class Supervisor:
         if self._is_another(life) or (running := self._stack()) is None:
             life.due = None
             return
-        if service.role in ENGINES and any(self._is_missing(name) for name in service.depends_on):
+        if service.role in ENGINE_ROLES and any(
+            self._is_missing(name) for name in service.depends_on
+        ):
             life.due = time.monotonic() + _LOCKED_S
             return
         start = StackStart(running.prepared, running.state, self._home, _say)

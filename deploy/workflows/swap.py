@@ -21,8 +21,7 @@ from deploy.errors import (
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
-from deploy.runtime.process.sessions import boot_id
-from deploy.runtime.state import StackState
+from deploy.runtime.state import StackState, boot_id
 from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import (

@@ -13,8 +13,7 @@ from deploy.errors import StateError
 from deploy.runtime.boot import require_systemd, starts_without_login, write_unit
 from deploy.runtime.home import Home
 from deploy.runtime.lock import planning_lock
-from deploy.runtime.process.sessions import boot_id
-from deploy.runtime.state import StackState
+from deploy.runtime.state import StackState, boot_id
 from deploy.stack.service import Service
 from deploy.verify.report import CheckReport
 from deploy.workflows.brought import outdated_services, require_brought

@@ -15,7 +15,7 @@ from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
-from deploy.cli.shared import check_errors, load_source, named_spec, progress, stack_name
+from deploy.cli.shared import check_errors, load_source, named_spec, progress, stack_name, unhealthy
 from deploy.errors import RedisUnreachable, UsageError
 
 if TYPE_CHECKING:
@@ -172,13 +172,14 @@ def status(
     json: Json = False,
 ) -> Answer:
     """Show what runs, how full it is, and the cache hit rate."""
-    from deploy.cli.watching import unhealthy, watch_stack
     from deploy.output.views import status_view
     from deploy.runtime.home import Home
     from deploy.workflows.status import stack_status
 
     chosen = stack_name(name)
     if watch:
+        from deploy.cli.watching import watch_stack
+
         return watch_stack(
             chosen, interval_s=_WATCH_S if interval is None else interval, frames=count, json=json
         )

@@ -8,17 +8,18 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from deploy.errors import DockerUnavailable, MachineError
+from deploy.runtime.http_get import HTTPException, get
 
 DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
 _API_TIMEOUT_S = 60
 _PING_TIMEOUT_S = 5
 _ASK_TIMEOUT_S = 30
-_LOCAL = ("unix://", "npipe://")
 _WITHOUT = "or run the stack as processes: deploy up --runtime process"
 
 
@@ -34,7 +35,7 @@ def docker_answers() -> bool:
 def engine_answers() -> bool:
     """Tell whether a Docker engine of this machine answers."""
     try:
-        docker_client()
+        answering_engine()
     except MachineError:
         return False
     return True
@@ -47,15 +48,7 @@ def docker_client() -> Any:
     Raises:
         DockerUnavailable: there is none, it does not answer, or it is another machine's.
     """
-    host = _engine_address()
-    if not host.startswith(_LOCAL):
-        raise DockerUnavailable(
-            f"the Docker engine at {host} is not of this machine, so folders of this machine "
-            "cannot be mounted there",
-            hint=f"unset DOCKER_HOST, or docker context use default; {_WITHOUT}",
-        )
-    if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
-        raise _no_answer(host, "it does not run")
+    host = answering_engine()
     import docker
     from docker.errors import DockerException
     from requests import RequestException
@@ -67,6 +60,31 @@ def docker_client() -> Any:
     except (DockerException, RequestException) as exc:
         raise _no_answer(host, _reason(exc, _PING_TIMEOUT_S)) from exc
     return client
+
+
+@functools.lru_cache(maxsize=1)
+def answering_engine() -> str:
+    """Return the address of an engine that answers; importing Docker's client takes ten times that.
+
+    Raises:
+        DockerUnavailable: there is none, it does not answer, or it is another machine's.
+    """
+    host = _engine_address()
+    if not host.startswith("unix://"):
+        raise DockerUnavailable(
+            f"the Docker engine at {host} is not of this machine, so folders of this machine "
+            "cannot be mounted there",
+            hint=f"unset DOCKER_HOST, or docker context use default; {_WITHOUT}",
+        )
+    if not Path(host.removeprefix("unix://")).exists():
+        raise _no_answer(host, "it does not run")
+    try:
+        page = get(host, "/_ping", timeout_s=_PING_TIMEOUT_S)
+    except (OSError, HTTPException) as exc:
+        raise _no_answer(host, _reason(exc, _PING_TIMEOUT_S)) from exc
+    if page.status != HTTPStatus.OK:
+        raise _no_answer(host, f"HTTP {page.status}: {page.text[:200]}")
+    return host
 
 
 def _no_answer(host: str, why: str) -> DockerUnavailable:
@@ -110,7 +128,7 @@ def require_compose() -> tuple[int, ...]:
     Raises:
         DockerUnavailable: no engine, no plugin, or one too old to run what is rendered.
     """
-    docker_client()
+    answering_engine()
     done = run_docker(("compose", "version", "--short"), timeout_s=_ASK_TIMEOUT_S, check=False)
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     wanted = ".".join(map(str, MIN_COMPOSE))

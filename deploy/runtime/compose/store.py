@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from deploy.metrics.store import StoreStats
-from deploy.runtime.store import Refusal, stats_from
+from deploy.runtime.store import Refusal, calls_of, info_fields, stats_from
 from deploy.stack.layout import SECRETS
 
 # The password goes from its file to redis-cli's input: arguments and environments could be seen.
@@ -58,16 +58,10 @@ class ContainerStore:
     def stats(self) -> StoreStats | None:
         """Return a reading, or None if Redis does not answer."""
         answer = self._ask("INFO", "INFO commandstats", "DBSIZE")
-        values: dict[str, Any] = {}
-        keys = None
-        for line in answer.splitlines():
-            name, colon, value = line.strip().partition(":")
-            if colon:
-                values[name] = value
-            elif name.isdigit():
-                keys = int(name)
+        fields = info_fields(answer)
+        keys = next((int(line) for line in answer.split("\n") if line.strip().isdigit()), None)
         try:
-            return stats_from(values, _calls(values), keys) if keys is not None else None
+            return stats_from(fields, calls_of(fields), keys) if keys is not None else None
         except (KeyError, ValueError):
             return None
 
@@ -120,15 +114,6 @@ def _quoted(word: bytes) -> str:
         chr(byte) if 32 < byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in word
     )
     return f'"{"".join(plain)}"'
-
-
-def _calls(values: dict[str, Any]) -> dict[str, int]:
-    """Return command → calls from lines such as 'cmdstat_get:calls=3,usec=…'."""
-    return {
-        name.removeprefix("cmdstat_"): int(value.partition("calls=")[2].partition(",")[0])
-        for name, value in values.items()
-        if name.startswith("cmdstat_")
-    }
 
 
 @contextmanager

@@ -54,11 +54,6 @@ def spawn(
         )
 
 
-def boot_id() -> str:
-    """Return what tells this run of the kernel from others; pids and start times hold within it."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def start_time(pid: int) -> float:
     """Return when a process started, in seconds since the boot; 0.0 if it is gone.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.metrics.engine import CacheCounters, EngineCounts, EngineLoad, Latency
-from deploy.metrics.page import MetricsPage
+from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.verify.store_path import Sample
 from tests.unit.metrics.readings import page
@@ -119,3 +121,55 @@ class TestRouter:
 
     def test_engines_that_it_takes_for_healthy(self) -> None:
         assert RouterView.read(page(health=1)) == RouterView(2, 1)
+
+
+class TestParsed:
+    TEXT = (
+        "# HELP a_total Counts.\n# TYPE a_total counter\n"
+        'a_total{engine="0",model="m"} 5.0\n'
+        "gauge 7\n"
+        'stamped{x="1"} 3 1395066363000\n'
+        'odd{text="a \\"b\\", {c}\\\\ \\n=",le="+Inf",} 1.5e+09\n'
+        ' spaced { x = "1" , y="" }  -2\t\n'
+        "nothing{} +Inf\n"
+        "\n"
+    )
+
+    def test_what_each_line_holds(self) -> None:
+        assert parsed_page(self.TEXT).samples == (
+            Sample("a_total", {"engine": "0", "model": "m"}, 5.0),
+            Sample("gauge", {}, 7.0),
+            Sample("stamped", {"x": "1"}, 3.0),
+            Sample("odd", {"text": 'a "b", {c}\\ \n=', "le": "+Inf"}, 1.5e9),
+            Sample("spaced", {"x": "1", "y": ""}, -2.0),
+            Sample("nothing", {}, math.inf),
+        )
+
+    def test_a_value_that_is_not_a_number(self) -> None:
+        assert math.isnan(parsed_page("a NaN\n").samples[0].value)
+
+    @pytest.mark.parametrize(
+        "line",
+        ["a", "a one", 'a{x="1"', 'a{x="1" 2', "a{x=1} 2", '{x="1"} 2', "<html> 2 3", "a 1 2 3"],
+    )
+    def test_other_text_is_refused(self, line: str) -> None:
+        with pytest.raises(ValueError, match=r"a sample|a label|to float"):
+            parsed_page(f"ok 1\n{line}\n")
+
+    def test_as_prometheus_own_parser_reads_what_its_client_writes(self) -> None:
+        registry = CollectorRegistry()
+        histogram = Histogram("latency", "A \\ and\nb.", ["path"], registry=registry)
+        info = Info("build", "Texts.", registry=registry)
+        counter = Counter("hits", "Hits.", ["model", "engine"], registry=registry)
+        info.info({"text": 'quotes ", commas, {braces}, \\ and\nlines', "empty": ""})
+        for number in range(20):
+            histogram.labels(f"/v{number}").observe(number / 7)
+            counter.labels(f'm"{number}\\', "é ü").inc(number * 1e9)
+        text = generate_latest(registry).decode()
+        theirs = [
+            Sample(sample.name, sample.labels, sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+        assert list(parsed_page(text).samples) == theirs
+        assert len(theirs) > 300

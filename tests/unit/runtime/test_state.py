@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from deploy.errors import StateError
-from deploy.runtime.process.sessions import boot_id
 from deploy.runtime.state import (
     FORMAT,
     ServiceRecord,
     StackState,
+    boot_id,
     read_state,
     write_private,
     write_state,

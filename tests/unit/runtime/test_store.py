@@ -14,6 +14,7 @@ import redis
 
 from deploy.runtime.compose.store import _REMOVE, _SCAN
 from deploy.runtime.host import find_redis_server
+from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret
 from deploy.runtime.store import Store, open_store
 
@@ -190,3 +191,18 @@ def test_a_redis_that_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> 
         with open_store(path, None) as store:
             assert store.ping() is False
         assert time.monotonic() - began < 3 * 2.0
+
+
+def test_a_reading_ends_with_the_first_question_that_has_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(_: RedisSocket, *words: str) -> None:
+        asked.append(words)
+        raise TimeoutError
+
+    monkeypatch.setattr(RedisSocket, "ask", refuse)
+    with open_store(str(tmp_path / "sock"), None) as store:
+        assert store.stats() is None
+    assert asked == [("INFO",)]

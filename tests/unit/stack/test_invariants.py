@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deploy.config.spec import StackSpec
-from deploy.metrics.frame import ENGINES
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.document import document_yaml, stack_document
 from deploy.stack.layout import ENGINE_KEY
@@ -53,7 +53,7 @@ def made(request: pytest.FixtureRequest, prepared: Make) -> Prepared:
 
 
 def engines_of(stack: Stack) -> tuple[Service, ...]:
-    return tuple(s for s in stack.services if s.role in ENGINES)
+    return tuple(s for s in stack.services if s.role in ENGINE_ROLES)
 
 
 def argument(service: Service, option: str) -> str:

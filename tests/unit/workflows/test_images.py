@@ -72,7 +72,7 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
     monkeypatch.setattr(images_module, "pull_image", made.pull)
     monkeypatch.setattr(images_module, "build_image", made.build)
     monkeypatch.setattr(images_module, "probe_versions", made.probe)
-    monkeypatch.setattr(images_module, "docker_client", lambda: None)
+    monkeypatch.setattr(images_module, "answering_engine", lambda: None)
     monkeypatch.setattr(images_module, "engine_answers", lambda: True)
     return made
 

@@ -14,7 +14,7 @@ from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.compose import images as images_module
 from deploy.runtime.compose import launcher as launcher_module
 
-_REAL_CLIENT = docker_module.docker_client
+_REAL = (docker_module.docker_client, docker_module.answering_engine)
 
 
 @dataclass
@@ -146,6 +146,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     fake = FakeDocker()
     for module in (docker_module, images_module, launcher_module):
         monkeypatch.setattr(module, "docker_client", lambda: fake)
+    monkeypatch.setattr(docker_module, "answering_engine", lambda: "unix:///fake")
     return fake
 
 
@@ -158,7 +159,8 @@ def docker_command(
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    _REAL_CLIENT.cache_clear()
+    for remembered in _REAL:
+        remembered.cache_clear()
 
     def install(script: str) -> Path:
         file = folder / "docker"

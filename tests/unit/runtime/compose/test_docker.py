@@ -10,6 +10,7 @@ import pytest
 from deploy.errors import DockerUnavailable, MachineError
 from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.compose.docker import (
+    answering_engine,
     docker_answers,
     docker_client,
     docker_info,
@@ -131,6 +132,7 @@ class TestEngine:
             assert docker_client().api.timeout == docker_module._API_TIMEOUT_S
         assert "--runtime process" in caught.value.hint
         docker_client.cache_clear()
+        answering_engine.cache_clear()
 
     @pytest.mark.parametrize(
         ("options", "expected"),

@@ -1,0 +1,67 @@
+"""What a server tells a client of redis-py, whose user may not be allowed to ask everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from deploy.metrics.store import StoreStats
+from deploy.runtime.store import Refusal, Scan, manner, optional_int, traffic
+
+
+def server_stats(client: Any) -> StoreStats:
+    """Return what a server tells this client's user, who may not be allowed to ask.
+
+    Raises:
+        RedisError, OSError: it does not answer, or does not let the user in.
+    """
+    info = if_allowed(client.info) or {}
+    commands = if_allowed(client.info, "commandstats")
+    calls = commands and [
+        int(commands.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("flushall", "flushdb")
+    ]
+    return StoreStats(
+        keys=optional_int(if_allowed(client.dbsize)),
+        used_memory_bytes=optional_int(info.get("used_memory")),
+        max_memory_bytes=optional_int(info.get("maxmemory")),
+        evicted_keys=optional_int(info.get("evicted_keys")),
+        flushes=sum(calls) if calls else None,
+        run_id=str(info["run_id"]) if "run_id" in info else None,
+        **traffic(info),
+        **manner(info),
+    )
+
+
+def refusal_of(client: Any) -> Refusal | None:
+    """Return what a server says instead of serving; None where it serves, or says nothing."""
+    from redis.exceptions import (
+        AuthenticationError,
+        NoPermissionError,
+        RedisError,
+        ResponseError,
+    )
+
+    try:
+        client.ping()
+    except NoPermissionError:
+        return None  # who may store and load need not be allowed to ping
+    except (AuthenticationError, ResponseError) as exc:
+        return Refusal(str(exc), isinstance(exc, AuthenticationError))
+    except (RedisError, OSError):
+        pass
+    return None
+
+
+def if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
+    """Return an answer, or None where Redis refuses this command."""
+    from redis.exceptions import ResponseError
+
+    try:
+        return ask(*arguments)
+    except ResponseError:
+        return None
+
+
+def scan_of(client: Any) -> Scan:
+    """Return what asks a client for a page of keys."""
+    return lambda cursor, pattern, count: client.scan(cursor, match=pattern, count=count)

@@ -1,0 +1,134 @@
+"""A connection to a stack's own Redis by its Unix socket; importing redis-py would take longer."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from deploy.runtime.bounded_redis import STEP_S, MeasuredSocket
+from deploy.runtime.secrets import Secret
+
+_PIECE = 1 << 16
+_MAX_DEPTH = 8  # of arrays in arrays; SCAN answers two
+
+
+class RedisError(Exception):
+    """What Redis answers instead of doing what it was asked."""
+
+
+class RedisSocket:
+    """Asks one question after another; each answer has the limits of `bounded_redis`.
+
+    It connects at the first question, and again after one that was not answered. Nothing is
+    retried: whoever asks decides that.
+    """
+
+    def __init__(self, path: str, password: Secret | None) -> None:
+        self._path = path
+        self._password = password
+        self._connection: _Connection | None = None
+
+    def ask(self, *words: str | bytes | int) -> Any:
+        """Return the answer to a command: bytes, a number, None, or a list of these.
+
+        Raises:
+            RedisError: Redis refuses the command, or the password.
+            OSError: no answer, no whole one in time, one too long, or none of Redis.
+        """
+        try:
+            if self._connection is None:
+                self._connection = _connected(self._path, self._password)
+            return self._connection.exchange(*words)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _connected(path: str, password: Secret | None) -> _Connection:
+    connection = _Connection()
+    try:
+        connection.connect(path)
+        if password:
+            connection.exchange("AUTH", password.reveal())
+    except (OSError, RedisError):
+        connection.close()
+        raise
+    return connection
+
+
+class _Connection:
+    """Speaks RESP2."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(STEP_S)
+        self._measured = MeasuredSocket(self._socket)
+        self._read = bytearray()
+
+    def connect(self, path: str) -> None:
+        self._socket.connect(path)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def exchange(self, *words: str | bytes | int) -> Any:
+        self._measured.restart()
+        self._socket.sendall(_encoded(words))
+        answer = self._answer(_MAX_DEPTH)
+        if isinstance(answer, RedisError):
+            raise answer
+        return answer
+
+    def _answer(self, depth: int) -> Any:
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"-":
+            return RedisError(rest.decode("utf-8", "replace"))
+        if kind == b"+":
+            return rest
+        number = _number(rest)
+        if kind == b":":
+            return number
+        if kind not in (b"$", b"*") or depth == 0:
+            raise ConnectionError(f"not an answer of Redis: {line[:40]!r}")
+        if number < 0:
+            return None
+        if kind == b"$":
+            return self._take(number + 2)[:-2]
+        return [self._answer(depth - 1) for _ in range(number)]
+
+    def _line(self) -> bytes:
+        while (end := self._read.find(b"\r\n")) < 0:
+            self._receive()
+        return self._take(end + 2)[:-2]
+
+    def _take(self, size: int) -> bytes:
+        while len(self._read) < size:
+            self._receive()
+        taken = bytes(self._read[:size])
+        del self._read[:size]
+        return taken
+
+    def _receive(self) -> None:
+        piece = self._measured.recv(_PIECE)
+        if not piece:
+            raise ConnectionError("Redis closed the connection")
+        self._read += piece
+
+
+def _encoded(words: tuple[str | bytes | int, ...]) -> bytes:
+    parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+
+
+def _number(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConnectionError(f"not an answer of Redis: {text[:40]!r}") from None
