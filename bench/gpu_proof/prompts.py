@@ -16,7 +16,7 @@ import redis
 
 from bench.gpu_proof.session import Stack
 from deploy.verify.eligible import eligible_tokens
-from deploy.verify.equivalence import Answer, Noise, compare, self_differences
+from deploy.verify.equivalence import Completion, Noise, compare, self_differences
 
 CHUNK = 256
 # Around two whole chunks: of 512 and 513 tokens one step is left to compute, which engines on GPUs
@@ -109,7 +109,7 @@ def cross(stack: Stack, tokens: int) -> Crossing:
     )
 
 
-def _noise(computed: Answer, cached: Answer) -> Noise:
+def _noise(computed: Completion, cached: Completion) -> Noise:
     return Noise({"consumer-0": self_differences(computed, cached)})
 
 

@@ -24,7 +24,7 @@ from deploy.runtime.engine_api import EngineApi, bearer
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import require_stack
 
@@ -180,7 +180,7 @@ class Stack:
     setup: Setup
     model: str
 
-    def ask(self, whom: str, prompt: list[int], max_tokens: int = 16) -> Answer:
+    def ask(self, whom: str, prompt: list[int], max_tokens: int = 16) -> Completion:
         with self._api(whom) as api:
             return api.complete(self.model, prompt, max_tokens=max_tokens)
 

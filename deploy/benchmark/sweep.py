@@ -43,7 +43,7 @@ class Interval(Strict):
     high: float | None
 
 
-class Verdict(Strict):
+class SweepVerdict(Strict):
     """What the sweep says.
 
     Attributes:
@@ -73,7 +73,7 @@ class Sweep(Strict):
     topologies: list[str]
     refused: dict[str, str] = Field(description="topology → why it cannot be planned here")
     runs: list[Run]
-    verdict: Verdict | None = None
+    verdict: SweepVerdict | None = None
 
     def of(self, topology: str) -> list[Run]:
         return [run for run in self.runs if run.topology == topology]
@@ -144,7 +144,7 @@ def _candidate(name: str) -> Candidate:
     return named(name)[0]
 
 
-def judge(sweep: Sweep) -> Verdict:
+def judge(sweep: Sweep) -> SweepVerdict:
     """Compare the best disaggregated topology with the best aggregated one, by rounds.
 
     Rates are per GPU or engine. Round for round they ran soon after one another, so the pairs'
@@ -155,7 +155,7 @@ def judge(sweep: Sweep) -> Verdict:
     whole = _best(rates, lambda one: bool(one.topology.aggregated))
     if split is None or whole is None:
         missing = "aggregated" if whole is None else "disaggregated"
-        return Verdict(
+        return SweepVerdict(
             sentence=f"No verdict: no {missing} topology has a rate to compare with",
             winner=split or whole,
             disaggregated=split,
@@ -166,7 +166,7 @@ def judge(sweep: Sweep) -> Verdict:
     said = _said(ratio, split, whole, sweep)
     if _shows(ratio) < 0:
         said = f"{DO_NOT}: {said}"
-    return Verdict(
+    return SweepVerdict(
         sentence=" ".join((f"{said}.", *_about_redis(rates, sweep))),
         winner=split if _shows(ratio) > 0 else whole,
         disaggregated=split,

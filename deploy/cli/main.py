@@ -13,9 +13,9 @@ from typing import Any, Literal, TextIO
 import typer
 
 from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import fitted_hint, not_a_number
+from deploy.cli.result import CommandResult
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError, printable
 from deploy.runtime.interrupts import interrupt_once
 
@@ -64,7 +64,7 @@ def _form(arguments: Sequence[str]) -> Form:
 
 
 def _finish(result: Any, command: str, form: Form) -> int:
-    if isinstance(result, Answer):
+    if isinstance(result, CommandResult):
         if form == "json":
             _print_envelope(result.command, result.exit_code, result.data, result.errors)
         elif form == "text":

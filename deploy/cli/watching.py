@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 
-from deploy.cli.answer import Answer
+from deploy.cli.result import CommandResult
 from deploy.cli.screen import Screen
 from deploy.cli.shared import unhealthy
 from deploy.errors import UsageError
@@ -22,7 +22,7 @@ from deploy.workflows.watch import Watch
 _LEAST_S, _MOST_S = 0.2, 3600.0
 
 
-def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool) -> Answer:
+def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool) -> CommandResult:
     """Show frames until Ctrl-C, or until `frames` were shown.
 
     Raises:
@@ -46,8 +46,8 @@ def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool)
                     print(_line(frame), flush=True)
                 else:
                     screen.show(partial(_view, frame, recent))
-        return Answer("status", None, "", unhealthy(frame.sick, name) if frame else ())
-    return Answer("status", None, "")
+        return CommandResult("status", None, "", unhealthy(frame.sick, name) if frame else ())
+    return CommandResult("status", None, "")
 
 
 def _frames(

@@ -14,7 +14,7 @@ Judgement = Literal["proven", "derived", "known_bad", "unknown"]
 
 
 @dataclass(frozen=True)
-class Rule:
+class PairRule:
     """One entry of the table; it applies if all its `options` are on."""
 
     id: str
@@ -37,7 +37,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PairVerdict:
     """What is known of a pair on a vendor.
 
     Attributes:
@@ -64,16 +64,16 @@ def judge(
     *,
     layerwise: bool = False,
     save_decode_cache: bool = False,
-) -> Verdict:
+) -> PairVerdict:
     """Return what is known about a pair of versions; without a version, the pair is unknown."""
     options = {"layerwise": layerwise, "save_decode_cache": save_decode_cache}
     on = {name for name, set_ in options.items() if set_}
-    fitting: list[Rule] = []
+    fitting: list[PairRule] = []
     if vllm is not None and lmcache is not None:
         fitting = [rule for rule in load_rules() if rule.fits(vendor, vllm, lmcache, on)]
     rule = min(fitting, key=lambda rule: rule.verdict != "known_bad", default=None)
     good, good_profile = _good_pair(load_catalog(), vendor)
-    return Verdict(
+    return PairVerdict(
         verdict=rule.verdict if rule else "unknown",
         vendor=vendor,
         pair=f"vLLM {vllm or '(unknown)'} with LMCache {lmcache or '(unknown)'} on {vendor}",
@@ -85,7 +85,7 @@ def judge(
     )
 
 
-def require_compatible(verdict: Verdict, *, allow_unproven: bool) -> str:
+def require_compatible(verdict: PairVerdict, *, allow_unproven: bool) -> str:
     """Refuse a broken or unknown pair unless the user allows it; return a warning, or ''.
 
     Raises:
@@ -121,18 +121,18 @@ def in_range(spec: str, version: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def load_rules() -> tuple[Rule, ...]:
+def load_rules() -> tuple[PairRule, ...]:
     """Read the table that ships with pdkit."""
     return parse_rules(read_yaml("compat.yaml")["pairs"])
 
 
-def parse_rules(rows: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
+def parse_rules(rows: Iterable[Mapping[str, Any]]) -> tuple[PairRule, ...]:
     """Return the entries of a table; an unknown key is a TypeError, a bug of pdkit."""
     return tuple(_rule(**row) for row in rows)
 
 
-def _rule(*, vendors: Iterable[str], options: Iterable[str] = (), **rest: Any) -> Rule:
-    return Rule(vendors=tuple(vendors), options=tuple(options), **rest)
+def _rule(*, vendors: Iterable[str], options: Iterable[str] = (), **rest: Any) -> PairRule:
+    return PairRule(vendors=tuple(vendors), options=tuple(options), **rest)
 
 
 def _good_pair(catalog: Catalog, vendor: str) -> tuple[str, str]:
@@ -148,6 +148,6 @@ def _why_unknown(vllm: str | None, lmcache: str | None) -> str:
     return "it is not in pdkit's compatibility table"
 
 
-def _way_out(verdict: Verdict) -> str:
+def _way_out(verdict: PairVerdict) -> str:
     allow = "to run it anyway, add --allow-unproven"
     return f"--image {verdict.good_profile}; {allow}" if verdict.good else allow

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.doctor.seen import Outcome, Seen
+from deploy.doctor.seen import Seen, StepOutcome
 
 Status = Literal["ok", "warn", "fail", "unknown"]
 Area = Literal[
@@ -99,7 +99,7 @@ def tried(step: str, why: str) -> Callable[[Seen], Verdict | None]:
     return judge
 
 
-def of_outcome(outcome: Outcome, why: str) -> Verdict:
+def of_outcome(outcome: StepOutcome, why: str) -> Verdict:
     """Return the verdict on a step, with its own message."""
     if outcome.unknown:
         return unknown(outcome.unknown)

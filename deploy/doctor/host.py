@@ -55,10 +55,10 @@ def huge_pages(seen: Seen) -> Verdict | None:
     if seen.host is None or not seen.host.huge_pages:
         return None
     setting = seen.host.huge_pages
-    brought = seen.plan is not None and seen.plan.redis_brought
-    if setting != "always" or brought:
+    user_redis = seen.plan is not None and seen.plan.user_redis
+    if setting != "always" or user_redis:
         return ok(
-            f"transparent huge pages: {setting}" + ("; your own Redis runs elsewhere" * brought)
+            f"transparent huge pages: {setting}" + ("; your own Redis runs elsewhere" * user_redis)
         )
     return Verdict(
         "warn",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
-from deploy.doctor.seen import ImageSeen, Place, Seen
+from deploy.doctor.seen import FolderSeen, ImageSeen, Seen
 from deploy.planning.memory import GIB, MIB
 
 # Logs, the tiny model, and the files of a stack.
@@ -42,7 +42,7 @@ def images(seen: Seen) -> Verdict | None:
     return _missing_images(missing, seen.disks.images)
 
 
-def _missing_images(missing: list[ImageSeen], place: Place) -> Verdict:
+def _missing_images(missing: list[ImageSeen], place: FolderSeen) -> Verdict:
     sizes = [image.size_mib for image in missing]
     needed = sum(size for size in sizes if size is not None)
     what = f"missing images take {_gib(needed)} unpacked"
@@ -114,7 +114,7 @@ def state(seen: Seen) -> Verdict | None:
     return ok(_free(place))
 
 
-def _free(place: Place) -> str:
+def _free(place: FolderSeen) -> str:
     return f"{_gib(place.free_mib)} free at {place.path}"
 
 

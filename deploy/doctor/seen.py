@@ -15,7 +15,7 @@ from deploy.planning.plan import Plan
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """How a step went that `up` takes too.
 
     Attributes:
@@ -140,7 +140,7 @@ class HostSeen:
 
 
 @dataclass(frozen=True)
-class Place:
+class FolderSeen:
     """A folder that something will be written below.
 
     Attributes:
@@ -158,9 +158,9 @@ class Place:
 class DisksSeen:
     """Where images, the hub's models and the kit's own files lie."""
 
-    state: Place
-    images: Place | None = None
-    hub: Place | None = None
+    state: FolderSeen
+    images: FolderSeen | None = None
+    hub: FolderSeen | None = None
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class Seen:
     spec: StackSpec
     inventory: Inventory
     plan: Plan | None = None
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    outcomes: Mapping[str, StepOutcome] = field(default_factory=dict)
     docker: DockerSeen | None = None
     images: tuple[ImageSeen, ...] = ()
     gpus: GpusSeen | None = None

@@ -108,7 +108,7 @@ def _change(was: ServiceReading, now: ServiceReading) -> Iterator[tuple[str, str
 def _of_the_store(
     before: StackReading, now: StackReading, interval: StoreInterval | None, *, evicting: bool
 ) -> Iterator[Event]:
-    if before.redis_brought and before.up and now.up:
+    if before.user_redis and before.up and now.up:
         if before.store and not now.store:
             yield Event(now.at, "not_ready", "redis", "does not answer")
         if now.store and not before.store:

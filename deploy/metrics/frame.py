@@ -164,7 +164,7 @@ class Frame:
     up: bool
     trouble: str = ""
     what: str = ""
-    redis_brought: bool = False
+    user_redis: bool = False
     shares_kv: bool = True
     conditions: Mapping[str, ServiceCondition] = field(default_factory=dict)
     engines: tuple[EngineFrame, ...] = ()
@@ -177,7 +177,7 @@ class Frame:
     @property
     def sick(self) -> list[str]:
         """What of the stack is not ready."""
-        redis = ["the Redis of redis.url_file"] if self.redis_brought and not self.store else []
+        redis = ["the Redis of redis.url_file"] if self.user_redis and not self.store else []
         ill = [name for name, condition in self.conditions.items() if condition != "ready"]
         return (ill + redis) if self.up else []
 
@@ -244,7 +244,7 @@ def next_frame(memory: Memory | None, now: StackReading) -> tuple[Memory, Frame]
         watched_s=now.clock_s - kept.began_s,
         up=now.up,
         what=now.what,
-        redis_brought=now.redis_brought,
+        user_redis=now.user_redis,
         shares_kv=now.shares_kv,
         conditions={name: service.condition for name, service in now.services.items()},
         engines=_engines(now, services, intervals),

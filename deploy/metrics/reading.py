@@ -66,7 +66,7 @@ class StackReading:
     up: bool = False
     trouble: str = ""
     what: str = ""
-    redis_brought: bool = False
+    user_redis: bool = False
     shares_kv: bool = True
     services: Mapping[str, ServiceReading] = field(default_factory=dict)
     store: StoreStats | None = None

@@ -17,7 +17,7 @@ from deploy.workflows.prepare import Prepared, engine_image
 
 if TYPE_CHECKING:  # each command imports its own workflow alone
     from deploy.workflows.down import DownResult
-    from deploy.workflows.generations import Generation
+    from deploy.workflows.history import HistoryEntry
     from deploy.workflows.images import ImageRow
     from deploy.workflows.patches import Patches
     from deploy.workflows.status import StackStatus
@@ -73,7 +73,7 @@ def _staging(plan: Plan) -> str:
 
 def _store(prepared: Prepared) -> str:
     plan = prepared.plan
-    if plan.redis_brought:
+    if plan.user_redis:
         return f"your own Redis, from {prepared.spec.redis.url_file}"
     if not plan.redis:
         return "none: each engine has its own prefix cache"
@@ -106,7 +106,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "router": {"host": plan.bind, "port": plan.port},
         "front": {"host": plan.bind, "port": plan.port, "url": plan.url, "keyed": plan.keyed},
         "redis": {
-            "brought": plan.redis_brought,
+            "user_supplied": plan.user_redis,
             "shards": len(plan.redis),
             "port": plan.redis[0].port if plan.redis else 0,
             "memory_mib": plan.redis_memory_mib,
@@ -221,7 +221,7 @@ def status_view(status: StackStatus) -> str:
         "",
         table(header, rows),
     ]
-    if status.store or status.redis_brought:
+    if status.store or status.user_redis:
         lines += ["", _store_line(status)]
     if paths := [(service.name, service.path) for service in status.services if service.path]:
         lines += ["", _path_table(paths)]
@@ -237,7 +237,7 @@ def status_view(status: StackStatus) -> str:
 
 
 def _store_line(status: StackStatus) -> str:
-    whose = "your own Redis" if status.redis_brought else "Redis"
+    whose = "your own Redis" if status.user_redis else "Redis"
     store = status.store
     if store is None:
         return f"{whose}: does not answer"
@@ -330,7 +330,7 @@ def patches_view(patches: Patches) -> str:
     )
 
 
-def _history(generations: Sequence[Generation]) -> str:
+def _history(entries: Sequence[HistoryEntry]) -> str:
     rows = [
         (
             datetime.fromisoformat(one.at).isoformat(timespec="seconds"),
@@ -341,7 +341,7 @@ def _history(generations: Sequence[Generation]) -> str:
             one.topology,
             shorten(one.reason, 60, placeholder=" …"),
         )
-        for one in generations
+        for one in entries
     ]
     return table(("when", "by", "went", "vendor", "image", "topology", "why not"), rows)
 

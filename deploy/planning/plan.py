@@ -88,8 +88,8 @@ class Plan:
             of the GPU leaves.
         bind, port: where clients reach the stack: the router.
         keyed: clients must send a key.
-        redis_brought: Redis is the user's own, and no service of the stack.
-        redis: the kit's own, in the order in which engines name them; none where it is brought.
+        user_redis: Redis is the user's own, and no service of the stack.
+        redis: the kit's own, in the order in which engines name them.
         gpu_share: of its GPUs' memory that an engine may use; None where there are no GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
@@ -107,7 +107,7 @@ class Plan:
     port: int
     keyed: bool
     router_metrics_port: int
-    redis_brought: bool
+    user_redis: bool
     redis: tuple[RedisPlan, ...]
     engines: tuple[EnginePlan, ...]
     dtype: str
@@ -245,7 +245,7 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
         port=spec.port,
         keyed=spec.api_key_file is not None,
         router_metrics_port=spec.port + 2,
-        redis_brought=spec.redis.url_file is not None,
+        user_redis=spec.redis.url_file is not None,
         redis=()
         if spec.redis.url_file or not topology.redis
         else redis_shards(_redis_port(spec), shards, store),

@@ -12,7 +12,7 @@ from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.runtime.http_get import HTTPException, get
 from deploy.runtime.logs import plain
 from deploy.runtime.secrets import Secret
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 
 if TYPE_CHECKING:  # imported for requests only: health and metrics do without it
@@ -113,7 +113,7 @@ class EngineApi:
         tag: str = "",
         salt: str = "",
         timeout_s: float | None = None,
-    ) -> Answer:
+    ) -> Completion:
         """Complete token ids greedily, with the five likeliest tokens at each step.
 
         Args:
@@ -141,7 +141,7 @@ class EngineApi:
             logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
             # Left out by some versions where there were none.
             details = usage.get("prompt_tokens_details") or {}
-            return Answer(
+            return Completion(
                 tuple(logprobs["tokens"]),
                 tuple(dict(step) for step in logprobs["top_logprobs"]),
                 int(usage["prompt_tokens"]),

@@ -33,7 +33,7 @@ def ensure_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
 
 
 def keep_secret(folder: Path, name: str, value: str) -> None:
-    """Write a secret that the user brought."""
+    """Write a secret that the user supplied."""
     write_private(folder / name, value.strip() + "\n")
 
 

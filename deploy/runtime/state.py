@@ -41,7 +41,7 @@ class StackState:
         fingerprint: of the stack as it was started.
         boot: within which pids and start times hold; "" for containers, which outlive it.
         generation: what was started, when, and how that went.
-        history: the generations before this one, the newest first.
+        history: the plans before this one, the newest first.
     """
 
     name: str

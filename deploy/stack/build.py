@@ -36,8 +36,8 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
     if isinstance(layout, ContainerLayout):
         services = [in_container(service, plan, layout) for service in services]
     made = (*engine_secrets(plan), *((REDIS_PASSWORD,) if plan.redis else ()))
-    brought = (REDIS_URL,) if plan.redis_brought else ()
-    return Stack(plan.name, plan.runtime, tuple(services), made, brought)
+    user_secrets = (REDIS_URL,) if plan.user_redis else ()
+    return Stack(plan.name, plan.runtime, tuple(services), made, user_secrets)
 
 
 def _redis(shard: RedisPlan, plan: Plan, layout: Layout) -> Service:
@@ -100,7 +100,7 @@ def _redis_urls(plan: Plan, layout: Layout) -> tuple[str, ...]:
 
     A Unix socket moves KV faster than loopback (`bench/redis_path`); LMCache's client knows none.
     """
-    if plan.redis_brought:
+    if plan.user_redis:
         return (f"@{{{REDIS_URL}}}",)
     sockets = [layout.redis_socket(shard) for shard in plan.redis]
     if all(sockets) and plan.spec.redis.client == "pdkit":

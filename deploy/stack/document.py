@@ -16,7 +16,7 @@ def stack_document(stack: Stack) -> dict[str, Any]:
     return {
         "stack": stack.name,
         "runtime": stack.runtime,
-        "secrets": [*stack.secrets, *stack.brought],
+        "secrets": [*stack.secrets, *stack.user_secrets],
         "services": {service.name: _service(service) for service in stack.services},
     }
 

@@ -148,14 +148,14 @@ class Stack:
 
     Attributes:
         secrets: names of those that are made for it.
-        brought: names of those in its files that the user brings.
+        user_secrets: names of those in its files that the user supplies.
     """
 
     name: str
     runtime: str
     services: tuple[Service, ...]
     secrets: tuple[str, ...]
-    brought: tuple[str, ...] = ()
+    user_secrets: tuple[str, ...] = ()
 
     @property
     def front(self) -> Service:

@@ -23,7 +23,7 @@ MOST_NOISE = 0.3
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """A greedy completion.
 
     Attributes:
@@ -89,7 +89,7 @@ class Noise:
         return {name: floor for name, floor in floors.items() if floor > MOST_NOISE}
 
 
-def self_differences(computed: Answer, cached: Answer) -> list[float]:
+def self_differences(computed: Completion, cached: Completion) -> list[float]:
     """Return the differences between two answers of one engine, while both say the same text."""
     found: list[float] = []
     for step, (one, other) in enumerate(
@@ -107,7 +107,7 @@ def _root_mean_square(values: Sequence[float]) -> float:
 
 
 def compare(
-    reference: Answer, answer: Answer, *, tolerance: float = LOGPROB_TOLERANCE
+    reference: Completion, answer: Completion, *, tolerance: float = LOGPROB_TOLERANCE
 ) -> Comparison:
     """Compare two greedy answers token by token and by their log-probabilities.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from deploy.verify.equivalence import MOST_NOISE, Answer, Noise, compare, self_differences
+from deploy.verify.equivalence import MOST_NOISE, Completion, Noise, compare, self_differences
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import (
     BURST,
@@ -80,14 +80,14 @@ class Findings:
         if self.stored_keys is not None:
             self.stored_keys = None if keys is None else self.stored_keys + keys
 
-    def add_noise(self, engine: str, computed: Answer, cached: Answer) -> None:
+    def add_noise(self, engine: str, computed: Completion, cached: Completion) -> None:
         """Take in two answers of an engine to one prompt, unless it has no prefix cache."""
         if cached.cached_tokens and not computed.cached_tokens:
             known = self.noise.differences
             found = [*known.get(engine, ()), *self_differences(computed, cached)]
             self.noise = Noise({**known, engine: found})
 
-    def add_comparison(self, reference: Answer, answer: Answer) -> None:
+    def add_comparison(self, reference: Completion, answer: Completion) -> None:
         """Count an answer beside the one of an engine that computed the prompt itself."""
         result = compare(reference, answer, tolerance=self.noise.tolerance)
         self.compared += 1

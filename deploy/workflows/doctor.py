@@ -14,22 +14,30 @@ from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.doctor.finding import Finding
 from deploy.doctor.rules import failed, findings
-from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, Outcome, RedisSeen, Seen, StackSeen
+from deploy.doctor.seen import (
+    DisksSeen,
+    EngineCode,
+    HubSeen,
+    RedisSeen,
+    Seen,
+    StackSeen,
+    StepOutcome,
+)
 from deploy.errors import MachineError, PdkitError
 from deploy.runtime.home import Home
 from deploy.runtime.host import available_memory_mib
 from deploy.runtime.lock import is_locked
 from deploy.runtime.observe import clock_is_synced, place, see_host
 from deploy.runtime.url_store import open_url_store
-from deploy.workflows.brought import require_brought
-from deploy.workflows.brought_redis import redis_url
-from deploy.workflows.fitness import quick_look, see_code
 from deploy.workflows.fixes import require_fixes
-from deploy.workflows.ground import Ground, Steps, ground_for
+from deploy.workflows.ground import Steps, Survey, survey_for
+from deploy.workflows.preflight import quick_look, see_code
 from deploy.workflows.prepare import Containers, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, launcher_for
 from deploy.workflows.start import require_host_memory, require_ports
 from deploy.workflows.up import same_plan
+from deploy.workflows.user_files import require_user_files
+from deploy.workflows.user_redis import redis_url
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
         ConfigError: the spec contradicts itself, so that there is nothing to judge.
     """
     steps = Steps()
-    ground = ground_for(spec, home, steps, report)
+    ground = survey_for(spec, home, steps, report)
     facts = ground.facts
     prepared = steps.take(
         "plan",
@@ -84,7 +92,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
     return Examination(spec.name, facts.vendor, facts.runtime, topology, found)
 
 
-def _refuse_contradiction(spec: StackSpec, home: Home, ground: Ground) -> None:
+def _refuse_contradiction(spec: StackSpec, home: Home, ground: Survey) -> None:
     """Let a ConfigError through: it is the spec's, on any machine."""
     try:
         prepare(spec, home, ground.facts, model=ground.model)
@@ -92,7 +100,7 @@ def _refuse_contradiction(spec: StackSpec, home: Home, ground: Ground) -> None:
         return
 
 
-def _seen_without_plan(spec: StackSpec, home: Home, ground: Ground, steps: Steps) -> Seen:
+def _seen_without_plan(spec: StackSpec, home: Home, ground: Survey, steps: Steps) -> Seen:
     """Return what is seen of this machine, independent of what is to run on it."""
     return Seen(
         spec=spec,
@@ -109,11 +117,11 @@ def _fits(made: Prepared) -> str:
     return f"the model fits, with prompts of up to {tokens} tokens" if tokens else "the model fits"
 
 
-def _seen(prepared: Prepared, home: Home, ground: Ground, steps: Steps, report: Report) -> Seen:
+def _seen(prepared: Prepared, home: Home, ground: Survey, steps: Steps, report: Report) -> Seen:
     """Return all that is seen; what takes seconds is looked at side by side."""
-    means = prepared.facts.means
+    software = prepared.facts.software
     has_code = steps.well("versions") and (
-        not isinstance(means, Containers) or bool(means.images.engine_id)
+        not isinstance(software, Containers) or bool(software.images.engine_id)
     )
     with ThreadPoolExecutor(3) as pool:
         trial = pool.submit(_try_fixes, prepared, home, steps, report) if has_code else None
@@ -155,7 +163,9 @@ def _try_fixes(prepared: Prepared, home: Home, steps: Steps, report: Report) -> 
         "fixes", lambda: require_fixes(prepared, home, report), lambda _: "those needed take"
     )
     if took is False:
-        steps.outcomes["fixes"] = Outcome(unknown="the fixes could not be tried; engines try them")
+        steps.outcomes["fixes"] = StepOutcome(
+            unknown="the fixes could not be tried; engines try them"
+        )
 
 
 def _see_code(prepared: Prepared, home: Home) -> EngineCode:
@@ -165,7 +175,7 @@ def _see_code(prepared: Prepared, home: Home) -> EngineCode:
         return EngineCode("the engines' interpreter or image", trouble=str(exc))
 
 
-def _see_stack(prepared: Prepared, home: Home, ground: Ground, steps: Steps) -> StackSeen | None:
+def _see_stack(prepared: Prepared, home: Home, ground: Survey, steps: Steps) -> StackSeen | None:
     """Return what there is of this name already; None where Docker would have to tell."""
     if ground.docker and ground.docker.chosen and ground.docker.trouble:
         return None
@@ -225,12 +235,12 @@ def _see_redis(prepared: Prepared, home: Home, steps: Steps) -> tuple[RedisSeen,
     """
     steps.take(
         "redis",
-        lambda: require_brought(prepared, home.stack(prepared.spec.name).secrets_dir),
+        lambda: require_user_files(prepared, home.stack(prepared.spec.name).secrets_dir),
         lambda _: f"it accepts the URL in {prepared.spec.redis.url_file}",
     )
     if not steps.well("redis"):
         return ()
-    if not prepared.plan.redis_brought:
+    if not prepared.plan.user_redis:
         del steps.outcomes["redis"]
         return ()
     return _settings(prepared)

@@ -12,8 +12,8 @@ from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
 from deploy.runtime.state import StackState, read_state
 from deploy.runtime.supervisor import end_supervisor
-from deploy.workflows.left_keys import LeftKeys, left_keys, left_redis_url
 from deploy.workflows.prepare import Report
+from deploy.workflows.remaining_keys import RemainingKeys, remaining_keys, remaining_keys_url
 from deploy.workflows.running import launcher_for
 
 _STOP_S = 15.0
@@ -31,7 +31,7 @@ class DownResult:
     was_up: bool
     stopped: tuple[str, ...]
     others: tuple[str, ...]
-    left: LeftKeys | None = None
+    left: RemainingKeys | None = None
 
 
 def stop_stack(
@@ -57,7 +57,7 @@ def stop_stack(
     grace_s = float(state.spec.get("timeouts", {}).get("stop_s", _STOP_S)) if state else _STOP_S
     alive: tuple[str, ...] = ()
     others = 0
-    url = left_redis_url(files.secrets_dir, url_file if volumes else None)
+    url = remaining_keys_url(files.secrets_dir, url_file if volumes else None)
     was_there = files.state_file.exists()
     remove_unit(home, name)
     end_supervisor(files.supervisor_socket)
@@ -70,7 +70,7 @@ def stop_stack(
         others += launcher.stop_marked(grace_s=grace_s)
         launcher.clear(keep_logs=False)
     client = str(state.spec.get("redis", {}).get("client", "")) if state else ""
-    left = left_keys(url, name, client=client, remove=volumes) if url else None
+    left = remaining_keys(url, name, client=client, remove=volumes) if url else None
     return DownResult(
         name, bool(alive or others or was_there), alive, home.stacks_beside(name), left
     )

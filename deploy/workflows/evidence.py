@@ -25,7 +25,7 @@ _ANSWERED = ("applied", "not needed")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Readings:
     """Readings before and after a check; None is a Redis that did not answer."""
 
     store_before: StoreStats | None
@@ -91,7 +91,7 @@ def tags_are_kept(running: RunningStack) -> bool:
     )
 
 
-def store_use(seen: Seen, removed: int | None) -> StoreUse:
+def store_use(seen: Readings, removed: int | None) -> StoreUse:
     """Return how the check filled Redis, as far as it answered."""
     before, after = seen.store_before, seen.store_after
     last = after or before
@@ -106,7 +106,7 @@ def store_use(seen: Seen, removed: int | None) -> StoreUse:
 
 
 def gather_evidence(
-    running: RunningStack, found: Findings, seen: Seen, store: Store, failures: Sequence[str]
+    running: RunningStack, found: Findings, seen: Readings, store: Store, failures: Sequence[str]
 ) -> Evidence:
     """Return what the rules of the diagnosis look at."""
     engines = [_engine_facts(running, found, seen, name) for name in _names(running)]
@@ -141,7 +141,7 @@ def _names(running: RunningStack) -> list[str]:
     return [engine.name for engine in running.prepared.plan.engines]
 
 
-def _engine_facts(running: RunningStack, found: Findings, seen: Seen, name: str) -> EngineFacts:
+def _engine_facts(running: RunningStack, found: Findings, seen: Readings, name: str) -> EngineFacts:
     record, launcher = running.state.services[name], running.launcher
     named, use_native = connector_of(launcher.arguments(record))
     report, page = seen.report(name), seen.page(name)
@@ -182,7 +182,7 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
     return str(config.get("kv_connector") or ""), bool(extra.get("use_native"))
 
 
-def _store_facts(running: RunningStack, seen: Seen, store: Store) -> StoreFacts:
+def _store_facts(running: RunningStack, seen: Readings, store: Store) -> StoreFacts:
     before, after = seen.store_before, seen.store_after
     known, refusal = after or before, store.refusal()
     return StoreFacts(
@@ -195,7 +195,7 @@ def _store_facts(running: RunningStack, seen: Seen, store: Store) -> StoreFacts:
         errors=_more(before.errors, after.errors) if before and after else {},
         policy=known.policy if known else None,
         max_memory_bytes=known.max_memory_bytes if known else None,
-        brought=running.prepared.plan.redis_brought,
+        user_supplied=running.prepared.plan.user_redis,
         services=[one.name for one in sorted(running.stack.redis, key=running.is_ready)],
     )
 

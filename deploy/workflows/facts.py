@@ -32,7 +32,6 @@ from deploy.runtime.host import (
 )
 from deploy.stack.containers import ROOTLESS
 from deploy.stack.layout import ContainerImages
-from deploy.workflows.brought import hub_token
 from deploy.workflows.images import (
     StackImages,
     found_images,
@@ -41,6 +40,7 @@ from deploy.workflows.images import (
     stack_images,
 )
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
+from deploy.workflows.user_files import hub_token
 
 # Containers that root starts run as this user, for whom the kit's files are made readable.
 _UNPRIVILEGED = "10001:10001"
@@ -147,10 +147,10 @@ def with_images(facts: Facts, spec: StackSpec, report: Report) -> Facts:
         ConfigError: the engine image holds versions that do not belong together.
         MissingImage: one cannot be had.
     """
-    if not isinstance(facts.means, Containers):
+    if not isinstance(facts.software, Containers):
         return facts
     images = obtain_images(stack_images(spec, facts.vendor), spec, facts.vendor, report)
-    return replace(facts, means=replace(facts.means, images=images))
+    return replace(facts, software=replace(facts.software, images=images))
 
 
 def named_programs(spec: StackSpec) -> Programs:

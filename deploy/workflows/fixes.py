@@ -27,7 +27,7 @@ _TELLING = (DISABLE, "PYTHONPATH")
 
 
 @dataclass(frozen=True)
-class Place:
+class FixTarget:
     """Where engines of a plan run, as far as it decides what the fixes meet.
 
     Attributes:
@@ -97,17 +97,17 @@ def require_fixes(planned: Prepared, home: Home, report: Report) -> bool:
     return True
 
 
-def place_of(planned: Prepared) -> Place:
+def place_of(planned: Prepared) -> FixTarget:
     """Return where the engines of a plan run."""
-    means, theirs = planned.facts.means, planned.spec.engine.env
-    if isinstance(means, Containers):
-        images = means.images
+    software, theirs = planned.facts.software, planned.spec.engine.env
+    if isinstance(software, Containers):
+        images = software.images
         devices = next(
             service.container.devices
             for service in planned.stack.services
             if service.role in ENGINE_ROLES and service.container is not None
         )
-        return Place(
+        return FixTarget(
             what=f"image {images.engine}",
             identity=(),
             interpreter=images.engine_program,
@@ -115,11 +115,11 @@ def place_of(planned: Prepared) -> Place:
             environ=_telling(theirs),
             devices=devices,
         )
-    versions = engine_versions(means.engine_python)
-    return Place(
-        what=means.engine_python,
+    versions = engine_versions(software.engine_python)
+    return FixTarget(
+        what=software.engine_python,
         identity=tuple(version or "" for version in versions),
-        interpreter=means.engine_python,
+        interpreter=software.engine_python,
         environ=_telling({**_inherited(), **theirs}),
     )
 
@@ -142,7 +142,7 @@ def _telling(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in _TELLING if environ.get(name)}
 
 
-def _refusal(failed: list[FixReport], tried: FixReports, place: Place) -> FixFailed:
+def _refusal(failed: list[FixReport], tried: FixReports, place: FixTarget) -> FixFailed:
     first = failed[0]
     ids = ",".join(fix.id for fix in failed)
     return FixFailed(

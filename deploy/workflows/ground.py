@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from deploy.config.model import Model, with_config
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.doctor.seen import DockerSeen, HubSeen, Outcome
+from deploy.doctor.seen import DockerSeen, HubSeen, StepOutcome
 from deploy.errors import ConfigError, MachineError, PdkitError, UsageError
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
@@ -42,7 +42,7 @@ _Result = TypeVar("_Result")
 class Steps:
     """Steps that `up` takes too, and how each went here."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, StepOutcome] = field(default_factory=dict)
 
     def take(
         self, step: str, do: Callable[[], _Result], says: Callable[[_Result], str]
@@ -50,16 +50,16 @@ class Steps:
         """Do it; whatever goes wrong is its outcome."""
         try:
             result = do()
-            self.outcomes[step] = Outcome(says=says(result))
+            self.outcomes[step] = StepOutcome(says=says(result))
         except PdkitError as exc:
-            self.outcomes[step] = Outcome(
+            self.outcomes[step] = StepOutcome(
                 trouble=exc.message,
                 fix=exc.hint_for("up"),
                 details=exc.details[:_DETAIL_LINES],
                 usage=isinstance(exc, UsageError),
             )
         except Exception as exc:  # noqa: BLE001 - a look that fails is a finding, not the end
-            self.outcomes[step] = Outcome(unknown=f"this could not be looked at: {exc!r}")
+            self.outcomes[step] = StepOutcome(unknown=f"this could not be looked at: {exc!r}")
         else:
             return result
         return None
@@ -70,7 +70,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Ground:
+class Survey:
     """What a plan is made from here, as far as it could be found; the rest is assumed."""
 
     facts: Facts
@@ -80,7 +80,7 @@ class Ground:
     info: Mapping[str, Any] | None
 
 
-def ground_for(spec: StackSpec, home: Home, steps: Steps, report: Report) -> Ground:
+def survey_for(spec: StackSpec, home: Home, steps: Steps, report: Report) -> Survey:
     docker, info = _see_docker(spec)
     runtime = "compose" if docker and docker.chosen else "process"
     there = detect_inventory(info) if info is not None else detect_inventory()
@@ -93,7 +93,7 @@ def ground_for(spec: StackSpec, home: Home, steps: Steps, report: Report) -> Gro
     elif info is not None:
         facts = _with_images(spec, facts, info, steps, report)
     model, hub = _ask_about_model(spec, home, vendor)
-    return Ground(facts, model, hub, docker, info)
+    return Survey(facts, model, hub, docker, info)
 
 
 def _see_docker(spec: StackSpec) -> tuple[DockerSeen | None, Mapping[str, Any] | None]:
@@ -147,14 +147,14 @@ def _with_programs(spec: StackSpec, facts: Facts, steps: Steps, report: Report) 
         lambda found: f"{found.engine_python}, {found.redis_server or 'your own Redis'}",
     )
     if programs is None:
-        return replace(facts, means=named_programs(spec))
+        return replace(facts, software=named_programs(spec))
     vllm, lmcache = engine_versions(programs.engine_python)
     steps.take(
         "versions",
         lambda: refuse_bad_pair(spec, facts.vendor, vllm, lmcache, report),
         lambda _: f"vLLM {vllm} with LMCache {lmcache}",
     )
-    return replace(facts, means=programs)
+    return replace(facts, software=programs)
 
 
 def _with_images(
@@ -162,15 +162,15 @@ def _with_images(
 ) -> Facts:
     """Return the facts with the images' contents; those that are missing stay names."""
     wanted = stack_images(spec, facts.vendor)
-    means = containers_here(spec, wanted, facts.vendor, info)
-    if means.images.engine_id:
+    software = containers_here(spec, wanted, facts.vendor, info)
+    if software.images.engine_id:
         images = steps.take(
             "versions",
             lambda: looked_into(wanted, spec, facts.vendor, report),
             lambda _: f"{wanted.engine.pair} in {wanted.engine.image}",
         )
-        means = replace(means, images=images or means.images)
-    return replace(facts, means=means)
+        software = replace(software, images=images or software.images)
+    return replace(facts, software=software)
 
 
 def _ask_about_model(

@@ -13,8 +13,8 @@ from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
 from deploy.runtime.weights import Wanted, fetch, give_to
-from deploy.workflows.brought import hub_token, owner, provide_caches
 from deploy.workflows.prepare import Containers, Prepared, Report, find_model
+from deploy.workflows.user_files import hub_token, owner, provide_caches
 
 _UNKNOWN = (
     "KV size and context are unknown, and Redis gets redis.memory_gib, else a quarter of the memory"
@@ -59,8 +59,8 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
     spec, wanted = prepared.spec, _wanted(prepared)
     if wanted is None or wanted.is_here() or not may_ask(spec):
         return
-    means = prepared.facts.means
-    if isinstance(means, Containers):
+    software = prepared.facts.software
+    if isinstance(software, Containers):
         provide_caches(prepared)
     report(f"fetching {wanted.model} from {hub_of(spec)} into {wanted.cache}")
     try:
@@ -70,8 +70,8 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
             f"{wanted.model} could not be downloaded: {exc}",
             hint="deploy up, which resumes the download; or --model FOLDER",
         ) from exc
-    if isinstance(means, Containers) and os.getuid() == 0:
-        give_to(wanted, *owner(means))
+    if isinstance(software, Containers) and os.getuid() == 0:
+        give_to(wanted, *owner(software))
 
 
 def _wanted(prepared: Prepared) -> Wanted | None:
@@ -80,11 +80,11 @@ def _wanted(prepared: Prepared) -> Wanted | None:
     Nor is it fetched for engines that the user's own variables send to another folder, which may be
     one inside of their container.
     """
-    spec, model, means = prepared.spec, prepared.model, prepared.facts.means
+    spec, model, software = prepared.spec, prepared.model, prepared.facts.software
     theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
     if model.source != "hub" or theirs:
         return None
-    cache = means.hub_cache if isinstance(means, Containers) else spec.hub_cache
+    cache = software.hub_cache if isinstance(software, Containers) else spec.hub_cache
     revision = model.version or _revision(spec.engine.args)
     return Wanted(model.ref, revision, Path(cache or default_hub_cache()))
 

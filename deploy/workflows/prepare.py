@@ -61,13 +61,13 @@ class Facts:
 
     Attributes:
         vendor, runtime: what 'auto' means there.
-        means: what its runtime runs services with.
+        software: what its runtime runs services with.
     """
 
     inventory: Inventory
     vendor: str
     runtime: str
-    means: Programs | Containers
+    software: Programs | Containers
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Prepared:
 
 def engine_image(prepared: Prepared) -> str:
     """Return the engines' image as it was named; "" where they are processes."""
-    means = prepared.facts.means
-    return means.images.engine if isinstance(means, Containers) else ""
+    software = prepared.facts.software
+    return software.images.engine if isinstance(software, Containers) else ""
 
 
 def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = None) -> Prepared:
@@ -115,19 +115,19 @@ def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = 
     settled = settle(spec, vendor=facts.vendor, runtime=facts.runtime)
     if model is None:
         model = find_model(spec, home, facts.vendor)
-        if isinstance(facts.means, Containers):
+        if isinstance(facts.software, Containers):
             _require_mountable(model)
         if model.source == "folder":
             spec = spec.model_copy(update={"model": model.ref})  # from wherever the next look is
     plan = make_plan(settled, model, facts.inventory)
-    layout = _layout(settled, home, facts.means, model)
+    layout = _layout(settled, home, facts.software, model)
     stack = build_stack(plan, layout)
     return Prepared(spec, facts, model, plan, stack, last_measured(home, plan))
 
 
-def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Model) -> Layout:
+def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model: Model) -> Layout:
     files = home.stack(spec.name)
-    if isinstance(means, Programs):
+    if isinstance(software, Programs):
         if spec.image is not None:
             raise ConfigError(
                 f"'{spec.image}' is for containers, and the stack would run as processes",
@@ -139,8 +139,8 @@ def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Mo
             run_dir=files.run_dir,
             secrets_dir=files.secrets_dir,
             temp_dir=files.temp_dir,
-            engine_python=means.engine_python,
-            redis_server=means.redis_server,
+            engine_python=software.engine_python,
+            redis_server=software.redis_server,
             connector=connector_path(),
             router_code=router_path(),
             hub_cache=spec.hub_cache,
@@ -150,13 +150,13 @@ def _layout(spec: StackSpec, home: Home, means: Programs | Containers, model: Mo
     from_hub = model.source == "hub"
     return ContainerLayout(
         run_dir=files.run_dir,
-        images=means.images,
-        user=means.user,
+        images=software.images,
+        user=software.user,
         connector=connector_path(),
         router_code=router_path(),
-        engine_cache=home.engine_cache(means.images.engine_id or means.images.engine),
-        hub_cache=Path(means.hub_cache) if from_hub else None,
-        hub_token=means.hub_token and from_hub,
+        engine_cache=home.engine_cache(software.images.engine_id or software.images.engine),
+        hub_cache=Path(software.hub_cache) if from_hub else None,
+        hub_token=software.hub_token and from_hub,
         sees_all_gpus=spec.gpu_access == "all",
     )
 

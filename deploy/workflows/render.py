@@ -11,9 +11,9 @@ from deploy.runtime.home import Home
 from deploy.stack.compose import compose_document
 from deploy.stack.document import document_yaml, stack_document
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows.brought import api_key, provide_caches, stack_secrets
-from deploy.workflows.brought_redis import redis_url
 from deploy.workflows.prepare import Prepared, prepare
+from deploy.workflows.user_files import api_key, provide_caches, stack_secrets
+from deploy.workflows.user_redis import redis_url
 
 _ANOTHER = "deploy render -o FOLDER, with another folder"
 

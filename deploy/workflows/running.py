@@ -122,14 +122,14 @@ def metrics_page(
 
 def store_of(running: RunningStack) -> AbstractContextManager[Store]:
     """Open a connection to the stack's Redis, the kit's or the user's own, for a with block."""
-    if running.prepared.plan.redis_brought:
-        return _brought_store(running)
+    if running.prepared.plan.user_redis:
+        return _user_store(running)
     password = running.secrets.get(REDIS_PASSWORD)
     return open_shards([running.launcher.open_store(one, password) for one in running.stack.redis])
 
 
 @contextmanager
-def _brought_store(running: RunningStack) -> Iterator[Store]:
+def _user_store(running: RunningStack) -> Iterator[Store]:
     """Open the user's Redis.
 
     Raises:
@@ -159,11 +159,11 @@ def restored_facts(stored: Mapping[str, Any]) -> Facts:
     Raises:
         KeyError, TypeError, ValueError: another version of the kit wrote them.
     """
-    means = stored["means"]
+    software = stored["software"] if "software" in stored else stored["means"]  # its old name
     if stored["runtime"] == "process":
-        found: Programs | Containers = Programs(**means)
+        found: Programs | Containers = Programs(**software)
     else:
-        found = Containers(**{**means, "images": ContainerImages(**means["images"])})
+        found = Containers(**{**software, "images": ContainerImages(**software["images"])})
     inventory = inventory_from(stored["inventory"])
     return Facts(inventory, stored["vendor"], stored["runtime"], found)
 

@@ -22,8 +22,6 @@ from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.service import Service
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows.brought import provide_caches, stack_secrets
-from deploy.workflows.brought_redis import require_redis
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import (
     RunningStack,
@@ -32,6 +30,8 @@ from deploy.workflows.running import (
     service_is_ready,
     stack_as_planned,
 )
+from deploy.workflows.user_files import provide_caches, stack_secrets
+from deploy.workflows.user_redis import require_redis
 
 # A service that is told to stop because another one died has nothing to finish.
 ABORT_GRACE_S = 1.5

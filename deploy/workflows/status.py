@@ -18,7 +18,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
-from deploy.workflows.generations import Generation, past_generations
+from deploy.workflows.history import HistoryEntry, stack_history
 from deploy.workflows.patches import stack_warnings
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import RunningStack, answering_pages, find_stack, store_of
@@ -59,7 +59,7 @@ class StackStatus:
         up: it was started and not taken down.
         image: of the engines; "" where they are processes.
         store: of Redis; None where it does not answer.
-        redis_brought: that is the user's own, and none of the services.
+        user_redis: that is the user's own, and none of the services.
         history: what was up before, and what was tried; the newest first.
         events: what died, came back, was restarted or drained; the oldest first.
         warnings: what somebody should know before trusting the KV, or the stack to stay up.
@@ -76,8 +76,8 @@ class StackStatus:
     url: str = ""
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
-    redis_brought: bool = False
-    history: Sequence[Generation] = ()
+    user_redis: bool = False
+    history: Sequence[HistoryEntry] = ()
     events: Sequence[ServiceEvent] = ()
     warnings: Sequence[str] = ()
     others: Sequence[str] = ()
@@ -89,7 +89,7 @@ class StackStatus:
     @property
     def sick(self) -> list[str]:
         """What of the stack is not ready."""
-        redis = ["the Redis of redis.url_file"] if self.redis_brought and not self.store else []
+        redis = ["the Redis of redis.url_file"] if self.user_redis and not self.store else []
         return [s.name for s in self.services if s.condition != "ready"] + redis
 
     @property
@@ -131,8 +131,8 @@ def stack_status(home: Home, name: str) -> StackStatus:
         url=running.stack.front.url,
         services=_all_services(running, pages, drained_engines(home.stack(name).drain_file)),
         store=stats,
-        redis_brought=plan.redis_brought,
-        history=past_generations(running.state),
+        user_redis=plan.user_redis,
+        history=stack_history(running.state),
         events=read_events(home.stack(name).events_file),
         warnings=[*stack_warnings(running, pages), *_unwatched(running, home)],
     )

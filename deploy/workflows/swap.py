@@ -23,7 +23,6 @@ from deploy.runtime.home import Home
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
 from deploy.runtime.state import StackState, boot_id
 from deploy.verify.report import CheckReport
-from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import (
     CheckOptions,
     check_running,
@@ -31,7 +30,7 @@ from deploy.workflows.check import (
     require_answers,
 )
 from deploy.workflows.facts import facts_here, without_held_gpus
-from deploy.workflows.generations import (
+from deploy.workflows.history import (
     following,
     last_good,
     new_state,
@@ -48,6 +47,7 @@ from deploy.workflows.running import (
 )
 from deploy.workflows.start import StackStart
 from deploy.workflows.up import provided
+from deploy.workflows.user_files import outdated_services, require_user_files
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def swap_stack(
             hint=f"deploy status --name {name}: the stack goes on as it was",
             details=exc.details,
         ) from exc
-    require_brought(planned, home.stack(name).secrets_dir)
+    require_user_files(planned, home.stack(name).secrets_dir)
     return _exchange(home, running, provided(planned, home, report), "swap", report)
 
 
@@ -133,7 +133,7 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
     spec, facts, model = last_good(running.state)
     target = prepare(spec, home, restored_facts(facts), model=restored_model(model))
     _require_still_there(target, home)
-    require_brought(target, home.stack(name).secrets_dir)
+    require_user_files(target, home.stack(name).secrets_dir)
     return _exchange(home, running, target, "rollback", report)
 
 
@@ -143,10 +143,10 @@ def _require_still_there(target: Prepared, home: Home) -> None:
     Raises:
         MissingImage, MissingGpus: naming what is gone.
     """
-    means, name = target.facts.means, target.stack.name
-    if isinstance(means, Containers):
-        images = means.images
-        redis = () if target.plan.redis_brought else (images.redis,)
+    software, name = target.facts.software, target.stack.name
+    if isinstance(software, Containers):
+        images = software.images
+        redis = () if target.plan.user_redis else (images.redis,)
         for reference in (images.engine_id or images.engine, images.router, *redis):
             if find_image(reference) is None:
                 raise MissingImage(

@@ -16,7 +16,6 @@ from deploy.runtime.lock import planning_lock
 from deploy.runtime.state import StackState, boot_id
 from deploy.stack.service import Service
 from deploy.verify.report import CheckReport
-from deploy.workflows.brought import outdated_services, require_brought
 from deploy.workflows.check import (
     CheckOptions,
     check_running,
@@ -24,14 +23,15 @@ from deploy.workflows.check import (
     require_answers,
 )
 from deploy.workflows.facts import facts_here, with_images
-from deploy.workflows.fitness import require_code, require_fit, require_gpus_beside
 from deploy.workflows.fixes import require_fixes
-from deploy.workflows.generations import following, new_state, with_outcome
+from deploy.workflows.history import following, new_state, with_outcome
 from deploy.workflows.hub import described_model, fetch_weights
 from deploy.workflows.images import stack_images
+from deploy.workflows.preflight import require_code, require_fit, require_gpus_beside
 from deploy.workflows.prepare import Containers, Facts, Prepared, Report, find_model, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
+from deploy.workflows.user_files import outdated_services, require_user_files
 
 _POLL_S = 0.25
 
@@ -164,7 +164,7 @@ def _claimed(
     """
     with planning_lock(home.planning_lock_file):
         planned = prepare_here(spec, home, report)
-        require_brought(planned, home.stack(spec.name).secrets_dir)
+        require_user_files(planned, home.stack(spec.name).secrets_dir)
         require_fit(planned, home, report)
         before = existing.state if existing else None
         start = StackStart(planned, _first_state(planned, before), home, report, before=before)
@@ -262,7 +262,7 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         StateError: services of another plan are running under this name.
     """
     was = existing.prepared
-    if _same_means(spec, was.facts):
+    if _same_software(spec, was.facts):
         model = find_model(spec, home, was.facts.vendor)
         if model.ref == was.model.ref and not _other_files(model, was.model):
             model = was.model
@@ -296,13 +296,13 @@ def _other_files(model: Model, was: Model) -> bool:
     return "" not in (model.version, was.version) and model.version != was.version
 
 
-def _same_means(spec: StackSpec, facts: Facts) -> bool:
+def _same_software(spec: StackSpec, facts: Facts) -> bool:
     """Tell whether a spec asks for the vendor, the runtime and the images that were found."""
     if spec.vendor not in ("auto", facts.vendor) or spec.runtime not in ("auto", facts.runtime):
         return False
-    if not isinstance(facts.means, Containers):
+    if not isinstance(facts.software, Containers):
         return True
-    asked, was = stack_images(spec, facts.vendor).by_name, facts.means.images
+    asked, was = stack_images(spec, facts.vendor).by_name, facts.software.images
     return (asked.engine, asked.router, asked.redis) == (was.engine, was.router, was.redis)
 
 

@@ -60,7 +60,7 @@ class Watch:
             began,
             up=True,
             what=f"{plan.topology}, {plan.model.served_name}, {running.stack.front.url}",
-            redis_brought=plan.redis_brought,
+            user_redis=plan.user_redis,
             shares_kv=plan.shares_kv,
             services=found,
             store=asked.result(),

@@ -19,7 +19,7 @@ from deploy.runtime.process.launcher import Launched
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.state import write_state
 from deploy.stack.service import Service
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 from deploy.workflows.running import require_stack
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.traffic import MODEL
@@ -100,18 +100,20 @@ class Engines:
         key = self.kit.engine_key(self.name)
         return EngineApi(self.url(whom), timeout_s=timeout_s, api_key=key)
 
-    def ask(self, whom: str, prompt: str, max_tokens: int = 16, *, within_s: float = 120) -> Answer:
+    def ask(
+        self, whom: str, prompt: str, max_tokens: int = 16, *, within_s: float = 120
+    ) -> Completion:
         """Complete a prompt greedily; raise ApiError where there is no right answer in time."""
         with self.api(whom, timeout_s=within_s) as api:
             return api.complete(MODEL, list(prompt.encode()), max_tokens=max_tokens)
 
-    def ask_counting(self, whom: str, prompt: str) -> tuple[Answer, int]:
+    def ask_counting(self, whom: str, prompt: str) -> tuple[Completion, int]:
         """Return the answer, and the tokens that the engine loaded for it."""
         before = self.metric(whom, "vllm:external_prefix_cache_hits_total")
         answer = self.ask(whom, prompt)
         return answer, self.metric(whom, "vllm:external_prefix_cache_hits_total") - before
 
-    def recomputed(self, prompt: str, max_tokens: int = 16) -> Answer:
+    def recomputed(self, prompt: str, max_tokens: int = 16) -> Completion:
         """Return the producer's answer to a prompt of which it has nothing; empties the store."""
         self.store().flushall()
         self.forget()

@@ -24,7 +24,7 @@ import deploy as package
 from bench.store_gate import held, writes_held
 from deploy.runtime.engine_api import ApiError
 from deploy.stack.service import Service
-from deploy.verify.equivalence import Answer, compare
+from deploy.verify.equivalence import Completion, compare
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines, both, in_environ
 from tests.e2e.store_vandals import behind_each_store, spoil
@@ -46,7 +46,7 @@ def brought_up(
         yield Engines(kit, name, port)
 
 
-def assert_same(reference: Answer, answer: Answer) -> None:
+def assert_same(reference: Completion, answer: Completion) -> None:
     found = compare(reference, answer)
     assert found.matches, found
 
@@ -332,7 +332,7 @@ def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str
     prompts = [text(400, (seed, number)) for number in range(6)]
     before = engines.metric("consumer-0", "vllm:num_preemptions_total")
 
-    def ask(prompt: str) -> Answer | str:
+    def ask(prompt: str) -> Completion | str:
         try:
             return engines.ask(whom, prompt, 400, within_s=180)
         except ApiError as exc:
@@ -347,7 +347,7 @@ def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str
     found = [
         compare(engines.recomputed(prompt, 400), answer)
         for prompt, answer in zip(prompts, answers, strict=True)
-        if isinstance(answer, Answer)
+        if isinstance(answer, Completion)
     ]
     return [str(one) for one in found if not one.matches], preempted
 

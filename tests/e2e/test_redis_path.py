@@ -18,7 +18,7 @@ import yaml
 
 from bench.store_gate import writes_held
 from deploy.verify.eligible import eligible_tokens
-from deploy.verify.equivalence import Answer, compare
+from deploy.verify.equivalence import Completion, compare
 from deploy.verify.store_path import StorePath
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines
@@ -43,7 +43,7 @@ def path(engines: Engines, whom: str) -> StorePath:
     return found
 
 
-def assert_same(reference: Answer, answer: Answer) -> None:
+def assert_same(reference: Completion, answer: Completion) -> None:
     found = compare(reference, answer)
     assert found.matches, found
 

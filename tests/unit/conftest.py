@@ -20,7 +20,7 @@ from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.stack import namespace
-from deploy.workflows import doctor, fitness
+from deploy.workflows import doctor, preflight
 from deploy.workflows import facts as facts_module
 from deploy.workflows import prepare as prepare_module
 from deploy.workflows.facts import stated_facts
@@ -66,7 +66,7 @@ def _clean_environment() -> Iterator[None]:
 def _sound_host() -> Iterator[None]:
     """Show a host of which no rule warns; `deploy` as a process of its own sees the real one."""
     with (
-        mock.patch.object(fitness, "see_host", lambda: SOUND_HOST),
+        mock.patch.object(preflight, "see_host", lambda: SOUND_HOST),
         mock.patch.object(doctor, "see_host", lambda: SOUND_HOST),
         mock.patch.object(doctor, "clock_is_synced", lambda: None),
     ):
@@ -82,7 +82,7 @@ def spec() -> Callable[..., StackSpec]:
 @pytest.fixture
 def broken_layerwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a pair be broken with an option only; the table has no such entry at present."""
-    rule = compat.Rule(
+    rule = compat.PairRule(
         "with-an-option", "known_bad", ("cuda", "rocm"), "", "<0.4.4",
         "single layers are lost", "https://github.com/LMCache/LMCache", ("layerwise",),
     )  # fmt: skip
@@ -131,7 +131,7 @@ def prepared() -> Callable[..., Prepared]:
         ):
             facts = stated_facts(asked.spec, machine, runtime="process")
             if facts.runtime == "process":
-                facts = replace(facts, means=programs)
+                facts = replace(facts, software=programs)
             return prepare(asked.spec, HOME, facts, model=given)
 
     return make

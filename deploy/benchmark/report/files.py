@@ -13,7 +13,7 @@ from deploy.benchmark.compare import METRICS
 from deploy.benchmark.report.charts import Chart, charts
 from deploy.benchmark.report.page import page
 from deploy.benchmark.report.points import Run, named, points
-from deploy.benchmark.report.verdict import Verdict, of_sweep, verdict
+from deploy.benchmark.report.verdict import ReportVerdict, of_sweep, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
 from deploy.errors import MissingTool, UsageError
 
@@ -32,7 +32,7 @@ _CSV_HEADER = ("stack", "load", "metric", "unit", "median", "low", "high", "repe
 class Report:
     """What was written, and the verdict in it."""
 
-    verdict: Verdict
+    verdict: ReportVerdict
     files: tuple[Path, ...]
 
 

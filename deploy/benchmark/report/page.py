@@ -14,7 +14,7 @@ from string import Template
 from deploy.benchmark.break_even import measured_speeds
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.points import Point, Run, comparable, points, worth
-from deploy.benchmark.report.verdict import Verdict, slo_text
+from deploy.benchmark.report.verdict import ReportVerdict, slo_text
 from deploy.benchmark.statistics import Estimate
 from deploy.planning.break_even import Speeds, break_even_tokens, changes
 
@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 Rows = Iterable[Sequence[str]]
 
 
-def page(runs: Sequence[Run], found: Verdict, charts: Sequence[Chart], library: str) -> str:
+def page(runs: Sequence[Run], found: ReportVerdict, charts: Sequence[Chart], library: str) -> str:
     """Return the page.
 
     Args:

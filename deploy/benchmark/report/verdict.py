@@ -41,7 +41,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReportVerdict:
     """What the runs show.
 
     Attributes:
@@ -111,14 +111,14 @@ def _best_rate(runs: Sequence[Result]) -> Estimate | None:
     return median_of(best) if best else None
 
 
-def verdict(results: Sequence[Result]) -> Verdict:
+def verdict(results: Sequence[Result]) -> ReportVerdict:
     """Return what these runs show together; only like runs have a verdict."""
     unlike = {one.field for other in results[1:] for one in differences(results[0], other)}
     shares = {one.rate_search.required_share for one in results if one.rate_search}
     if len(shares) > 1:
         unlike.add("rate_search.required_share")
     if unlike:
-        return Verdict(
+        return ReportVerdict(
             "cannot tell", f"No verdict: the runs are unlike ({', '.join(sorted(unlike))})."
         )
     searched = all(one.rate_search for one in results)
@@ -128,7 +128,7 @@ def verdict(results: Sequence[Result]) -> Verdict:
     if len(stacks) == 1:
         return _of_one(results[0], found, goal)
     if len({is_aggregated(one) for one in results}) == 1:
-        return Verdict("cannot tell", _ranking(found, goal))
+        return ReportVerdict("cannot tell", _ranking(found, goal))
     baseline = _best([one for one in found if is_aggregated(one.result)])
     split = _best([one for one in found if not is_aggregated(one.result)])
     if baseline is None or split is None:
@@ -137,7 +137,7 @@ def verdict(results: Sequence[Result]) -> Verdict:
     return replace(_decided(split, baseline, goal), note=_ONE_SEARCH if few else "")
 
 
-def of_sweep(folders: Sequence[Path]) -> Verdict | None:
+def of_sweep(folders: Sequence[Path]) -> ReportVerdict | None:
     """Return the verdict of the sweep that these are the runs of; None where they are not.
 
     It pairs the rounds, in which the topologies ran soon after one another.
@@ -150,14 +150,14 @@ def of_sweep(folders: Sequence[Path]) -> Verdict | None:
     if said is None:
         return None
     if said.ratio is None:
-        return Verdict("cannot tell", said.sentence)
+        return ReportVerdict("cannot tell", said.sentence)
     ratio = Ratio(said.ratio.value, said.ratio.low, said.ratio.high, sweep.rounds)
     if ratio.low is None:
-        return Verdict("cannot tell", said.sentence, ratio)
+        return ReportVerdict("cannot tell", said.sentence, ratio)
     if said.winner == said.disaggregated:
-        return Verdict("disaggregate", said.sentence, ratio)
+        return ReportVerdict("disaggregate", said.sentence, ratio)
     kind: Kind = "do not" if said.sentence.startswith(DO_NOT) else "no difference"
-    return Verdict(kind, said.sentence, ratio)
+    return ReportVerdict(kind, said.sentence, ratio)
 
 
 def _stacks(results: Sequence[Result]) -> list[StackFacts]:
@@ -172,7 +172,7 @@ def _best(found: Sequence[Capacity]) -> Capacity | None:
     return max(found, key=lambda one: one.rate.value / one.size, default=None)
 
 
-def _decided(split: Capacity, baseline: Capacity, goal: str) -> Verdict:
+def _decided(split: Capacity, baseline: Capacity, goal: str) -> ReportVerdict:
     ratio = _per_unit(ratio_of(split.rate, baseline.rate), baseline.size / split.size)
     each = "" if split.size == baseline.size else f", for each {_unit(split.result)}"
     margin = f"{ratio.value:.2f} times"
@@ -181,15 +181,17 @@ def _decided(split: Capacity, baseline: Capacity, goal: str) -> Verdict:
     holds = f"holds {margin} the rate of {baseline.name} {goal}{each}"
     match ratio.difference:
         case "higher":
-            return Verdict("disaggregate", f"{split.name} {holds}.", ratio)
+            return ReportVerdict("disaggregate", f"{split.name} {holds}.", ratio)
         case "lower":
             said = f"Do not disaggregate this workload here: {split.name}, the best split,"
-            return Verdict("do not", f"{said} {holds}.", ratio)
+            return ReportVerdict("do not", f"{said} {holds}.", ratio)
         case "no significant difference":
             said = "No difference that this many runs can show"
-            return Verdict("no difference", f"{said}: {split.name} {holds}.", ratio)
+            return ReportVerdict("no difference", f"{said}: {split.name} {holds}.", ratio)
     said = f"No verdict from this many repeats: {split.name} {holds}"
-    return Verdict("cannot tell", f"{said}; from {LEAST_REPEATS} on there is an interval.", ratio)
+    return ReportVerdict(
+        "cannot tell", f"{said}; from {LEAST_REPEATS} on there is an interval.", ratio
+    )
 
 
 def _per_unit(ratio: Ratio, factor: float) -> Ratio:
@@ -197,22 +199,22 @@ def _per_unit(ratio: Ratio, factor: float) -> Ratio:
     return Ratio(ratio.value * factor, low, high, ratio.repeats)
 
 
-def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> Verdict:
+def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> ReportVerdict:
     if not found:
-        return Verdict("one run", f"{stack_name(result)} answers no request {goal}.")
+        return ReportVerdict("one run", f"{stack_name(result)} answers no request {goal}.")
     rate = found[0].rate
     ends = "" if rate.low is None else f" ({rate.low:.2f} to {rate.high:.2f})"
     said = f"{found[0].name} holds {rate.value:.2f} requests/s{ends} {goal}."
-    return Verdict("one run", f"{said} A verdict takes a run of another stack.")
+    return ReportVerdict("one run", f"{said} A verdict takes a run of another stack.")
 
 
-def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> Verdict:
+def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> ReportVerdict:
     if split:
-        return Verdict("disaggregate", f"Only {split.name} answers requests {goal}.")
+        return ReportVerdict("disaggregate", f"Only {split.name} answers requests {goal}.")
     if baseline:
         said = "Do not disaggregate this workload here: no split answers requests"
-        return Verdict("do not", f"{said} {goal}, {baseline.name} does.")
-    return Verdict("cannot tell", f"No stack answers requests {goal}.")
+        return ReportVerdict("do not", f"{said} {goal}, {baseline.name} does.")
+    return ReportVerdict("cannot tell", f"No stack answers requests {goal}.")
 
 
 def _ranking(found: Sequence[Capacity], goal: str) -> str:

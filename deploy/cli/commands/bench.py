@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.load_options import (
     InputTokens,
@@ -23,6 +22,7 @@ from deploy.cli.load_options import (
     workload_options,
 )
 from deploy.cli.options import Json, Name
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import progress, stack_name
 from deploy.errors import CheckFailed, Interrupted, PdkitError, UsageError
 
@@ -103,7 +103,7 @@ def bench(  # noqa: PLR0913 - one parameter an option
     out: _Out = None,
     name: Name = None,
     json: Json = False,
-) -> Answer | None:
+) -> CommandResult | None:
     """Load the running stack: latencies, throughput, goodput, hit rates, CPU and memory."""
     if context.invoked_subcommand is not None:
         return None
@@ -139,7 +139,7 @@ def _refuse_contradictions(
         )
 
 
-def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> Answer:
+def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> CommandResult:
     from deploy.output.bench_view import bench_view
     from deploy.runtime.lock import bench_lock, stack_lock
     from deploy.workflows.bench import open_folder
@@ -150,7 +150,7 @@ def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> A
     page = _report(folder)
     data = {"folder": str(folder), "report": page, "result": result.model_dump(mode="json")}
     text = bench_view(result, str(folder)) + (f"\nReport: {page}" if page else "")
-    return Answer("bench", data, text, _failures(result, name))
+    return CommandResult("bench", data, text, _failures(result, name))
 
 
 def _report(folder: Path) -> str | None:

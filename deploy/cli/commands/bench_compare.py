@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.commands.bench import bench_app
 from deploy.cli.options import Json
+from deploy.cli.result import CommandResult
 
 
 @bench_app.command()
@@ -22,7 +22,7 @@ def compare(
         typer.Option("--anyway", help="Compare unlike runs, too; name what is unlike."),
     ] = False,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Compare two results: ratios with 95 % intervals, and whether they differ at all."""
     from deploy.benchmark.compare import compare as compare_results
     from deploy.benchmark.results import read_result
@@ -31,7 +31,7 @@ def compare(
     results = read_result(first), read_result(second)
     found = compare_results(*results, anyway=anyway)
     data = {"first": str(first), "second": str(second), **found.as_dict()}
-    return Answer("bench compare", data, compare_view(found, *results))
+    return CommandResult("bench compare", data, compare_view(found, *results))
 
 
 @bench_app.command()
@@ -48,7 +48,7 @@ def report(
         ),
     ] = None,
     json: Json = False,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Write a report of results: one HTML page with the verdict and charts, CSV and PNG."""
     from deploy.benchmark.report.files import result_folders, write_report
 
@@ -64,4 +64,4 @@ def report(
         "files": files,
     }
     said = "\n".join(filter(None, (verdict.sentence, verdict.note)))
-    return Answer("bench report", data, f"{said}\n\nReport: {files[0]}")
+    return CommandResult("bench report", data, f"{said}\n\nReport: {files[0]}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.commands.bench import bench_app
 from deploy.cli.load_options import (
     InputTokens,
@@ -24,6 +23,7 @@ from deploy.cli.load_options import (
     workload_options,
 )
 from deploy.cli.options import File, Json, takes_stack_options
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import load_source, progress
 from deploy.errors import CheckFailed, Interrupted, UsageError
 
@@ -92,7 +92,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     dry_run: _DryRun = False,
     out: _Out = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Find the best topology: each in turn is started, checked, loaded and stopped.
 
     The same command again goes on with an unfinished sweep. Other stacks are left alone.
@@ -152,7 +152,7 @@ def _with_engines(flags: dict[str, Any], engines: int | None) -> dict[str, Any]:
     return {**flags, "gpus": engines, "vendor": "cpu"}
 
 
-def _dry_run(asked: _Asked) -> Answer:
+def _dry_run(asked: _Asked) -> CommandResult:
     from deploy.output.sweep_view import dry_run_view
     from deploy.runtime.home import Home
     from deploy.workflows.sweep import LiveStacks, left_seconds, stack_name
@@ -166,10 +166,10 @@ def _dry_run(asked: _Asked) -> Answer:
         "refused": sweep.refused,
         "seconds": round(left_s),
     }
-    return Answer("bench sweep", data, dry_run_view(sweep, left_s))
+    return CommandResult("bench sweep", data, dry_run_view(sweep, left_s))
 
 
-def _swept(asked: _Asked) -> Answer:
+def _swept(asked: _Asked) -> CommandResult:
     from deploy.output.sweep_view import sweep_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import bench_lock
@@ -192,7 +192,7 @@ def _swept(asked: _Asked) -> Answer:
         "best": str(best) if best else None,
         "sweep": done.model_dump(mode="json"),
     }
-    return Answer("bench sweep", data, sweep_view(done, folder, best), _failures(done))
+    return CommandResult("bench sweep", data, sweep_view(done, folder, best), _failures(done))
 
 
 def _failures(sweep: Sweep) -> list[CheckFailed]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import check_errors, progress, stack_name
 from deploy.errors import ConfigError, PdkitError, UsageError
 
@@ -49,7 +49,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     ] = None,
     name: Name = None,
     json: Json = False,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Check on the running stack that KV is reused completely and correctly."""
     from deploy.output.check_view import check_view, runs_view
     from deploy.runtime.home import Home
@@ -79,7 +79,7 @@ def check(  # noqa: PLR0913 - one parameter an option
         data |= {"runs": repeat, "runs_passed": passed, "slowest_s": slowest}
         data["passed"] = passed == repeat
         text = f"{text}\n\n{runs_view(reports)}"
-    return Answer("check", data, text, check_errors(shown, chosen))
+    return CommandResult("check", data, text, check_errors(shown, chosen))
 
 
 def _runs(home: Home, name: str, options: CheckOptions, count: int) -> Iterator[CheckReport]:

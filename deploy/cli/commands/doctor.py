@@ -5,22 +5,22 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Json, takes_stack_options
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import load_source, progress
 from deploy.errors import PdkitError
 
 
 @app.command()
 @takes_stack_options
-def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> Answer:
+def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> CommandResult:
     """Find what would stop `deploy up` or lower the hit rate on this machine, and how to fix it."""
     from deploy.output.doctor_view import doctor_view
     from deploy.runtime.home import Home
     from deploy.workflows.doctor import examine
-    from deploy.workflows.fitness import refusal
+    from deploy.workflows.preflight import refusal
     from deploy.workflows.up import resumed_spec
 
     source, home = load_source(flags, file), Home.from_environ()
@@ -32,4 +32,4 @@ def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> Answer:
     with naming_origins(source.origins):
         found = examine(spec, home, progress())
     errors = [refusal(found.failed)] if found.failed else []
-    return Answer("doctor", found.as_dict(), doctor_view(found), errors)
+    return CommandResult("doctor", found.as_dict(), doctor_view(found), errors)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import progress
 from deploy.errors import UsageError
 
@@ -20,7 +20,7 @@ app.add_typer(images, name="images")
 
 
 @images.command("list")
-def images_list(*, json: Json = False) -> Answer:
+def images_list(*, json: Json = False) -> CommandResult:
     """List the image catalogue, and which of its images are on this machine."""
     from dataclasses import asdict
     from datetime import date
@@ -29,7 +29,9 @@ def images_list(*, json: Json = False) -> Answer:
     from deploy.workflows.images import image_rows
 
     rows = image_rows(date.today())
-    return Answer("images list", {"images": [asdict(row) for row in rows]}, images_view(rows))
+    return CommandResult(
+        "images list", {"images": [asdict(row) for row in rows]}, images_view(rows)
+    )
 
 
 @images.command("build")
@@ -48,7 +50,7 @@ def images_build(
         typer.Option(help="Build argument for the Dockerfile, NAME=VALUE; repeatable."),
     ] = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Build images from pdkit's Dockerfiles."""
     from deploy.workflows.images import build_images
 
@@ -56,7 +58,9 @@ def images_build(
     if base is not None:
         arguments["BASE"] = base
     built = build_images(tuple(names), arguments, wheelhouse=wheelhouse, report=progress())
-    return Answer("images build", {"built": built}, "\n".join(f"built {name}" for name in built))
+    return CommandResult(
+        "images build", {"built": built}, "\n".join(f"built {name}" for name in built)
+    )
 
 
 @images.command("pull")
@@ -67,12 +71,14 @@ def images_pull(
     ] = None,
     *,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Pull images; for an image that is built here, pull its base."""
     from deploy.workflows.images import pull_images
 
     pulled = pull_images(tuple(names or ()), report=progress())
-    return Answer("images pull", {"pulled": pulled}, "\n".join(f"pulled {n}" for n in pulled))
+    return CommandResult(
+        "images pull", {"pulled": pulled}, "\n".join(f"pulled {n}" for n in pulled)
+    )
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

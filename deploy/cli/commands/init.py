@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json
+from deploy.cli.result import CommandResult
 
 
 @app.command()
@@ -21,7 +21,7 @@ def init(
         typer.Option("-f", "--file", help="File to write (default: deploy.yaml)."),
     ] = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Write a commented deploy.yaml for this machine. Never overwrites a file."""
     import shlex
 
@@ -39,4 +39,4 @@ def init(
         f"see what it plans   deploy plan{option}\nstart it            deploy up{option}"
     )
     data = {"file": str(target), "settings": found.settings, "found": found.machine}
-    return Answer("init", {**data, "cached_models": found.cached}, text)
+    return CommandResult("init", {**data, "cached_models": found.cached}, text)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import stack_name
 from deploy.errors import CheckFailed
 
@@ -25,7 +25,7 @@ def patches(
     ] = None,
     name: Name = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Show which fixes the connector applies, in the running stack or in an image."""
     from dataclasses import asdict
 
@@ -44,4 +44,4 @@ def patches(
             )
         )
     data = {**asdict(found), "warnings": found.warnings}
-    return Answer("patches", data, patches_view(found), errors)
+    return CommandResult("patches", data, patches_view(found), errors)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import locked_stack, progress
 from deploy.errors import UsageError
 
@@ -33,7 +33,7 @@ def restart(
     force: Force = False,
     name: Name = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Restart a service, or all engines one after the other. Engines lose no request."""
     from dataclasses import asdict
 
@@ -43,7 +43,7 @@ def restart(
     with locked_stack(name) as (home, chosen):
         result = restart_services(home, chosen, service, progress(), patience)
     lines = (f"{who} was restarted in {took:.1f} s" for who, took in result.seconds.items())
-    return Answer("restart", asdict(result), "\n".join(lines))
+    return CommandResult("restart", asdict(result), "\n".join(lines))
 
 
 @app.command()
@@ -54,7 +54,7 @@ def drain(
     force: Force = False,
     name: Name = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Send an engine no new requests, and wait until it has none left."""
     from deploy.workflows.drain import drain as take_out
 
@@ -62,18 +62,18 @@ def drain(
     with locked_stack(name) as (home, chosen):
         take_out(home, chosen, engine, progress(), patience)
     text = f"{engine} gets no new requests and has none left\nuse it again: deploy undrain {engine}"
-    return Answer("drain", {"name": chosen, "engine": engine, "drained": True}, text)
+    return CommandResult("drain", {"name": chosen, "engine": engine, "drained": True}, text)
 
 
 @app.command()
-def undrain(engine: Engine, *, name: Name = None, json: Json = False) -> Answer:
+def undrain(engine: Engine, *, name: Name = None, json: Json = False) -> CommandResult:
     """Send requests to a drained engine again."""
     from deploy.workflows.drain import undrain as put_back
 
     with locked_stack(name) as (home, chosen):
         put_back(home, chosen, engine)
     data = {"name": chosen, "engine": engine, "drained": False}
-    return Answer("undrain", data, f"{engine} gets requests again")
+    return CommandResult("undrain", data, f"{engine} gets requests again")
 
 
 def _patience(wait_s: float, force: bool) -> Patience:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import check_errors, load_source, named_spec, progress, stack_name, unhealthy
 from deploy.errors import RedisUnreachable, UsageError
 
@@ -51,17 +51,17 @@ def up(  # noqa: PLR0913 - one parameter an option
         ),
     ] = False,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Start a stack, wait until it serves, and check that KV is reused. Idempotent."""
     from deploy.output.check_view import check_view
     from deploy.output.views import up_view
     from deploy.runtime.boot import require_systemd
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
-    from deploy.workflows.brought import require_brought
     from deploy.workflows.facts import runtime_here
-    from deploy.workflows.fitness import require_fit
+    from deploy.workflows.preflight import require_fit
     from deploy.workflows.up import bring_up, come_back_on_boot, prepare_here, resumed_spec
+    from deploy.workflows.user_files import require_user_files
 
     report = progress()
     source = load_source(flags, file)
@@ -71,7 +71,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     if dry_run:
         with naming_origins(source.origins):
             planned = prepare_here(source.spec, home, report)
-            require_brought(planned, home.stack(name).secrets_dir)
+            require_user_files(planned, home.stack(name).secrets_dir)
             require_fit(planned, home, report)
             return _plan_answer("up", planned)
     with stack_lock(home.lock_file(name), name), naming_origins(source.origins):
@@ -87,7 +87,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     if checked:
         text = f"{check_view(checked)}\n\n{text}"
     data = _up_data(result, checked, total_s)
-    return Answer("up", data, text, check_errors(checked, name))
+    return CommandResult("up", data, text, check_errors(checked, name))
 
 
 def _up_data(result: UpResult, checked: CheckReport | None, total_s: float) -> dict[str, Any]:
@@ -107,12 +107,12 @@ def _up_data(result: UpResult, checked: CheckReport | None, total_s: float) -> d
 @takes_stack_options
 def plan(
     *, file: File, flags: dict[str, Any], inventory: Inventory = None, json: Json = False
-) -> Answer:
+) -> CommandResult:
     """Show engines, devices, ports and memory. Needs no GPU and starts nothing."""
     from deploy.runtime.home import Home
-    from deploy.workflows.brought import api_key
-    from deploy.workflows.brought_redis import redis_url
     from deploy.workflows.facts import runtime_here
+    from deploy.workflows.user_files import api_key
+    from deploy.workflows.user_redis import redis_url
 
     source = load_source(flags, file)
     with naming_origins(source.origins):
@@ -137,7 +137,7 @@ def render(
     ] = None,
     inventory: Inventory = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Print the Compose document of a stack, or its processes. Secrets are shown by name only."""
     from deploy.runtime.home import Home
     from deploy.stack.document import document_yaml
@@ -151,10 +151,10 @@ def render(
         prepared = _prepare(source.spec, inventory, home, lambda _: "compose", probe=probe)
         if output is None:
             document = rendered(prepared, home)
-            return Answer("render", document, document_yaml(document).rstrip("\n"))
+            return CommandResult("render", document, document_yaml(document).rstrip("\n"))
         files, then = write_rendered(prepared, home, output)
     text = "\n".join((*(f"wrote {path}" for path in files), f"start it with: {then}"))
-    return Answer("render", {"files": [str(path) for path in files], "start": then}, text)
+    return CommandResult("render", {"files": [str(path) for path in files], "start": then}, text)
 
 
 @app.command()
@@ -170,7 +170,7 @@ def status(
     ] = None,
     name: Name = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Show what runs, how full it is, and the cache hit rate."""
     from deploy.output.views import status_view
     from deploy.runtime.home import Home
@@ -189,7 +189,7 @@ def status(
         )
     found = stack_status(Home.from_environ(), chosen)
     errors = unhealthy(found.sick, chosen) if found.up else []
-    return Answer("status", found.as_dict(), status_view(found), errors)
+    return CommandResult("status", found.as_dict(), status_view(found), errors)
 
 
 @app.command()
@@ -202,7 +202,7 @@ def logs(
     ] = 50,
     name: Name = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Print the last lines of each service's log."""
     from deploy.runtime.home import Home
     from deploy.runtime.logs import follow as following
@@ -223,13 +223,13 @@ def logs(
         with suppress(KeyboardInterrupt):
             for who, line in chain(found, following(source.log_reader(services))):
                 print(shown(who, line), flush=True)
-        return Answer("logs", None, "")
+        return CommandResult("logs", None, "")
     text = "\n".join(shown(who, line) for who, line in found)
     data = {
         "files": {who: source.where_log(who) for who in services},
         "lines": [{"service": who, "line": line} for who, line in found],
     }
-    return Answer("logs", data, text)
+    return CommandResult("logs", data, text)
 
 
 @app.command()
@@ -245,7 +245,7 @@ def down(
         ),
     ] = False,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Stop a stack and remove everything it left behind. Idempotent."""
     from dataclasses import asdict
 
@@ -267,7 +267,7 @@ def down(
                 hint=f"make that Redis reachable, then deploy down --volumes --name {spec.name}",
             )
         )
-    return Answer("down", asdict(result), down_view(result), errors)
+    return CommandResult("down", asdict(result), down_view(result), errors)
 
 
 def _prepare(
@@ -288,7 +288,7 @@ def _prepare(
     return prepare(spec, home, facts)
 
 
-def _plan_answer(command: str, prepared: Prepared) -> Answer:
+def _plan_answer(command: str, prepared: Prepared) -> CommandResult:
     from deploy.output.views import plan_data, plan_view
 
-    return Answer(command, plan_data(prepared), plan_view(prepared))
+    return CommandResult(command, plan_data(prepared), plan_view(prepared))

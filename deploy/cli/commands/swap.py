@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.answer import Answer
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
+from deploy.cli.result import CommandResult
 from deploy.cli.shared import locked_stack, progress
 from deploy.errors import UsageError
 
@@ -38,7 +38,7 @@ def swap(
     ] = False,
     name: Name = None,
     json: Json = False,
-) -> Answer:
+) -> CommandResult:
     """Run the engines on another vendor or image; restore the previous stack if that fails."""
     from deploy.config.vendors import VENDORS, meant_vendor
     from deploy.workflows.swap import swap_stack
@@ -62,7 +62,7 @@ def swap(
 
 
 @app.command()
-def rollback(*, name: Name = None, json: Json = False) -> Answer:
+def rollback(*, name: Name = None, json: Json = False) -> CommandResult:
     """Return to the last plan that worked before this one."""
     from deploy.workflows.swap import roll_back
 
@@ -73,7 +73,7 @@ def rollback(*, name: Name = None, json: Json = False) -> Answer:
 
 def _exchange(
     command: str, name: str | None, work: Callable[[Home, str, Callable[[str], None]], SwapResult]
-) -> Answer:
+) -> CommandResult:
     from deploy.output.check_view import check_view
     from deploy.output.views import swap_view
 
@@ -82,4 +82,4 @@ def _exchange(
     text = swap_view(result)
     if result.check:
         text = f"{check_view(result.check)}\n\n{text}"
-    return Answer(command, result.as_dict(), text)
+    return CommandResult(command, result.as_dict(), text)

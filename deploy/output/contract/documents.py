@@ -206,7 +206,7 @@ class State(TypedDict):
         machine: what was found when the stack was planned.
         boot: within which pids and start times hold; "" for containers.
         generation: what was started, when, and how that went.
-        history: the generations before, the newest first.
+        history: the plans before this one, the newest first.
     """
 
     format: int

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from deploy.metrics.store import StoreStats
 from deploy.output.contract.check import Check
 from deploy.planning.inventory import Inventory
-from deploy.workflows.generations import Generation
+from deploy.workflows.history import HistoryEntry
 from deploy.workflows.patches import FixRow
 from deploy.workflows.status import ServiceStatus
 
@@ -53,13 +53,13 @@ class PlannedRedis(TypedDict):
     """The store.
 
     Attributes:
-        brought: it is the user's own.
+        user_supplied: it is the user's own.
         shards: Redis servers that share the keys; 0 without a store of pdkit's.
         port: 0 where this machine reaches it in another way.
         tokens: of KV that fit, if known.
     """
 
-    brought: bool
+    user_supplied: bool
     shards: int
     port: int
     memory_mib: int
@@ -184,7 +184,7 @@ class Status(TypedDict):
         image: of the engines; "" where they are processes.
         url: what clients talk to.
         store: what Redis tells; null where it does not answer.
-        redis_brought: Redis is the user's own.
+        user_redis: Redis is the user's own.
         history: earlier plans, the newest first.
         events: what died, came back, was restarted or drained, the oldest first.
         warnings: what to know before trusting the KV.
@@ -202,8 +202,8 @@ class Status(TypedDict):
     url: str
     services: Sequence[ServiceStatus]
     store: StoreStats | None
-    redis_brought: bool
-    history: Sequence[Generation]
+    user_redis: bool
+    history: Sequence[HistoryEntry]
     events: list[ServiceEvent]
     warnings: list[str]
     others: list[str]
@@ -282,7 +282,7 @@ class Logs(TypedDict):
     lines: list[LogLine]
 
 
-class Finding(TypedDict):
+class DoctorFinding(TypedDict):
     """A finding of `doctor`.
 
     Attributes:
@@ -310,7 +310,7 @@ class Examination(TypedDict):
     vendor: str
     runtime: str
     topology: str
-    findings: list[Finding]
+    findings: list[DoctorFinding]
 
 
 class Swap(TypedDict):

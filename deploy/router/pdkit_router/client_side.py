@@ -49,7 +49,7 @@ class Door(Protocol):
         """Raise Refused where a request is not."""
 
 
-Serve = Callable[[Request, "Answer"], Awaitable[None]]
+Serve = Callable[[Request, "ClientResponse"], Awaitable[None]]
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Clients:
         )  # fmt: skip
 
 
-class Answer:
+class ClientResponse:
     """The answer to one request, on its way to the client."""
 
     def __init__(self, connection: ClientConnection, *, chunked: bool) -> None:
@@ -138,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
         self._clients = clients
         self._parser = httptools.HttpRequestParser(self)
         self._task: asyncio.Task[None] | None = None
-        self._answer: Answer | None = None
+        self._answer: ClientResponse | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._fresh()
@@ -262,7 +262,7 @@ class ClientConnection(asyncio.Protocol):
         self._limit(0, None)
         self._clients.waiting.pop(self, None)
         self._clients.busy += 1
-        self._answer = Answer(self, chunked=self._parser.get_http_version() == "1.1")
+        self._answer = ClientResponse(self, chunked=self._parser.get_http_version() == "1.1")
         if self._parser.get_http_version() != "1.1":
             self.keeps = False
         self._task = asyncio.get_running_loop().create_task(self._serve(request, self._answer))
@@ -278,7 +278,7 @@ class ClientConnection(asyncio.Protocol):
 
     # What goes
 
-    async def _serve(self, request: Request, answer: Answer) -> None:
+    async def _serve(self, request: Request, answer: ClientResponse) -> None:
         try:
             await self._clients.serve(request, answer)
         except Refused as exc:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pdkit_router.client_side import Answer
+from pdkit_router.client_side import ClientResponse
 from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineConnection, EngineLost, Exchange
 from pdkit_router.engines import Engine, Group
@@ -97,7 +97,7 @@ class Forwarder:
     def __post_init__(self) -> None:
         self._everyone = Group((*self.consumers.all, *self.producers.all))
 
-    async def serve(self, request: Request, answer: Answer) -> None:
+    async def serve(self, request: Request, answer: ClientResponse) -> None:
         """Answer a request; raises Refused where no engine does."""
         todo, trace = work(request, others=len(self.consumers.all) > 1), Trace()
         request.body.clear()
@@ -287,7 +287,7 @@ class _Events:
         told: what has gone to the client.
     """
 
-    def __init__(self, answer: Answer, told: Transcript | None) -> None:
+    def __init__(self, answer: ClientResponse, told: Transcript | None) -> None:
         self.answer = answer
         self.told = told or Transcript("", {}, problem="it is no stream that can be continued")
         self._part = b""
@@ -305,6 +305,6 @@ class _Events:
         self._part = b""
 
 
-def _whole(exchange: Exchange, headers: Headers, answer: Answer) -> None:
+def _whole(exchange: Exchange, headers: Headers, answer: ClientResponse) -> None:
     kind = (("content-type", exchange.content_type),) if exchange.content_type else ()
     answer.whole(exchange.status, (*headers, *kind), bytes(exchange.held))

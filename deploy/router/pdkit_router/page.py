@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from pdkit_router.client_side import Answer
+from pdkit_router.client_side import ClientResponse
 from pdkit_router.engines import Group
 from pdkit_router.errors import Refused
 from pdkit_router.forward import Forwarder
@@ -33,7 +33,7 @@ class Front:
     def __init__(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
 
-    async def serve(self, request: Request, answer: Answer) -> None:
+    async def serve(self, request: Request, answer: ClientResponse) -> None:
         if request.path not in OWN:
             await self._forwarder.serve(request, answer)
             return
@@ -66,7 +66,7 @@ class MetricsPage:
     def __init__(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
 
-    async def serve(self, request: Request, answer: Answer) -> None:  # noqa: ARG002
+    async def serve(self, request: Request, answer: ClientResponse) -> None:  # noqa: ARG002
         text = "\n".join(self._lines(self._forwarder.counts)) + "\n"
         answer.whole(200, (("content-type", "text/plain; version=0.0.4"),), text.encode())
 

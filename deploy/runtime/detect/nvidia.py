@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from deploy.planning.inventory import Gpu
 from deploy.runtime.detect.found import Found, counted, visible_positions
-from deploy.runtime.detect.tool import Answer, Tools, first_line
+from deploy.runtime.detect.tool import ToolOutput, Tools, first_line
 
 FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "mig.mode.current")
 # Drivers before 510 lack the capability, and before 450 the MIG mode.
@@ -81,14 +81,14 @@ def find_nvidia(tools: Tools, host_memory_mib: int) -> Found:
     return restrict(Found(gpus, seen), listed, tools.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _why_none(answer: Answer) -> str:
+def _why_none(answer: ToolOutput) -> str:
     if _NONE in answer.stdout + answer.stderr:
         return "no devices were found"
     said = first_line(answer.stdout) or "nothing"
     return answer.problem or f"no GPU in its answer, which is: {said}"
 
 
-def _ask(tools: Tools) -> tuple[Answer, tuple[str, ...]]:
+def _ask(tools: Tools) -> tuple[ToolOutput, tuple[str, ...]]:
     """Return nvidia-smi's answer, and the fields it is about: older drivers know fewer."""
     fields: tuple[str, ...] = FIELDS
     answer = tools.ask("nvidia-smi", *query(fields))

@@ -20,7 +20,7 @@ _MAX_LINE = 200
 
 
 @dataclass(frozen=True)
-class Answer:
+class ToolOutput:
     """What a tool printed, and in a few words what was wrong, if anything.
 
     Attributes:
@@ -49,11 +49,11 @@ class Tools:
         folders = [str(self.root / folder) for folder in _FOLDERS]
         return shutil.which(name, path=os.pathsep.join([self.environ.get("PATH", ""), *folders]))
 
-    def ask(self, name: str, *arguments: str) -> Answer:
+    def ask(self, name: str, *arguments: str) -> ToolOutput:
         """Run a tool; whatever goes wrong is in the answer's `problem`."""
         path = self.find(name)
         if path is None:
-            return Answer(problem="not installed")
+            return ToolOutput(problem="not installed")
         environ = {**self.environ, "LC_ALL": "C"}
         try:
             # A session of its own, so that helpers the tool started can be ended with it.
@@ -69,24 +69,24 @@ class Tools:
                 start_new_session=True,
             )
         except OSError as exc:
-            return Answer(problem=f"does not start ({exc.strerror})")
+            return ToolOutput(problem=f"does not start ({exc.strerror})")
         return _await(process, self.timeout_s)
 
 
-def _await(process: subprocess.Popen[str], timeout_s: float) -> Answer:
+def _await(process: subprocess.Popen[str], timeout_s: float) -> ToolOutput:
     ended = False
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
         ended = True
     except subprocess.TimeoutExpired:
-        return Answer(problem=f"no answer in {timeout_s:g} s")
+        return ToolOutput(problem=f"no answer in {timeout_s:g} s")
     finally:
         if not ended:  # a deadline, or Ctrl-C
             _kill(process)
     if process.returncode == 0:
-        return Answer(stdout, stderr)
+        return ToolOutput(stdout, stderr)
     said = first_line(stdout) or first_line(stderr)
-    return Answer(
+    return ToolOutput(
         stdout, stderr, f"failed with {process.returncode}" + (f": {said}" if said else "")
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from deploy.doctor.seen import GpusSeen, GpuUse
 from deploy.planning.inventory import Gpu
 from deploy.runtime.detect.kfd import KfdGpu, read_kfd
-from deploy.runtime.detect.tool import Answer, Tools
+from deploy.runtime.detect.tool import ToolOutput, Tools
 
 TIMEOUT_S = 5.0
 _USE = ("index", "uuid", "memory.used", "driver_version", "pci.bus_id")
@@ -62,7 +62,7 @@ def _nvidia(gpus: list[Gpu], tools: Tools, root: Path) -> GpusSeen:
     )
 
 
-def _holders(answer: Answer) -> Mapping[str, tuple[str, ...]]:
+def _holders(answer: ToolOutput) -> Mapping[str, tuple[str, ...]]:
     """Return GPU's uuid → 'pid 7 (python), 400 MiB' of each process that computes there."""
     found: dict[str, tuple[str, ...]] = {}
     for line in answer.stdout.splitlines():

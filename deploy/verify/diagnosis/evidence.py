@@ -69,7 +69,7 @@ class StoreFacts:
         errors: error code → count during the check, over all clients.
         policy: its maxmemory-policy.
         max_memory_bytes: 0 without a limit.
-        brought: it is the user's own, without a log here.
+        user_supplied: it is the user's own, without a log here.
         services: names of pdkit's servers, those that do not answer first.
     """
 
@@ -82,7 +82,7 @@ class StoreFacts:
     errors: Mapping[str, int] = field(default_factory=dict)
     policy: str | None = None
     max_memory_bytes: int | None = None
-    brought: bool = False
+    user_supplied: bool = False
     services: Sequence[str] = ("redis",)
 
 

@@ -24,7 +24,7 @@ def unreachable(evidence: Evidence) -> Diagnosis | None:
         "Redis does not answer, so nothing can be stored or found",
         f"start the Redis of redis.url_file or correct its URL, then deploy status --name "
         f"{evidence.stack}"
-        if evidence.store.brought
+        if evidence.store.user_supplied
         else f"deploy logs {evidence.store.services[0]} --name {evidence.stack}",
     )
 
@@ -39,7 +39,7 @@ def denied(evidence: Evidence) -> Diagnosis | None:
         f"Redis refuses the stack's user or password: {said}",
         "allow that user GET, SET, GETRANGE, STRLEN and UNLINK on the stack's keys "
         f"(ACL SETUSER), or correct redis.url_file; deploy up --resume --name {evidence.stack}"
-        if evidence.store.brought
+        if evidence.store.user_supplied
         else "the users of pdkit's Redis were changed (ACL LIST shows them); "
         + evidence.restart_hint(),
     )
@@ -55,7 +55,7 @@ def read_only(evidence: Evidence) -> Diagnosis | None:
         + _words(evidence, _READ_ONLY),
         "name the master, a Sentinel or the cluster in redis.url_file; "
         f"deploy up --resume --name {evidence.stack}"
-        if evidence.store.brought
+        if evidence.store.user_supplied
         else f"pdkit's Redis was made a replica: {evidence.restart_hint()}",
     )
 
@@ -75,7 +75,7 @@ def full(evidence: Evidence) -> Diagnosis | None:
         "store_full",
         f"Redis is full{size}{policy}, so nothing more is stored: " + _words(evidence, _FULL),
         "redis-cli CONFIG SET maxmemory-policy allkeys-lru, or raise maxmemory of that Redis"
-        if evidence.store.brought
+        if evidence.store.user_supplied
         else f"raise redis.memory_gib in deploy.yaml; {evidence.restart_hint()}",
     )
 
@@ -120,7 +120,7 @@ def _evicted(evidence: Evidence) -> Diagnosis:
         f"Redis is full{size} and evicted {evidence.store.evicted} keys during the check, before "
         f"the decode read what its prefill stored{keys}",
         "raise maxmemory of that Redis"
-        if evidence.store.brought
+        if evidence.store.user_supplied
         else f"raise redis.memory_gib in deploy.yaml; {evidence.restart_hint()}",
     )
 
@@ -159,7 +159,7 @@ def fails(evidence: Evidence) -> Diagnosis | None:
         f"Redis failed calls of the engines: {'; '.join(parts)}{lost}",
         f"deploy logs {evidence.store.services[0]} {_first_failed(evidence)} "
         f"--name {evidence.stack}"
-        if not evidence.store.brought
+        if not evidence.store.user_supplied
         else f"deploy logs {_first_failed(evidence)} --name {evidence.stack}, and check the "
         "Redis of redis.url_file",
     )

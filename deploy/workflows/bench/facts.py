@@ -65,7 +65,7 @@ def stack_facts(running: RunningStack) -> StackFacts:
         tp=plan.tp,
         engines=len(plan.engines),
         gpus=len(held),
-        redis=bool(plan.redis) or plan.redis_brought,
+        redis=bool(plan.redis) or plan.user_redis,
         shards=len(plan.redis),
         chunk_size=plan.chunk_size,
     )

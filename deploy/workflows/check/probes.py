@@ -17,7 +17,7 @@ from deploy.metrics.engine import CacheCounters
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.eligible import eligible_tokens
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import Counted, Hits, PairResult, Phase
 from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Session
@@ -64,7 +64,7 @@ def measure_noise(session: Session, engines: Sequence[str], *, quick: bool = Fal
                 session.found.add_noise(name, computed[user % len(prompts)], answer)
 
 
-def _salted(session: Session, name: str, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+def _salted(session: Session, name: str, prompts: Sequence[Sequence[int]]) -> list[Completion]:
     return [session.ask(name, prompt, salt=session.keys.run) for prompt in prompts]
 
 
@@ -230,7 +230,7 @@ def check_turns(session: Session) -> None:
     session.report(f"a conversation of {TURNS} turns: {said(phase.hits)}")
 
 
-def conversation(session: Session, last: int) -> Iterator[tuple[list[int], Answer]]:
+def conversation(session: Session, last: int) -> Iterator[tuple[list[int], Completion]]:
     """Yield every turn's prompt, and what a producer answers that shares its KV with nobody."""
     chunk, salt = session.chunk, session.keys.new_salt()
     prompt = session.fresh(chunk + chunk // 3)
@@ -286,8 +286,8 @@ def check_burst(session: Session) -> None:
         session.found.burst = Phase(requests=2 * _USERS, failed=2 * _USERS)
         return
 
-    def user(prompt: list[int]) -> list[Answer | None]:
-        answers: list[Answer | None] = []
+    def user(prompt: list[int]) -> list[Completion | None]:
+        answers: list[Completion | None] = []
         for length in (first, second):
             try:
                 part = prompt[:length]
@@ -330,7 +330,7 @@ def held(counted: Counted, eligible: int) -> int:
     return max(counted.hits, min(counted.hits + counted.local_hits, eligible))
 
 
-def _ids(answer: Answer) -> list[int]:
+def _ids(answer: Completion) -> list[int]:
     return [int(token.rpartition(":")[2]) for token in answer.tokens]
 
 

@@ -33,7 +33,7 @@ from deploy.workflows.check.probes import (
 from deploy.workflows.check.session import Session, require_answers
 from deploy.workflows.evidence import (
     LAYERWISE_TAGS,
-    Seen,
+    Readings,
     engine_health,
     gather_evidence,
     is_running,
@@ -191,7 +191,7 @@ def _checked(
         # An engine that did not live to answer is a finding, and no reason to find no more.
         if not _await_deaths(running, starts):
             raise
-    seen = Seen(before, session.store.stats(), pages, session.pages())
+    seen = Readings(before, session.store.stats(), pages, session.pages())
     found.path = moved(_paths(seen.pages_before), _paths(seen.pages_after))
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)

@@ -17,7 +17,7 @@ from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
 from deploy.stack.service import Service
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 from deploy.verify.findings import Findings
 from deploy.verify.report import Counted
 from deploy.workflows.check.keys import CheckKeys
@@ -182,7 +182,7 @@ class Session:
         salt: str = "",
         tokens: int = ANSWER_TOKENS,
         timeout_s: float | None = None,
-    ) -> Answer:
+    ) -> Completion:
         """Complete a prompt greedily, and remember who did not answer.
 
         Who let time run out is not asked again: a hung engine would take as long each time.
@@ -212,7 +212,7 @@ class Session:
         """Tell whether a service let time run out, so that it is not asked again."""
         return self._timeouts[whom] >= (_ROUTER_TIMEOUTS if whom == self.front else 1)
 
-    def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Answer:
+    def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Completion:
         """Return the answer of a producer that computes the prompt; note it if it loads it."""
         answer = self.ask(producer, prompt, tag=tag)
         if answer.cached_tokens:

@@ -12,12 +12,12 @@ from deploy.errors import CheckFailed, StateError
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.workflows.bench import BenchOptions, bench_stack
-from deploy.workflows.brought import require_brought
 from deploy.workflows.down import stop_stack
-from deploy.workflows.fitness import require_fit
+from deploy.workflows.preflight import require_fit
 from deploy.workflows.prepare import Report
 from deploy.workflows.start import require_host_memory, require_ports
 from deploy.workflows.up import bring_up, prepare_here
+from deploy.workflows.user_files import require_user_files
 
 _CLAIM = "sweep-stack"
 
@@ -72,7 +72,7 @@ class LiveStacks:
             MachineError: this machine lacks something, or other stacks hold it.
         """
         planned = prepare_here(spec, self._home, self._once)
-        require_brought(planned, self._home.stack(spec.name).secrets_dir)
+        require_user_files(planned, self._home.stack(spec.name).secrets_dir)
         require_fit(planned, self._home, self._once)
         require_host_memory(planned, planned.stack.services)
         require_ports(planned, self._home, planned.stack.services)

@@ -26,7 +26,7 @@ from deploy.planning.inventory import Gpu, Inventory
 from deploy.runtime.detect.nvidia import parse_gpus
 from deploy.runtime.detect.tool import Tools
 from deploy.tiny_model.recipe import config_json
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 
 RECORDED = ROOT / "tests/fixtures/detect"
 
@@ -174,11 +174,11 @@ class Engines:
     deaf: bool = False
     asked: list[str] = field(default_factory=list)
 
-    def ask(self, whom: str, prompt: list[int], _tokens: int = 16) -> Answer:
+    def ask(self, whom: str, prompt: list[int], _tokens: int = 16) -> Completion:
         self.asked.append(whom)
         after = sum(whom == "consumer-0" for whom in self.asked)
         off = {2: self.noise, 3: 0.0 if self.deaf else 5.0, 4: self.loaded}.get(after, 0.0)
-        return Answer(["a"], [{"a": -1.0 - off}], len(prompt))
+        return Completion(["a"], [{"a": -1.0 - off}], len(prompt))
 
     def forget(self) -> None:
         pass

@@ -11,7 +11,7 @@ from deploy.benchmark.candidates import named
 from deploy.benchmark.sweep import (
     Run,
     Sweep,
-    Verdict,
+    SweepVerdict,
     judge,
     read_sweep,
     rows,
@@ -49,7 +49,7 @@ def times(rate: float, rounds: int = 5) -> list[float]:
     return [rate * noise for noise in NOISE[:rounds]]
 
 
-def verdict(**rates: Sequence[float | None]) -> Verdict:
+def verdict(**rates: Sequence[float | None]) -> SweepVerdict:
     return judge(sweep({name.removeprefix("t"): found for name, found in rates.items()}))
 
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from deploy.cli import main as main_module
-from deploy.cli.answer import Answer
 from deploy.cli.main import main
+from deploy.cli.result import CommandResult
 from deploy.errors import CheckFailed, StackUnhealthy
 from deploy.runtime import logs
 from deploy.verify.report import CheckReport
@@ -46,11 +46,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer | BaseException], None]:
+def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[CommandResult | BaseException], None]:
     """Let any command end with an answer or an exception."""
 
-    def set_end(end: Answer | BaseException) -> None:
-        def app(**_: object) -> Answer:
+    def set_end(end: CommandResult | BaseException) -> None:
+        def app(**_: object) -> CommandResult:
             if isinstance(end, BaseException):
                 raise end
             return end
@@ -322,7 +322,11 @@ class TestEndings:
     def test_a_result_with_an_error_has_both(
         self, run: Callable[..., Result], ending: Callable[..., None]
     ) -> None:
-        ending(Answer("check", {"passed": False}, "table", [CheckFailed("no hits", hint="look")]))
+        ending(
+            CommandResult(
+                "check", {"passed": False}, "table", [CheckFailed("no hits", hint="look")]
+            )
+        )
         assert run("check") == (1, "table\n", "error: no hits\ntry: look\n")
         code, out, err = run("check", "--json")
         envelope = json.loads(out)

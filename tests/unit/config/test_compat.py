@@ -6,7 +6,7 @@ import pytest
 
 from deploy.config.catalog import load_catalog
 from deploy.config.compat import (
-    Verdict,
+    PairVerdict,
     in_range,
     judge,
     load_rules,
@@ -186,6 +186,6 @@ class TestRefusals:
     def test_good_pairs_come_from_the_catalogue(self) -> None:
         for vendor in VENDORS:
             default = load_catalog().default_for(vendor)
-            verdict: Verdict = judge(vendor, None, None)
+            verdict: PairVerdict = judge(vendor, None, None)
             assert verdict.good_profile == default.profile
             assert default.pair in verdict.good

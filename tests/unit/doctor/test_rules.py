@@ -17,16 +17,16 @@ from deploy.doctor.seen import (
     DisksSeen,
     DockerSeen,
     EngineCode,
+    FolderSeen,
     GpusSeen,
     GpuUse,
     HostSeen,
     HubSeen,
     ImageSeen,
-    Outcome,
-    Place,
     RedisSeen,
     Seen,
     StackSeen,
+    StepOutcome,
 )
 from deploy.planning.break_even import Measured
 from deploy.planning.inventory import Gpu, Inventory
@@ -42,14 +42,14 @@ CODE = EngineCode("/venv/bin/python", "0.25.1", "0.5.3", "2.11.0", plugs=PLUGS)
 CUDA_CODE = replace(CODE, cuda="13.0", archs=("sm_90",), native="lmcache.c_ops")
 ROCM_CODE = replace(CODE, hip="7.2", archs=("gfx942:sramecc+",), native="lmcache.c_ops")
 IMAGE = ImageSeen("pdkit/vllm-cuda:1", True, 20 * 1024, True, "deploy images build cuda", "13.0")
-DISK = Place("/var/lib/docker", 100 * 1024)
+DISK = FolderSeen("/var/lib/docker", 100 * 1024)
 X86 = HostSeen(architecture="x86_64", cpu_flags=frozenset({"avx2", "avx512f", "amx_bf16"}))
 TWO_NODES = {0: "0-7", 1: "8-15"}
 REDIS = RedisSeen("7.2.4", 8 * 2**30, "allkeys-lru", False, "")
 FREE_GPUS = GpusSeen("580.65", "13.0", (GpuUse("cuda", 0, 400), GpuUse("cuda", 1, 400)))
 OLD_DRIVER = {"gpus": replace(FREE_GPUS, cuda="12.8"), "code": CUDA_CODE}
 COMPATIBLE = {"env": {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}}
-BAD = Outcome(trouble="it is broken", fix="fix it", details=("a detail",))
+BAD = StepOutcome(trouble="it is broken", fix="fix it", details=("a detail",))
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def rocm(rule: str, status: str, words: str, seen: dict[str, Any], **fields: Any
 
 
 def tried_cases(rule: str, step: str, *, brings_usage: bool = False) -> list[Case]:
-    good, bad = {step: Outcome(says="all is well")}, {step: replace(BAD, usage=brings_usage)}
-    dark = {step: Outcome(unknown="nobody could look")}
+    good, bad = {step: StepOutcome(says="all is well")}, {step: replace(BAD, usage=brings_usage)}
+    dark = {step: StepOutcome(unknown="nobody could look")}
     return [
         Case(rule, "ok", "all is well", {"outcomes": good}),
         Case(rule, "fail", "it is broken; a detail", {"outcomes": bad}),
@@ -109,7 +109,7 @@ def host(**values: Any) -> dict[str, Any]:
     return {"host": replace(X86, **values)}
 
 
-def disks(**places: Place) -> dict[str, Any]:
+def disks(**places: FolderSeen) -> dict[str, Any]:
     return {"disks": DisksSeen(**{"state": DISK, **places})}
 
 
@@ -119,7 +119,7 @@ def hub_case(status: str, words: str, *, rule: str = "hub.model", **values: Any)
     return Case(rule, status, words, {"hub": seen}, fields, model=HUB_MODEL)
 
 
-def hub_disk(status: str, words: str, place: Place, *, cached: bool = False) -> Case:
+def hub_disk(status: str, words: str, place: FolderSeen, *, cached: bool = False) -> Case:
     seen = {"hub": HubSeen(cached=cached, offline=False, cache="/hub"), **disks(hub=place)}
     return Case("disk.hub", status, words, seen, model=HUB_MODEL)
 
@@ -216,25 +216,27 @@ CASES = [
     Case("disk.images", "ok", "all images are here", {"images": (IMAGE,), **disks(images=DISK)}),
     Case("disk.images", "ok", "take 20.0 GiB", {"images": (MISSING,), **disks(images=DISK)}),
     Case("disk.images", "fail", "5.0 GiB free",
-         {"images": (MISSING,), **disks(images=Place("/d", 5120))}),
+         {"images": (MISSING,), **disks(images=FolderSeen("/d", 5120))}),
     Case("disk.images", "warn", "(estimated)",
-         {"images": (replace(MISSING, size_sure=False),), **disks(images=Place("/d", 5120))}),
+         {"images": (replace(MISSING, size_sure=False),), **disks(images=FolderSeen("/d", 5120))}),
     Case("disk.images", "warn", "may fill the disk",
-         {"images": (MISSING,), **disks(images=Place("/d", 30 * 1024))}),
+         {"images": (MISSING,), **disks(images=FolderSeen("/d", 30 * 1024))}),
     Case("disk.images", "unknown", "is not visible from here",
-         {"images": (MISSING,), **disks(images=Place("/d", None))}),
+         {"images": (MISSING,), **disks(images=FolderSeen("/d", None))}),
     Case("disk.images", "unknown", "size of your own image",
          {"images": (replace(MISSING, size_mib=None),), **disks(images=DISK)}),
     hub_disk("ok", "takes 11.0 GiB", replace(DISK, writable=True)),
     hub_disk("ok", "the model is here", DISK, cached=True),
-    hub_disk("fail", "but only 100 MiB free at /hub", Place("/hub", 100)),
-    hub_disk("fail", "may not write to /hub", Place("/hub", 99999, writable=False)),
-    hub_disk("unknown", "an unknown number", Place("/hub", None)),
+    hub_disk("fail", "but only 100 MiB free at /hub", FolderSeen("/hub", 100)),
+    hub_disk("fail", "may not write to /hub", FolderSeen("/hub", 99999, writable=False)),
+    hub_disk("unknown", "an unknown number", FolderSeen("/hub", None)),
     Case("disk.state", "ok", "100.0 GiB free", disks()),
-    Case("disk.state", "warn", "only 900 MiB", disks(state=Place("/s", 900))),
-    Case("disk.state", "fail", "only 10 MiB", disks(state=Place("/s", 10))),
-    Case("disk.state", "fail", "may not write to /s", disks(state=Place("/s", 9999, False))),
-    Case("disk.state", "unknown", "free space at /s is unknown", disks(state=Place("/s", None))),
+    Case("disk.state", "warn", "only 900 MiB", disks(state=FolderSeen("/s", 900))),
+    Case("disk.state", "fail", "only 10 MiB", disks(state=FolderSeen("/s", 10))),
+    Case("disk.state", "fail", "may not write to /s", disks(state=FolderSeen("/s", 9999, False))),
+    Case(
+        "disk.state", "unknown", "free space at /s is unknown", disks(state=FolderSeen("/s", None))
+    ),
     Case("host.files", "ok", "at most 4096 open files", host(open_files=4096)),
     Case("host.files", "ok", "no limit", host(open_files=None)),
     Case("host.files", "warn", "at most 1024 open files", host(open_files=1024)),
@@ -427,5 +429,5 @@ def test_on_which_gpus_code_runs(arch: str, built: tuple[str, ...], runs: bool) 
 
 def test_a_verdict_says_ok_without_a_fix() -> None:
     judge: Callable[[Seen], Verdict | None] = BY_ID["ports.free"].judge
-    verdict = judge(Seen(StackSpec(), MACHINE, outcomes={"ports": Outcome(says="free")}))
+    verdict = judge(Seen(StackSpec(), MACHINE, outcomes={"ports": StepOutcome(says="free")}))
     assert verdict == Verdict("ok", "free")

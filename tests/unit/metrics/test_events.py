@@ -90,7 +90,7 @@ class TestStore:
         assert [events(*steps[: n + 1]) for n in range(5)] == [[], told, [], [], told]
 
     def test_of_ones_own(self) -> None:
-        here, gone = reading(0, redis_brought=True), reading(2, redis_brought=True, store=None)
+        here, gone = reading(0, user_redis=True), reading(2, user_redis=True, store=None)
         assert events(here, gone) == [("not_ready", "redis")]
         assert events(here, gone, replace(here, clock_s=9.0)) == [("ready", "redis")]
 

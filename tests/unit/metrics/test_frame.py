@@ -207,8 +207,8 @@ class TestHealth:
         assert self.sick("ready") == []
         assert self.sick("ready", "exited") == ["consumer-1"]
 
-    def test_of_a_redis_that_was_brought(self) -> None:
-        assert self.sick("ready", redis_brought=True, store=None) == ["the Redis of redis.url_file"]
+    def test_of_the_users_own_redis(self) -> None:
+        assert self.sick("ready", user_redis=True, store=None) == ["the Redis of redis.url_file"]
 
     def test_what_is_not_up_is_not_sick(self) -> None:
         frame = last(reading(0, up=False, store=None))

@@ -32,7 +32,7 @@ from deploy.verify.report import (
     StoreUse,
 )
 from deploy.verify.store_path import StorePath
-from deploy.workflows.generations import Generation
+from deploy.workflows.history import HistoryEntry
 from deploy.workflows.images import ImageRow
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.status import ServiceStatus, StackStatus
@@ -204,11 +204,11 @@ class TestStatus:
 
     def test_history_the_newest_first_with_the_reason_of_a_failure(self) -> None:
         past = [
-            Generation("swap", "2026-03-01T10:00:00+00:00", "good", "rocm", "r:1", "1p1d"),
-            Generation(
+            HistoryEntry("swap", "2026-03-01T10:00:00+00:00", "good", "rocm", "r:1", "1p1d"),
+            HistoryEntry(
                 "swap", "2026-02-01T10:00:00+00:00", "failed", "cuda", "c:2", "1p1d", "it died"
             ),
-            Generation("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d"),
+            HistoryEntry("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d"),
         ]
         status = replace(self.STATUS, history=past)
         lines = status_view(status).splitlines()
@@ -220,7 +220,7 @@ class TestStatus:
         assert [one["outcome"] for one in shown] == ["good", "failed", "good"]
 
     def test_one_generation_is_no_history(self) -> None:
-        one = Generation("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d")
+        one = HistoryEntry("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d")
         assert "history" not in status_view(replace(self.STATUS, history=(one,)))
 
     def test_not_up(self) -> None:

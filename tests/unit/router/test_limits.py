@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from pdkit_router.client_side import Answer, Clients, Limits
+from pdkit_router.client_side import ClientResponse, Clients, Limits
 from pdkit_router.request import Doorkeeper, Request
 
 from tests.unit.router.stand_in import Loop
@@ -40,7 +40,7 @@ class Door:
         running = asyncio.get_running_loop()
         return await running.create_server(self.clients.connection, "127.0.0.1", 0)
 
-    async def serve(self, request: Request, answer: Answer) -> None:
+    async def serve(self, request: Request, answer: ClientResponse) -> None:
         self.served.append(request)
         if request.path == "/tokenize":
             await self.go.wait()
@@ -214,7 +214,7 @@ def test_a_client_that_leaves_at_once(door: Callable[..., Door], eventually: Eve
 def test_one_failure_is_one_requests(door: Callable[..., Door]) -> None:
     made = door()
 
-    async def broken(request: Request, answer: Answer) -> None:
+    async def broken(request: Request, answer: ClientResponse) -> None:
         raise ZeroDivisionError
 
     made.clients.serve = broken

@@ -104,11 +104,11 @@ def test_the_order_of_variables_does_not_count(contained: Make) -> None:
 def test_the_content_of_an_image_counts_beside_its_name(contained: Make) -> None:
     """The same tag, pulled or built again, may hold another version."""
     made = contained(**USUAL).prepared
-    means = made.facts.means
-    assert isinstance(means, Containers)
+    software = made.facts.software
+    assert isinstance(software, Containers)
 
     def layout(engine_id: str) -> Layout:
-        images = replace(means.images, engine_id=engine_id)
+        images = replace(software.images, engine_id=engine_id)
         run_dir = HOME.stack("pdkit").run_dir
         return ContainerLayout(run_dir, images, "1:1", CONNECTOR, CONNECTOR, HOME.cache)
 
@@ -128,7 +128,7 @@ def test_stacks_with_other_pins_do_not_share_keys(contained: Make) -> None:
     ]
     layout = ContainerLayout(
         HOME.stack("pdkit").run_dir,
-        made.facts.means.images,
+        made.facts.software.images,
         "1:1",
         CONNECTOR,
         CONNECTOR,

@@ -30,7 +30,7 @@ def test_no_service_port_memory_or_password_of_it(own: Prepared, prepared: Make)
     assert [s.name for s in own.stack.services] == [
         "producer-0", "producer-1", "consumer-0", "router",
     ]  # fmt: skip
-    assert (own.stack.secrets, own.stack.brought) == ((ENGINE_KEY,), (REDIS_URL,))
+    assert (own.stack.secrets, own.stack.user_secrets) == ((ENGINE_KEY,), (REDIS_URL,))
     ours = prepared(topology="2p1d").plan
     assert (own.plan.redis_memory_mib, own.plan.redis) == (0, ())
     assert own.plan.memory_mib == ours.memory_mib - ours.redis_memory_mib
@@ -72,7 +72,7 @@ def test_plan_and_render_show_the_file_and_no_redis(own: Prepared) -> None:
     assert "store    your own Redis, from /home/user/redis-url\n" in text
     assert "\nredis " not in text
     assert plan_data(own)["redis"] == {
-        "brought": True, "shards": 0, "port": 0, "memory_mib": 0, "tokens": None,
+        "user_supplied": True, "shards": 0, "port": 0, "memory_mib": 0, "tokens": None,
     }  # fmt: skip
     shown = document_yaml(stack_document(own.stack))
     assert yaml.safe_load(shown)["secrets"] == [ENGINE_KEY, REDIS_URL]

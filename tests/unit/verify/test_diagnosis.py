@@ -403,9 +403,11 @@ def test_hints_name_the_stack_and_start_the_same_again() -> None:
 def test_hints_on_a_redis_of_the_users_own(changes: dict[str, Any], ours: str, theirs: str) -> None:
     """It has no log here, and no size that the kit sets."""
     hint = ""
-    for brought, words in ((False, ours), (True, theirs)):
+    for user_supplied, words in ((False, ours), (True, theirs)):
         seen = replace(HEALTHY, missed=True, **changes)
-        hint = diagnose(replace(seen, store=replace(seen.store, brought=brought)))[0].hint
+        hint = diagnose(replace(seen, store=replace(seen.store, user_supplied=user_supplied)))[
+            0
+        ].hint
         assert words in hint
     assert "logs redis" not in hint
     assert "memory_gib" not in hint

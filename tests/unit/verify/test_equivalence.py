@@ -9,7 +9,7 @@ import pytest
 from deploy.verify.equivalence import (
     LOGPROB_TOLERANCE,
     MOST_NOISE,
-    Answer,
+    Completion,
     Noise,
     compare,
     self_differences,
@@ -18,10 +18,10 @@ from deploy.verify.equivalence import (
 INF, NAN = math.inf, math.nan
 
 
-def answer(*steps: dict[str, float], tokens: str | None = None) -> Answer:
+def answer(*steps: dict[str, float], tokens: str | None = None) -> Completion:
     """Return an answer that took each step's likeliest token, or the given ones."""
     taken = tokens or "".join(max(step, key=step.__getitem__) for step in steps)
-    return Answer(tuple(taken), steps, 8)
+    return Completion(tuple(taken), steps, 8)
 
 
 SURE = {"a": -0.1, "b": -3.0}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.verify.equivalence import LOGPROB_TOLERANCE, MOST_NOISE, Answer
+from deploy.verify.equivalence import LOGPROB_TOLERANCE, MOST_NOISE, Completion
 from deploy.verify.findings import Findings, failures
 from deploy.verify.report import Counted, Hits, PairResult, Phase
 
@@ -109,8 +109,8 @@ def test_vllms_own_counters_must_agree_with_its_answers() -> None:
     assert failed(found) == [], "others' hits are among it"
 
 
-def answer(shift: float = 0.0, cached: int = 0) -> Answer:
-    return Answer(("a",), ({"a": -0.5 - shift, "b": -3.0 + shift},), 600, cached)
+def answer(shift: float = 0.0, cached: int = 0) -> Completion:
+    return Completion(("a",), ({"a": -0.5 - shift, "b": -3.0 + shift},), 600, cached)
 
 
 def noisy(shift: float) -> Findings:

@@ -15,7 +15,7 @@ from deploy.errors import StateError
 from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
 from deploy.runtime.engine_api import EngineApi, TimedOut, bearer
-from deploy.verify.equivalence import LOGPROB_TOLERANCE, Answer
+from deploy.verify.equivalence import LOGPROB_TOLERANCE, Completion
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import check_stack, session
 from deploy.workflows.down import stop_stack
@@ -166,7 +166,7 @@ def test_an_engine_that_hangs_is_not_waited_for_again_and_again(
     waited: list[str] = []
     complete = EngineApi.complete
 
-    def counting(self: EngineApi, *args: Any, **options: Any) -> Answer:
+    def counting(self: EngineApi, *args: Any, **options: Any) -> Completion:
         try:
             return complete(self, *args, **options)
         except TimedOut as exc:

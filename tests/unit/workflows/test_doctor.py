@@ -33,7 +33,7 @@ from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.workflows import doctor as doctor_module
-from deploy.workflows import fitness
+from deploy.workflows import preflight
 from deploy.workflows.doctor import Examination, examine
 from deploy.workflows.up import prepare_here
 from tests.ports import taken
@@ -166,14 +166,16 @@ class TestDisks:
             "fail", f"only 8 MiB free at {home.state}"
         )  # fmt: skip
         with pytest.raises(MachineUnfit) as caught:
-            fitness.require_fit(prepare_here(spec, home, lab.lines.append), home, lab.lines.append)
+            preflight.require_fit(
+                prepare_here(spec, home, lab.lines.append), home, lab.lines.append
+            )
         assert found.message in caught.value.message
         assert (caught.value.exit_code, caught.value.hint) == (3, found.fix)
 
     def test_small(self, lab: Lab, small_disk: Callable[[int], Path]) -> None:
         home = Home(small_disk(500) / "state", lab.home.cache)
         planned = prepare_here(lab.spec(), home, lab.lines.append)
-        fitness.require_fit(planned, home, lab.lines.append)
+        preflight.require_fit(planned, home, lab.lines.append)
         (line,) = lab.lines
         assert line.startswith("warning: only 500 MiB free") and "[disk.state]" in line
 
@@ -195,7 +197,7 @@ def test_limits_of_the_shell(tmp_path: Path) -> None:
         "from deploy.runtime.home import Home; from pathlib import Path\n"
         "from deploy.workflows.facts import stated_facts\n"
         "from deploy.workflows.prepare import prepare\n"
-        "from deploy.workflows.fitness import require_fit\n"
+        "from deploy.workflows.preflight import require_fit\n"
         "spec = StackSpec(vendor='cpu', runtime='process'); home = Home(Path('h'), Path('h'))\n"
         "made = prepare(spec, home, stated_facts(spec, None, runtime='process'))\n"
         "require_fit(made, home, print)\n"
@@ -440,7 +442,7 @@ def test_a_look_that_fails_is_a_finding(lab: Lab, monkeypatch: pytest.MonkeyPatc
 def test_up_is_not_slowed(lab: Lab) -> None:
     planned = prepare_here(lab.spec(), lab.home, lab.lines.append)
     began = time.process_time()
-    fitness.require_fit(planned, lab.home, lab.lines.append)
+    preflight.require_fit(planned, lab.home, lab.lines.append)
     assert time.process_time() - began < 0.3
 
 

@@ -12,7 +12,7 @@ from deploy.metrics.page import MetricsPage
 from deploy.metrics.store import StoreStats
 from deploy.verify.diagnosis.evidence import CONNECTOR
 from deploy.verify.store_path import PREFIX, Sample, failed_calls
-from deploy.workflows.evidence import Seen, connector_of, known_against
+from deploy.workflows.evidence import Readings, connector_of, known_against
 from deploy.workflows.running import require_stack
 from tests.unit.workflows.conftest import Lab
 
@@ -81,23 +81,23 @@ class TestReadings:
         return StoreStats(1, 1, 1, evicted, 0, run_id)
 
     def test_counts_grow_between_two_readings(self) -> None:
-        seen = Seen(self.stats("a", 3), self.stats("a", 9), {}, {})
+        seen = Readings(self.stats("a", 3), self.stats("a", 9), {}, {})
         assert seen.grown("evicted_keys") == 6 and seen.store_answered
 
     def test_nothing_is_known_of_another_server_or_of_none(self) -> None:
-        assert Seen(self.stats("a", 3), self.stats("b", 9), {}, {}).grown("evicted_keys") is None
-        assert Seen(self.stats("a", 3), self.stats("a", None), {}, {}).grown("evicted_keys") is None
-        silent = Seen(self.stats("a", 3), None, {}, {})
+        for after in (self.stats("b", 9), self.stats("a", None)):
+            assert Readings(self.stats("a", 3), after, {}, {}).grown("evicted_keys") is None
+        silent = Readings(self.stats("a", 3), None, {}, {})
         assert silent.grown("evicted_keys") is None and not silent.store_answered
 
     def test_an_engine_that_is_gone_counted_nothing(self) -> None:
-        seen = Seen(None, None, {"x": self.PAGE}, {"x": MetricsPage()})
+        seen = Readings(None, None, {"x": self.PAGE}, {"x": MetricsPage()})
         assert seen.page("x").samples == ()
         assert failed_calls(seen.page("x").samples) is None
 
     def test_an_engine_that_died_reported_before(self) -> None:
         page = MetricsPage((Sample(FIX, {"fix": "B1", "state": "applied"}, 1.0),))
-        seen = Seen(None, None, {"x": page}, {"x": MetricsPage()})
+        seen = Readings(None, None, {"x": page}, {"x": MetricsPage()})
         assert seen.report("x").fixes == {"B1": "applied"}
-        seen = Seen(None, None, {"x": page}, {"x": self.PAGE})
+        seen = Readings(None, None, {"x": page}, {"x": self.PAGE})
         assert seen.report("x").fixes == {}, "the last report counts"

@@ -18,7 +18,6 @@ from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.workflows import facts as facts_module
 from deploy.workflows import running
-from deploy.workflows.brought import hub_token
 from deploy.workflows.facts import (
     container_user,
     facts_here,
@@ -27,6 +26,7 @@ from deploy.workflows.facts import (
     without_held_gpus,
 )
 from deploy.workflows.prepare import Containers, Prepared, Programs
+from deploy.workflows.user_files import hub_token
 from tests.unit.conftest import MACHINE
 from tests.unit.stack.cases import machine_with
 
@@ -72,13 +72,13 @@ class TestStated:
     ) -> None:
         found = stated_facts(spec(), machine, runtime="compose")
         assert (found.vendor, found.runtime) == (vendor, "compose")
-        assert isinstance(found.means, Containers)
-        assert f"vllm-{vendor}" in found.means.images.engine
+        assert isinstance(found.software, Containers)
+        assert f"vllm-{vendor}" in found.software.images.engine
 
     def test_a_named_one_beats_what_is_there(self, spec: Make) -> None:
         found = stated_facts(spec(vendor="cpu", runtime="process"), BOTH, runtime="compose")
         assert (found.vendor, found.runtime) == ("cpu", "process")
-        assert isinstance(found.means, Programs)
+        assert isinstance(found.software, Programs)
 
     def test_gpus_are_assumed_where_no_machine_is_described(
         self, spec: Make, monkeypatch: pytest.MonkeyPatch
@@ -142,13 +142,13 @@ class TestHere:
         found = facts_here(spec(), home, lambda _: None)
         assert (found.vendor, found.runtime) == ("cuda", "compose")
         assert found.inventory.container_gpus == ("nvidia",), "Docker was asked"
-        assert isinstance(found.means, Containers)
-        assert not found.means.hub_token
+        assert isinstance(found.software, Containers)
+        assert not found.software.hub_token
 
     def test_processes(self, spec: Make, home: Home) -> None:
         found = facts_here(spec(runtime="process", vendor="cpu"), home, lambda _: None)
         assert (found.vendor, found.runtime) == ("cpu", "process")
-        assert found.means == Programs("py", "redis")
+        assert found.software == Programs("py", "redis")
         assert found.inventory.container_gpus == (), "Docker was not"
 
     def test_a_bad_pair_of_programs(self, spec: Make, home: Home) -> None:
@@ -185,8 +185,8 @@ class TestHere:
     ) -> None:
         monkeypatch.setenv("HF_TOKEN", "hf_x")
         found = facts_here(spec(), home, lambda _: None)
-        assert isinstance(found.means, Containers)
-        assert found.means.hub_token
+        assert isinstance(found.software, Containers)
+        assert found.software.hub_token
         assert "hf_x" not in repr(found)
 
 

@@ -21,17 +21,17 @@ from deploy.output.check_view import check_view
 from deploy.output.views import down_view, status_view
 from deploy.planning.inventory import Inventory
 from deploy.runtime.url_store import UrlStore
-from deploy.workflows import brought_redis, swap
-from deploy.workflows.brought_redis import redis_url
+from deploy.workflows import swap, user_redis
 from deploy.workflows.check import check_stack
 from deploy.workflows.down import stop_stack
 from deploy.workflows.facts import facts_here
-from deploy.workflows.left_keys import left_keys
 from deploy.workflows.logs import chosen_services, log_source
 from deploy.workflows.prepare import Containers, Facts, Prepared
+from deploy.workflows.remaining_keys import remaining_keys
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.swap import roll_back, swap_stack
+from deploy.workflows.user_redis import redis_url
 from tests.conftest import unused_port
 from tests.unit.redis_server import HOST, redis_server
 from tests.unit.stack.cases import machine_with
@@ -160,7 +160,7 @@ def test_down_of_a_stack_whose_redis_is_gone(own: Own) -> None:
 def test_down_of_lmcaches_own_client(own: Own) -> None:
     """Its keys do not say whose they are, so nothing is counted, and nothing of others removed."""
     own.client().set("pdkit:pdkit:x", b"x")
-    left = left_keys(own.file.read_text().strip(), "pdkit", client="lmcache", remove=True)
+    left = remaining_keys(own.file.read_text().strip(), "pdkit", client="lmcache", remove=True)
     assert left.keys is None
     assert "LMCache's own client" in left.why_not
     assert own.client().dbsize() == 1
@@ -398,11 +398,11 @@ class TestContainers:
         file.chmod(0o600)
         made = make("rediss://cache", file)
         found = file.stat()
-        assert isinstance(made.facts.means, Containers)
+        assert isinstance(made.facts.software, Containers)
         for user, fits in ((f"{found.st_uid}:5", True), (f"{found.st_uid + 1}:5", False)):
-            means = replace(made.facts.means, user=user)
+            software = replace(made.facts.software, user=user)
             with _refused_unless(fits, match="cannot be read by user"):
-                redis_url(replace(made, facts=replace(made.facts, means=means)))
+                redis_url(replace(made, facts=replace(made.facts, software=software)))
 
     def test_a_cluster_that_calls_its_servers_by_loopback(
         self, make: Callable[..., Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -413,7 +413,7 @@ class TestContainers:
         for hosts, fits in ((("10.0.0.1", "10.0.0.2"), True), (("10.0.0.1", "127.0.0.1"), False)):
             monkeypatch.setattr(UrlStore, "server_names", lambda _, hosts=hosts: hosts)
             with _refused_unless(fits, match="calls a server 127.0.0.1"):
-                brought_redis.require_redis(made, tmp_path / "secrets")
+                user_redis.require_redis(made, tmp_path / "secrets")
 
 
 @contextmanager

@@ -128,8 +128,8 @@ class TestIntoAFolder:
         def prepare(**fields: Any) -> Prepared:
             made = prepared(runtime="compose", machine=None, **fields)
             # This user's own number, so that files need not be given away.
-            own = replace(made.facts.means, user="0:0")
-            facts = replace(made.facts, means=own)
+            own = replace(made.facts.software, user="0:0")
+            facts = replace(made.facts, software=own)
             return prepare_module.prepare(made.spec, home, facts)
 
         return prepare
@@ -214,8 +214,8 @@ class TestIntoAFolder:
         cache = tmp_path / "hub"
         cache.mkdir()
         made = make(model="owner/name", hub_cache=str(cache))
-        stranger = replace(made.facts.means, user=f"{cache.stat().st_uid + 77}:5")
-        made = replace(made, facts=replace(made.facts, means=stranger))
+        stranger = replace(made.facts.software, user=f"{cache.stat().st_uid + 77}:5")
+        made = replace(made, facts=replace(made.facts, software=stranger))
         with pytest.raises(MachineError, match="hub_cache") as caught:
             write_rendered(made, home, tmp_path / "out")
         assert "chown" in caught.value.hint

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.metrics.engine import CacheCounters
 from deploy.runtime.engine_api import ApiError, TimedOut
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 from deploy.verify.findings import failures
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
@@ -33,7 +33,7 @@ class Api:
         self.fault: ApiError | None = None
         self.loads: Callable[[int], int] = lambda _: 0
 
-    def complete(self, _model: str, prompt: Sequence[int], **_: Any) -> Answer:
+    def complete(self, _model: str, prompt: Sequence[int], **_: Any) -> Completion:
         self.asked += 1
         if self.fault:
             raise self.fault
@@ -41,7 +41,7 @@ class Api:
         self.admit(len(prompt), hits)
         with self.lock:
             self.finished += 1
-        return Answer(("token_id:1",), ({"token_id:1": -0.1},), len(prompt), hits)
+        return Completion(("token_id:1",), ({"token_id:1": -0.1},), len(prompt), hits)
 
     def admit(self, tokens: int, hits: int) -> None:
         with self.lock:
@@ -62,7 +62,7 @@ class Router(Api):
         self.ways = (producer, consumer)
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def complete(self, model: str, prompt: Sequence[int], **options: Any) -> Answer:
+    def complete(self, model: str, prompt: Sequence[int], **options: Any) -> Completion:
         self.asked += 1
         if self.fault:
             raise self.fault

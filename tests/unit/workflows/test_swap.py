@@ -42,10 +42,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def has(inventory: Inventory, **programs: str) -> None:
         def facts(spec: Any, home: Any, report: Any) -> Facts:
             found = facts_here(spec.model_copy(update={"vendor": "cpu"}), home, report)
-            means = found.means
-            assert isinstance(means, Programs)
+            software = found.software
+            assert isinstance(software, Programs)
             return replace(
-                found, inventory=inventory, vendor=spec.vendor, means=replace(means, **programs)
+                found,
+                inventory=inventory,
+                vendor=spec.vendor,
+                software=replace(software, **programs),
             )
 
         monkeypatch.setattr(swap, "facts_here", facts)
@@ -215,10 +218,10 @@ def test_an_interrupt_puts_the_old_stack_back(
             raise KeyboardInterrupt
 
     if moment == "started router":  # which is kept, unless the interpreter is another one
-        means = require_stack(lasting.home, "pdkit").prepared.facts.means
-        assert isinstance(means, Programs)
+        software = require_stack(lasting.home, "pdkit").prepared.facts.software
+        assert isinstance(software, Programs)
         link = lasting.folder / "python"
-        link.write_text(f'#!/bin/sh\nexec "{means.engine_python}" "$@"\n')
+        link.write_text(f'#!/bin/sh\nexec "{software.engine_python}" "$@"\n')
         link.chmod(0o755)
         machine(machine_with("cuda", 0, 1), engine_python=str(link))
     with pytest.raises(Interrupted, match="the previous stack serves again"):

@@ -42,8 +42,8 @@ def redis_url(prepared: Prepared) -> str | None:
     text = read_secret_file(_FIELD, file)
     _require_scheme(text, file, prepared.spec.redis.client)
     url = _parsed(text, file)
-    if isinstance(prepared.facts.means, Containers):
-        _require_seen_in_containers(url, prepared, prepared.facts.means)
+    if isinstance(prepared.facts.software, Containers):
+        _require_seen_in_containers(url, prepared, prepared.facts.software)
     return text
 
 
@@ -63,9 +63,9 @@ def is_other_redis(prepared: Prepared, kept: Mapping[str, Secret]) -> bool:
     """Tell whether running engines hold another URL than the user now brings.
 
     Raises:
-        ConfigError: what is brought cannot be used.
+        ConfigError: it cannot be used.
     """
-    if not prepared.plan.redis_brought or _is_taken_away(prepared):
+    if not prepared.plan.user_redis or _is_taken_away(prepared):
         return False
     held = kept.get(REDIS_URL)
     return held is None or held.reveal() != redis_url(prepared)
@@ -94,7 +94,7 @@ def require_redis(prepared: Prepared, folder: Path) -> None:
                 setting=_FIELD,
                 hint=f"start that Redis or fix {file}, then deploy up --dry-run",
             )
-        if isinstance(prepared.facts.means, Containers):
+        if isinstance(prepared.facts.software, Containers):
             _require_names_for_containers(url, store, file)
 
 
@@ -138,7 +138,7 @@ def _parsed(text: str, file: Path) -> RedisUrl:
     return url
 
 
-def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, means: Containers) -> None:
+def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, software: Containers) -> None:
     """Refuse what leads nowhere from inside a container.
 
     Raises:
@@ -164,7 +164,7 @@ def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, means: Contai
                 hint=f"redis: {{tls_files: [{', '.join(url.files)}]}} in deploy.yaml mounts them",
             )
     for file in mounted:
-        _require_readable(file, means)
+        _require_readable(file, software)
 
 
 def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) -> None:
@@ -191,19 +191,19 @@ def _refuse_loopback(host: str, what: str) -> None:
         )
 
 
-def _require_readable(file: Path, means: Containers) -> None:
+def _require_readable(file: Path, software: Containers) -> None:
     field = "redis.tls_files"
     if not file.is_file():
         raise ConfigError(
             f"{file} is not a file", setting=field, hint=f"fix {field} in deploy.yaml"
         )
-    found, (uid, _, gid) = file.stat(), means.user.partition(":")
+    found, (uid, _, gid) = file.stat(), software.user.partition(":")
     # As the kernel decides: the first that fits.
     who = (uid == str(found.st_uid), 0o400), (gid == str(found.st_gid), 0o040), (True, 0o004)
     needed = next(bit for fits, bit in who if fits)
     if uid != "0" and not found.st_mode & needed:
         raise ConfigError(
-            f"{file} cannot be read by user {means.user}, which containers run as",
+            f"{file} cannot be read by user {software.user}, which containers run as",
             setting=field,
-            hint=f"sudo chown {means.user} {file}",
+            hint=f"sudo chown {software.user} {file}",
         )

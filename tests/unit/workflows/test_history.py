@@ -11,11 +11,11 @@ import pytest
 from deploy.config.kinds import Kind
 from deploy.errors import StateError
 from deploy.runtime.state import ServiceRecord, StackState
-from deploy.workflows.generations import (
+from deploy.workflows.history import (
     following,
     last_good,
     new_state,
-    past_generations,
+    stack_history,
     with_failure,
     with_outcome,
 )
@@ -36,7 +36,7 @@ def state(prepared: Make) -> Callable[..., StackState]:
 
 
 def test_a_new_one_is_unchecked(state: Callable[..., StackState]) -> None:
-    (one,) = past_generations(state("swap", topology="2p1d"))
+    (one,) = stack_history(state("swap", topology="2p1d"))
     assert (one.action, one.outcome, one.vendor, one.topology) == (
         "swap",
         "unchecked",
@@ -50,7 +50,7 @@ def test_a_new_one_is_unchecked(state: Callable[..., StackState]) -> None:
 def test_containers_have_an_image_and_outlive_a_boot(prepared: Make) -> None:
     made = prepared(vendor="rocm", runtime="compose", machine=None, image="mine/vllm:1")
     state = new_state(made, "up", boot="now")
-    assert past_generations(state)[0].image == engine_image(made) == "mine/vllm:1"
+    assert stack_history(state)[0].image == engine_image(made) == "mine/vllm:1"
     assert state.boot == ""
 
 
@@ -64,14 +64,14 @@ def test_history_is_the_newest_first_and_bounded(state: Callable[..., StackState
     current = state(topology="1p1d")
     for number in range(2, 30):
         current = following(current, state(topology=f"1p{number}d"))
-    topologies = [one.topology for one in past_generations(current)]
+    topologies = [one.topology for one in stack_history(current)]
     assert topologies == [f"1p{number}d" for number in range(29, 8, -1)]
 
 
 def test_a_failure_is_history_of_what_serves_again(state: Callable[..., StackState]) -> None:
     old, tried = state(outcome="good"), state("swap", layerwise=True)
     after = with_failure(old, following(old, tried), "it died")
-    failed, now = past_generations(after)
+    failed, now = stack_history(after)
     assert (now.action, now.outcome) == ("up", "good")
     assert (failed.action, failed.outcome, failed.reason) == ("swap", "failed", "it died")
     assert after.fingerprint == old.fingerprint
@@ -86,7 +86,7 @@ def test_by_time_where_a_failed_swap_is_among_them(state: Callable[..., StackSta
     second = following(first, at(2, state("swap", "good", layerwise=True)))
     tried = following(second, at(3, state("swap", topology="1p3d")))
     after = with_failure(second, tried, "it died")
-    went = [(one.at[11:13], one.outcome) for one in past_generations(after)]
+    went = [(one.at[11:13], one.outcome) for one in stack_history(after)]
     assert went == [("03", "failed"), ("02", "good"), ("01", "good")]
 
 

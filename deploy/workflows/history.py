@@ -13,14 +13,14 @@ from deploy.runtime.state import StackState
 from deploy.workflows.prepare import Prepared, engine_image
 from deploy.workflows.running import stored_facts
 
-Outcome = Literal["good", "unchecked", "failed"]
+PlanOutcome = Literal["good", "unchecked", "failed"]
 _KEPT = 20
 # What makes a generation, as a state file keeps it; the rest of the state is of the moment.
 _FIELDS = ("spec", "machine", "model", "fingerprint", "generation")
 
 
 @dataclass(frozen=True)
-class Generation:
+class HistoryEntry:
     """One plan that was started.
 
     Attributes:
@@ -31,7 +31,7 @@ class Generation:
 
     action: str
     at: str
-    outcome: Outcome
+    outcome: PlanOutcome
     vendor: str
     image: str
     topology: str
@@ -40,7 +40,7 @@ class Generation:
 
 def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
     """Return the state of a stack that is about to be started."""
-    made = Generation(
+    made = HistoryEntry(
         action=action,
         # Finer than a second: the history is in this order.
         at=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
@@ -65,7 +65,7 @@ def following(old: StackState, new: StackState) -> StackState:
     return replace(new, history=(_past(old), *old.history)[:_KEPT])
 
 
-def with_outcome(state: StackState, outcome: Outcome) -> StackState:
+def with_outcome(state: StackState, outcome: PlanOutcome) -> StackState:
     return replace(state, generation={**state.generation, "outcome": outcome})
 
 
@@ -76,13 +76,13 @@ def with_failure(old: StackState, tried: StackState, reason: str) -> StackState:
     return replace(old, history=(failed, *old.history)[:_KEPT])
 
 
-def past_generations(state: StackState) -> list[Generation]:
+def stack_history(state: StackState) -> list[HistoryEntry]:
     """Return this generation and those before it, the newest first.
 
     By time: a swap that failed is later than the generation that serves again.
     """
     kept = (state.generation, *(past["generation"] for past in state.history))
-    return sorted((Generation(**one) for one in kept), key=lambda one: one.at, reverse=True)
+    return sorted((HistoryEntry(**one) for one in kept), key=lambda one: one.at, reverse=True)
 
 
 def last_good(state: StackState) -> tuple[StackSpec, Mapping[str, Any], Mapping[str, Any]]:

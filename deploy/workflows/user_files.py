@@ -14,9 +14,9 @@ from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MachineError
 from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
 from deploy.stack.build import API_KEY, REDIS_URL
-from deploy.workflows.brought_redis import is_other_redis, provide_redis_url, require_redis
 from deploy.workflows.prepare import Containers, Prepared
 from deploy.workflows.secret_file import read_secret_file
+from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
 
 _HUB_TOKEN = "hf_token"  # noqa: S105 - the name of the secret, not the secret
 
@@ -64,8 +64,8 @@ def provide_secrets(prepared: Prepared, folder: Path) -> None:
     """
     _provide(folder / API_KEY, api_key, prepared.spec)
     provide_redis_url(prepared, folder)
-    means = prepared.facts.means
-    if prepared.model.source == "hub" and isinstance(means, Containers) and means.hub_token:
+    software = prepared.facts.software
+    if prepared.model.source == "hub" and isinstance(software, Containers) and software.hub_token:
         _provide(folder / _HUB_TOKEN, _required_hub_token, prepared.spec)
 
 
@@ -77,10 +77,10 @@ def stack_secrets(prepared: Prepared, folder: Path) -> dict[str, Secret]:
     """
     made = ensure_secrets(folder, prepared.stack.secrets)
     provide_secrets(prepared, folder)
-    return {**made, **read_secrets(folder, prepared.stack.brought)}
+    return {**made, **read_secrets(folder, prepared.stack.user_secrets)}
 
 
-def require_brought(prepared: Prepared, folder: Path) -> None:
+def require_user_files(prepared: Prepared, folder: Path) -> None:
     """Check what the user brings, before anything is stopped, fetched or built. Changes nothing.
 
     Raises:
@@ -121,13 +121,13 @@ def provide_caches(prepared: Prepared) -> None:
     Raises:
         MachineError: the models' folder belongs to another user than the one they run as.
     """
-    means = prepared.facts.means
-    if isinstance(means, Containers):
+    software = prepared.facts.software
+    if isinstance(software, Containers):
         for folder in _written_by_containers(prepared):
             if not folder.exists():
                 folder.mkdir(parents=True)
                 if os.getuid() == 0:
-                    os.chown(folder, *owner(means))
+                    os.chown(folder, *owner(software))
     _require_own_hub_cache(prepared)
 
 
@@ -138,22 +138,22 @@ def _written_by_containers(prepared: Prepared) -> set[Path]:
 
 
 def _require_own_hub_cache(prepared: Prepared) -> None:
-    means = prepared.facts.means
-    if not isinstance(means, Containers) or prepared.model.source != "hub":
+    software = prepared.facts.software
+    if not isinstance(software, Containers) or prepared.model.source != "hub":
         return
-    folder, (uid, _) = Path(means.hub_cache), owner(means)
+    folder, (uid, _) = Path(software.hub_cache), owner(software)
     if folder.exists() and uid not in (0, folder.stat().st_uid):
         raise MachineError(
             f"{folder} belongs to user {folder.stat().st_uid}, and containers run as "
             f"user {uid}, who must write there",
             setting="hub_cache",
-            hint=f"sudo chown -R {means.user} {folder}, or hub_cache: ANOTHER in deploy.yaml",
+            hint=f"sudo chown -R {software.user} {folder}, or hub_cache: ANOTHER in deploy.yaml",
         )
 
 
-def owner(means: Containers) -> tuple[int, int]:
+def owner(software: Containers) -> tuple[int, int]:
     """Return the numbers of the user and the group that containers run as."""
-    uid, _, gid = means.user.partition(":")
+    uid, _, gid = software.user.partition(":")
     return int(uid), int(gid or uid)
 
 

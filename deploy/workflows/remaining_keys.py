@@ -17,7 +17,7 @@ _COUNT_S = 3.0
 
 
 @dataclass(frozen=True)
-class LeftKeys:
+class RemainingKeys:
     """The keys of one stack, by what they begin with.
 
     Attributes:
@@ -33,8 +33,8 @@ class LeftKeys:
     why_not: str = ""
 
 
-def left_redis_url(secrets_dir: Path, url_file: Path | None) -> str:
-    """Return the URL of the Redis that a stack left keys in; "" if it brought none of its own.
+def remaining_keys_url(secrets_dir: Path, url_file: Path | None) -> str:
+    """Return the URL of the Redis that a stack left keys in; "" if the user supplied none.
 
     `url_file` is looked at where the stack itself is not there any more.
 
@@ -47,21 +47,21 @@ def left_redis_url(secrets_dir: Path, url_file: Path | None) -> str:
     return read_secret_file("redis.url_file", url_file) if url_file else ""
 
 
-def left_keys(url: str, stack: str, *, client: str, remove: bool) -> LeftKeys:
+def remaining_keys(url: str, stack: str, *, client: str, remove: bool) -> RemainingKeys:
     """Count the keys that a stack left, or remove them. `client` is what stored them."""
     prefix = key_prefix(stack)
     if client == "lmcache":
         why = "LMCache's own client does not name the stack in its keys"
-        return LeftKeys(prefix, removed=False, why_not=why)
+        return RemainingKeys(prefix, removed=False, why_not=why)
     try:
         store = UrlStore(parse_redis_url(url))
     except ValueError:
-        return LeftKeys(prefix, removed=False, why_not="its URL is broken")
+        return RemainingKeys(prefix, removed=False, why_not="its URL is broken")
     with closing(store):
         try:
             if remove:
-                return LeftKeys(prefix, removed=True, keys=store.remove_keys(prefix))
+                return RemainingKeys(prefix, removed=True, keys=store.remove_keys(prefix))
             found = store.count_keys(prefix, within_s=_COUNT_S)
         except store.errors as exc:
-            return LeftKeys(prefix, removed=False, why_not=store.said(exc))
-    return LeftKeys(prefix, removed=False, keys=found.count, all_seen=found.all_seen)
+            return RemainingKeys(prefix, removed=False, why_not=store.said(exc))
+    return RemainingKeys(prefix, removed=False, keys=found.count, all_seen=found.all_seen)

@@ -46,7 +46,7 @@ def require_fit(prepared: Prepared, home: Home, report: Report) -> None:
     Raises:
         MachineUnfit: this machine cannot run it; nothing was started.
     """
-    info = docker_info() if isinstance(prepared.facts.means, Containers) else None
+    info = docker_info() if isinstance(prepared.facts.software, Containers) else None
     found = findings(quick_look(prepared, home, info))
     # Images that are missing it gets, and says so.
     _act_on([one for one in found if one.id != "docker.images"], report)
@@ -134,10 +134,10 @@ def _bare(prepared: Prepared) -> Seen:
 
 def see_images(prepared: Prepared) -> tuple[ImageSeen, ...]:
     """Return the images of a plan, the engines' first; none where they are processes."""
-    if not isinstance(prepared.facts.means, Containers):
+    if not isinstance(prepared.facts.software, Containers):
         return ()
     images = stack_images(prepared.spec, prepared.facts.vendor)
-    redis = () if prepared.plan.redis_brought else (images.redis,)
+    redis = () if prepared.plan.user_redis else (images.redis,)
     return tuple(_image(image) for image in (images.engine, images.router, *redis))
 
 
@@ -171,8 +171,8 @@ def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksS
     Args:
         info: the Docker engine's, which says where it keeps images.
     """
-    means = prepared.facts.means
-    containers = isinstance(means, Containers)
+    software = prepared.facts.software
+    containers = isinstance(software, Containers)
     root = info.get("DockerRootDir")
     return DisksSeen(
         state=place(home.state),
@@ -186,9 +186,9 @@ def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksS
 
 def hub_cache_of(prepared: Prepared) -> str:
     """Return the folder of this machine that holds models of the hub."""
-    means = prepared.facts.means
-    if isinstance(means, Containers):
-        return means.hub_cache
+    software = prepared.facts.software
+    if isinstance(software, Containers):
+        return software.hub_cache
     return str(prepared.spec.hub_cache or default_hub_cache())
 
 
@@ -199,7 +199,7 @@ def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
         return None
     here = find_model(spec, home, prepared.facts.vendor)
     told = dict(spec.engine.env)
-    if not isinstance(prepared.facts.means, Containers):
+    if not isinstance(prepared.facts.software, Containers):
         told = {**os.environ, **told}
     named = [name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())]
     return HubSeen(

@@ -10,7 +10,7 @@ from deploy.errors import PdkitError
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """A command's result.
 
     Attributes:
