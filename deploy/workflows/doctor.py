@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.doctor.finding import Finding
@@ -30,11 +31,13 @@ from deploy.runtime.lock import is_locked
 from deploy.runtime.observe import clock_is_synced, place, see_host
 from deploy.runtime.url_store import open_url_store
 from deploy.workflows.fixes import require_fixes
-from deploy.workflows.ground import Steps, Survey, survey_for
+from deploy.workflows.hub import ask_about_model
+from deploy.workflows.images import looked_into, stack_images
 from deploy.workflows.preflight import quick_look, see_code
-from deploy.workflows.prepare import Containers, Prepared, Report, prepare
+from deploy.workflows.prepare import Containers, Facts, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, launcher_for
 from deploy.workflows.start import require_host_memory, require_ports
+from deploy.workflows.survey import Steps, Survey, survey
 from deploy.workflows.up import same_plan
 from deploy.workflows.user_files import require_user_files
 from deploy.workflows.user_redis import redis_url
@@ -76,36 +79,49 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
         ConfigError: the spec contradicts itself, so that there is nothing to judge.
     """
     steps = Steps()
-    ground = survey_for(spec, home, steps, report)
-    facts = ground.facts
-    prepared = steps.take(
-        "plan",
-        lambda: prepare(spec, home, facts, model=ground.model),
-        _fits,
-    )
+    here = survey(spec, home, steps, report)
+    here = replace(here, facts=_with_image_versions(spec, here.facts, steps, report))
+    facts = here.facts
+    model, hub = ask_about_model(spec, home, facts.vendor)
+    prepared = steps.take("plan", lambda: prepare(spec, home, facts, model=model), _fits)
     if prepared is None:
-        _refuse_contradiction(spec, home, ground)
-        found = findings(_seen_without_plan(spec, home, ground, steps))
+        _refuse_contradiction(spec, home, facts, model)
+        found = findings(_seen_without_plan(spec, home, here, steps))
         return Examination(spec.name, facts.vendor, facts.runtime, "", found)
-    found = findings(_seen(prepared, home, ground, steps, report))
+    found = findings(_seen(prepared, home, here, hub, steps, report))
     topology = str(prepared.plan.topology)
     return Examination(spec.name, facts.vendor, facts.runtime, topology, found)
 
 
-def _refuse_contradiction(spec: StackSpec, home: Home, ground: Survey) -> None:
+def _with_image_versions(spec: StackSpec, facts: Facts, steps: Steps, report: Report) -> Facts:
+    """Return the facts with what an engine image that is here holds; `up` looks once it has it."""
+    if not isinstance(facts.software, Containers) or not facts.software.images.engine_id:
+        return facts
+    wanted = stack_images(spec, facts.vendor)
+    images = steps.take(
+        "versions",
+        lambda: looked_into(wanted, spec, facts.vendor, report),
+        lambda _: f"{wanted.engine.pair} in {wanted.engine.image}",
+    )
+    if images is None:
+        return facts
+    return replace(facts, software=replace(facts.software, images=images))
+
+
+def _refuse_contradiction(spec: StackSpec, home: Home, facts: Facts, model: Model | None) -> None:
     """Let a ConfigError through: it is the spec's, on any machine."""
     try:
-        prepare(spec, home, ground.facts, model=ground.model)
+        prepare(spec, home, facts, model=model)
     except MachineError:
         return
 
 
-def _seen_without_plan(spec: StackSpec, home: Home, ground: Survey, steps: Steps) -> Seen:
+def _seen_without_plan(spec: StackSpec, home: Home, here: Survey, steps: Steps) -> Seen:
     """Return what is seen of this machine, independent of what is to run on it."""
     return Seen(
         spec=spec,
-        inventory=ground.facts.inventory,
-        docker=ground.docker,
+        inventory=here.facts.inventory,
+        docker=here.docker,
         host=replace(see_host(), synced=clock_is_synced()),
         disks=DisksSeen(state=place(home.state)),
         outcomes=steps.outcomes,
@@ -117,7 +133,9 @@ def _fits(made: Prepared) -> str:
     return f"the model fits, with prompts of up to {tokens} tokens" if tokens else "the model fits"
 
 
-def _seen(prepared: Prepared, home: Home, ground: Survey, steps: Steps, report: Report) -> Seen:
+def _seen(
+    prepared: Prepared, home: Home, here: Survey, hub: HubSeen | None, steps: Steps, report: Report
+) -> Seen:
     """Return all that is seen; what takes seconds is looked at side by side."""
     software = prepared.facts.software
     has_code = steps.well("versions") and (
@@ -127,8 +145,8 @@ def _seen(prepared: Prepared, home: Home, ground: Survey, steps: Steps, report: 
         trial = pool.submit(_try_fixes, prepared, home, steps, report) if has_code else None
         code = pool.submit(_see_code, prepared, home) if has_code else None
         synced = pool.submit(clock_is_synced)
-        look = quick_look(prepared, home, ground.info)
-        stack = _see_stack(prepared, home, ground, steps)
+        look = quick_look(prepared, home, here.info)
+        stack = _see_stack(prepared, home, here, steps)
         _see_room(prepared, home, stack, steps)
         redis = _see_redis(prepared, home, steps)
         host = look.host and replace(look.host, synced=synced.result())
@@ -136,9 +154,9 @@ def _seen(prepared: Prepared, home: Home, ground: Survey, steps: Steps, report: 
             trial.result()
         return replace(
             look,
-            docker=ground.docker,
+            docker=here.docker,
             host=host,
-            hub=_joined(look.hub, ground.hub),
+            hub=_joined(look.hub, hub),
             code=code.result() if code else None,
             redis=redis,
             stack=stack,
@@ -175,9 +193,9 @@ def _see_code(prepared: Prepared, home: Home) -> EngineCode:
         return EngineCode("the engines' interpreter or image", trouble=str(exc))
 
 
-def _see_stack(prepared: Prepared, home: Home, ground: Survey, steps: Steps) -> StackSeen | None:
+def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: Steps) -> StackSeen | None:
     """Return what there is of this name already; None where Docker would have to tell."""
-    if ground.docker and ground.docker.chosen and ground.docker.trouble:
+    if here.docker and here.docker.chosen and here.docker.trouble:
         return None
     spec, files = prepared.spec, home.stack(prepared.spec.name)
     existing = steps.take("state", lambda: find_stack(home, spec.name), lambda _: "")

@@ -13,19 +13,17 @@ from deploy.config.model import default_hub_cache
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import PdkitError
-from deploy.planning.gpus import allot, gpu_need, with_assumed_gpus
+from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.docker import (
     docker_answers,
     docker_info,
     engine_answers,
     is_rootless,
-    require_compose,
 )
 from deploy.runtime.detect import detect_host, detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.host import (
-    engine_versions,
     find_engine_python,
     find_redis_server,
     require_libraries,
@@ -81,32 +79,6 @@ def runtime_here(spec: StackSpec) -> str:
     return "compose" if docker_answers() else "process"
 
 
-def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
-    """Return what this machine has for a stack. Images may be missing: `with_images` gets them.
-
-    Raises:
-        ConfigError: versions that do not belong together, or an image that cannot be.
-        MissingGpus, MissingTool, DockerUnavailable: something is missing.
-    """
-    runtime = runtime_here(spec)
-    if runtime == "process":
-        there = detect_inventory()
-        vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
-        machine = without_held_gpus(there, home, spec.name)
-        require_gpus(spec, vendor, machine)
-        programs = found_programs(spec, vendor)
-        refuse_bad_pair(spec, vendor, *engine_versions(programs.engine_python), report)
-        return Facts(machine, vendor, runtime, programs)
-    require_compose()
-    info = docker_info()
-    there = detect_inventory(info)
-    vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
-    machine = without_held_gpus(there, home, spec.name)
-    require_gpus(spec, vendor, machine)
-    images = stack_images(spec, vendor)
-    return Facts(machine, vendor, runtime, containers_here(spec, images, vendor, info))
-
-
 def containers_here(
     spec: StackSpec, images: StackImages, vendor: str, info: Mapping[str, Any]
 ) -> Containers:
@@ -116,17 +88,6 @@ def containers_here(
         ConfigError: versions that the catalogue states do not belong together.
     """
     return _containers(spec, found_images(images, spec, vendor), info)
-
-
-def require_gpus(spec: StackSpec, vendor: str, machine: Inventory) -> None:
-    """Check that there are GPUs enough, before programs that would run on them are looked for.
-
-    Raises:
-        ConfigError, MissingGpus: the spec contradicts itself, or the machine has too few.
-    """
-    row = vendor_named(vendor)
-    need = gpu_need(spec, row, machine)
-    allot(machine, row, engines=need.topology.engines, ranks=spec.tp, needed=need.needed)
 
 
 def _containers(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.config.model import Model, default_hub_cache, with_config
 from deploy.config.spec import StackSpec
 from deploy.doctor.hub import refused
+from deploy.doctor.seen import HubSeen
 from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
@@ -48,6 +50,32 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
         return None
     report(f"config.json of {model.ref} fetched from {hub_of(spec)}")
     return described
+
+
+def ask_about_model(
+    spec: StackSpec, home: Home, vendor: str
+) -> tuple[Model | None, HubSeen | None]:
+    """Return the same model for `doctor`, and what came of asking the hub.
+
+    None for a model that is here, or not of the hub; and where the hub is not to be asked
+    (HF_HUB_OFFLINE).
+
+    Raises:
+        ConfigError: the model can be none.
+    """
+    model = find_model(spec, home, vendor)
+    if model.source != "hub":
+        return None, None
+    asked = HubSeen(cached=False, offline=False, cache="", address=hub_of(spec), asked=True)
+    if model.version or not may_ask(spec):
+        return None, replace(asked, asked=False)
+    try:
+        answer = ask_hub(spec, model)
+        return with_config(model, answer.config, answer.commit), asked
+    except HubError as exc:
+        return None, replace(asked, trouble=str(exc), refused=exc.refused)
+    except ConfigError as exc:
+        return None, replace(asked, trouble=exc.message)
 
 
 def fetch_weights(prepared: Prepared, report: Report) -> None:

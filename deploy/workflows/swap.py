@@ -29,7 +29,7 @@ from deploy.workflows.check import (
     renew_store_connections,
     require_answers,
 )
-from deploy.workflows.facts import facts_here, without_held_gpus
+from deploy.workflows.facts import without_held_gpus
 from deploy.workflows.history import (
     following,
     last_good,
@@ -46,6 +46,7 @@ from deploy.workflows.running import (
     restored_model,
 )
 from deploy.workflows.start import StackStart
+from deploy.workflows.survey import facts_here
 from deploy.workflows.up import provided
 from deploy.workflows.user_files import outdated_services, require_user_files
 

@@ -22,7 +22,7 @@ from deploy.workflows.check import (
     renew_store_connections,
     require_answers,
 )
-from deploy.workflows.facts import facts_here, with_images
+from deploy.workflows.facts import with_images
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.history import following, new_state, with_outcome
 from deploy.workflows.hub import described_model, fetch_weights
@@ -31,6 +31,7 @@ from deploy.workflows.preflight import require_code, require_fit, require_gpus_b
 from deploy.workflows.prepare import Containers, Facts, Prepared, Report, find_model, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
+from deploy.workflows.survey import facts_here
 from deploy.workflows.user_files import outdated_services, require_user_files
 
 _POLL_S = 0.25

@@ -18,14 +18,15 @@ from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.workflows import facts as facts_module
 from deploy.workflows import running
+from deploy.workflows import survey as survey_module
 from deploy.workflows.facts import (
     container_user,
-    facts_here,
     runtime_here,
     stated_facts,
     without_held_gpus,
 )
 from deploy.workflows.prepare import Containers, Prepared, Programs
+from deploy.workflows.survey import Steps, facts_here, survey
 from deploy.workflows.user_files import hub_token
 from tests.unit.conftest import MACHINE
 from tests.unit.stack.cases import machine_with
@@ -130,13 +131,12 @@ class TestHere:
             kinds = ("nvidia",) if info else ()
             return replace(machine_with("cuda", 0, 1), container_gpus=kinds)
 
-        monkeypatch.setattr(facts_module, "detect_inventory", detect)
-        monkeypatch.setattr(facts_module, "docker_answers", lambda: True)
-        monkeypatch.setattr(facts_module, "require_compose", lambda: (2, 26, 1))
-        monkeypatch.setattr(facts_module, "docker_info", lambda: {"SecurityOptions": []})
+        monkeypatch.setattr(survey_module, "detect_inventory", detect)
+        monkeypatch.setattr(survey_module, "require_compose", lambda: (2, 26, 1))
+        monkeypatch.setattr(survey_module, "docker_info", lambda: {"SecurityOptions": []})
         monkeypatch.setattr(facts_module, "found_images", lambda images, *_: images.by_name)
-        monkeypatch.setattr(facts_module, "found_programs", lambda *_: Programs("py", "redis"))
-        monkeypatch.setattr(facts_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
+        monkeypatch.setattr(survey_module, "found_programs", lambda *_: Programs("py", "redis"))
+        monkeypatch.setattr(survey_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
 
     def test_containers(self, spec: Make, home: Home) -> None:
         found = facts_here(spec(), home, lambda _: None)
@@ -167,7 +167,7 @@ class TestHere:
         def refuse() -> None:
             raise DockerUnavailable("no Docker engine answers", hint="start it")
 
-        monkeypatch.setattr(facts_module, "require_compose", refuse)
+        monkeypatch.setattr(survey_module, "require_compose", refuse)
         with pytest.raises(DockerUnavailable):
             facts_here(spec(runtime="compose"), home, lambda _: None)
 
@@ -175,10 +175,41 @@ class TestHere:
     def test_gpus_that_are_not_there_come_before_what_would_run_on_them(
         self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch, runtime: str
     ) -> None:
-        monkeypatch.setattr(facts_module, "found_programs", lambda *_: pytest.fail("looked"))
+        monkeypatch.setattr(survey_module, "found_programs", lambda *_: pytest.fail("looked"))
         monkeypatch.setattr(facts_module, "found_images", lambda *_: pytest.fail("looked"))
         with pytest.raises(MissingGpus, match="2 GPUs for --vendor rocm asked for, none seen"):
             facts_here(spec(runtime=runtime, vendor="rocm"), home, lambda _: None)
+
+    @pytest.mark.parametrize("runtime", ["process", "compose"])
+    def test_both_policies_find_the_same(self, spec: Make, home: Home, runtime: str) -> None:
+        asked, steps = spec(runtime=runtime, allow_unproven=True), Steps()
+        found = survey(asked, home, steps, lambda _: None).facts
+        assert found == facts_here(asked, home, lambda _: None)
+        assert steps.well("gpus")
+        assert not any(one.trouble for one in steps.outcomes.values())
+
+    @pytest.mark.parametrize("runtime", ["process", "compose"])
+    def test_the_tolerant_one_goes_on_without_gpus(
+        self, spec: Make, home: Home, runtime: str
+    ) -> None:
+        steps = Steps()
+        asked = spec(runtime=runtime, vendor="rocm", allow_unproven=True)
+        found = survey(asked, home, steps, lambda _: None).facts
+        assert "none seen" in steps.outcomes["gpus"].trouble
+        assert [gpu.name for gpu in found.inventory.gpus_of("rocm")] == ["assumed", "assumed"]
+
+    def test_the_tolerant_one_goes_on_without_docker(
+        self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse() -> None:
+            raise DockerUnavailable("docker info failed", hint="restart it")
+
+        monkeypatch.setattr(survey_module, "docker_info", refuse)
+        found = survey(spec(), home, Steps(), lambda _: None)
+        assert found.facts.runtime == "compose", "as `up` would have it, which ends here"
+        assert found.docker is not None and found.docker.trouble == "docker info failed"
+        with pytest.raises(DockerUnavailable):
+            facts_here(spec(), home, lambda _: None)
 
     def test_a_token_of_the_hub_is_known_of(
         self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch

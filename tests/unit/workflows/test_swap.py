@@ -24,10 +24,10 @@ from deploy.runtime.process import sessions
 from deploy.workflows import swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
-from deploy.workflows.facts import facts_here
 from deploy.workflows.prepare import Facts, Programs, prepare
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import StackStatus, stack_status
+from deploy.workflows.survey import facts_here
 from deploy.workflows.swap import SwapResult, roll_back, swap_stack
 from tests.unit.stack.cases import machine_with
 from tests.unit.workflows.conftest import Lab, opened

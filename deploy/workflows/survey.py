@@ -1,0 +1,216 @@
+"""What this machine has for a stack: GPUs, Docker, programs or images, and their versions.
+
+One survey with two policies: `up` and `swap` stop at the first thing that is missing; `doctor`
+notes it and goes on with what a plan would assume, so that it can judge the rest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from deploy.config.spec import StackSpec
+from deploy.config.vendors import vendor_named
+from deploy.doctor.seen import DockerSeen, StepOutcome
+from deploy.errors import MachineError, PdkitError, UsageError
+from deploy.planning.gpus import allot, gpu_need, with_assumed_gpus
+from deploy.planning.inventory import Inventory
+from deploy.runtime.compose.docker import docker_info, is_rootless, require_compose
+from deploy.runtime.detect import detect_inventory, detected_vendor
+from deploy.runtime.home import Home
+from deploy.runtime.host import engine_versions
+from deploy.workflows.facts import (
+    containers_here,
+    found_programs,
+    named_programs,
+    stated_facts,
+    without_held_gpus,
+)
+from deploy.workflows.images import refuse_bad_pair, stack_images
+from deploy.workflows.prepare import Containers, Facts, Programs, Report
+
+_DETAIL_LINES = 6
+_Result = TypeVar("_Result")
+
+
+class Policy(Protocol):
+    """What to do about a step that fails."""
+
+    def take(
+        self, step: str, do: Callable[[], _Result], says: Callable[[_Result], str]
+    ) -> _Result | None:
+        """Return what a step returns, or None where it failed and the survey goes on.
+
+        Args:
+            says: what to say of a step that went well.
+        """
+        ...
+
+    def without_docker(self, error: MachineError) -> None:
+        """Act on a Docker engine that cannot be used, though the stack would run there."""
+        ...
+
+
+class Strict:
+    """The policy of `up`: the first failure ends the survey."""
+
+    def take(
+        self,
+        step: str,  # noqa: ARG002 - `Policy` has it
+        do: Callable[[], _Result],
+        says: Callable[[_Result], str],  # noqa: ARG002 - `Policy` has it
+    ) -> _Result | None:
+        """Return what the step returns."""
+        return do()
+
+    def without_docker(self, error: MachineError) -> None:
+        """End the survey."""
+        raise error
+
+
+@dataclass
+class Steps:
+    """The policy of `doctor`: failures are noted."""
+
+    outcomes: dict[str, StepOutcome] = field(default_factory=dict)
+
+    def take(
+        self, step: str, do: Callable[[], _Result], says: Callable[[_Result], str]
+    ) -> _Result | None:
+        """Take a step; whatever goes wrong is its outcome."""
+        try:
+            result = do()
+            self.outcomes[step] = StepOutcome(says=says(result))
+        except PdkitError as exc:
+            self.outcomes[step] = StepOutcome(
+                trouble=exc.message,
+                fix=exc.hint_for("up"),
+                details=exc.details[:_DETAIL_LINES],
+                usage=isinstance(exc, UsageError),
+            )
+        except Exception as exc:  # noqa: BLE001 - a look that fails is a finding, not the end
+            self.outcomes[step] = StepOutcome(unknown=f"this could not be looked at: {exc!r}")
+        else:
+            return result
+        return None
+
+    def without_docker(self, error: MachineError) -> None:
+        """Do nothing: `DockerSeen` has it."""
+
+    def well(self, step: str) -> bool:
+        """Tell whether a step was taken and went well."""
+        outcome = self.outcomes.get(step)
+        return outcome is not None and not outcome.trouble and not outcome.unknown
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found here; what is missing is assumed in `facts`.
+
+    Attributes:
+        docker, info: what is known of Docker, and `docker info`; None where it is not wanted.
+    """
+
+    facts: Facts
+    docker: DockerSeen | None
+    info: Mapping[str, Any] | None
+
+
+def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
+    """Return what this machine has for a stack. Images may be missing: `with_images` gets them.
+
+    Raises:
+        ConfigError: versions that do not belong together, or an image that cannot be.
+        MissingGpus, MissingTool, DockerUnavailable: something is missing.
+    """
+    return survey(spec, home, Strict(), report).facts
+
+
+def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Survey:
+    """Look at this machine, GPUs before what would run on them.
+
+    Raises:
+        ConfigError: the spec contradicts itself, or names an image that cannot be.
+        PdkitError: something is missing, and the policy does not go on without it.
+    """
+    docker, info = _see_docker(spec, policy)
+    runtime = "compose" if docker and docker.chosen else "process"
+    there = detect_inventory(info)
+    vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
+    machine = _machine(spec, vendor, without_held_gpus(there, home, spec.name), policy)
+    software: Programs | Containers
+    if runtime == "process":
+        software = _programs(spec, vendor, policy, report)
+    elif info is not None:
+        software = containers_here(spec, stack_images(spec, vendor), vendor, info)
+    else:  # what a plan for another machine would say
+        named = spec.model_copy(update={"vendor": vendor, "runtime": runtime})
+        software = stated_facts(named, machine, runtime=runtime).software
+    return Survey(Facts(machine, vendor, runtime, software), docker, info)
+
+
+def _see_docker(
+    spec: StackSpec, policy: Policy
+) -> tuple[DockerSeen | None, Mapping[str, Any] | None]:
+    if spec.runtime == "process":
+        return None, None
+    asked = spec.runtime == "compose"
+    chosen = asked
+    try:
+        version = require_compose()
+        chosen = True  # from here on, whatever else the engine says
+        info = docker_info()
+    except MachineError as exc:
+        if chosen:
+            policy.without_docker(exc)
+        there = shutil.which("docker") is not None
+        return DockerSeen(
+            chosen=chosen, asked=asked, trouble=exc.message, fix=exc.hint, installed=there
+        ), None
+    return DockerSeen(
+        chosen=True,
+        asked=asked,
+        version=str(info.get("ServerVersion", "")),
+        compose=".".join(map(str, version)),
+        rootless=is_rootless(info),
+        installed=True,
+    ), info
+
+
+def _machine(spec: StackSpec, vendor: str, there: Inventory, policy: Policy) -> Inventory:
+    """Return the machine, with assumed GPUs in the place of those that it lacks.
+
+    Raises:
+        ConfigError: the spec contradicts itself.
+    """
+    row = vendor_named(vendor)
+    need = gpu_need(spec, row, there)
+    if not row.has_gpus:
+        return there
+    engines = need.topology.engines
+    names = ", ".join(sorted({gpu.name for gpu in there.gpus_of(vendor)}))
+    policy.take(
+        "gpus",
+        lambda: allot(there, row, engines=engines, ranks=spec.tp, needed=need.needed),
+        lambda _: f"{need.seen} seen ({names}), {need.needed} taken",
+    )
+    return with_assumed_gpus(there, row, need.needed)
+
+
+def _programs(spec: StackSpec, vendor: str, policy: Policy, report: Report) -> Programs:
+    programs = policy.take(
+        "programs",
+        lambda: found_programs(spec, vendor),
+        lambda found: f"{found.engine_python}, {found.redis_server or 'your own Redis'}",
+    )
+    if programs is None:
+        return named_programs(spec)
+    vllm, lmcache = engine_versions(programs.engine_python)
+    policy.take(
+        "versions",
+        lambda: refuse_bad_pair(spec, vendor, vllm, lmcache, report),
+        lambda _: f"vLLM {vllm} with LMCache {lmcache}",
+    )
+    return programs
