@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deploy.config.model import Model
-from deploy.config.spec import MAX_CHUNK, SettledSpec, StackSpec
+from deploy.config.spec import SettledSpec, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
-from deploy.errors import ConfigError
-from deploy.planning.address import check_bind, host_port
+from deploy.planning.address import host_port
+from deploy.planning.checks import FIRST_ENGINE_OFFSET, check_spec
 from deploy.planning.gpus import allot, gpu_memory, gpu_need
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.kinds import check_kind
@@ -23,34 +23,14 @@ from deploy.planning.memory import (
     max_model_len,
     store_mib,
 )
-from deploy.planning.redis import RedisPlan, check_redis, redis_shards, shard_count
-from deploy.planning.topology import NO_SPLIT, Topology
+from deploy.planning.redis import RedisPlan, redis_shards, shard_count
+from deploy.planning.topology import Topology
 
 Role = Literal["producer", "consumer", "aggregated"]
 ENGINE_ROLES: tuple[Role, ...] = ("producer", "consumer", "aggregated")
 PREFILL: tuple[Role, ...] = ("producer", "aggregated")
 # Also those that answer clients, each request once.
 DECODE: tuple[Role, ...] = ("consumer", "aggregated")
-_FIRST_ENGINE_OFFSET = 10
-_LAST_PORT = 65535
-# vLLM's options that follow from the plan, and what sets them.
-_OWN_OPTIONS = {
-    "--model": "--model",
-    "--served-model-name": "--model",
-    "--host": "bind",
-    "--port": "--port",
-    "--dtype": "engine.dtype",
-    "--block-size": "engine.block_size",
-    "--max-model-len": "engine.max_model_len",
-    "--tensor-parallel-size": "--tp",
-    "-tp": "--tp",
-    "--kv-cache-memory-bytes": "engine.kv_cache_gib",
-    "--gpu-memory-utilization": "engine.gpu_memory",
-    "--kv-transfer-config": "--layerwise and --save-decode-cache",
-    # Arguments can be read by everybody on the machine.
-    "--api-key": "--api-key-file",
-    "--hf-token": "hf_token_file",
-}
 
 
 @dataclass(frozen=True)
@@ -214,7 +194,7 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
     need = gpu_need(spec, vendor, inventory)
     topology = need.topology
     block_size = spec.engine.block_size or vendor.block_size
-    _check(spec, model, block_size, topology)
+    check_spec(spec, model, block_size, topology)
     check_kind(spec, model, vendor, inventory)
     gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=need.needed)
     memory = gpu_memory(gpus, spec.engine.gpu_memory)
@@ -299,95 +279,6 @@ def _engines(
     if vendor.max_threads is not None:
         threads = min(threads, vendor.max_threads)
     return tuple(
-        EnginePlan(name, role, spec.port + _FIRST_ENGINE_OFFSET + index, own, threads, memory_mib)
+        EnginePlan(name, role, spec.port + FIRST_ENGINE_OFFSET + index, own, threads, memory_mib)
         for index, ((role, name), own) in enumerate(zip(names, gpus, strict=True))
     )
-
-
-def _check(spec: StackSpec, model: Model, block_size: int, topology: Topology) -> None:
-    check_bind(spec)
-    _check_chunks(spec, block_size)
-    _check_engine_settings(spec)
-    _check_gpu_access(spec)
-    check_redis(spec, topology)
-    _check_equal_ranks(spec)
-    _check_tensor_parallel(spec, model, topology)
-    _check_ports(spec.port, topology)
-
-
-def _check_chunks(spec: StackSpec, block: int) -> None:
-    chunk = spec.lmcache.chunk_size
-    if chunk % block:
-        nearest = min(max(1, round(chunk / block)), MAX_CHUNK // block) * block
-        raise ConfigError(
-            f"{chunk} is not a multiple of engine.block_size {block}; KV moves in whole blocks",
-            setting="lmcache.chunk_size",
-            hint=f"set lmcache.chunk_size to {nearest}",
-        )
-
-
-def _check_engine_settings(spec: StackSpec) -> None:
-    for argument in spec.engine.args:
-        option = argument.partition("=")[0].replace("_", "-")
-        if option in _OWN_OPTIONS:
-            raise ConfigError(
-                f"'{option}' is the plan's to set",
-                setting="engine.args",
-                hint=f"use {_OWN_OPTIONS[option]} instead",
-            )
-    if "PYTHONHASHSEED" in spec.engine.env:
-        raise ConfigError(
-            "PYTHONHASHSEED is the plan's to set: keys match only where it is equal",
-            setting="engine.env",
-            hint="leave it out of engine.env",
-        )
-
-
-def _check_gpu_access(spec: StackSpec) -> None:
-    if spec.gpu_access == "all" and not vendor_named(spec.vendor).container.nodes:
-        raise ConfigError(
-            f"'all' is for ROCm, and the vendor is {spec.vendor}",
-            setting="gpu_access",
-            hint="leave gpu_access out of deploy.yaml",
-        )
-
-
-def _check_equal_ranks(spec: StackSpec) -> None:
-    """Refuse roles of different tensor-parallel sizes, which could never read each other's KV."""
-    for field in ("producer_tp", "consumer_tp"):
-        asked = getattr(spec, field)
-        if asked not in (None, spec.tp):
-            raise ConfigError(
-                f"{asked} differs from the other role's {spec.tp}; the store's keys name "
-                "the number of ranks and each rank's own part of the KV, so a consumer would never "
-                "find what a producer stored",
-                setting=field,
-                retry=({"--tp": str(asked)},),
-                note=f"without {field}",
-            )
-
-
-def _check_tensor_parallel(spec: StackSpec, model: Model, topology: Topology) -> None:
-    tp, shape = spec.tp, model.shape
-    if shape is None:
-        return
-    if not shape.divides(tp):
-        possible = max(n for n in range(1, tp) if shape.divides(n))
-        # As many engines as before: the number of GPUs that was named is of the other size.
-        split = {**NO_SPLIT, "--topology": str(topology)} if spec.gpus is not None else {}
-        raise ConfigError(
-            f"{tp} does not divide {model.served_name}'s {shape.attention_heads} attention "
-            f"heads and {shape.kv_heads} KV heads evenly",
-            setting="tp",
-            retry=({**split, "--tp": str(possible)},),
-        )
-
-
-def _check_ports(port: int, topology: Topology) -> None:
-    last = port + _FIRST_ENGINE_OFFSET + topology.engines - 1
-    if last > _LAST_PORT:
-        raise ConfigError(
-            f"{port} leaves no room: the stack's last engine would listen on {last}",
-            setting="port",
-            retry=({"--port": str(_LAST_PORT - (last - port))},),
-        )

@@ -289,6 +289,6 @@ def _prepare(
 
 
 def _plan_answer(command: str, prepared: Prepared) -> CommandResult:
-    from deploy.output.views import plan_data, plan_view
+    from deploy.output.plan_view import plan_data, plan_view
 
     return CommandResult(command, plan_data(prepared), plan_view(prepared))

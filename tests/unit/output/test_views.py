@@ -13,13 +13,8 @@ import pytest
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.store import StoreStats
 from deploy.output.check_view import check_view
-from deploy.output.views import (
-    images_view,
-    plan_data,
-    plan_view,
-    status_view,
-    swap_view,
-)
+from deploy.output.plan_view import plan_data, plan_view
+from deploy.output.views import images_view, status_view, swap_view
 from deploy.planning.inventory import Inventory
 from deploy.verify.report import (
     CheckReport,

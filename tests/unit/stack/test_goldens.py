@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.output.views import plan_view
+from deploy.output.plan_view import plan_view
 from deploy.stack.document import document_yaml, stack_document
 from deploy.workflows.prepare import Prepared
 from tests.golden_documents import golden_text

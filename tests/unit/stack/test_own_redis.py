@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.errors import ConfigError
-from deploy.output.views import plan_data, plan_view
+from deploy.output.plan_view import plan_data, plan_view
 from deploy.stack.build import REDIS_URL
 from deploy.stack.document import document_yaml, stack_document
 from deploy.stack.layout import ENGINE_KEY

@@ -1,0 +1,155 @@
+"""A plan as people read it, and as `--json` shows it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from deploy.output.table import percent, size, table
+from deploy.planning.memory import GIB
+from deploy.planning.plan import Plan
+from deploy.planning.redis import RedisPlan
+from deploy.workflows.prepare import Prepared, engine_image
+
+_DOES = {"producer": "prefill", "consumer": "decode", "aggregated": "both"}
+
+
+def plan_view(prepared: Prepared) -> str:
+    """Return the plan as facts and a table of services."""
+    plan = prepared.plan
+    shared = plan.url + (", with a key" if plan.keyed else "")
+    facts = [
+        f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
+        f"model    {plan.model.served_name} ({plan.model.ref})",
+        f"context  {_context(plan)}, block {plan.block_size}, "
+        f"chunk {plan.chunk_size}"
+        + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else "")
+        + f", {plan.dtype}",
+        f"memory   {size(plan.memory_mib)} expected{_staging(plan)}",
+        f"store    {_store(prepared)}",
+        *([f"limits   {_limits(plan)}"] if plan.shares_kv else []),
+        *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
+        f"address  {shared}",
+        *(f"note     {line}" for line in prepared.notes),
+    ]
+    rows: list[tuple[object, ...]] = [
+        *(_redis_row(shard, plan) for shard in plan.redis),
+        *(
+            (
+                engine.name,
+                _DOES[engine.role],
+                _devices(plan, engine.devices, engine.cpu_threads),
+                engine.port,
+                size(engine.memory_mib),
+            )
+            for engine in plan.engines
+        ),
+        ("router", "front", "-", plan.port, "-"),
+    ]  # fmt: skip
+    body = table(("service", "does", "devices", "port", "memory"), rows)
+    return "\n".join((*facts, "", body))
+
+
+def _staging(plan: Plan) -> str:
+    if not plan.shares_kv:
+        return ""
+    staging = size(round(plan.limits.staging_gib * 1024))
+    return f", {staging} of it staging for each of {plan.storing_ranks} ranks"
+
+
+def _store(prepared: Prepared) -> str:
+    plan = prepared.plan
+    if plan.user_redis:
+        return f"your own Redis, from {prepared.spec.redis.url_file}"
+    if not plan.redis:
+        return "none: each engine has its own prefix cache"
+    tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
+    shards = f" in {len(plan.redis)} shards" if len(plan.redis) > 1 else ""
+    return f"{size(plan.redis_memory_mib)} of Redis{shards}{tokens}"
+
+
+def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
+    port = (shard.port or "socket") if plan.runtime == "process" else "-"
+    return (shard.name, "store", "-", port, size(shard.memory_mib))
+
+
+def plan_data(prepared: Prepared) -> dict[str, Any]:
+    """Return the plan for scripts."""
+    plan = prepared.plan
+    staging_gib = plan.limits.staging_gib if plan.shares_kv else 0
+    return {
+        "name": plan.name,
+        "vendor": plan.vendor.name,
+        "runtime": plan.runtime,
+        "image": engine_image(prepared),
+        "topology": str(plan.topology),
+        "tp": plan.tp,
+        "model": {
+            "ref": plan.model.ref,
+            "served_name": plan.model.served_name,
+            "source": plan.model.source,
+        },
+        "router": {"host": plan.bind, "port": plan.port},
+        "front": {"host": plan.bind, "port": plan.port, "url": plan.url, "keyed": plan.keyed},
+        "redis": {
+            "user_supplied": plan.user_redis,
+            "shards": len(plan.redis),
+            "port": plan.redis[0].port if plan.redis else 0,
+            "memory_mib": plan.redis_memory_mib,
+            "tokens": plan.store_tokens,
+        },
+        "staging": {
+            "bytes_per_rank": int(staging_gib * GIB),
+            "ranks": plan.storing_ranks,
+        },
+        "deadlines": {
+            "lookup_s": plan.limits.lookup_s,
+            "load_s": plan.limits.load_s,
+            "store_s": plan.limits.store_s,
+            "silent_s": plan.limits.silent_s,
+        },
+        "value_bytes": plan.limits.value_bytes,
+        "dtype": plan.dtype,
+        "block_size": plan.block_size,
+        "chunk_size": plan.chunk_size,
+        "max_model_len": plan.max_model_len,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_cache_bytes": plan.kv_cache_bytes,
+        "gpu_share": plan.gpu_share,
+        "memory_mib": plan.memory_mib,
+        "layerwise": plan.layerwise,
+        "save_decode_cache": plan.save_decode_cache,
+        "engines": [
+            {
+                "name": engine.name,
+                "role": engine.role,
+                "port": engine.port,
+                "devices": list(engine.devices),
+                "cpu_threads": engine.cpu_threads,
+                "memory_mib": engine.memory_mib,
+            }
+            for engine in plan.engines
+        ],
+        "notes": list(prepared.notes),
+        "inventory": asdict(prepared.inventory),
+    }
+
+
+def _context(plan: Plan) -> str:
+    return f"{plan.max_model_len} tokens" if plan.max_model_len else "as the model says"
+
+
+def _limits(plan: Plan) -> str:
+    limits = plan.limits
+    value = f"; values of {limits.value_bytes:,} bytes" if limits.value_bytes else ""
+    return (
+        f"lookup {limits.lookup_s:g} s, load {limits.load_s:g} s, store {limits.store_s:g} s, "
+        f"silent Redis {limits.silent_s:g} s{value}"
+    )
+
+
+def _devices(plan: Plan, devices: tuple[int, ...], threads: int) -> str:
+    if devices:
+        shared = f", {percent(plan.gpu_share)} of it" if plan.shares_gpus and plan.gpu_share else ""
+        return "GPU " + ",".join(map(str, devices)) + shared
+    return f"{plan.vendor.name}, {threads} thread{'s' if threads > 1 else ''}"
