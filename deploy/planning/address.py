@@ -1,4 +1,4 @@
-"""Addresses as URLs have them."""
+"""Addresses in the form that URLs need."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def host_port(host: str, port: int) -> str:
 
 
 def check_bind(spec: StackSpec) -> None:
-    """Refuse to serve other machines without a key, unless that is what the user says.
+    """Refuse to serve other machines without a key, unless the user allows it.
 
     Raises:
-        ConfigError: bind is no loopback address.
+        ConfigError: `bind` is not a loopback address.
     """
     keyless = spec.api_key_file is None and not spec.allow_keyless
     if keyless and not ipaddress.ip_address(spec.bind).is_loopback:

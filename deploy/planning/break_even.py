@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Speeds:
-    """What decides it, measured or estimated.
+    """The speeds and sizes that decide it, measured or estimated.
 
     Attributes:
         prefill_tokens_s: tokens that one engine computes in a second, for one request.
         load_gb_s: from the store into an engine.
-        lookup_s: what a request waits until it knows what the store has.
-        token_bytes: KV of one token, of all ranks.
+        lookup_s: how long a lookup in the store takes.
+        token_bytes: KV of one token, all ranks together.
         chunk: tokens that share one key. Only whole chunks are loaded.
     """
 
@@ -26,14 +26,14 @@ class Speeds:
 
     @property
     def computed_gb_s(self) -> float:
-        """KV that prefill makes in a second; a store must be faster than that."""
+        """KV that prefill computes per second; loading pays only if the store is faster."""
         return self.prefill_tokens_s * self.token_bytes / 1e9
 
     def compute_s(self, tokens: int) -> float:
         return tokens / self.prefill_tokens_s
 
     def load_s(self, tokens: int) -> float:
-        """Return the seconds until the KV of a prompt is there: whole chunks loaded, the rest
+        """Return the seconds until a prompt's KV is ready: whole chunks loaded, the rest
         computed."""
         loaded = tokens // self.chunk * self.chunk
         moved = self.lookup_s + loaded * self.token_bytes / (self.load_gb_s * 1e9)
@@ -42,11 +42,11 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a benchmark measured last for a model on a machine.
+    """What the last benchmark of a model on a machine measured.
 
     Attributes:
         tokens: the shortest prompt whose KV is loaded faster than computed; None if none is.
-        load: requests at once, or a second, in words.
+        load: concurrent requests or request rate, in words.
         at: when, ISO 8601.
         result: the folder of the benchmark's result.
     """
@@ -67,7 +67,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Change:
-    """The speeds with one of them changed.
+    """The speeds, with one of them changed.
 
     Attributes:
         what: the change, in words.
@@ -80,8 +80,8 @@ class Change:
 def break_even_tokens(speeds: Speeds) -> int | None:
     """Return the shortest prompt whose KV is loaded faster than computed, a multiple of the chunk.
 
-    None where loading is slower for every length. Compute time is taken as proportional to length;
-    long prompts cost more, so that loading pays off no later than this.
+    None where loading is slower for every length. Compute time is assumed to be proportional to the
+    length. Long prompts cost more than that, so loading may pay off sooner.
     """
     if speeds.load_gb_s <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What a spec may not ask for, before anything is planned by it."""
+"""Checks of a spec that need no plan: settings that contradict each other, or break sharing KV."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from deploy.planning.address import check_bind
 from deploy.planning.redis import check_redis
 from deploy.planning.topology import NO_SPLIT, Topology
 
-# From the stack's port to that of its first engine.
+# The first engine's port is the stack's port plus this.
 FIRST_ENGINE_OFFSET = 10
 _LAST_PORT = 65535
-# vLLM's options that follow from the plan, and what sets them.
+# vLLM options that the plan sets, and the setting that changes each.
 _OWN_OPTIONS = {
     "--model": "--model",
     "--served-model-name": "--model",
@@ -27,7 +27,7 @@ _OWN_OPTIONS = {
     "--kv-cache-memory-bytes": "engine.kv_cache_gib",
     "--gpu-memory-utilization": "engine.gpu_memory",
     "--kv-transfer-config": "--layerwise and --save-decode-cache",
-    # Arguments can be read by everybody on the machine.
+    # Every user of the machine can read arguments.
     "--api-key": "--api-key-file",
     "--hf-token": "hf_token_file",
 }
@@ -107,7 +107,7 @@ def _check_tensor_parallel(spec: StackSpec, model: Model, topology: Topology) ->
         return
     if not shape.divides(tp):
         possible = max(n for n in range(1, tp) if shape.divides(n))
-        # As many engines as before: the number of GPUs that was named is of the other size.
+        # Keep the number of engines: the number of GPUs was chosen for the other TP size.
         split = {**NO_SPLIT, "--topology": str(topology)} if spec.gpus is not None else {}
         raise ConfigError(
             f"{tp} does not divide {model.served_name}'s {shape.attention_heads} attention "

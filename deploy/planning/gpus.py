@@ -11,9 +11,9 @@ from deploy.errors import Changes, MissingGpus, Setting
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
-# What a plan assumes where it is made without the hardware.
+# What a plan assumes on a machine without the hardware.
 ASSUMED_GPU_MIB = 80 * 1024
-_ASSUMED_GROUPS = (44, 109)  # "video" and "render", as common distributions number them
+_ASSUMED_GROUPS = (44, 109)  # the numbers of "video" and "render" in common distributions
 _FIRST_RENDER_MINOR = 128
 _NO_GPUS: Changes = {"--vendor": "cpu", "--image": None}
 
@@ -23,8 +23,8 @@ class GpuNeed:
     """What a spec's topology needs of a machine.
 
     Attributes:
-        seen: GPUs of the vendor that the machine has.
-        needed: 0 on processors, 1 where all engines share one.
+        seen: how many GPUs of the vendor the machine has.
+        needed: how many the stack takes: 0 on CPUs, 1 where all engines share one.
     """
 
     topology: Topology
@@ -46,7 +46,7 @@ def gpu_need(spec: StackSpec, vendor: Vendor, inventory: Inventory) -> GpuNeed:
 def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inventory:
     """Return the inventory with `count` GPUs of the vendor, where it has fewer.
 
-    Equal ones of 80 GiB on every vendor, so that plans for two vendors differ in nothing else.
+    All have 80 GiB, whatever the vendor, so that plans for two vendors differ in nothing else.
     """
     if not vendor.has_gpus or len(inventory.gpus_of(vendor.name)) >= count:
         return inventory
@@ -77,10 +77,10 @@ def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inven
 def allot(
     inventory: Inventory, vendor: Vendor, *, engines: int, ranks: int, needed: int
 ) -> tuple[tuple[Gpu, ...], ...]:
-    """Return each engine's GPUs: `ranks` of them, none given twice; or one GPU that all share.
+    """Return each engine's GPUs: `ranks` different ones per engine, or one GPU that all share.
 
     Raises:
-        MissingGpus: there are fewer than `needed`; says what was seen.
+        MissingGpus: there are fewer than `needed`; the message says what was seen.
     """
     if not vendor.has_gpus:
         return ((),) * engines
@@ -98,7 +98,7 @@ class GpuMemory:
 
     Attributes:
         share: the part of the GPU's memory.
-        memory_mib: of the smallest GPU, all of it.
+        memory_mib: the whole memory of the smallest GPU.
         shared: other engines are on it, too.
     """
 
@@ -114,7 +114,7 @@ def gpu_memory(given: Sequence[Sequence[Gpu]], share: float) -> GpuMemory | None
         return None
     sharers = max(map(held.count, held))
     smallest = min(gpu.memory_mib for gpus in given for gpu in gpus)
-    # Rounded down: together they must not ask for more than there is.
+    # Rounded down, so that together they do not ask for more than there is.
     return GpuMemory(int(1000 * share / sharers) / 1000, smallest, sharers > 1)
 
 
@@ -134,7 +134,7 @@ def _too_few(
 
 
 def _most(there: int, ranks: int) -> Changes:
-    """Return the options of the largest stack on so many GPUs, with fewer ranks if it must be."""
+    """Return the options of the largest stack on this many GPUs, with a smaller TP if necessary."""
     if there < 2 * ranks:
         fewer = max(n for n in (1, 2, 4, 8, 16, 32) if 2 * n <= max(2, there))
         return {"--gpus": str(min(there, 2 * fewer)), "--tp": str(fewer)}

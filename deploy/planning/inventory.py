@@ -1,4 +1,4 @@
-"""What a machine has, as far as planning asks."""
+"""What planning must know of a machine: processors, memory and accelerators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Gpu:
     """One accelerator.
 
     Attributes:
-        index: as the vendor's own tool counts, from 0; what `device_ids` of a container means.
+        index: the vendor tool's number, from 0; `device_ids` of a container uses it.
         uuid: CUDA only, such as 'GPU-5f3…'.
         render_node: ROCm only, such as '/dev/dri/renderD128'.
-        arch: compute capability ('9.0') or gfx target ('gfx942'); "" where nothing says it.
+        arch: compute capability ('9.0') or gfx target ('gfx942'); "" if unknown.
     """
 
     index: int
@@ -36,9 +36,9 @@ class Inventory:
     Attributes:
         fast_bfloat16: the processors compute bfloat16 faster than float32; False without AVX-512.
         gpu_groups: ROCm only: numbers of the groups that own /dev/kfd and the render nodes.
-        container_gpus: how Docker gives GPUs to containers here: 'nvidia' (its runtime), and the
-            kinds of the Container Device Interface, such as 'nvidia.com/gpu'; empty where nothing
-            does, or nobody looked.
+        container_gpus: how Docker can give GPUs to containers here: 'nvidia' (its runtime), and
+            kinds of the Container Device Interface, such as 'nvidia.com/gpu'; empty if it
+            cannot, or was not asked.
         seen: what detection looked at, one line each, for messages.
     """
 
@@ -61,7 +61,7 @@ def inventory_from(values: Mapping[str, Any]) -> Inventory:
     """Return the inventory that plain values describe, as `dataclasses.asdict` writes them.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing, unknown, or not what it should be.
+        KeyError, TypeError, ValueError: a field is missing, unknown or invalid.
     """
     raw = dict(values)
     gpus = tuple(_gpu(gpu, number) for number, gpu in enumerate(raw.pop("gpus", None) or ()))

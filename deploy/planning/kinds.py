@@ -1,4 +1,4 @@
-"""Kinds of models and KV that would come out wrong, or end the engines: refused in the plan."""
+"""Kinds of models and KV that would give wrong answers or crash engines: the plan refuses them."""
 
 from __future__ import annotations
 

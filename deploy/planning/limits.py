@@ -1,4 +1,4 @@
-"""What KV takes on its way through Redis: staging memory, the size of a value, deadlines."""
+"""Limits for moving KV through Redis: staging memory, value sizes and deadlines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from deploy.planning.memory import DTYPE_BYTES, GIB, MIB
 REDIS_VALUE_BYTES = 512 * MIB
 # Before a value's payload (pdkit_connector.redis_path.value).
 _HEADER_BYTES = 128
-# Tokens that vLLM's API server computes in a step at most unless it is told otherwise: by a GPU's
-# memory, and on all others.
+# vLLM's default for --max-num-batched-tokens in its API server: by GPU memory, and otherwise.
 _LARGE_GPU_MIB, _LARGE_STEP, _STEP = 160 * 1024, 16384, 8192
 _STAGED_STEPS = 4  # of a prompt, in staging memory
-_STAGING_HOST_PART = 4  # all ranks together: at most a quarter of the machine's memory
-_LEAST_CHUNKS = 2  # LMCache's staging: one is on its way while the next is copied
+_STAGING_HOST_PART = 4  # at most a quarter of the machine's memory, all ranks together
+_LEAST_CHUNKS = 2  # LMCache's staging: one chunk is sent while the next is copied
 _STAGING_UNIT = 64 * MIB
-_UNKNOWN_TOKEN_BYTES = 160 * 1024  # a 70B model's on each of two ranks
-# Bytes a second that all engines together get of a Redis that is worth waiting for. One thread of
-# Redis moves four to eight times as much.
+_UNKNOWN_TOKEN_BYTES = 160 * 1024  # of a 70B model, on each of two ranks
+# Bytes per second from Redis, all engines together, below which waiting is not worth it. One
+# thread of Redis moves four to eight times as much.
 _SLOWEST = 250_000_000
-# What a machine that is busy with something else is granted, beside the time for bytes and keys.
+# Extra time for a machine that is busy with something else.
 _LOOKUP_S, _SILENT_S, _BUSY_S = 0.5, 5.0, 10.0
 _KEY_S = 20e-6
-# What Redis may have to answer a rank, over all its connections, before it gets to a lookup.
+# What Redis may have to send a rank, over all its connections, before it answers a lookup.
 _SENDER_BYTES = 8 * MIB
 
 
@@ -39,14 +38,14 @@ class Limits:
     """Limits of each rank that stores, as its connector gets them.
 
     Attributes:
-        ranks: of one engine, that store; 1 of an MLA model, whose ranks hold the same KV.
-        staging_gib: host memory for chunks on their way; those that wait to be stored are in it.
-        value_bytes: of a chunk, or in layerwise mode of one layer of it; None where the model's
-            config is not known yet.
-        chunk_memory: what Redis takes for a chunk of all ranks; None as above.
-        lookup_s, load_s, store_s: a lookup of the longest prompt, a load that fills staging memory,
-            and a chunk behind as many others as staging memory holds.
-        silent_s: without a byte of Redis, after which a load or a store has failed.
+        ranks: ranks per engine that store; 1 for an MLA model, whose ranks hold the same KV.
+        staging_gib: host memory for chunks in transit, including those that wait to be stored.
+        value_bytes: size of a chunk's value, or in layerwise mode of one layer of it; None while
+            the model's config is unknown.
+        chunk_memory: memory that Redis needs for a chunk of all ranks; None as above.
+        lookup_s, load_s, store_s: deadlines for a lookup of the longest prompt, for a load that
+            fills staging memory, and for storing a chunk that waits behind a full one.
+        silent_s: a load or store fails after this time without a byte from Redis.
     """
 
     ranks: int
@@ -61,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """What moves through Redis: bytes of a token on each rank, and how many ranks there are.
+    """What moves through Redis: the bytes of a token on each rank, and the number of ranks.
 
     Attributes:
         prompt: tokens of the longest prompt, if known.
@@ -88,7 +87,7 @@ def redis_limits(
 
     Raises:
         ConfigError: chunks are too large for Redis or for staging memory, or engine.args name a
-            size of steps that is no number.
+            size of steps that is not a number.
     """
     traffic = _Traffic(
         token_bytes=shape.rank_kv_bytes_per_token(DTYPE_BYTES[dtype], spec.tp) if shape else None,
@@ -129,7 +128,7 @@ def _value_bytes(spec: StackSpec, traffic: _Traffic, shape: ModelShape | None) -
     """Return the size of one value of Redis.
 
     Raises:
-        ConfigError: Redis takes none of that size.
+        ConfigError: it is larger than Redis accepts.
     """
     if traffic.token_bytes is None or shape is None:
         return None
@@ -150,7 +149,7 @@ def _value_bytes(spec: StackSpec, traffic: _Traffic, shape: ModelShape | None) -
 def _chunk_memory(
     spec: StackSpec, traffic: _Traffic, shape: ModelShape | None, value: int | None
 ) -> int | None:
-    """Return what Redis takes for a chunk of all ranks.
+    """Return the memory that Redis needs for a chunk of all ranks.
 
     Its allocator has four sizes to each power of two: a value just above 16 MiB takes 20.
     """
@@ -162,10 +161,11 @@ def _chunk_memory(
 
 
 def _staging_bytes(spec: StackSpec, traffic: _Traffic, inventory: Inventory) -> int:
-    """Return the bytes as asked, else those of a few steps of the longest prompt.
+    """Return the size that the spec sets, else room for a few steps of the longest prompt.
 
     Raises:
-        ConfigError: what is asked for is too small to move anything, or layer by layer a prompt.
+        ConfigError: the size that is set is too small for two chunks or, in layerwise mode, for a
+            prompt.
     """
     least = _least_staging(spec, traffic)
     if spec.lmcache.staging_gib is not None:
@@ -180,12 +180,12 @@ def _staging_bytes(spec: StackSpec, traffic: _Traffic, inventory: Inventory) -> 
 
 
 def _least_staging(spec: StackSpec, traffic: _Traffic) -> int:
-    """Return the bytes without which KV cannot move whole."""
+    """Return the least staging memory with which whole KV can move."""
     if traffic.token_bytes is None:
         return 1
     tokens = _LEAST_CHUNKS * spec.lmcache.chunk_size
     if spec.layerwise and traffic.prompt is not None:
-        # A load holds all layers of all chunks, and so does the store that begins beside it.
+        # A load holds all layers of all chunks; so does a store that starts meanwhile.
         tokens = max(tokens, traffic.prompt + min(traffic.prompt, traffic.step))
     return tokens * traffic.token_bytes
 

@@ -14,17 +14,17 @@ from deploy.planning.inventory import Inventory
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MIB = 2**20
 GIB = 2**30
-# Of a GPU, beside weights and KV: activations, graphs, the libraries' own.
+# GPU memory beside weights and KV: activations, graphs, libraries.
 _GPU_BASE_BYTES = 3 * GIB
 _ESTIMATE_USED = 0.9
-# The store holds this many times what the producers' own KV spaces hold, so that it remembers what
-# they have already dropped.
+# The store is this many times as large as the producers' KV spaces together, so that it still has
+# what they dropped.
 _STORE_FACTOR = 2
 _STORE_FLOOR_MIB = 1024
 _STORE_HOST_PART = 4  # at most a quarter of the machine's memory
-_UNKNOWN_CONTEXTS = 16  # longest prompts the store is to hold where KV spaces are not known
+_UNKNOWN_CONTEXTS = 16  # how many of the longest prompts the store holds, if KV spaces are unknown
 _UNKNOWN_CONTEXT = 8192
-# Tokens that each answer of `deploy check` has: beside a chunk, the least that a context must hold.
+# Length of each answer of `deploy check`: a context must hold a chunk and this many tokens.
 # With 16, every misplaced chunk, layer or head that was tried on the tiny model moved a
 # log-probability past the tolerance (scripts/tiny_model_power.py).
 ANSWER_TOKENS = 16
@@ -35,8 +35,8 @@ class KvSpace:
     """The KV space of one engine.
 
     Attributes:
-        told_bytes: what each rank is told to take; None where it takes what its share leaves.
-        tokens: how many fit, all ranks together; None where the model is not known well enough.
+        told_bytes: size that each rank is given; None if it takes what its GPU share leaves.
+        tokens: how many fit, all ranks together; None if too little is known of the model.
     """
 
     told_bytes: int | None
@@ -44,7 +44,7 @@ class KvSpace:
 
 
 def chosen_dtype(spec: StackSpec, vendor: Vendor, inventory: Inventory) -> str:
-    """Return the data type of weights and KV: the one asked for, else the fast one."""
+    """Return the data type of weights and KV: the one that is set, else the fast one."""
     slow = not vendor.has_gpus and not inventory.fast_bfloat16
     return spec.engine.dtype or ("float32" if slow else "bfloat16")
 
@@ -79,9 +79,9 @@ def kv_space(
             told = room = told or int(room * _ESTIMATE_USED)
     if a_token is None or room is None:
         return KvSpace(told, None)
-    # A rank holds its part of the KV heads; where there are fewer heads than ranks, copies.
+    # Each rank holds its part of the KV heads, or a copy if there are fewer heads than ranks.
     parts = model.shape.kv_parts(spec.tp) if model.shape and vendor.has_gpus else 1
-    # Beside the blocks that requests use, vLLM keeps one.
+    # vLLM keeps one block for itself.
     spare = block_size * a_token // parts
     return KvSpace(told + spare if told else None, room * parts // a_token)
 
@@ -112,7 +112,7 @@ def _gpu_room(spec: StackSpec, model: Model, share_bytes: int, told: int | None)
 
 
 def max_model_len(spec: StackSpec, shape: ModelShape | None, space: KvSpace) -> int | None:
-    """Return the asked length, else the longest that the model and the KV space both allow.
+    """Return the length that is set, else the longest that model and KV space allow.
 
     Raises:
         ConfigError: more than the model or the KV space allows, or too short to share any KV.
@@ -134,7 +134,7 @@ def max_model_len(spec: StackSpec, shape: ModelShape | None, space: KvSpace) -> 
 
 
 def _allowed_len(asked: int | None, shape: ModelShape, space: KvSpace) -> int | None:
-    """Return the asked length, else the longest; None where nothing limits it.
+    """Return the length that is set, else the longest; None if nothing limits it.
 
     Raises:
         ConfigError: more than the model or the KV space allows.
@@ -157,9 +157,9 @@ def _allowed_len(asked: int | None, shape: ModelShape, space: KvSpace) -> int | 
 
 
 def _longest(limit: int | None, fits: int | None, *, exact: bool) -> int | None:
-    """Return the longest context; where it is memory that limits it, with room for error.
+    """Return the longest context; if memory limits it, with a margin for error.
 
-    Beside weights and KV a GPU holds what nobody can tell before the engine has measured it.
+    How much else a GPU holds is unknown until the engine has measured it.
     """
     if fits is not None and not exact:
         fits = int(fits * _ESTIMATE_USED)
@@ -176,9 +176,9 @@ def store_mib(
     a_token: int | None,
     context: int | None,
 ) -> int:
-    """Return Redis's maxmemory: as asked, else twice the producers' KV, within a quarter of the
-    machine's memory and at least 1 GiB. That quarter, where a token's size is not known. Nothing
-    for a Redis of the user's own.
+    """Return Redis's maxmemory: the size that is set, else twice the producers' KV, at most a
+    quarter of the machine's memory and at least 1 GiB. If a token's size is unknown, that quarter.
+    0 for a Redis of the user's own.
     """
     if spec.redis.url_file is not None:
         return 0

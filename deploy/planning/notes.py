@@ -1,4 +1,4 @@
-"""What a plan's reader should know beside its numbers, and how a stack is made smaller."""
+"""Notes of a plan: what is assumed or unknown, and which settings make a stack smaller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MORE_MEMORY = "end other programs, or take a machine with more memory"
 
 
 def plan_notes(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Return what is assumed, what is not known, and why this machine would refuse the plan."""
+    """Return what is assumed, what is unknown, and why `up` would refuse the plan here."""
     return (
         *(line for line in inventory.seen if line.startswith("assumed")),
         *_slow_dtype(plan),
@@ -28,7 +28,7 @@ def plan_notes(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
 
 
 def smaller(plan: Plan, over_mib: int) -> str:
-    """Return the settings that bring a stack's host memory down by `over_mib`, the fewest first."""
+    """Return settings that reduce a stack's host memory by `over_mib`, the fewest first."""
     engines = len(plan.engines)
     fewest = replace(plan.topology, aggregated=2) if plan.aggregated else Topology(1, 1)
     ranks, one_mib = engines * plan.tp, plan.engines[0].memory_mib
@@ -102,7 +102,7 @@ def _too_big(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def _low_limit(plan: Plan) -> list[str]:
-    """Warn of a container's limit that its engine is expected to pass."""
+    """Warn of a container's memory limit that its engine will probably exceed."""
     limit, expected = plan.spec.engine.memory_gib, plan.engines[0].memory_mib / 1024
     if limit is None or plan.runtime != "compose" or limit >= expected:
         return []

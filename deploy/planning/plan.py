@@ -35,12 +35,12 @@ DECODE: tuple[Role, ...] = ("consumer", "aggregated")
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One vLLM engine: who it is, where it listens, what it may use.
+    """One vLLM engine: its role, its port and what it may use.
 
     Attributes:
-        port: where this machine reaches it.
-        gpus: its own, or the one it shares; empty where engines run on the host's processors.
-        memory_mib: what the engine is expected to hold resident in host memory, all ranks together.
+        port: on this machine.
+        gpus: its own, or the one it shares; empty on CPUs.
+        memory_mib: expected resident host memory, all ranks together.
     """
 
     name: str
@@ -58,19 +58,19 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is settled before a stack is built from it.
+    """Everything that is decided before a stack is built.
 
     Attributes:
-        spec: the settings that the plan is made from, and that say what it leaves open.
+        spec: the settings that the plan is made from.
         kv_bytes_per_token: KV of one token, all layers, one replica; None where the model's config
             is not known yet.
-        kv_cache_bytes: KV space that each rank is told to take; None where it takes what its share
-            of the GPU leaves.
+        kv_cache_bytes: KV space that each rank is given; None if it takes what its share of the
+            GPU leaves.
         bind, port: where clients reach the stack: the router.
         keyed: clients must send a key.
         user_redis: Redis is the user's own, and no service of the stack.
         redis: the kit's own, in the order in which engines name them.
-        gpu_share: of its GPUs' memory that an engine may use; None where there are no GPUs.
+        gpu_share: part of its GPUs' memory that an engine may use; None without GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
 
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The names of engines of which one stores KV and another one loads it."""
+        """The names of each engine that stores KV, with each that loads it."""
         if not self.shares_kv:
             return ()
         return tuple(
@@ -146,7 +146,7 @@ class Plan:
 
     @property
     def keys_per_chunk(self) -> int:
-        """Keys that a rank stores for a chunk: in layerwise mode one a layer, if known."""
+        """Keys that a rank stores per chunk: in layerwise mode one per layer, if known."""
         return self.model.shape.layers if self.layerwise and self.model.shape else 1
 
     @property
@@ -174,7 +174,7 @@ class Plan:
 
     @property
     def ports(self) -> dict[int, str]:
-        """Every port of this machine the stack listens on, and whose it is."""
+        """Every port of this machine that the stack listens on, with the service's name."""
         return {
             self.port: "router",
             **{shard.port: shard.name for shard in self.redis if shard.port},
@@ -184,11 +184,11 @@ class Plan:
 
 
 def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
-    """Settle a spec, whose vendor and runtime are named, for a model and a machine.
+    """Plan a settled spec for a model and a machine.
 
     Raises:
-        ConfigError: values that do not go together, each named with the one it contradicts.
-        MissingGpus, NotEnoughMemory: the machine of the inventory does not have what they need.
+        ConfigError: two settings contradict each other; names both.
+        MissingGpus, NotEnoughMemory: the machine has too little.
     """
     vendor = vendor_named(spec.vendor)
     need = gpu_need(spec, vendor, inventory)
@@ -244,10 +244,10 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
 
 
 def _redis_port(spec: StackSpec) -> int:
-    """Return the port of Redis, 0 where nobody needs one.
+    """Return the port of Redis, or 0 if none is needed.
 
-    Processes reach it by a Unix socket, which LMCache's own client cannot use. By a port, other
-    users of the machine could take up all of its connections.
+    Processes reach it by a Unix socket, except LMCache's own client, which cannot. On a port, other
+    users of the machine could take all of its connections.
     """
     by_port = spec.runtime == "process" and spec.redis.client == "lmcache"
     return spec.port + 1 if by_port else 0

@@ -1,6 +1,6 @@
 """Whether the store keeps up with the GPUs: estimates, from what is stated here.
 
-A load pays only where KV comes out of Redis faster than a GPU would compute it.
+Loading KV pays only if Redis delivers it faster than a GPU computes it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from deploy.planning.inventory import Gpu
 from deploy.planning.memory import DTYPE_BYTES
 from deploy.planning.plan import Plan
 
-# TFLOP/s of one GPU in dense bfloat16, as its maker's data sheet says; by a part of its name, the
-# first that fits.
+# TFLOP/s of one GPU in dense bfloat16, by the vendor's data sheet. The key is a part of the GPU's
+# name; the first that fits counts.
 _TFLOPS = (
     ("B200", 2250),
     ("H200", 989),
@@ -25,8 +25,8 @@ _TFLOPS = (
     ("MI325X", 1307),
     ("MI300X", 1307),
 )
-# Of that, what a prefill of long prompts uses: with it an H100 prefills 25,000 tokens of an 8B
-# model a second, between the 20,000 and 40,000 that are reported.
+# The part of that which prefill of long prompts reaches. By it, an H100 prefills 25,000 tokens per
+# second of an 8B model; 20,000 to 40,000 are reported.
 _USED = 0.4
 # One Redis stores a GB in 0.55 s and sends it in 0.27 s (docs/results/redis-path.md): whatever is
 # stored and loaded once moves at this rate.
@@ -34,11 +34,11 @@ _SHARD_GB_S = 1.2
 
 
 def computed_gb_s(plan: Plan) -> float | None:
-    """Return the GB of KV that all producers compute in a second at most; None where no row of the
-    table, or nothing of the model, says it.
+    """Return the GB of KV that all producers compute per second at most; None if the GPU is not in
+    the table or the model's config is unknown.
 
-    A token takes two operations a weight: too few for a long context, too many for experts that are
-    not asked.
+    A token takes two operations per weight: too few for a long context, too many for a mixture of
+    experts.
     """
     gpus = {gpu for engine in plan.producers for gpu in engine.gpus}
     speeds = [_tflops(gpu) for gpu in gpus]
@@ -50,7 +50,7 @@ def computed_gb_s(plan: Plan) -> float | None:
 
 
 def rate_note(plan: Plan) -> list[str]:
-    """Return what the GPUs can compute and the kit's Redis can carry, and whether it can."""
+    """Return a note that compares what the GPUs compute with what the kit's Redis carries."""
     computed = computed_gb_s(plan)
     if computed is None or not plan.redis:
         return []

@@ -1,4 +1,4 @@
-"""The kit's own Redis: how many there are, where they listen and what memory each has."""
+"""The kit's own Redis servers (shards): how many, their ports and their memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from deploy.errors import ConfigError, Setting
 from deploy.planning.inventory import Inventory
 from deploy.planning.topology import Topology
 
-# A shard keeps a processor busy, and the system's part of moving its bytes another; the engines
-# and the rest of the machine need most.
+# A shard keeps one processor busy, and the kernel's part of the transfer another. Engines and the
+# rest of the machine need most of them.
 _CPUS_A_SHARD = 16
 _MOST_SHARDS = 8
 
@@ -20,7 +20,7 @@ class RedisPlan:
     """One Redis of the stack; several share the keys.
 
     Attributes:
-        port: where this machine reaches it; 0 where it does so in another way.
+        port: on this machine; 0 if it is reached in another way.
         memory_mib: its maxmemory.
     """
 
@@ -30,8 +30,9 @@ class RedisPlan:
 
 
 def shard_count(spec: StackSpec, inventory: Inventory, *, gpus: int) -> int:
-    """Return how many Redis share the keys: as asked, else one a GPU of the stack, as far as the
-    machine has processors for them. LMCache's own client knows one.
+    """Return the number of shards: as set, else one per GPU, if there are processors for them.
+
+    LMCache's own client supports one.
     """
     if spec.redis.shards is not None:
         return spec.redis.shards
@@ -41,7 +42,7 @@ def shard_count(spec: StackSpec, inventory: Inventory, *, gpus: int) -> int:
 
 
 def redis_shards(port: int, count: int, memory_mib: int) -> tuple[RedisPlan, ...]:
-    """Return the Redis that share the memory; with a port there is one."""
+    """Return the shards, which divide the memory equally; with a port there is one."""
     if count == 1:
         return (RedisPlan("redis", port, memory_mib),)
     own_mib = max(1, memory_mib // count)
@@ -49,7 +50,7 @@ def redis_shards(port: int, count: int, memory_mib: int) -> tuple[RedisPlan, ...
 
 
 def check_redis(spec: StackSpec, topology: Topology) -> None:
-    """Refuse settings of Redis that do not go together, or with a topology that has none.
+    """Refuse settings of Redis that contradict each other, or a topology without Redis.
 
     Raises:
         ConfigError: naming them.
@@ -89,7 +90,7 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
 
 
 def _check_nothing_shared(spec: StackSpec, topology: Topology) -> None:
-    """Refuse what is about sharing KV where engines share none."""
+    """Refuse settings for sharing KV in a topology whose engines share none."""
     asked = {
         "layerwise": spec.layerwise,
         "save_decode_cache": spec.save_decode_cache,

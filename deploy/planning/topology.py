@@ -9,7 +9,7 @@ from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import Changes, ConfigError, Setting
 
-# Options that name a split, each of which another form of it must replace.
+# Options that name a split. A suggested command clears the ones that it replaces.
 NO_SPLIT: Changes = {"--gpus": None, "--topology": None, "--producers": None, "--consumers": None}
 _FORM = re.compile(
     r"(?P<producers>\d+)p(?P<consumers>\d+)d|(?P<aggregated>\d+)a(?P<redis>\+redis)?"
@@ -18,10 +18,10 @@ _FORM = re.compile(
 
 @dataclass(frozen=True)
 class Topology:
-    """Producers and consumers, or engines that do both.
+    """Producers and consumers, or aggregated engines.
 
     Attributes:
-        aggregated: engines that do both; 0 where there are producers and consumers.
+        aggregated: how many engines do both; 0 if there are producers and consumers.
         redis: the engines share KV through Redis.
     """
 
@@ -46,7 +46,7 @@ class Topology:
 
 
 def aggregated(engines: int, *, redis: bool = False) -> Topology:
-    """Return engines that each do prefill and decode; without Redis they share nothing."""
+    """Return a topology of aggregated engines; without Redis they share no KV."""
     return Topology(0, 0, engines, redis)
 
 
@@ -57,7 +57,7 @@ def split(engines: int) -> Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Return the topology of a text that has the spec's form."""
+    """Return the topology that a text in the spec's form names, such as `1p3d`."""
     match = _FORM.fullmatch(text)
     assert match is not None, "the spec's pattern admits only this form"  # noqa: S101
     if match["aggregated"]:
@@ -68,9 +68,9 @@ def parse_topology(text: str) -> Topology:
 def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology:
     """Return the split that the spec asks for.
 
-    On GPUs an engine takes as many as its tensor-parallel size, save that a single GPU is shared by
-    all engines. Where neither a split nor a number is named, a machine with one GPU (`seen`) shares
-    it.
+    On GPUs, an engine takes as many as its tensor-parallel size; a single GPU is shared by all
+    engines. If neither a split nor a number is given, the engines share the GPU of a machine that
+    has one (`seen`).
 
     Raises:
         ConfigError: its fields contradict each other.
@@ -100,7 +100,7 @@ def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology
 
 
 def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int = 0) -> int:
-    """Return how many GPUs a split takes: 0 on processors, 1 where all engines share one.
+    """Return how many GPUs a split takes: 0 on CPUs, 1 if all engines share one.
 
     Raises:
         ConfigError: ranks of one engine would have to share a GPU.
@@ -123,7 +123,7 @@ def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int =
 
 
 def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
-    """Return how many engines the number of `--gpus` makes.
+    """Return how many engines fit on `--gpus` GPUs.
 
     Raises:
         ConfigError: GPUs would be left over, or there are too few for one of each role.
@@ -148,7 +148,7 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
 
 
 def _asked(spec: StackSpec) -> Topology | None:
-    """Return the split by name or by numbers; a number alone leaves the other one at 1."""
+    """Return the split that the spec names; one of two numbers alone leaves the other at 1."""
     if spec.topology is None:
         if spec.producers is None and spec.consumers is None:
             return None
