@@ -33,24 +33,24 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Return what a URL says; raise ConnectorError, which shows no password, where it says nothing.
+    """Return the address in a URL; raise ConnectorError, which shows no password, if there is none.
 
     Source of the options: redis-py's `parse_url`.
     """
     scheme, separator, _ = text.partition("://")
     if not separator or scheme not in SCHEMES:
-        # Without a scheme, what stands first may be a password.
+        # Without a scheme, the first part may be a password.
         shown = f"{scheme}://" if separator and _SCHEME.fullmatch(scheme) else "this"
         raise ConnectorError(
-            f"{shown} is no address of a Redis; use redis://, rediss://, unix://, "
+            f"{shown} is not a Redis address; use redis://, rediss://, unix://, "
             "redis-sentinel:// or redis-cluster://"
         )
     try:
         return _address(text)
     except (ValueError, TypeError):
-        # What they say may hold a part of the password.
+        # Their messages may contain a part of the password.
         raise ConnectorError(
-            f"the address of Redis ({scheme}://…) is broken: see to host, port, database, a "
+            f"the address of Redis ({scheme}://…) is broken: check host, port, database, a "
             "Sentinel's /MASTER and the options of redis-py's connections after `?`; write a "
             "password's special characters as %XX"
         ) from None

@@ -1,4 +1,4 @@
-"""Work that Redis may fail: what is tried again, what is counted, what is told."""
+"""Work that can fail because of Redis: what is retried, counted and logged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pdkit_connector.redis_path.link import ReplyError
 
 R = TypeVar("R")
 
-# What says that another server should have been asked.
+# Errors that mean: ask another server.
 _MOVED = frozenset({"MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"})
-# What says something of one key only: no string, or on its way to another server of a cluster.
+# Errors that concern one key only: not a string, or moving to another server of the cluster.
 OF_ONE_KEY = frozenset({"WRONGTYPE", "ASK", "TRYAGAIN"})
 
 
 class Attempts:
-    """One way of using Redis, such as reading; raises nothing that Redis does."""
+    """One way of using Redis, such as reading. Failures of Redis do not raise."""
 
     def __init__(
         self, what: str, counters: Counters, labels: Mapping[str, str] | None = None
@@ -33,14 +33,14 @@ class Attempts:
         self._told: set[str] = set()
 
     def pausing(self) -> bool:
-        """Tell whether Redis failed a moment ago and should be left alone."""
+        """Tell whether Redis failed a moment ago, so that it should not be asked now."""
         return self._health.pausing()
 
     def run(self, work: Callable[[], R], links: Links) -> R | None:
         """Return what `work` returns, or None where Redis failed.
 
-        `work` is run once more where a connection had died while nobody used it, which says
-        nothing of the server, and where another server turned out to be the right one.
+        `work` is retried once if an idle connection had died, which does not mean that the server
+        has failed, and if another server turned out to be the right one.
         """
         error: Exception
         for _ in range(2):
@@ -72,14 +72,14 @@ class Attempts:
         self._health.failed(_kind(error), f"{type(error).__name__}: {error}")
 
     def tell_once(self, about: str, what: str) -> None:
-        """Log a warning unless there was one about the same."""
+        """Log a warning, unless there was one about the same thing."""
         if about not in self._told:
             self._told.add(about)
             get_logger().warning("pdkit-connector WARNING Redis: %s", what)
 
 
 def _kind(error: Exception) -> str:
-    """Return one of a few words, whatever a server says."""
+    """Return one of a few words, whatever the server answered."""
     if isinstance(error, ReplyError):
         if error.code == "NOAUTH":
             return "auth"

@@ -41,7 +41,7 @@ _ALLOCATE_WAIT_S = 0.01
 
 
 class RedisPath(StoragePluginInterface):  # type: ignore[misc]
-    """LMCache's way to Redis. A scheduler's has no memory to load into and only looks up."""
+    """LMCache's storage plug-in for Redis. The scheduler's has no memory and only looks up."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         loop: Any = None,
         **_newer: Any,
     ) -> None:
-        """Make the client and try it once.
+        """Create the client and try it once.
 
-        Raises ConnectorError where a setting is wrong or Redis refuses the log-in. A Redis that is
-        not there is no error: it may come.
+        Raises ConnectorError if a setting is wrong or Redis refuses the log-in. A Redis that does
+        not answer is not an error: it may start later.
         """
         super().__init__(
             dst_device=dst_device,
@@ -83,16 +83,16 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         )
         self._client = Client(self._urls, self._codec, COUNTERS, _limits(settings))
         self._tensors = OwnTensors(config, metadata)
-        # All values have one length, known from the first that fits this engine.
+        # All values have the same length, known from the first one that fits this engine.
         self._value_bytes: int | None = None
         self._storing: set[Any] = set()
-        # The page shows from the start that this engine has such a path.
+        # So the metrics page shows from the start that this engine has this path.
         COUNTERS.add("chunks", 0, operation="store", result="stored")
         self._greet()
         open_socket(metadata.worker_id)
 
     def pdkit_facts(self) -> dict[str, str]:
-        """Return what `kv_report` says of this way to Redis."""
+        """Return what `kv_report` says about Redis."""
         return {
             "redis": ", ".join(map(public_address, self._urls)),
             "namespace": self._namespace,
@@ -101,12 +101,12 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         }
 
     def _greet(self) -> None:
-        """Say now what a wrong password would make of every call; a Redis may come later."""
+        """Refuse a wrong password now, since every call would fail; Redis may start later."""
         for trouble in self._client.troubles():
             if _is_refusal(trouble):
                 raise ConnectorError(f"Redis refuses this engine: {describe(trouble)}") from None
             get_logger().warning(
-                "pdkit-connector WARNING Redis is not there: %s", describe(trouble)
+                "pdkit-connector WARNING Redis does not answer: %s", describe(trouble)
             )
 
     def __str__(self) -> str:
@@ -158,9 +158,9 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         return [target.memory_obj for target in targets]
 
     def _allocate(self, header: Header, deadline: Deadline) -> _Staged | None:
-        """Return staging memory for what a header announces; None where there is none to be had.
+        """Return staging memory for the tensor of a header; None if there is none free.
 
-        It is waited for until the deadline while stores, which give theirs back, are under way.
+        Waits until the deadline while stores are running, since they free theirs.
         """
         shape, dtype, memory_format = self._tensors.of(header)
         while True:
@@ -191,7 +191,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         transfer_spec: Any = None,  # noqa: ARG002
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> None:
-        """Begin to store memory objects, which are held until Redis has them or never will."""
+        """Begin to store memory objects, and hold them until each is stored or has failed."""
         for key, memory_obj in zip(keys, objs, strict=True):
             if key not in self._storing:
                 self._submit(key, memory_obj, on_complete_callback)
@@ -225,7 +225,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
     # The rest of LMCache's interface
 
     def pin(self, key: Any) -> bool:  # noqa: ARG002
-        """Return True: what is in Redis is kept by use."""
+        """Return True: Redis keeps what is used."""
         return True
 
     def unpin(self, key: Any) -> bool:  # noqa: ARG002
@@ -241,14 +241,14 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         return self._client.lookups.remove(self._names.many(keys))
 
     def touch_cache(self) -> None:
-        """Do nothing: Redis notes each use itself."""
+        """Do nothing: Redis records each use itself."""
 
     def get_allocator_backend(self) -> Any:
         """Return the staging pool."""
         return self.local_cpu_backend
 
     def close(self) -> None:
-        """Finish what was begun, within its limit."""
+        """Finish running stores, within their time limit."""
         self._client.close()
 
 
@@ -270,7 +270,7 @@ def _bytes_of(memory_obj: Any) -> memoryview:
 
 
 def layout_of(config: Any, metadata: Any) -> str:
-    """Return all that the meaning of a chunk's bytes depends on, beyond what its key says."""
+    """Return everything that the meaning of a chunk's bytes depends on, beyond its key."""
     return json.dumps(
         {
             "kv_shape": list(metadata.kv_shape),
@@ -285,7 +285,7 @@ def layout_of(config: Any, metadata: Any) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Tell whether Redis wants another user or password."""
+    """Tell whether Redis refuses this user or password."""
     if isinstance(error, ReplyError):
         return error.code in ("NOAUTH", "WRONGPASS", "NOPERM")
     return type(error).__name__ in ("AuthenticationError", "NoPermissionError")
@@ -301,7 +301,7 @@ def _settings(config: Any) -> dict[str, Any]:
 
 
 def _secret(settings: dict[str, Any]) -> bytes:
-    """Return what values are signed with; b"" where nothing is named."""
+    """Return the secret that values are signed with; b"" without one."""
     if "mac_key_file" not in settings:
         return b""
     file = Path(str(settings["mac_key_file"]))

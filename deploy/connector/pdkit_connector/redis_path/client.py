@@ -1,7 +1,7 @@
 """One engine's worker and its Redis, one or several: look up, load and store values, within limits.
 
-No call raises for what Redis does: what cannot be had in time is a miss, what cannot be stored is
-left out. Both are counted, and told once.
+Failures of Redis never raise: what does not come in time is a miss, what cannot be stored is left
+out. Both are counted, and logged once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Limits:
 
     Attributes:
         lookup_s: seconds after which a lookup is a miss.
-        load_s: seconds after which what has not come of a prompt's piece is a miss.
-        store_s: seconds after which a chunk that was handed over is given up.
-        silent_s: seconds without a byte after which a load or a store has failed.
-        load_lanes, store_lanes: connections that values move over, each way; at least one a shard.
+        load_s: seconds after which the rest of a load is a miss.
+        store_s: seconds after which storing a chunk is given up.
+        silent_s: a load or store fails after this many seconds without a byte.
+        load_lanes, store_lanes: connections for values in each direction; at least one per shard.
     """
 
     lookup_s: float = 0.5
@@ -51,7 +51,7 @@ class Client:
         counters: Counters,
         limits: Limits | None = None,
     ) -> None:
-        """Take the URL of a Redis, or those of several that share the keys."""
+        """Take the URL of one Redis, or of several that share the keys."""
         self._limits = limits = limits or Limits()
         self._shards = shards = Shards([urls] if isinstance(urls, str) else urls, counters, limits)
         self.lookups = Lookups(shards, counters, limits.lookup_s)
@@ -60,7 +60,7 @@ class Client:
         self.stores = Stores(shards, codec, counters, store)
 
     def troubles(self) -> Iterator[Exception]:
-        """Ask each Redis for a sign of life; yield what goes wrong."""
+        """Ping each Redis; yield the failures."""
         for shard in self._shards:
             try:
                 self.lookups.ping(shard)

@@ -1,4 +1,4 @@
-"""Why the plug-in could not be made: LMCache only logs it, and goes on without a store."""
+"""Why the plug-in could not be created. LMCache only logs this, and continues without a store."""
 
 from __future__ import annotations
 

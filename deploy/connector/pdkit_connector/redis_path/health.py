@@ -1,4 +1,4 @@
-"""Whether it is worth asking Redis now: after a failure, not at once again."""
+"""Whether to ask Redis now: after a failure there is a short pause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TELL_AGAIN_S = 60.0
 class Health:
     """One way of using Redis (say, storing), which pauses after each failure, longer each time.
 
-    A pause ends by itself and is at most a second, so that what comes back is used again at once.
+    A pause lasts at most a second, so that a server that comes back is used again at once.
     """
 
     def __init__(self, what: str) -> None:
@@ -28,15 +28,15 @@ class Health:
         self._told = False
 
     def pausing(self) -> bool:
-        """Tell whether Redis should be left alone for now."""
+        """Tell whether there is a pause now."""
         return time.monotonic() < self._until
 
     def failed(self, kind: str, why: str) -> None:
-        """Begin a pause; say why, once a minute at most of each kind."""
+        """Begin a pause; log why, at most once a minute for each kind."""
         now = time.monotonic()
         REPORT.redis_failed(self._what, kind, why)
         with self._lock:
-            if now >= self._until:  # what fails during a pause began before it
+            if now >= self._until:  # work that fails during a pause began before it
                 self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
                 self._until = now + self._pause_s
             tell = now - self._told_at.get(kind, -_TELL_AGAIN_S) >= _TELL_AGAIN_S
@@ -47,7 +47,7 @@ class Health:
             get_logger().warning("pdkit-connector WARNING Redis: %s failed: %s", self._what, why)
 
     def worked(self) -> None:
-        """Forget what failed; say so, where the failure was told."""
+        """Forget the failure; log that it is over, if it was logged."""
         if not self._pause_s:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Threads that each hold connections of their own, so that values move side by side."""
+"""Threads with connections of their own, so that values move in parallel."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Job = Callable[["Links"], None]
 
 
 class Links:
-    """The connections of one thread, one a server, made when they are first needed.
+    """The connections of one thread, one per server, opened when first needed.
 
-    They are made by threads aside, since a name's look-up knows no limit. A connection that comes
-    too late for one caller is there for the next.
+    Other threads open them, since resolving a name has no time limit. A connection that comes too
+    late for one caller serves the next.
     """
 
     def __init__(self, topology: Topology, counters: Counters) -> None:
@@ -33,12 +33,12 @@ class Links:
         self._coming: dict[object, futures.Future[Any]] = {}
 
     def route(self, deadline: Deadline) -> Route:
-        """Return what tells which server a key lies on."""
+        """Return the function that maps a key to its server."""
         known = self._topology.route()
         return known or self._aside("route", self._topology.learn, deadline)
 
     def to(self, node: Node, deadline: Deadline) -> Link:
-        """Return the connection to a server; raise what redis-py raises where there is none."""
+        """Return the connection to a server; raise redis-py's error if there is none."""
         link = self._links.get(node)
         if link is None:
             link = self._aside(node, lambda: Link(self._topology.connect(node)), deadline)
@@ -53,7 +53,7 @@ class Links:
                 link.close()
 
     def changed(self) -> None:
-        """Learn anew who has what."""
+        """Ask again which server has which keys."""
         self._topology.changed()
         self.drop(*self._links)
 
@@ -65,7 +65,7 @@ class Links:
         self._coming.clear()
 
     def _aside(self, name: object, work: Callable[[], Any], deadline: Deadline) -> Any:
-        """Return what `work` returns, or leave it to the next who asks for the same."""
+        """Run `work` in another thread; if it takes too long, the next caller gets its result."""
         left_s = deadline.call_s()
         future = self._coming.pop(name, None)
         if future is None or (future.done() and future.exception()):
@@ -112,18 +112,18 @@ class Lanes:
 
     @property
     def count(self) -> int:
-        """How many jobs run side by side."""
+        """How many jobs run in parallel."""
         return len(self._threads)
 
     def submit(self, job: Job) -> bool:
-        """Queue a job, which raises nothing; return False where the lanes are closed."""
+        """Queue a job, which must not raise; return False if the lanes are closed."""
         with self._lock:
             if not self._closed:
                 self._jobs.put(job)
             return not self._closed
 
     def close(self, limit_s: float) -> None:
-        """End the threads after the jobs that are queued, waiting no longer than the limit."""
+        """End the threads after the queued jobs; wait no longer than the limit."""
         with self._lock:
             self._closed = True
             for _ in self._threads:
@@ -144,7 +144,7 @@ class Lanes:
 
 @contextmanager
 def dropping(links: Links, *nodes: Node) -> Iterator[None]:
-    """Close the connections to these servers where anything goes wrong on them."""
+    """Close the connections to these servers if anything fails on them."""
     try:
         yield
     except BaseException:

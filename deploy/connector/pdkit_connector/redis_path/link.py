@@ -18,11 +18,11 @@ from typing import Any
 _BUFFER_BYTES = 4096
 # struct timeval: seconds and microseconds.
 _TIMEVAL = struct.Struct("@ll")
-# No line that Redis says is longer.
+# No line of Redis is longer.
 _LINE_BYTES = 1 << 16
-# What a server may say in answer to a command, beyond a line: an error of it each.
+# Beyond one line, the most that a server may answer to each command: a short error.
 _ERROR_BYTES = 1 << 9
-# What a call on a socket may take beyond its deadline.
+# How long a call on a socket may take beyond its deadline.
 _LATE_S = 0.02
 
 
@@ -35,12 +35,12 @@ class ReplyError(Exception):
 
 
 class LinkBroken(ConnectionError):
-    """The other end went away, or said what no Redis says."""
+    """The connection was closed, or the answer is not one of Redis."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long some work may take, and how long the other end may be silent meanwhile."""
+    """How long some work may take, and how long the server may be silent meanwhile."""
 
     limit_s: float
     silent_s: float
@@ -51,7 +51,7 @@ class Patience:
 
 
 class Deadline:
-    """A moment after which nobody waits any more."""
+    """The moment at which work ends."""
 
     def __init__(self, seconds: float, silent_s: float = math.inf) -> None:
         self._at = time.monotonic() + seconds
@@ -62,7 +62,7 @@ class Deadline:
         return time.monotonic() >= self._at
 
     def left_s(self) -> float:
-        """Return the seconds that are left; raise TimeoutError where there are none."""
+        """Return the seconds that are left; raise TimeoutError if there are none."""
         left = self._at - time.monotonic()
         if left <= 0:
             raise TimeoutError("deadline passed")
@@ -76,8 +76,8 @@ class Deadline:
 class _Limited:
     """A socket whose calls end at deadlines.
 
-    Python's own way to limit a call asks the system twice more for every one that has to wait. The
-    system can limit calls itself and wait for all bytes that are wanted, save where TLS is between.
+    Python's own timeouts cost two more system calls for every call that waits. The kernel can limit
+    calls itself, and wait for all of the wanted bytes, except with TLS.
     """
 
     def __init__(self, plain_or_tls: Any) -> None:
@@ -97,7 +97,7 @@ class _Limited:
             raise TimeoutError("Redis took too long") from None
 
     def receive(self, target: memoryview, deadline: Deadline, *, whole: bool = False) -> int:
-        """Receive some bytes, at least one, and if possible the whole; return how many."""
+        """Receive some bytes, at least one and if possible all; return how many."""
         self._limit(deadline)
         try:
             count = int(
@@ -114,13 +114,13 @@ class _Limited:
     def _limit(self, deadline: Deadline) -> None:
         """Limit the next call, which may end a little after the deadline.
 
-        To tell the socket costs as much as to read some KiB: it is told now and then.
+        Setting the limit costs as much as reading some KiB, so it is set only now and then.
         """
         left_s = deadline.call_s()
         if deadline is self._limited_by and left_s >= self._told_left_s - _LATE_S:
             return
         if self._plain:
-            # Of no time at all the system would make no limit.
+            # The kernel takes zero for no limit.
             limit = _TIMEVAL.pack(int(left_s), max(1, int(left_s % 1 * 1e6)))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -130,13 +130,12 @@ class _Limited:
 
 
 class Link:
-    """A connection. Any error leaves it in an unknown state: close it then."""
+    """A connection. After any error its state is unknown: close it."""
 
     def __init__(self, connection: Any) -> None:
         """Take over a connected connection of redis-py.
 
-        It keeps its socket to itself (`_sock`); there is no public way to the same bytes without a
-        copy.
+        Its socket is private (`_sock`); there is no public way to the same bytes without a copy.
         """
         self._connection = connection
         self._socket = _Limited(connection._sock)
@@ -181,9 +180,9 @@ class Link:
     def numbers(
         self, count: int, deadline: Deadline, otherwise: Callable[[ReplyError], int]
     ) -> list[int]:
-        """Return the answers to that many commands, which are all that was asked on this link.
+        """Return the answers to that many commands; nothing else may be outstanding on this link.
 
-        What Redis refused becomes what `otherwise` returns, or what it raises.
+        For a refused command, the answer is what `otherwise` returns; it may raise.
         """
         text, seen = b"", 0
         while True:
@@ -197,7 +196,7 @@ class Link:
             self._fill(deadline)
         self._start = self._end
         try:
-            # All are numbers, as nearly always: the fewest steps for each.
+            # The usual case: all are numbers.
             found = list(map(int, text[1:-2].split(b"\r\n:"))) if text[:1] == b":" else []
         except ValueError:
             found = []
@@ -227,7 +226,7 @@ class Link:
     def read_into(self, target: memoryview, deadline: Deadline) -> int:
         """Read some bytes, at least one and at most `target` holds; return how many.
 
-        All of it comes at once where the operating system can wait for all.
+        If the operating system can wait for all of it, it comes at once.
         """
         if self._start < self._end:
             count = min(self._end - self._start, len(target))
@@ -242,13 +241,13 @@ class Link:
         view, filled = memoryview(data), 0
         while filled < count:
             if self._start == self._end:
-                # What follows comes with it, such as the next answer's beginning.
+                # More may come with it, such as the start of the next answer.
                 self._fill(deadline)
             filled += self.read_into(view[filled:], deadline)
         return bytes(data)
 
     def end_of_string(self, deadline: Deadline) -> None:
-        """Read what ends a string."""
+        """Read the end of a string."""
         if self.read(2, deadline) != b"\r\n":
             raise LinkBroken("a string that is longer than Redis said")
 

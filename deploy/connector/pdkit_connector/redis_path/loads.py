@@ -16,7 +16,7 @@ from pdkit_connector.redis_path.reading import Reading
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Check, Codec, Header
 
-# What a lane may take beyond the deadline to notice it.
+# How long a lane may take beyond the deadline to notice it.
 _GRACE_S = 0.2
 
 
@@ -24,17 +24,17 @@ class Target(Protocol):
     """Memory that a value is loaded into."""
 
     def memory(self) -> memoryview:
-        """Return the bytes to write, as many as the payload has."""
+        """Return the bytes to write to, as many as the payload has."""
         ...
 
     def release(self) -> None:
-        """Give the memory back: nobody wants it."""
+        """Free the memory: it is not needed."""
         ...
 
 
 T = TypeVar("T", bound=Target)
-# Returns memory for a payload, or None where there is none to be had in time. Raises BadValue where
-# the payload is not what the reader can use. Called from the lanes' threads.
+# Returns memory for a payload, or None if there is none in time. Raises BadValue if the reader
+# cannot use the payload. Called from the lanes' threads.
 Allocate = Callable[[Header, Deadline], T | None]
 
 
@@ -50,13 +50,13 @@ class Loads:
         self._patience = patience
 
     def load(self, keys: Sequence[bytes], allocate: Allocate[T]) -> list[T]:
-        """Return the values of the keys, from the first on until one cannot be had in time."""
+        """Return the values of the keys, up to the first that does not come in time."""
         if not keys:
             return []
         self._counters.add("calls", operation="load")
         began = time.perf_counter()
         prompt = _Prompt(keys, allocate, self._patience.begin())
-        # Those that pause come first: they end the prompt, and what comes after is not asked for.
+        # Paused shards come first: their keys end the prompt, so that later ones are not asked for.
         parts = sorted(self._shards.split(keys), key=lambda part: not part[0].reads.pausing())
         for shard, indices in parts:
             self._begin(prompt, shard, indices)
@@ -68,23 +68,23 @@ class Loads:
         return loaded
 
     def _begin(self, prompt: _Prompt[T], shard: Shard, indices: Sequence[int]) -> None:
-        """Have a shard's lanes load what is on it."""
+        """Let a shard's lanes load its keys."""
         if shard.reads.pausing():
             prompt.give_up(indices)
             self._count("paused", len(indices))
             return
         count = min(shard.load_lanes.count, len(indices))
         for lane in range(count):
-            # Each has early chunks, since those count most.
+            # Each lane gets early chunks, since those count most.
             share = indices[lane::count]
             if not shard.load_lanes.submit(partial(self._load, prompt, shard, share)):
                 prompt.give_up(share)
 
     def _load(self, prompt: _Prompt[T], shard: Shard, share: Sequence[int], links: Links) -> None:
-        """Load a lane's share of a prompt; what is left of it ends the prompt there."""
+        """Load a lane's share of a prompt; the first key that fails ends the prompt there."""
         left = list(share)
         try:
-            # A job that waited too long for its turn says nothing of Redis.
+            # A job that waited too long for its turn is not a failure of Redis.
             if not prompt.deadline.passed():
                 shard.reads.run(lambda: self._read(links, prompt, left), links)
         finally:
@@ -109,7 +109,7 @@ class Loads:
                     break
                 if i not in coming:
                     ask(place)
-                # The next is asked for while the last of this one is on its way.
+                # The next value is asked for while the end of this one is in transit.
                 target = self._value(coming[i], prompt, prompt.keys[i], partial(ask, place + 1))
                 if coming.pop(i).unread:
                     links.drop(node)
@@ -120,7 +120,7 @@ class Loads:
     def _value(
         self, reading: Reading, prompt: _Prompt[T], key: bytes, all_asked: Callable[[], None]
     ) -> T | None:
-        """Read a value to its end; None where it is missing or of no use."""
+        """Read a whole value; None if it is missing or unusable."""
         try:
             raw = reading.header()
             if raw is None:
@@ -160,7 +160,7 @@ def _receive(
     check: Check,
     all_asked: Callable[[], None],
 ) -> None:
-    """Fill a target, or release it and raise: BadValue where the bytes are not what they were."""
+    """Fill a target, or release it and raise: BadValue if the bytes have changed."""
     try:
         memory = target.memory()
         if len(memory) != header.payload_bytes:
@@ -180,7 +180,7 @@ class _Prompt(Generic[T]):
         self.keys = keys
         self.allocate = allocate
         self.deadline = deadline
-        # The first index that has no value, as far as is known.
+        # The first index without a value, as far as known.
         self.hole = len(keys)
         self._targets: list[T | None] = [None] * len(keys)
         self._awaited = len(keys)
@@ -204,7 +204,7 @@ class _Prompt(Generic[T]):
             if not self._awaited:
                 self._condition.notify_all()
         if target is not None:
-            target.release()  # it came too late
+            target.release()  # too late
 
     def loaded(self, limit_s: float) -> list[T]:
         """Wait for all values, and return those before the first that is missing."""

@@ -1,6 +1,6 @@
-"""A connection until it is logged in, by redis-py: whoever answers there may be hostile, or broken.
+"""Connecting and logging in, by redis-py, to a server that may be hostile or broken.
 
-redis-py reads what a server announces, however much that is, and waits anew after every byte.
+redis-py reads as much as a server announces, and restarts its timeout after every byte.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 from pdkit_connector.redis_path.address import Address
 from pdkit_connector.redis_path.link import Deadline, LinkBroken
 
-# Limit of each step on the way to a connection: to reach the server, TLS, an answer.
+# Limit of each step of connecting: TCP, TLS, an answer.
 CONNECT_S = 2.0
-# Limit of all answers together.
+# Limit for all answers together.
 LOGIN_S = 6.0
 # The longest answer is that of CLUSTER SLOTS: about 200 bytes a range, and there are few.
 REPLY_BYTES = 4 << 20
 
 
 class Measured:
-    """A socket that takes so many bytes in so much time, and then fails."""
+    """A socket that fails after a number of bytes or seconds."""
 
     def __init__(self, plain_or_tls: Any) -> None:
         self.inner = plain_or_tls
@@ -53,7 +53,7 @@ class Measured:
 
 
 def logged_in(address: Address, where: dict[str, Any]) -> Any:
-    """Return a connection that is made and logged in, for questions; redis-py alone would retry."""
+    """Return a connection that is open and logged in; redis-py by itself would retry."""
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
@@ -68,7 +68,7 @@ def logged_in(address: Address, where: dict[str, Any]) -> Any:
             "protocol": 2,
         }
     )
-    # redis-py's one place where a socket is made, before the log-in reads from it.
+    # The only place where redis-py creates a socket, before the log-in reads from it.
     make = connection._connect
     connection._connect = lambda: Measured(make())
     connection.connect()

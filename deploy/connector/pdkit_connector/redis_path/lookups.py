@@ -1,4 +1,4 @@
-"""What Redis has, asked over connections of its own."""
+"""Lookups and removals, over connections of their own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import HEADER_BYTES
 from pdkit_connector.redis_url import Node
 
-# Within this, an answer is read that came while another shard took all of the time.
+# Time to read an answer that came while another shard used up all of the time.
 _GRACE_S = 0.05
 
 
 class Lookups:
-    """Questions and removals; callers take turns."""
+    """Lookups and removals; callers take turns."""
 
     def __init__(self, shards: Shards, counters: Counters, limit_s: float) -> None:
         self._shards = shards
@@ -31,7 +31,7 @@ class Lookups:
     def held(self, keys: Sequence[bytes], value_bytes: int | None = None) -> int:
         """Return how many keys, from the first on, have a value.
 
-        With `value_bytes`, a value of another length counts as none. One round trip a server.
+        With `value_bytes`, a value of another length does not count. One round trip per server.
         """
         began = time.perf_counter()
         found = _prefix(self._each(b"STRLEN", keys), value_bytes)
@@ -46,7 +46,7 @@ class Lookups:
         return sum(self._each(b"UNLINK", keys))
 
     def ping(self, shard: Shard | None = None) -> None:
-        """Ask a shard, or each in turn, for a sign of life; raise what went wrong."""
+        """Ping a shard, or each in turn; raise the failure."""
         if shard is None:
             for each in self._shards:
                 self.ping(each)
@@ -71,7 +71,7 @@ class Lookups:
                 shard.asking.close()
 
     def _each(self, name: bytes, keys: Sequence[bytes]) -> list[int]:
-        """Return the number that a command answers for each key; 0 where nobody answers.
+        """Return the number that a command answers for each key; 0 without an answer.
 
         STRLEN, unlike EXISTS, also counts as a use, so that a chunk is not evicted before its load.
         """
@@ -82,7 +82,7 @@ class Lookups:
             return numbers
         questions: list[_Question] = []
         try:
-            # Whoever had the turn before may have found out.
+            # The caller before may have found out.
             if not deadline.passed():
                 questions += [_Question(shard, name, keys, own) for shard, own in _well(parts)]
             for question in questions if len(questions) > 1 else ():
@@ -97,7 +97,7 @@ class Lookups:
 
 
 class _Question:
-    """The same command for many keys of one shard. What it fails is counted, not raised."""
+    """The same command for many keys of one shard. Failures are counted, not raised."""
 
     def __init__(
         self, shard: Shard, name: bytes, keys: Sequence[bytes], indices: Sequence[int]
@@ -107,22 +107,22 @@ class _Question:
         self._name = name
         self._keys = keys
         self._indices = indices
-        # The servers that were asked and not heard yet, each with the indices of its keys.
+        # The servers that have not answered yet, each with the indices of its keys.
         self._asked: Mapping[Node, Sequence[int]] = {}
 
     def ask_early(self, deadline: Deadline) -> None:
-        """Ask, so that several shards look at the same time; `answer` asks again if this fails."""
+        """Send the command, so that shards work at the same time; `answer` retries a failure."""
         with suppress(Exception):
             self._ask(deadline)
 
     def answer(self, numbers: list[int], deadline: Deadline) -> None:
         """Write what the servers answer into `numbers`."""
-        # One shard that hangs takes all of the time, and says nothing of the others.
+        # A shard that hangs takes all of the time; that is not a failure of the others.
         in_time = Deadline(_GRACE_S) if deadline.passed() else deadline
         self._shard.reads.run(lambda: self._answer(numbers, in_time), self._links)
 
     def forget(self) -> None:
-        """Close connections whose answers nobody read: the next question must not meet them."""
+        """Close connections with unread answers, so that the next question does not get them."""
         self._links.drop(*self._asked)
 
     def _ask(self, deadline: Deadline) -> None:

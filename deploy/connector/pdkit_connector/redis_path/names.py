@@ -1,4 +1,4 @@
-"""The keys of LMCache as Redis has them."""
+"""The names of LMCache's keys in Redis."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from lmcache.utils import CacheEngineKey
 
-# What LMCache's text of a key is made of, beside its hash.
+# The parts of LMCache's text of a key, beside its hash.
 _ALIKE = attrgetter("__class__", "model_name", "world_size", "worker_id", "dtype", "tags")
 _KNOWN = {
     "model_name", "world_size", "worker_id", "chunk_hash", "dtype",
     "request_configs", "tags", "_dtype_str",
 }  # fmt: skip
-# Another release's keys may be made of more.
+# Keys of another release may have more parts.
 _KNOWS_ALL = set(getattr(CacheEngineKey, "__dataclass_fields__", ())) == _KNOWN
 
 
 class Names:
-    """Spells out keys, after a prefix."""
+    """Turns keys into names with a prefix."""
 
     def __init__(self, prefix: str, *, first_rank_only: bool) -> None:
-        """Name all ranks' keys as those of the first, if asked to."""
+        """With `first_rank_only`, give the keys of all ranks the names of the first rank's."""
         self._prefix = prefix
         self._first_rank_only = first_rank_only
 
@@ -35,13 +35,13 @@ class Names:
     def many(self, keys: Sequence[Any]) -> list[bytes]:
         """Return the names of keys.
 
-        Those of a prompt differ in their hashes only. Then one is spelled out by LMCache, which
-        takes three times as long as all the rest of a lookup here.
+        The keys of a prompt differ in their hashes only, so LMCache turns just one of them into
+        text: for all, that would take three times as long as the rest of a lookup.
         """
         return self._alike(keys) or [self.one(key) for key in keys]
 
     def _alike(self, keys: Sequence[Any]) -> list[bytes]:
-        """Return the names of keys that differ in their hashes only; nothing where more differs."""
+        """Return the names of keys that differ in their hashes only; nothing if more differs."""
         if not _KNOWS_ALL or not keys:
             return []
         first = keys[0]

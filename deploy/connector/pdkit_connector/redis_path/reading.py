@@ -1,8 +1,8 @@
-"""One value on its way from Redis, in ranges that are asked for a few ahead.
+"""Reading one value from Redis in ranges, a few of which are requested ahead.
 
-Redis copies what it answers. Of a value of many MB it makes one copy in memory that is fresh each
-time, and sends it when it has left the processor's cache; ranges of half a MiB are copied, sent
-and received while they are in it. `bench/redis_path` has what either takes.
+Redis copies its answers. A value of many MB is copied into fresh memory each time, and has left the
+processor's cache when it is sent. Ranges of half a MiB are copied, sent and received within the
+cache. `bench/redis_path` measures both.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pdkit_connector.redis_path.link import Deadline, Link, ReplyError, command
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Check
 
-# The first range; a value that fits is read like any small one.
+# The first range; a value that fits into it needs no other.
 _FIRST_BYTES = 1 << 20
 _RANGE_BYTES = 512 << 10
-# Ranges that were asked for and not read yet.
+# Ranges that were requested and not read yet.
 _AHEAD = 4
 
 
 class Reading:
-    """A value that Redis was asked for. Any error leaves the link in an unknown state."""
+    """A value that was requested. After any error the link's state is unknown."""
 
     def __init__(self, link: Link, key: bytes, deadline: Deadline) -> None:
         """Ask for the first range, which has the header."""
@@ -36,7 +36,7 @@ class Reading:
 
     @property
     def unread(self) -> bool:
-        """Whether answers are still to come, so that the link is of no use for anything else."""
+        """Whether answers are outstanding, so that the link cannot be used for anything else."""
         return bool(self._ends)
 
     def header(self) -> bytes | None:
@@ -60,11 +60,11 @@ class Reading:
 
         Args:
             memory: of as many bytes as the header announced.
-            check: learns every byte while it is in the processor's cache.
-            all_asked: is called once nothing more of this value will be asked for.
+            check: gets every byte while it is in the processor's cache.
+            all_asked: called when the last range has been requested.
 
         Raises:
-            BadValue: the value is shorter or longer, or its checksum does not hold; of the kind
+            BadValue: the value is shorter or longer, or its checksum does not match; of the kind
                 "missing" where it was removed meanwhile.
         """
         total, filled, told = HEADER_BYTES + len(memory), 0, False
@@ -85,7 +85,7 @@ class Reading:
         check.require()
 
     def _range(self, memory: memoryview, check: Check) -> int:
-        """Read what is left of an answer; return how many bytes it was."""
+        """Read the rest of an answer; return its length."""
         if self._left > len(memory):
             raise BadValue("corrupt", "it is longer than its header says")
         filled = 0

@@ -1,6 +1,6 @@
-"""Several Redis that share the keys: each with connections, threads and a health of its own.
+"""Several Redis that share the keys, each with its own connections, threads and health.
 
-What fails on one holds up nothing that lies on another. Most stacks have one.
+A failure of one does not delay keys on another. Most stacks have one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdkit_connector.redis_path.topology import topology
 
 
 class LaneCounts(Protocol):
-    """How many connections values move over, each way, all shards together."""
+    """Number of connections for values in each direction, all shards together."""
 
     @property
     def load_lanes(self) -> int: ...
@@ -32,7 +32,7 @@ class Shard:
     """One Redis: a server, a Sentinel's master or a cluster.
 
     Attributes:
-        reads, writes: how using it fares.
+        reads, writes: health of reading and writing.
         asking: connections of whoever looks up; callers take turns.
     """
 
@@ -44,7 +44,7 @@ class Shard:
 
 
 class Shards:
-    """The shards of a client, in the order that every client of the stack has them in."""
+    """The shards of a client, in the same order in every client of the stack."""
 
     def __init__(self, urls: Sequence[str], counters: Counters, lanes: LaneCounts) -> None:
         """Connect to nothing yet; raise ConnectorError where a URL is no address."""
@@ -57,7 +57,7 @@ class Shards:
         return iter(self._all)
 
     def of(self, key: bytes) -> Shard:
-        """Return the shard that a key lies on: the same in every engine."""
+        """Return the shard of a key: the same in every engine."""
         return self._all[self._number(key)]
 
     def split(self, keys: Sequence[bytes]) -> list[tuple[Shard, Sequence[int]]]:

@@ -1,4 +1,4 @@
-"""Values on their way to Redis, straight from the caller's memory."""
+"""Storing values in Redis, straight from the caller's memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdkit_connector.redis_path.value import BadValue, Codec, Header
 
 
 class Stores:
-    """Stores values over several connections, behind the caller's back."""
+    """Stores values over several connections, in the background."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Stores:
     def store(
         self, key: bytes, header: Header, payload: memoryview, done: Callable[[bool], None]
     ) -> bool:
-        """Begin to store a value; return False, without calling `done`, where it is left out.
+        """Begin to store a value; return False, without calling `done`, if it is left out.
 
-        `payload` must stay as it is until `done` is called, with whether Redis has the value.
+        `payload` must not change until `done` is called, with whether Redis has the value.
         """
         shard = self._shards.of(key)
         if shard.writes.pausing():

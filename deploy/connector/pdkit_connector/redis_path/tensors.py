@@ -1,6 +1,6 @@
-"""The tensors that an engine stores and loads, by its own metadata: no value in Redis chooses one.
+"""The tensors that an engine stores and loads, by its own metadata and never by a value in Redis.
 
-A mover trusts the shape of what was loaded: one of another shape would be copied to the wrong
+The code that copies KV trusts the shape: a tensor of another shape would be copied to the wrong
 place, or from beyond its end.
 """
 
@@ -16,7 +16,7 @@ from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.value import BadValue, Header
 
 Tensor = tuple[torch.Size, torch.dtype, MemoryFormat]
-# What a header says of a tensor: dtype, shape, format, bytes.
+# How a header describes a tensor: dtype, shape, format, bytes.
 _Said = tuple[str, tuple[int, ...], int, int]
 
 
@@ -24,7 +24,7 @@ class OwnTensors:
     """What one value of this engine may hold: a whole chunk, or a layer of it."""
 
     def __init__(self, config: Any, metadata: Any) -> None:
-        """Raise ConnectorError where a value's length could be anything."""
+        """Raise ConnectorError if values could have any length."""
         if config.save_unfull_chunk:
             raise ConnectorError(
                 "save_unfull_chunk: true does not work with the Redis path: nothing but the value "
@@ -35,7 +35,7 @@ class OwnTensors:
         self._known: dict[_Said, Tensor] = {}
 
     def of(self, header: Header) -> Tensor:
-        """Return the tensor that a header describes; raise BadValue if it is no chunk's."""
+        """Return the tensor that a header describes; raise BadValue if it does not fit."""
         said = (header.dtype, header.shape, header.memory_format, header.payload_bytes)
         if said not in self._known:
             # LMCache looks at vLLM's tensors only when it first moves KV.

@@ -1,7 +1,7 @@
-"""Which server a key lies on, and how to reach it.
+"""Which server has a key, and how to reach it.
 
-Everything here that talks to a server may take seconds, or hang while a name is looked up: `Links`
-runs it aside.
+Everything here that talks to a server may take seconds, or hang while a name is resolved: `Links`
+runs it in other threads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pdkit_connector.redis_path.login import logged_in, plain
 from pdkit_connector.redis_url import Node
 
 ONLY: Node = ("", 0)
-# Tells which server a key lies on.
+# Maps a key to its server.
 Route = Callable[[bytes], Node]
 _MASTER_KNOWN_S = 2.0
 _SLOTS = 16384
-# In all, for however many servers are asked in turn who has which keys.
+# For asking servers in turn which has which keys, all together.
 _ASK_S = 20.0
 
 
@@ -32,11 +32,11 @@ class Topology(Protocol):
     """The servers behind an address; any thread may ask."""
 
     def route(self) -> Route | None:
-        """Return the way to each key's server, or None where it must be learnt first."""
+        """Return what maps keys to servers, or None if the servers must be asked first."""
         ...
 
     def learn(self) -> Route:
-        """Ask the servers who has which keys."""
+        """Ask the servers which has which keys."""
         ...
 
     def connect(self, node: Node) -> Any:
@@ -44,7 +44,7 @@ class Topology(Protocol):
         ...
 
     def changed(self) -> None:
-        """Learn that a server no longer plays the part it did."""
+        """Note that a server has lost its role."""
         ...
 
 
@@ -87,9 +87,9 @@ class SentinelMaster:
         master = self._master
         if master is None:
             return None
-        # An old master takes stores for seconds after another was chosen, and then forgets them.
+        # After a failover, the old master accepts stores for some seconds, and then loses them.
         if time.monotonic() - self._asked_at > _MASTER_KNOWN_S:
-            self._asked_at = math.inf  # one asks at a time
+            self._asked_at = math.inf  # one thread asks at a time
             threading.Thread(target=self._learn_again, daemon=True).start()
         return lambda key: master  # noqa: ARG005 - it has all keys
 
@@ -106,7 +106,7 @@ class SentinelMaster:
         self._master = None
 
     def _learn_again(self) -> None:
-        with suppress(Exception):  # the master that is known will do as long as it works
+        with suppress(Exception):  # keep the known master as long as it works
             self.learn()
         self._asked_at = time.monotonic()
 
@@ -131,7 +131,7 @@ class Cluster:
     def learn(self) -> Route:
         by_slot: list[Node] = _ask(self._address, self._known, ("CLUSTER", "SLOTS"), _by_slot)
         self._by_slot = by_slot
-        # Those that were named may be gone one day.
+        # The servers in the URL may be gone one day.
         self._known = tuple(dict.fromkeys((*self._address.nodes, *by_slot)))
         return _route(by_slot)
 
@@ -182,7 +182,7 @@ def _by_slot(ranges: Any, asked: Node) -> list[Node]:
         name = host.decode() if isinstance(host, bytes) else str(host or "")
         if not 0 <= first <= last < _SLOTS or any(nodes[first : last + 1]):
             raise ConnectionError(f"the cluster names slots {first} to {last}, or names them twice")
-        # A server that does not know its own name means the one that was asked.
+        # An empty name means the server that was asked.
         nodes[first : last + 1] = [_server(name or asked[0], port)] * (last + 1 - first)
     missing = nodes.count(None)
     if missing:

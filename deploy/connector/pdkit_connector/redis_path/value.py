@@ -1,8 +1,8 @@
-"""What one value in Redis is made of: a header of fixed size, then a chunk's bytes.
+"""The format of a value in Redis: a header of fixed size, then a chunk's bytes.
 
-A value is taken only if everything its header says fits the reader and its checksum holds, so that
-corrupt, cut, foreign and misplaced values are misses. With a key the checksum is a MAC, and forged
-values are misses, too.
+A value is used only if its header fits the reader and its checksum matches. So corrupt, truncated,
+foreign and misplaced values are misses. With a secret the checksum is a MAC, and forged values are
+misses, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_HEADER = slice(HEADER_BYTES - 24, HEADER_BYTES - 16)
 
 
 class BadValue(ValueError):
-    """A value is not what its reader asked for; `kind` is the counter that it belongs to."""
+    """A value is not what its reader asked for; `kind` is the counter that counts it."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -41,14 +41,14 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a value says of its payload.
+    """The description of a payload.
 
     Attributes:
         dtype: name of the elements' type, such as bfloat16.
         shape: of the tensor; at most 6 dimensions.
         memory_format: LMCache's number for the order of the dimensions.
-        payload_bytes: length of what follows the header.
-        layout: digest of all that the bytes' meaning depends on (`digest`).
+        payload_bytes: number of bytes after the header.
+        layout: digest of everything that the bytes' meaning depends on (`digest`).
         key: digest of the key that the value was stored under.
     """
 
@@ -61,7 +61,7 @@ class Header:
 
 
 def digest(text: Buffer) -> bytes:
-    """Return the 16 bytes that stand for a text, such as a key."""
+    """Return the 16-byte digest of a text, such as a key."""
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
@@ -69,12 +69,12 @@ class Codec:
     """Makes and checks values of one layout."""
 
     def __init__(self, layout: str, algorithm: str | None = None, secret: bytes = b"") -> None:
-        """Take the checksum that is fastest here, or the one that is named.
+        """Use the fastest checksum here, or the one that is named.
 
-        With a secret, it is a MAC, and the layout is another for each secret: values of an old one
-        are never found, instead of being found and refused.
+        With a secret, it is a MAC, and the layout differs for each secret, so that values of an old
+        secret are never found, instead of found and refused.
 
-        Raises ConnectorError where Python has no library for a checksum.
+        Raises ConnectorError if Python has no library for a checksum.
         """
         of_secret = _derived(secret, b"pdkit name").hex() if secret else ""
         self.layout = digest((layout + of_secret).encode())
@@ -93,12 +93,12 @@ class Codec:
         return self._checksums[self._number][0]
 
     def header(self, header: Header, payload: Buffer) -> bytes:
-        """Return the bytes that go before `payload`; raise BadValue where they cannot say it."""
+        """Return the header for `payload`; raise BadValue if a header cannot describe it."""
         dtype = header.dtype.encode()
         if header.payload_bytes != len(payload):
-            raise BadValue("unfit", f"{len(payload)} bytes are no {header.payload_bytes}")
+            raise BadValue("unfit", f"{len(payload)} bytes are not {header.payload_bytes}")
         if len(header.shape) > _MAX_DIMS or len(dtype) > _DTYPE_BYTES:
-            raise BadValue("unfit", f"{header.shape} of {header.dtype} has no room in a header")
+            raise BadValue("unfit", f"{header.shape} of {header.dtype} does not fit into a header")
         fixed = bytearray(
             _LAYOUT.pack(
                 _MAGIC,
@@ -124,7 +124,7 @@ class Codec:
         return bytes(fixed)
 
     def parse(self, raw: bytes, key: bytes) -> tuple[Header, Check]:
-        """Return what a value's header says and the check of its payload.
+        """Return a value's header, and the check of its payload.
 
         Args:
             raw: the first HEADER_BYTES of the value.
@@ -136,7 +136,7 @@ class Codec:
         magic, version, number, memory_format, ndim, dtype, *rest = _LAYOUT.unpack(raw)
         shape, (payload_bytes, layout, of_key, *_) = rest[:_MAX_DIMS], rest[_MAX_DIMS:]
         if magic != _MAGIC or version != _FORMAT:
-            raise BadValue("foreign", "it is of no format that this version writes")
+            raise BadValue("foreign", "its format is unknown to this version")
         if number not in self._checksums:
             raise BadValue("foreign", f"its checksum {number} cannot be computed here")
         check = self._check(number, raw)
@@ -151,15 +151,15 @@ class Codec:
         return header, check
 
     def _check(self, number: int, raw: bytes) -> Check:
-        """Return the check of a payload, after that of its header.
+        """Check a header; return the check of its payload.
 
-        The header has a checksum of its own because memory is taken by what it says.
+        The header has its own checksum, because memory is reserved by it.
         """
         checksum = self._checksums[number][1]
         fixed = bytearray(raw)
         fixed[_OF_HEADER] = bytes(8)
         if checksum(fixed).digest()[:8] != raw[_OF_HEADER]:
-            raise BadValue("corrupt", "the checksum of its header does not hold")
+            raise BadValue("corrupt", "the checksum of its header does not match")
         fixed[_CHECKSUM] = bytes(8)
         return Check(checksum(fixed), raw[_CHECKSUM])
 
@@ -172,13 +172,13 @@ class Check:
         self._expected = expected
 
     def update(self, piece: Buffer) -> None:
-        """Take in the next bytes of the payload."""
+        """Add the next bytes of the payload."""
         self._running.update(piece)
 
     def require(self) -> None:
-        """Raise BadValue unless the payload that came in is the one that was stored."""
+        """Raise BadValue unless the payload is the one that was stored."""
         if self._running.digest()[:8] != self._expected:
-            raise BadValue("corrupt", "its checksum does not hold")
+            raise BadValue("corrupt", "its checksum does not match")
 
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:
@@ -210,7 +210,7 @@ def _checksums() -> dict[int, tuple[str, Callable[[Buffer], Any]]]:
     except ImportError:
         pass
     try:
-        # Every vLLM brings it.
+        # vLLM depends on it.
         from blake3 import blake3
 
         found[2] = ("blake3", blake3)
