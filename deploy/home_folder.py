@@ -1,7 +1,8 @@
-"""The user's home folder, which a service or a container may not have."""
+"""The user's home folder, which a service or a container may lack, and the hub's folders in it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from deploy.errors import ConfigError
@@ -19,3 +20,18 @@ def expanded(path: Path | str) -> Path:
         raise ConfigError(
             f"{path}: HOME is not set, and this user has no home folder", hint="set HOME"
         ) from exc
+
+
+def default_hub_cache() -> Path:
+    """Return the Hugging Face cache folder of this machine, as huggingface_hub finds it."""
+    return expanded(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub").absolute()
+
+
+def default_hub_token() -> Path:
+    """Return the file in which huggingface_hub keeps the user's token."""
+    return expanded(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").absolute()
+
+
+def _hub_home() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expanded(os.environ.get("HF_HOME") or Path(caches) / "huggingface")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from deploy.config.kinds import PLAIN, Kind, kind_of
 from deploy.errors import Changes, ConfigError
-from deploy.home_folder import expanded
+from deploy.home_folder import default_hub_cache, expanded
 
 TINY = "tiny"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -136,21 +135,6 @@ def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
 def cached_models(cache: Path) -> tuple[Model, ...]:
     """Return the models of a Hugging Face cache that generate text and whose weights are there."""
     return tuple(model for folder in sorted(cache.glob("models--*")) if (model := _cached(folder)))
-
-
-def default_hub_cache() -> Path:
-    """Return the Hugging Face cache folder of this machine, as huggingface_hub finds it."""
-    return expanded(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub").absolute()
-
-
-def default_hub_token() -> Path:
-    """Return the file in which huggingface_hub keeps the user's token."""
-    return expanded(os.environ.get("HF_TOKEN_PATH") or _hub_home() / "token").absolute()
-
-
-def _hub_home() -> Path:
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return expanded(os.environ.get("HF_HOME") or Path(caches) / "huggingface")
 
 
 def _hub(repo_id: str, cache: Path) -> Model:

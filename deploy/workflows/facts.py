@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from deploy.config.model import default_hub_cache
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import PdkitError
+from deploy.home_folder import default_hub_cache
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.docker import (

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.config.model import Model, default_hub_cache, with_config
+from deploy.config.model import Model, with_config
 from deploy.config.spec import StackSpec
 from deploy.doctor.hub import refused
 from deploy.doctor.seen import HubSeen
 from deploy.errors import ConfigError, MissingModel
+from deploy.home_folder import default_hub_cache
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
 from deploy.runtime.weights import Wanted, fetch, give_to

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.config.example import example_yaml
-from deploy.config.model import Model, cached_models, default_hub_cache
+from deploy.config.model import Model, cached_models
 from deploy.config.spec import MAX_COUNT, StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, PdkitError
+from deploy.home_folder import default_hub_cache
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import make_plan
 from deploy.runtime.detect import detect_inventory, detected_vendor

@@ -12,12 +12,12 @@ from typing import Any
 
 from deploy.assets import connector_path
 from deploy.config.catalog import EngineImage, ServiceImage, load_catalog
-from deploy.config.model import default_hub_cache
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
 from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
+from deploy.home_folder import default_hub_cache
 from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import find_image

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deploy.config.model import default_hub_token
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MachineError
+from deploy.home_folder import default_hub_token
 from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
 from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.workflows.prepare import Containers, Prepared

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
 }  # fmt: skip
 
-PURE = ("planning", "stack", "metrics", "verify", "doctor")
+PURE = ("config", "planning", "stack", "metrics", "verify", "doctor")
 EFFECTS = {
     "os", "subprocess", "socket", "time", "random", "tempfile", "shutil", "signal", "threading",
     "httpx", "psutil", "redis", "filelock", "typer",

@@ -14,13 +14,12 @@ from deploy.config.kinds import Kind
 from deploy.config.model import (
     Model,
     ModelShape,
-    default_hub_cache,
-    default_hub_token,
     resolve_model,
     with_config,
 )
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
+from deploy.home_folder import default_hub_cache, default_hub_token
 
 LLAMA: dict[str, Any] = {
     "num_hidden_layers": 16,
