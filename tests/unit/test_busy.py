@@ -1,0 +1,54 @@
+"""The busy machine of tests/busy.py: the same bursts for the same seed, and none left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+
+import psutil
+import pytest
+
+from tests import busy
+
+# Exits with the number of processes beside it, once there are as many as it is told.
+SEEN = """
+import os, sys, psutil
+beside = 0
+while beside < int(sys.argv[1]):
+    beside = len(psutil.Process(os.getppid()).children()) - 1
+sys.exit(beside)
+"""
+ENDLESS = (1e9,) * 3
+
+
+def first(seed: str, core: int) -> list[tuple[float, ...]]:
+    return list(itertools.islice(busy.bursts(seed, core), 20))
+
+
+def test_bursts_follow_from_the_seed() -> None:
+    assert first("1", 0) == first("1", 0)
+    assert first("1", 0) != first("2", 0)
+    assert first("1", 0) != first("1", 1), "cores do not take turns"
+    assert {len(burst) for burst in first("1", 0)} == {1, 2, 3}
+    assert max(map(max, first("1", 0))) <= busy.MOST_S
+
+
+def test_each_core_is_taken_until_the_command_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy, "bursts", lambda *_: iter([ENDLESS]))
+    before = psutil.Process().children()
+    wanted = len(before) + len(ENDLESS) * len(os.sched_getaffinity(0))
+    # Whoever waits for more than there are, hangs.
+    assert busy.main(["1", "--", sys.executable, "-c", SEEN, str(wanted)]) == wanted
+    assert psutil.Process().children() == before
+
+
+def test_the_exit_code_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy, "bursts", lambda *_: iter([]))
+    assert busy.main(["1", "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
+
+
+@pytest.mark.parametrize("arguments", [[], ["1"], ["1", "--"], ["1", "true"], ["--", "1", "true"]])
+def test_bad_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert busy.main(arguments) == 2
+    assert busy.USAGE in capsys.readouterr().err
