@@ -101,10 +101,11 @@ def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
     Only of this pid namespace: a container may have a stack of the same name in the same folder.
     """
     found: dict[int, float] = {}
+    mark = os.fsencode(f"{variable}={folder}")
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
-            marked = process.environ().get(variable) == str(folder)
-            works_there = not process.terminal() and Path(process.cwd()).is_relative_to(folder)
+            marked = mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            works_there = Path(process.cwd()).is_relative_to(folder) and not process.terminal()
             if (marked or works_there) and _is_in_our_namespace(process.pid):
                 session = os.getsid(process.pid)
                 if session == os.getsid(0):
@@ -141,7 +142,8 @@ def end_sessions(sessions: Mapping[int, float], *, grace_s: float) -> None:
             break
         _signal(left, signal.SIGKILL)
         _wait_until_gone(sessions, 1.0)
-    for file in shared - _shared_memory_files(psutil.process_iter()):
+    # The maps of a machine's processes are megabytes.
+    for file in shared - _shared_memory_files(psutil.process_iter()) if shared else ():
         file.unlink(missing_ok=True)
 
 
@@ -178,8 +180,10 @@ def _members(sessions: Mapping[int, float]) -> list[psutil.Process]:
     members = []
     for process in psutil.process_iter() if there else ():
         with contextlib.suppress(OSError, psutil.Error):
+            began = there.get(os.getsid(process.pid))
             if (
-                start_time(process.pid) >= there.get(os.getsid(process.pid), math.inf)
+                began is not None
+                and start_time(process.pid) >= began
                 and process.uids().real == os.getuid()
                 and process.status() != psutil.STATUS_ZOMBIE
             ):

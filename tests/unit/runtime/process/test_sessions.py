@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -286,6 +286,21 @@ class TestSharedMemory:
         eventually(lambda: log().count("ready") == 2)
         sessions.end_sessions({process.pid: started(process)}, grace_s=0.1)
         assert shared.exists()
+
+    def test_where_nothing_was_shared_no_other_process_is_looked_at(
+        self, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The maps of a machine's processes are megabytes to read."""
+        looked_at: list[list[int]] = []
+
+        def none_shared(processes: Iterable[psutil.Process]) -> set[Path]:
+            looked_at.append([process.pid for process in processes])
+            return set()
+
+        process = spawn(SLEEPER)
+        monkeypatch.setattr(sessions, "_shared_memory_files", none_shared)
+        sessions.end_sessions({process.pid: started(process)}, grace_s=0.1)
+        assert looked_at == [[process.pid]]
 
     def test_a_resource_tracker_has_a_moment_to_free_it_and_is_killed_then(
         self,
