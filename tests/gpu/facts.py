@@ -13,15 +13,15 @@ import json
 import os
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from tests.gpu import emulated, goldens
+from tests.gpu.forked import in_fork
 
 PROMPTS = range(510, 516)
 # What forks would each import.
@@ -70,14 +70,14 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
         "lifted": _configuration(_lifted(consumer)),
         "settings": {one.golden: _settings(one, folder) for one in sharing},
         "fixes": {
-            f"{one.golden} {one.name}": _in_fork(lambda one=one: _fixes(one, folder))
+            f"{one.golden} {one.name}": in_fork(lambda one=one: _fixes(one, folder))
             for one in sharing
             if one.name.endswith("-0")
         },
         "metrics": _metrics(consumer),
         "steps": _all_steps(consumer),
         "recomputed": {
-            name: _in_fork(lambda one=one: _recomputed(one))
+            name: in_fork(lambda one=one: _recomputed(one))
             for name, one in (("pinned", consumer), ("asynchronous", _asynchronous(consumer)))
         },
     }
@@ -211,7 +211,7 @@ def _metrics(engine: goldens.Engine) -> list[str]:
 def _all_steps(engine: goldens.Engine) -> dict[str, Any]:
     """Return the first step of each prompt: pinned and not, with fix B22 and without."""
     return {
-        f"{pins}, {fixes}": _in_fork(lambda one=one, off=off: _steps(one, off))
+        f"{pins}, {fixes}": in_fork(lambda one=one, off=off: _steps(one, off))
         for pins, one in (("pinned", engine), ("unpinned", _unpinned(engine)))
         for fixes, off in (("fixed", ()), ("unfixed", ("B22",)))
     }
@@ -234,26 +234,6 @@ def _recomputed(engine: goldens.Engine) -> int:
     from tests.gpu.steps import Consumer
 
     return Consumer(_config(engine)).step_after_failed_load(512)
-
-
-def _in_fork(work: Callable[[], Any]) -> Any:
-    """Return what `work` gives in a fork of this process, or how it failed."""
-    reading, writing = os.pipe()
-    if child := os.fork():
-        os.close(writing)
-        with os.fdopen(reading) as answer:
-            said = answer.read()
-        os.waitpid(child, 0)
-        return json.loads(said or '{"failed": "crashed"}')
-    try:
-        told = work()
-    except BaseException as exc:  # noqa: BLE001 - any end is told
-        traceback.print_exc()
-        told = {"failed": f"{type(exc).__name__}: {exc}"}
-    with suppress(BaseException), os.fdopen(writing, "w") as answer:
-        json.dump(told, answer)
-    sys.stderr.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,35 @@
-"""One prompt in a real engine on the CPU, by one of vLLM's model runners, as JSON on stdout.
+"""One prompt in real engines on the CPU, by each of vLLM's model runners, as JSON on stdout.
 
-Run as `python -m tests.gpu.second_runner MODEL RUNNER LOADS` with Triton on PYTHONPATH: RUNNER is 1
-or 2, LOADS "none" or "failing". The second runner's kernels run in Triton's interpreter.
+Run as `python -m tests.gpu.second_runner MODEL` with Triton on PYTHONPATH. Each runner, 1 and 2, is
+asked twice, with "none" to load and with "failing" loads, in a fork of its own. The second runner's
+kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+from tests.gpu.forked import in_fork
+
+# What forks would each import.
+_SHARED = (
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.model_executor.model_loader",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.worker.cpu_worker",
+)
 PROMPT = [(7 * i + 3) % 250 for i in range(96)]
 
 
-def main(model: str, runner: str, loads: str) -> None:
+def main(model: str) -> None:
     told = os.dup(1)
     os.dup2(2, 1)  # what vLLM prints
     os.environ |= {
@@ -25,12 +39,20 @@ def main(model: str, runner: str, loads: str) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": str(int(runner) - 1),
     }
     _interpreter()
-    answer = _answer(model, loads)
+    for name in _SHARED:
+        importlib.import_module(name)
+    gc.freeze()
+    answers = {
+        f"{runner} {loads}": in_fork(
+            lambda runner=runner, loads=loads: _answer(model, runner, loads)
+        )
+        for runner in ("1", "2")
+        for loads in ("none", "failing")
+    }
     with os.fdopen(told, "w") as stdout:
-        json.dump(answer, stdout)
+        json.dump(answers, stdout)
 
 
 def _interpreter() -> None:
@@ -42,7 +64,8 @@ def _interpreter() -> None:
     backends.backends["cpu"] = SimpleNamespace(driver=active, compiler=None)
 
 
-def _answer(model: str, loads: str) -> dict[str, Any]:
+def _answer(model: str, runner: str, loads: str) -> dict[str, Any]:
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner) - 1)
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
