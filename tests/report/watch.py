@@ -13,6 +13,7 @@ from deploy.connector.pdkit_connector.redaction import MASK, Redactor, secrets_i
 from deploy.runtime.process.launcher import MARKER
 
 _EVERY_S = 0.5
+_LOOKS = 4  # at each process
 _ENGINE = b"pdkit_connector.serve"
 # A secret that the kit makes. `up` removes it when it fails, perhaps before anybody has seen it.
 _MADE = re.compile(r"(?<![\w-])(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{43,}(?![\w-])", re.ASCII)
@@ -33,6 +34,7 @@ class Watch:
         self.folder = folder
         self.engines: dict[str, str] = {}
         self._proc = proc
+        self._looks: dict[Path, int] = {}
         self._secrets: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -54,7 +56,10 @@ class Watch:
 
     def look(self) -> None:
         """Note the engines that run now, and the secrets in the stacks' folders."""
-        for process in self._proc.glob("[0-9]*"):
+        # What a process runs shows as soon as it has executed it.
+        processes = self._proc.glob("[0-9]*")
+        self._looks = {process: self._looks.get(process, 0) + 1 for process in processes}
+        for process in (one for one, looks in self._looks.items() if looks <= _LOOKS):
             with suppress(OSError):
                 if _ENGINE in (process / "cmdline").read_bytes().split(b"\0"):
                     self._note_engine(process)

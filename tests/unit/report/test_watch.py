@@ -45,6 +45,14 @@ class TestEngines:
             watch.look()
         assert engine_starts(watch.engines.values()) == "3 engine starts in 1 stacks: one 3"
 
+    def test_one_that_was_seen_before_it_became_an_engine(self, watch: Watch) -> None:
+        one = f"{watch.folder}/home0/stacks/one"
+        runs(watch, 11, stack=one, argv=("deploy", "up"))
+        watch.look()
+        runs(watch, 11, stack=one)
+        watch.look()
+        assert len(watch.engines) == 1
+
     @pytest.mark.parametrize("file", ["secrets/redis_password", "run/producer-0/lmcache.yaml"])
     def test_in_containers(self, watch: Watch, file: str) -> None:
         """The mount's source lacks /tmp where that is a file system of its own."""
