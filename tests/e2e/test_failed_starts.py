@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -68,9 +69,21 @@ def await_engines(deploy: Deploy, name: str) -> None:
     assert eventually(lambda: all(file.exists() and file.stat().st_size for file in files))
 
 
-def interrupted_start(deploy: Deploy, name: str, port: int, number: signal.Signals) -> str:
+def await_processes(deploy: Deploy, name: str) -> None:
+    """Wait until a stack that is being started has engines, which have imported nothing yet."""
+    state = Home(deploy.home, deploy.home).stack(name).state_file
+    assert eventually(lambda: state.exists() and "consumer-0" in deploy.state(name)["services"])
+
+
+def interrupted_start(
+    deploy: Deploy,
+    name: str,
+    port: int,
+    number: signal.Signals,
+    await_moment: Callable[[Deploy, str], None],
+) -> str:
     process = deploy.start("up", "--name", name, "--port", str(port))
-    await_engines(deploy, name)
+    await_moment(deploy, name)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stdout + stderr
@@ -80,21 +93,21 @@ def interrupted_start(deploy: Deploy, name: str, port: int, number: signal.Signa
 
 def test_ctrl_c_stops_what_was_started(deploy: Deploy) -> None:
     port = free_row()
-    stderr = interrupted_start(deploy, "stopped", port, signal.SIGINT)
+    stderr = interrupted_start(deploy, "stopped", port, signal.SIGINT, await_engines)
     assert "interrupted" in stderr
     deploy.assert_nothing_left("stopped", port)
 
 
 def test_sigterm_does_too(deploy: Deploy) -> None:
     port = free_row()
-    interrupted_start(deploy, "stopped", port, signal.SIGTERM)
+    interrupted_start(deploy, "stopped", port, signal.SIGTERM, await_processes)
     deploy.assert_nothing_left("stopped", port)
 
 
 def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
     port = free_row()
     process = deploy.start("up", "--name", "killed", "--port", str(port))
-    await_engines(deploy, "killed")
+    await_processes(deploy, "killed")
     process.kill()
     process.communicate()
     assert deploy.processes("killed")
@@ -105,7 +118,7 @@ def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
 def test_broken_state_file_still_allows_down(deploy: Deploy) -> None:
     port = free_row()
     process = deploy.start("up", "--name", "torn", "--port", str(port))
-    await_engines(deploy, "torn")
+    await_processes(deploy, "torn")
     process.kill()
     process.communicate()
     state = deploy.home / "stacks" / "torn" / "state.json"
