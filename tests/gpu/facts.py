@@ -41,10 +41,12 @@ _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 def main(vendor: str) -> None:
     told = os.dup(1)
     os.dup2(2, 1)  # what vLLM and LMCache print
+    gc.disable()  # imports make no garbage
     emulated.install(vendor)
     for name in _SHARED:
         importlib.import_module(name)
     gc.freeze()
+    gc.enable()
     with tempfile.TemporaryDirectory() as folder:
         facts = _facts(vendor, Path(folder))
     with os.fdopen(told, "w") as stdout:

@@ -40,10 +40,12 @@ def main(model: str) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    gc.disable()  # imports make no garbage
     _interpreter()
     for name in _SHARED:
         importlib.import_module(name)
     gc.freeze()
+    gc.enable()
     answers = {
         f"{runner} {loads}": in_fork(
             lambda runner=runner, loads=loads: _answer(model, runner, loads)
