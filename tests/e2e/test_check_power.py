@@ -27,7 +27,6 @@ from tests.ports import free_row
 
 NAME = "power"
 PORT = free_row()
-TRIALS = 2
 # The first prompt that any check sends to a pair; its whole chunks are four.
 FIRST_PROMPT, FIRST_CHUNKS = "@pdkit%check-*-1-", 4
 BFLOAT16_NAN = 0x7FC0
@@ -36,7 +35,7 @@ KNOWN_BAD = {
     "why": "what it loads is noise",
 }  # fmt: skip
 # One row of 1,024 is felt by few tokens: a trial of a hundred goes unnoticed.
-FAINT = ("two-rows-k", "two-rows-v")
+TRIALS = {"two-rows-k": 2, "two-rows-v": 2}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +58,7 @@ def test_the_command_passes_when_nobody_meddles(bench: Bench, kit: Deploy) -> No
 
 def test_where_nothing_is_damaged_nothing_is_noticed(bench: Bench) -> None:
     """The same trial, its vandal included."""
-    for number in range(TRIALS):
+    for number in range(2):
         assert bench.trial(NOTHING, f"e2e/nothing/{number}").failures == []
 
 
@@ -84,9 +83,8 @@ def test_a_pair_of_which_it_became_known_since(bench: Bench, kit: Deploy, tmp_pa
 
 @pytest.mark.parametrize("kind", [kind for kind, what in KINDS.items() if what.expected])
 def test_damage_is_noticed(bench: Bench, kind: str) -> None:
-    seen = [bench.trial(kind, f"e2e/{kind}/{number}") for number in range(TRIALS)]
-    noticed = sum(bool(trial.failures) for trial in seen)
-    assert noticed >= (1 if kind in FAINT else TRIALS), seen
+    seen = [bench.trial(kind, f"e2e/{kind}/{number}") for number in range(TRIALS.get(kind, 1))]
+    assert any(trial.failures for trial in seen), seen
 
 
 @pytest.mark.parametrize("what", ["chunks", "no numbers"])
