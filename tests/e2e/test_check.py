@@ -31,7 +31,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Deploy:
 
 @pytest.fixture(scope="module", autouse=True)
 def stack(kit: Deploy) -> Iterator[None]:
-    with running_stack(kit, NAME, PORT, "--save-decode-cache"):
+    # The first test checks it.
+    with running_stack(kit, NAME, PORT, "--save-decode-cache", "--no-check"):
         yield
 
 
@@ -65,7 +66,7 @@ def others() -> Iterator[list[int]]:
 
     def chat(user: int) -> None:
         turn = 0
-        while not stop.is_set():
+        while not stop.wait(0.1):
             body = {"model": MODEL, "prompt": text(600, ("others", user, turn)), "max_tokens": 8}
             url = f"http://127.0.0.1:{PORT}/v1/completions"
             statuses.append(httpx.post(url, json=body, timeout=60, trust_env=False).status_code)
