@@ -7,7 +7,7 @@ from collections import Counter
 
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
-from deploy.doctor.seen import Seen
+from deploy.doctor.seen import EngineCode, Seen
 from deploy.planning.inventory import Gpu
 from deploy.planning.plan import Plan
 from deploy.stack.containers import uses_cdi
@@ -21,6 +21,8 @@ _FIRST_DRIVER = {11: "450", 12: "525", 13: "580"}
 # centre GPUs only. With a driver that is new enough it must stay off.
 COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
 _DATA_CENTRE = re.compile(r"\b(?:Tesla|(?:GB|GH|[ABHLV])\d{1,3}S?|T4)\b")
+# NVIDIA's container runtime says so where it refuses an image.
+_REFUSED = re.compile(r"unsatisfied condition: cuda>=(\d+\.\d+)")
 _BY_COMPATIBILITY = f'engine: {{env: {{{COMPATIBILITY}: "1"}}}} in deploy.yaml'
 
 
@@ -39,7 +41,7 @@ def driver(seen: Seen) -> Verdict | None:
     if planned(seen)[0].vendor == "rocm":
         return ok(f"amdgpu driver {seen.gpus.driver or '(unknown version)'}")
     image = engine_image(seen)
-    needed = (seen.code.cuda if seen.code else "") or (image.cuda if image else "")
+    needed = _cuda_of(seen.code) or (image.cuda if image else "")
     have, said = seen.gpus.cuda, f"NVIDIA driver {seen.gpus.driver or '(unknown version)'}"
     if not have:
         return unknown(f"{said}: its CUDA version is unknown ({seen.gpus.trouble})")
@@ -48,6 +50,14 @@ def driver(seen: Seen) -> Verdict | None:
     if _major(have) < _major(needed):
         return _older_driver(seen, f"{said} runs CUDA up to {have}", needed)
     return ok(f"{said} runs CUDA {have}; the engines are built for {needed}")
+
+
+def _cuda_of(code: EngineCode | None) -> str:
+    """Return the CUDA that engines are built for; "" where nobody knows."""
+    if code is None:
+        return ""
+    refused = _REFUSED.search(code.trouble)
+    return code.cuda or (refused[1] if refused else "")
 
 
 def _older_driver(seen: Seen, said: str, needed: str) -> Verdict:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deploy.errors import MissingTool
-from deploy.runtime.compose.docker import run_docker
+from deploy.runtime.compose.docker import last_line, run_docker
 from deploy.stack.containers import call_filter
 from deploy.stack.layout import CONNECTOR
 from deploy.stack.service import DeviceAccess
@@ -148,7 +148,7 @@ def _parsed(done: subprocess.CompletedProcess[str], where: str) -> FixReports:
     except ValueError:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise MissingTool(
-            f"the fixes cannot be tried in {where}: {lines[-1].strip() if lines else 'no answer'}",
+            f"the fixes cannot be tried in {where}: {last_line(done.stderr)}",
             hint="deploy patches --image REF, of an image that holds vLLM and LMCache",
             details=tuple(lines[-4:]),
         ) from None

@@ -80,15 +80,16 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
 
     Raises:
         ConfigError, MissingImage: one cannot be had, or holds what does not belong together.
-        FixFailed: a fix of the connector does not take with what the engines would import.
-        MachineUnfit: what they would import does not run on these GPUs.
+        MachineUnfit: what the engines would import does not run on these GPUs.
+        FixFailed: a fix of the connector does not take with it.
     """
     facts = with_images(planned.facts, planned.spec, report)
     complete = planned
     if facts != planned.facts:
         complete = prepare(planned.spec, home, facts, model=planned.model)
-    require_fixes(complete, home, report)
+    # First, for without a driver that fits, fixes fail for no reason of their own.
     require_code(complete, home, report)
+    require_fixes(complete, home, report)
     return complete
 
 

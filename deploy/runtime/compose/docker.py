@@ -20,6 +20,7 @@ MIN_COMPOSE = (2, 20)
 _API_TIMEOUT_S = 60
 _PING_TIMEOUT_S = 5
 _ASK_TIMEOUT_S = 30
+_HELP = re.compile(r"(See|Run) 'docker .*--help'")
 _WITHOUT = "or run the stack as processes: deploy up --runtime process"
 
 
@@ -176,7 +177,7 @@ def run_docker(
         ) from exc
     if check and done.returncode:
         raise MachineError(
-            f"docker {' '.join(arguments[:2])} failed: {_last_line(done.stderr)}",
+            f"docker {' '.join(arguments[:2])} failed: {last_line(done.stderr)}",
             hint="docker info",
             details=tuple(done.stderr.splitlines()[-8:]),
         )
@@ -196,8 +197,9 @@ def _engine_address() -> str:
     return found or "unix:///var/run/docker.sock"
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
+def last_line(text: str) -> str:
+    """Return the last thing that a program said, but for Docker's hint at its own help."""
+    lines = [line for line in text.splitlines() if line.strip() and not _HELP.match(line)]
     return lines[-1].strip() if lines else "it said nothing"
 
 

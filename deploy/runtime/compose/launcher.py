@@ -356,6 +356,13 @@ def _refusal(said: str, service: str) -> MachineError:
             "--runtime=docker), or deploy up --runtime process",
             details=details,
         )
+    if "unsatisfied condition: cuda" in low:
+        return MissingGpus(
+            f"{service}: the image is built for a newer CUDA than the driver's: {last}",
+            hint="install a newer driver, or --image REF of an image for the driver's CUDA; "
+            "nvidia-smi shows both versions",
+            details=details,
+        )
     if "no such file or directory" in low and ("/dev/kfd" in low or "/dev/dri" in low):
         return MissingGpus(
             f"{service}: the GPU's device node is not on this machine: {last}",

@@ -10,7 +10,7 @@ from typing import Any
 
 from deploy.doctor.seen import EngineCode
 from deploy.errors import MachineError
-from deploy.runtime.compose.docker import run_docker
+from deploy.runtime.compose.docker import last_line, run_docker
 from deploy.runtime.fixes import device_options
 from deploy.stack.service import DeviceAccess
 
@@ -138,5 +138,4 @@ def parsed(stdout: str, stderr: str, where: str) -> EngineCode:
         found |= {key: tuple(found.get(key, ())) for key in ("archs", "native_archs")}
         return EngineCode(where, **found)
     except (ValueError, TypeError):
-        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-        return EngineCode(where, trouble=lines[-1] if lines else "no answer")
+        return EngineCode(where, trouble=last_line(stderr))

@@ -41,6 +41,11 @@ PLUGS = {"vLLM's kv_connector_module_path": True, "LMCache's storage_plugins": T
 CODE = EngineCode("/venv/bin/python", "0.25.1", "0.5.3", "2.11.0", plugs=PLUGS)
 CUDA_CODE = replace(CODE, cuda="13.0", archs=("sm_90",), native="lmcache.c_ops")
 ROCM_CODE = replace(CODE, hip="7.2", archs=("gfx942:sramecc+",), native="lmcache.c_ops")
+# What NVIDIA's container runtime says of an image.
+REFUSED = (
+    "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update "
+    "your driver to a newer version, or use an earlier cuda container: unknown."
+)
 IMAGE = ImageSeen("pdkit/vllm-cuda:1", True, 20 * 1024, True, "deploy images build cuda", "13.0")
 DISK = FolderSeen("/var/lib/docker", 100 * 1024)
 X86 = HostSeen(architecture="x86_64", cpu_flags=frozenset({"avx2", "avx512f", "amx_bf16"}))
@@ -155,6 +160,8 @@ CASES = [
          {"gpus": replace(FREE_GPUS, cuda="12.4"), "images": (IMAGE,)}),
     cuda("gpu.driver", "fail", "install driver 580 or newer",
          {"gpus": replace(FREE_GPUS, cuda="12.8"), "code": CUDA_CODE}),
+    cuda("gpu.driver", "fail", "up to 12.4, but the engines are built for CUDA 13.0",
+         {"gpus": replace(FREE_GPUS, cuda="12.4"), "code": replace(CODE, trouble=REFUSED)}),
     cuda("gpu.driver", "fail", "VLLM_ENABLE_CUDA_COMPATIBILITY", OLD_DRIVER),
     cuda("gpu.driver", "warn", "NVIDIA's compatibility libraries", OLD_DRIVER, engine=COMPATIBLE),
     cuda("gpu.driver", "unknown", "no answer in 5 s",

@@ -19,6 +19,7 @@ from deploy.runtime.compose.docker import (
     require_compose,
     run_docker,
 )
+from deploy.runtime.observe import code_of_image
 from tests.unit.docker_stand_in import hanging_engine
 
 Install = Callable[[str], Path]
@@ -177,3 +178,16 @@ class TestRunning:
     def test_nothing_is_read_from_the_terminal(self, docker_command: Install) -> None:
         docker_command('read word; echo "read: $word"')
         assert run_docker(("x",), timeout_s=5).stdout == "read: \n"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["See 'docker run --help'.", "\nRun 'docker run --help' for more information"],
+    ids=["20.10", "28"],
+)
+def test_what_docker_refuses_is_told_and_not_its_help(docker_command: Install, tail: str) -> None:
+    docker_command(f'echo "docker: no GPU here.\n{tail}" >&2; exit 125')
+    found = code_of_image("sha256:1", "python3", "an/image:1", None, gpus=True)
+    assert found.trouble == "docker: no GPU here."
+    with pytest.raises(MachineError, match="docker: no GPU here"):
+        run_docker(("run", "image"), timeout_s=5)

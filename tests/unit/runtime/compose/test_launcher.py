@@ -68,6 +68,14 @@ SAID = {
         "task: OCI runtime create failed: CDI device injection failed: unresolvable CDI devices "
         "nvidia.com/gpu=0: unknown"
     ),
+    "old driver": (
+        "Error response from daemon: failed to create task for container: failed to create shim "
+        "task: OCI runtime create failed: runc create failed: unable to start container process: "
+        "error during container init: error running prestart hook #0: exit status 1, stdout: , "
+        "stderr: Auto-detected mode as 'legacy' nvidia-container-cli: requirement error: "
+        "unsatisfied condition: cuda>=13.0, please update your driver to a newer version, or use "
+        "an earlier cuda container: unknown"
+    ),
     "no kfd": (
         "Error response from daemon: error gathering device information while adding custom device "
         '"/dev/kfd": no such file or directory'
@@ -106,6 +114,7 @@ class TestRefusal:
             ("no image, 26", MissingImage, "deploy images list"),
             ("no driver", MissingGpus, "NVIDIA Container Toolkit"),
             ("no device of the interface", MissingGpus, "NVIDIA Container Toolkit"),
+            ("old driver", MissingGpus, "newer driver"),
             ("no kfd", MissingGpus, "amdgpu"),
             ("no render node", MissingGpus, "amdgpu"),
             ("port of a container", PortTaken, "--port"),
