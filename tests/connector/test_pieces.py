@@ -181,6 +181,43 @@ def test_a_load_takes_what_stores_give_back(make_engine, server):
     assert int(found[0].sum()) == len(TOKENS)
 
 
+def layers(engine):
+    """Take memory for the layers of a chunk, as a layerwise store does."""
+    return engine.storage_manager.batched_allocate(
+        torch.Size((ALIGNED,)), torch.uint8, batch_size=LAYERS, busy_loop=False
+    )
+
+
+def give_back(memory):
+    for one in memory:
+        one.ref_count_down()
+
+
+def test_layers_of_a_chunk_wait_for_room(make_engine, server, monkeypatch, lost):
+    engine = make_engine()
+    server.stop_answering()
+    piece = TOKENS[: STAGED * CHUNK]
+    in_thread(lambda: engine.store(piece, slot_mapping=SLOTS, offset=0, req_id="store")).join(60)
+    assert len(store_barrier.under_way()) == STAGED
+    pool, found = engine.storage_manager.allocator_backend, []
+    asked = mock.Mock(wraps=pool.batched_allocate)
+    monkeypatch.setattr(pool, "batched_allocate", asked)
+    thread = in_thread(lambda: found.append(layers(engine)))
+    eventually(lambda: asked.call_count > 1, 30)
+    server.answer_again()
+    thread.join(60)
+    assert len(found[0]) == LAYERS and lost() == {}
+    give_back(found[0])
+
+
+def test_layers_of_a_chunk_that_find_no_room_are_counted(make_engine, lost):
+    engine, held = make_engine(), []
+    while memory := layers(engine):
+        held += memory
+    assert held and lost() == {"no_room": 1}
+    give_back(held)
+
+
 def test_every_chunk_is_accounted_for_where_redis_hangs(make_engine, server, lost):
     engine = make_engine(silent_s=0.3, store_s=30)
     stored_before = count("stored")
