@@ -157,14 +157,11 @@ class _Question:
 
 def _commands(name: bytes, keys: Sequence[bytes]) -> bytes:
     """Return `command` of each key, with the fewest steps for each: there may be thousands."""
-    starts: dict[int, bytes] = {}  # by the length of the key
-    pieces: list[bytes] = []
-    for key in keys:
-        size = len(key)
-        if size not in starts:
-            starts[size] = b"*2\r\n$%d\r\n%s\r\n$%d\r\n" % (len(name), name, size)
-        pieces += (starts[size], key, b"\r\n")
-    return b"".join(pieces)
+    starts = {
+        size: b"*2\r\n$%d\r\n%s\r\n$%d\r\n" % (len(name), name, size)
+        for size in set(map(len, keys))
+    }
+    return b"\r\n".join([starts[len(key)] + key for key in keys] + [b""])
 
 
 def _well(parts: Sequence[tuple[Shard, Sequence[int]]]) -> list[tuple[Shard, Sequence[int]]]:
@@ -177,7 +174,9 @@ def _of_one_key(error: ReplyError) -> int:
     raise error
 
 
-def _prefix(lengths: Sequence[int], value_bytes: int | None) -> int:
+def _prefix(lengths: list[int], value_bytes: int | None) -> int:
+    if value_bytes is not None and lengths.count(value_bytes) == len(lengths):
+        return len(lengths)  # all are there, as nearly always
     for count, length in enumerate(lengths):
         if length < HEADER_BYTES or (value_bytes is not None and length != value_bytes):
             return count

@@ -46,7 +46,8 @@ class Names:
             return []
         first = keys[0]
         try:
-            if type(first) is not CacheEngineKey or len(set(map(_ALIKE, keys))) > 1:
+            facts = list(map(_ALIKE, keys))
+            if type(first) is not CacheEngineKey or facts.count(facts[0]) < len(facts):
                 return []
             spelled, mark = self.one(first), b"@%x@" % first.chunk_hash
             if spelled.count(mark) != 1:
