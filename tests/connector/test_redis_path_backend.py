@@ -145,15 +145,17 @@ def test_ranks_of_a_model_with_shared_kv_read_what_the_first_stores(server):
     first, second = (
         made(redis_path_config(server.url), worker_id=rank, **facts) for rank in (0, 1)
     )
-    stored(first, 1)
-    assert second.contains(key(1, world_size=2, worker_id=1)) is first.contains(
-        key(1, world_size=2, worker_id=0)
-    )
+    of_first, of_second = (key(1, world_size=2, worker_id=rank) for rank in (0, 1))
+    obj = chunk(first, 1)
+    first.batched_submit_put_task([of_first], [obj])
+    obj.ref_count_down()
+    eventually(lambda: not store_barrier.under_way(), 30)
+    assert first.contains(of_first) and second.contains(of_second)
     for each in (first, second):
         each.close()
 
 
-def test_ranks_that_store_nothing_say_so(server, monkeypatch):
+def test_ranks_that_store_nothing_say_so(server, monkeypatch, request):
     """Of an MLA model ranks beyond the first have no store, and answers must not wait for them."""
     from lmcache.v1.cache_engine import LMCacheEngine
     from lmcache.v1.token_database import ChunkedTokenDatabase
@@ -169,6 +171,7 @@ def test_ranks_that_store_nothing_say_so(server, monkeypatch):
         with mock.patch("gc.collect"):
             engine = LMCacheEngine(settings, facts, database, None, None, None)
             engine.post_init(kvcaches=[])
+        request.addfinalizer(engine.close)
         assert (engine.storage_manager is None) == bool(rank)
         registered(SimpleNamespace(lmcache_engine=engine), monkeypatch)
     before = {each: COUNTERS.value("barrier_waits", result=each) for each in ("stored", "absent")}
