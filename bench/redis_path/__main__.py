@@ -1,9 +1,11 @@
 """How fast KV moves to and from Redis: a plain socket, stock LMCache in three ways, and the kit's.
 
     .venv/bin/python -m bench.redis_path [--quick] [--json] [--results FILE]
+    .venv/bin/python -m bench.redis_path --lookups [--json]    lookups only
     .venv/bin/python -m bench.redis_path --stack [--json]      in a real stack
     .venv/bin/python -m bench.redis_path --clients [--json]    stock and ours in real engines
     .venv/bin/python -m bench.redis_path --shards [--json]     several Redis, and io-threads
+    .venv/bin/python -m bench.redis_path --long [--json]       a prompt larger than staging memory
 
 Run it in the checkout's folder; it needs redis-server on PATH. Every contender has a process of its
 own; they take turns at every round, so that a noisy machine hurts all alike, and what is told of
@@ -50,12 +52,18 @@ def main() -> None:
 
         shards.run(options.rounds, as_json=options.json, results=options.results)
         return
+    if options.long:
+        from bench.redis_path import long
+
+        long.run(as_json=options.json, results=options.results)
+        return
     with hiredis_folder(_say) as hiredis, redis_server(REDIS_MIB) as server:
         version = server.version()
         found = _measure(options, server, hiredis)
     judged = report.targets(found)
     if options.results:
-        options.results.write_text(page.page(found, judged, version), encoding="utf-8")
+        write = page.lookups_page if options.lookups else page.page
+        options.results.write_text(write(found, judged, version), encoding="utf-8")
     if options.json:
         print(
             json.dumps({"rows": [asdict(r) for r in found], "targets": [asdict(t) for t in judged]})
@@ -72,9 +80,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="16 MiB, one engine, 3 rounds")
+    parser.add_argument("--lookups", action="store_true", help="lookups only, of raw and ours")
     parser.add_argument("--stack", action="store_true", help="measure a real stack instead")
     parser.add_argument("--clients", action="store_true", help="stock and ours in real engines")
     parser.add_argument("--shards", action="store_true", help="several Redis, and io-threads")
+    parser.add_argument("--long", action="store_true", help="a prompt of 2 GiB, in a real stack")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write a page, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -86,8 +96,12 @@ def _options() -> argparse.Namespace:
 def _measure(options: argparse.Namespace, server: Server, hiredis: Path | None) -> list[report.Row]:
     found: list[report.Row] = []
     wanted = [name for name in names() if name != "hiredis" or hiredis]
+    if options.lookups:
+        wanted = [name for name in wanted if name in report.OWN]
     with _sides(wanted, 1, server, hiredis) as ready:
         found += report.rows(rounds.lookups(ready, options.rounds, _say), 1, 0)
+        if options.lookups:
+            return found
         server.flush()
         for mib in (16,) if options.quick else SIZES_MIB:
             measured = rounds.transfers(ready, mib * MIB, options.rounds, server, _say)

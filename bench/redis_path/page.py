@@ -88,6 +88,41 @@ blocks.
 """
 
 
+_LOOKUPS_PAGE = """\
+# Lookups in Redis, measured
+
+`python -m bench.redis_path --lookups --rounds {rounds} --results FILE` wrote this page on {date}.
+
+{machine}
+
+How long it takes to ask Redis which chunks of a prompt it has: the kit's own way, keys spelled out
+and answers counted, beside a plain socket that sends the same commands and reads the answers. In
+every round all take their turn, 20 times; numbers are medians of the rounds, ratios the medians of
+the rounds' ratios. CPU is user and system time of the engine's process and of Redis; beside other
+work, times say more of that work.
+
+{targets}
+
+{tables}
+"""
+
+
+_LONG_PAGE = """\
+# A prompt larger than staging memory
+
+`python -m bench.redis_path --long --results FILE` wrote this page on {date}.
+
+{machine}
+
+One producer, one consumer and one Redis, as `deploy up --runtime process` starts them, on a Llama
+with random weights and 64 KiB of KV a token. One prompt of 32,800 tokens has 2 GiB of KV in 128
+whole chunks; each engine has 1 GiB of staging memory. The producer computes it, the consumer loads
+it. The answers may differ by as much as the check tolerates; the producer's own noise is measured.
+
+{targets}
+"""
+
+
 def today() -> datetime.date:
     """Return the date that stands on a page."""
     return datetime.datetime.now(tz=datetime.timezone.utc).date()
@@ -112,6 +147,24 @@ def stack_page(table: str, judged: Sequence[report.Target]) -> str:
         targets=report.target_table(judged),
         table=table,
     )
+
+
+def lookups_page(
+    found: Sequence[report.Row], judged: Sequence[report.Target], redis_version: str
+) -> str:
+    """Return the page of lookups alone, as Markdown."""
+    return _LOOKUPS_PAGE.format(
+        date=today(),
+        machine=machine(redis_version),
+        rounds=found[-1].rounds,
+        targets=report.target_table(judged),
+        tables=report.tables(found),
+    )
+
+
+def long_page(targets: str) -> str:
+    """Return the page of a prompt larger than staging memory, as Markdown."""
+    return _LONG_PAGE.format(date=today(), machine=machine("as installed"), targets=targets)
 
 
 def page(found: Sequence[report.Row], judged: Sequence[report.Target], redis_version: str) -> str:

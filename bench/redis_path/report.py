@@ -22,6 +22,10 @@ LABELS = {
 }
 
 
+# Of these lookups are compared where nothing else is measured.
+OWN = ("raw", "rawunix", "ours", "oursport")
+
+
 @dataclass(frozen=True)
 class Row:
     """One contender at one operation; medians over the rounds.
@@ -194,12 +198,12 @@ def targets(found: Sequence[Row]) -> list[Target]:
         if row.contender == "ours" and row.operation == "lookup of 1000":
             judged.append(Target("lookup of 1,000", "< 5 ms", f"{row.ms:.2f} ms", row.ms < 5))
         if row.contender == "rawunix" and row.operation == "lookup of 1000":
-            judged.append(
-                Target(
-                    "CPU of lookup of 1,000 by raw socket, Unix", "<= 2.00",
-                    f"{row.all_cpu_over:.2f}", row.all_cpu_over <= 2,
-                )
-            )  # fmt: skip
+            ratios = {"time": 1 / row.ours_over, "CPU": row.all_cpu_over}
+            judged += [
+                Target(f"{of} of lookup of 1,000 by raw socket, Unix", "<= 2.00",
+                       f"{ratio:.2f}", ratio <= 2)
+                for of, ratio in ratios.items()
+            ]  # fmt: skip
     return judged
 
 

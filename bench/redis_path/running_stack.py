@@ -24,10 +24,12 @@ from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
+from deploy.verify.equivalence import Answer
 from deploy.verify.store_path import StorePath
 
 STACK = "bench"
 _UP_S, _ASK_S = 900, 300
+_ANSWER = 8  # tokens
 _SPEC = {
     "name": STACK, "vendor": "cpu", "runtime": "process", "topology": "1p1d",
     "engine": {"kv_cache_gib": 1},
@@ -49,6 +51,11 @@ class Engine:
             began = time.perf_counter()
             api.complete(wide_model.NAME, prompt, max_tokens=1)
             return time.perf_counter() - began
+
+    def answer(self, prompt: list[int], timeout_s: float) -> Answer:
+        """Return a few tokens and what was as likely."""
+        with EngineApi(self.url, timeout_s=timeout_s, api_key=self.key) as api:
+            return api.complete(wide_model.NAME, prompt, max_tokens=_ANSWER)
 
     def store_path(self) -> StorePath:
         """Return what was moved to and from Redis so far."""
@@ -86,29 +93,43 @@ def prompt(tokens: int, seed: int) -> list[int]:
 
 @contextlib.contextmanager
 def running_stack(say: Say) -> Iterator[Running]:
-    """Start a stack of the wide model, and end it with the context."""
+    """Start a stack of the wide model and a second producer; end them with the context."""
+    with wide_stack(say) as (files, port):
+        password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
+        state = json.loads(files.state_file.read_text(encoding="utf-8"))
+        producer, consumer = engines(files, port)
+        pid = state["services"]["producer-0"]["pid"]
+        with _unheld(pid, port + 19, producer.key, say) as unheld:
+            socket = str(files.temp_dir / "redis.sock")
+            store = redis.Redis(unix_socket_path=socket, password=password)
+            yield Running(producer, consumer, unheld, store)
+
+
+@contextlib.contextmanager
+def wide_stack(
+    say: Say, *, positions: int = wide_model.POSITIONS, **changes: object
+) -> Iterator[tuple[StackHome, int]]:
+    """Start a stack of the wide model, and end it with the context; its files and first port."""
     with tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name:
         folder = Path(name)
         say("making a model")
-        model = wide_model.make(folder)
+        model = wide_model.make(folder, positions=positions)
         port = free_ports()
-        spec = {**_SPEC, "model": str(model), "port": port}
+        spec = {**_SPEC, "model": str(model), "port": port, **changes}
         (folder / "stack.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
         try:
             say("starting a stack")
             deploy_command(folder, "up", "-f", str(folder / "stack.yaml"), "--no-check")
-            files = Home(folder, folder).stack(STACK)
-            password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
-            state = json.loads(files.state_file.read_text(encoding="utf-8"))
-            key = engine_key(files)
-            with _unheld(state["services"]["producer-0"]["pid"], port + 19, key, say) as unheld:
-                urls = (f"http://127.0.0.1:{port + n}" for n in (10, 11))
-                producer, consumer = (Engine(url, key) for url in urls)
-                socket = str(files.temp_dir / "redis.sock")
-                store = redis.Redis(unix_socket_path=socket, password=password)
-                yield Running(producer, consumer, unheld, store)
+            yield Home(folder, folder).stack(STACK), port
         finally:
             deploy_command(folder, "down", "--name", STACK)
+
+
+def engines(files: StackHome, port: int) -> tuple[Engine, Engine]:
+    """Return the producer and the consumer of a stack."""
+    key = engine_key(files)
+    producer, consumer = (Engine(f"http://127.0.0.1:{port + n}", key) for n in (10, 11))
+    return producer, consumer
 
 
 def engine_key(files: StackHome) -> Secret:

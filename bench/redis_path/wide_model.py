@@ -14,10 +14,11 @@ from deploy.tiny_model import ensure_tiny_model
 LAYERS, KV_HEADS, HEAD_SIZE = 16, 8, 128
 BYTES_A_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_SIZE * 2
 NAME = "wide-random-llama"
+POSITIONS = 8192
 
 
-def make(folder: Path) -> Path:
-    """Write the model and return its folder."""
+def make(folder: Path, *, positions: int = POSITIONS) -> Path:
+    """Write the model, for prompts of so many tokens, and return its folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,7 +27,7 @@ def make(folder: Path) -> Path:
     config = LlamaConfig(
         hidden_size=256, intermediate_size=512, num_hidden_layers=LAYERS,
         num_attention_heads=KV_HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_SIZE,
-        vocab_size=_vocabulary(tiny), max_position_embeddings=8192, tie_word_embeddings=False,
+        vocab_size=_vocabulary(tiny), max_position_embeddings=positions, tie_word_embeddings=False,
     )  # fmt: skip
     wide = folder / NAME
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(wide)
