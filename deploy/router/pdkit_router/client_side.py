@@ -26,7 +26,8 @@ class Limits:
 
     Attributes:
         body_bytes: of one request; follows from the model's context.
-        held_bytes: of all bodies together.
+        held_bytes: of all bodies together. What a request takes beside its body (a second copy,
+            its token ids once more) is in proportion, so that a GiB is enough for all of it.
         head_s, body_s: for sending them.
         idle_s: between two requests of a connection.
         stuck_s: that a client may leave its answer unread.
@@ -35,7 +36,7 @@ class Limits:
     connections: int = 2048
     requests: int = 1024
     body_bytes: int = 2**20
-    held_bytes: int = 256 * 2**20
+    held_bytes: int = 128 * 2**20
     head_s: float = 10.0
     body_s: float = 60.0
     idle_s: float = 120.0
@@ -59,7 +60,7 @@ class Clients:
     Attributes:
         waiting: those without a request, the one that has waited longest first.
         busy: requests that are being answered.
-        held: bytes of bodies that were taken, or named by a content-length.
+        held: bytes of bodies that came, until their requests are answered.
         leaving: each connection closes behind its next answer.
     """
 
@@ -81,8 +82,20 @@ class Clients:
         length = request.content_length or 0
         if length > self.limits.body_bytes:
             raise self.too_large()
-        if self.busy >= self.limits.requests or self.held + length > self.limits.held_bytes:
-            raise Refused(429, "too many requests are being answered", retry_after_s=1)
+        if self.busy >= self.limits.requests:
+            raise _too_many()
+
+    def hold(self, size: int) -> None:
+        """Count bytes of a body; raise Refused if there is no room for them.
+
+        Whoever has sent half a body and then nothing makes room for who sends all of it.
+        """
+        self.held += size
+        while self.held > self.limits.held_bytes:
+            oldest = next((one for one in self.waiting if one.taken), None)
+            if oldest is None:
+                raise _too_many()
+            oldest.refuse(_too_many())
 
     def too_large(self) -> Refused:
         return Refused(
@@ -145,9 +158,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _fresh(self) -> None:
         self._target, self._headers = b"", list[tuple[str, str]]()
-        self._head_bytes, self._head_done = 0, False
+        self._head_done = False
+        self._beside = 0
         self._request: Request | None = None
-        self._taken = 0
+        self.taken = 0
         self.keeps = True
 
     # The connection
@@ -199,18 +213,19 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if not self._head_done:
-            self._head_bytes += len(data)
+        taken = self.taken
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as exc:
             cause = exc.__context__
-            self._refuse(cause if isinstance(cause, Refused) else Refused(400, "not HTTP/1.1"))
+            self.refuse(cause if isinstance(cause, Refused) else Refused(400, "not HTTP/1.1"))
         except httptools.HttpParserError:
-            self._refuse(Refused(400, "the request is not valid HTTP/1.1"))
+            self.refuse(Refused(400, "the request is not valid HTTP/1.1"))
         else:
-            if not self._head_done and self._head_bytes > 2 * _HEAD_BYTES:
-                self._refuse(_long_head())
+            # What is no body: the head, extensions of chunks, trailers.
+            self._beside = self._beside + len(data) if self.taken == taken else 0
+            if self._beside > 2 * _HEAD_BYTES and not self._closing:
+                self.refuse(_long_head())
 
     def on_message_begin(self) -> None:
         if self._task is not None or self._request is not None:
@@ -226,6 +241,8 @@ class ClientConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_done:
+            return  # a trailer
         self._headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
@@ -240,7 +257,6 @@ class ClientConnection(asyncio.Protocol):
             raise Refused(400, "the connection cannot be upgraded; use HTTP/1.1")
         self._clients.admit(request)
         self._request = request
-        self._take(request.content_length or 0)
         self._limit(self._clients.limits.body_s, self._too_slow)
         if (request.header("expect") or "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -252,8 +268,8 @@ class ClientConnection(asyncio.Protocol):
         request.body += piece
         if len(request.body) > self._clients.limits.body_bytes:
             raise self._clients.too_large()
-        if len(request.body) > self._taken:  # chunked: its length is named nowhere
-            self._take(len(request.body) - self._taken)
+        self.taken += len(piece)
+        self._clients.hold(len(piece))
 
     def on_message_complete(self) -> None:
         request = self._request
@@ -268,13 +284,9 @@ class ClientConnection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._serve(request, self._answer))
         self._task.add_done_callback(self._ended)
 
-    def _take(self, size: int) -> None:
-        self._taken += size
-        self._clients.held += size
-
     def _give_back(self) -> None:
-        self._clients.held -= self._taken
-        self._taken = 0
+        self._clients.held -= self.taken
+        self.taken = 0
 
     # What goes
 
@@ -319,14 +331,16 @@ class ClientConnection(asyncio.Protocol):
         self._limit(self._clients.limits.stuck_s, self.abort)
 
     def _too_slow(self) -> None:
-        self._refuse(Refused(408, "the request did not arrive in time"))
+        self.refuse(Refused(408, "the request did not arrive in time"))
 
-    def _refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: Refused) -> None:
         """Answer, and read no further: whoever is refused in the middle may still be sending."""
         self._closing, self.keeps = True, False
-        if self._task is None and not self._transport.is_closing():
-            self._request = None
-            self._give_back()
+        if self._task is not None:
+            return
+        self._request = None
+        self._give_back()
+        if not self._transport.is_closing():
             self.send_whole(refused.status, refused.headers, refused.body())
             self._transport.write_eof()
             self._limit(_LINGER_S, self.abort)
@@ -344,6 +358,10 @@ class ClientConnection(asyncio.Protocol):
 
 class _Pipelined(Exception):
     """A second request before the first was answered."""
+
+
+def _too_many() -> Refused:
+    return Refused(429, "too many requests are being answered", retry_after_s=1)
 
 
 def _long_head() -> Refused:

@@ -115,7 +115,15 @@ class Group:
         """How many get requests and answer."""
         return sum(engine.serves for engine in self.all)
 
-    def choose(self, without: Collection[Engine], prompt: Any = None) -> Engine | None:  # noqa: ARG002
+    def beginning(self, prompt: Any) -> Sequence[bytes]:  # noqa: ARG002
+        """Return what `choose` takes of a prompt: nothing."""
+        return ()
+
+    def choose(
+        self,
+        without: Collection[Engine],
+        beginning: Sequence[bytes] = (),  # noqa: ARG002
+    ) -> Engine | None:
         """Return the engine with the fewest requests among those that are there, None without any.
 
         A silent one may only be slow, which is better than nothing.

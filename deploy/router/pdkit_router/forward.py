@@ -99,7 +99,9 @@ class Forwarder:
 
     async def serve(self, request: Request, answer: ClientResponse) -> None:
         """Answer a request; raises Refused where no engine does."""
-        todo, trace = work(request, others=len(self.consumers.all) > 1), Trace()
+        last = self.consumers
+        todo = work(request, others=len(last.all) > 1, beginning=last.beginning)
+        trace = Trace()
         request.body.clear()
         self.counts["requests"] += 1
         traced = request.header("x-pdkit-trace") is not None
@@ -123,7 +125,8 @@ class Forwarder:
             async with asyncio.timeout(self.answer_s) as limit:
                 if todo.prefill is not None and self.producers.all:
                     await self._prefill(todo, trace)
-                group = self._everyone if todo.prefill is None else self.consumers
+                group = self._everyone if todo.prefill is None else last
+                todo = replace(todo, prefill=None)
                 await self._try(group, todo, todo.body, trace, use)
         except TimeoutError:
             self.counts["errors"] += 1
@@ -169,7 +172,7 @@ class Forwarder:
         tried = set(lost)
         answer, broken = None, 0
         headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
-        while broken < _MOST_BROKEN and (engine := group.choose(tried, todo.prompt)) is not None:
+        while broken < _MOST_BROKEN and (engine := group.choose(tried, todo.beginning)):
             if tried:
                 if not self.budget.take():
                     break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pdkit_router.engines import Engine, Group
@@ -24,19 +24,22 @@ class PrefixGroup(Group):
         super().__init__(tuple(engines))
         self._served = OrderedDict[bytes, Engine]()
 
-    def choose(self, without: Collection[Engine], prompt: Any = None) -> Engine | None:
+    def beginning(self, prompt: Any) -> Sequence[bytes]:
+        """Return a name for each block of a prompt's beginning."""
+        return tuple(_blocks(prompt))
+
+    def choose(self, without: Collection[Engine], beginning: Sequence[bytes] = ()) -> Engine | None:
         idlest = super().choose(without)
         if idlest is None:
             return None
-        blocks = list(_blocks(prompt))
-        known = (self._served.get(block) for block in reversed(blocks))
+        known = (self._served.get(block) for block in reversed(beginning))
         holder = next((engine for engine in known if engine is not None), idlest)
         fits = holder not in without and holder.state == idlest.state and not holder.drained
         chosen = holder if fits and holder.busy <= idlest.busy + _AHEAD else idlest
-        self._note(blocks, chosen)
+        self._note(beginning, chosen)
         return chosen
 
-    def _note(self, blocks: list[bytes], engine: Engine) -> None:
+    def _note(self, blocks: Sequence[bytes], engine: Engine) -> None:
         for block in blocks:
             self._served[block] = engine
             self._served.move_to_end(block)

@@ -7,7 +7,7 @@ import ipaddress
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,7 +134,7 @@ class Work:
 
     Attributes:
         prefill: the body for a producer; None where one engine answers alone.
-        prompt: text, token ids or messages, as the client sent them; None without any.
+        beginning: of the prompt, as the engines that answer are chosen by it.
         transcript: of an answer that comes in events; None of others.
     """
 
@@ -144,20 +144,24 @@ class Work:
     content_type: str
     body: bytes
     prefill: bytes | None = None
-    prompt: Any = None
+    beginning: Sequence[bytes] = ()
     transcript: Transcript | None = None
 
 
-def work(request: Request, *, others: bool) -> Work:
+def work(
+    request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
+) -> Work:
     """Return what engines are sent.
 
     Args:
         others: more than one engine can answer, so that a stream may outlive the first.
+        beginning: of a prompt; the prompt itself, an object for each token, is not kept.
 
     Raises:
         Refused: the body is no JSON object that an engine could read.
     """
-    body, prefill, prompt, told = bytes(request.body), None, None, None
+    body, prefill, told = bytes(request.body), None, None
+    blocks: Sequence[bytes] = ()
     if request.method == "GET":
         body = b""
     else:
@@ -170,7 +174,7 @@ def work(request: Request, *, others: bool) -> Work:
         if changes := PREFILL.get(request.path):
             wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
             prefill = _with(body, fields, wanted)
-            prompt = next((fields[name] for name in _PROMPTS if name in fields), None)
+            blocks = beginning(next((fields[name] for name in _PROMPTS if name in fields), None))
             if fields.get("stream"):
                 told = transcript(request.path, fields, others=others)
                 if not told.problem:
@@ -178,7 +182,7 @@ def work(request: Request, *, others: bool) -> Work:
     given = request.header("content-type") or ""
     content_type = given if _CONTENT_TYPE.fullmatch(given) else "application/octet-stream"
     name = request.name()
-    return Work(request.method, request.path, name, content_type, body, prefill, prompt, told)
+    return Work(request.method, request.path, name, content_type, body, prefill, blocks, told)
 
 
 def _is_set(name: str, fields: Mapping[str, Any]) -> bool:

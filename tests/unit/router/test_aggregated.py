@@ -40,41 +40,44 @@ class TestPrefixes:
         self, three: list[Engine], first: Any, second: Any
     ) -> None:
         group = PrefixGroup(three)
-        served = group.choose((), first)
-        assert {group.choose((), second) for _ in range(6)} == {served}
-        assert {group.choose((), f"{n}" * 600) for n in range(6)} == set(three), "others spread"
+        served = group.choose((), group.beginning(first))
+        assert {group.choose((), group.beginning(second)) for _ in range(6)} == {served}
+        assert {group.choose((), group.beginning(f"{n}" * 600)) for n in range(6)} == set(three), (
+            "others spread"
+        )
 
     def test_the_longest_beginning_decides(self, three: list[Engine]) -> None:
         group, shared = PrefixGroup(three), "s" * 512
-        one = group.choose((), shared + "1" * 512)
-        two = group.choose({one}, shared + "2" * 512)
+        one = group.choose((), group.beginning(shared + "1" * 512))
+        two = group.choose({one}, group.beginning(shared + "2" * 512))
         assert two is not one
-        assert group.choose((), shared + "1" * 1024) is one
-        assert group.choose((), shared + "2" * 1024) is two
+        assert group.choose((), group.beginning(shared + "1" * 1024)) is one
+        assert group.choose((), group.beginning(shared + "2" * 1024)) is two
 
     def test_short_prompts_are_followed_nowhere(self, three: list[Engine]) -> None:
         group = PrefixGroup(three)
-        assert {group.choose((), "hello") for _ in range(3)} == set(three)
+        assert {group.choose((), group.beginning("hello")) for _ in range(3)} == set(three)
 
     @pytest.mark.parametrize("prompt", [None, 3, {"a": 1}, [], "\ud800" * 600])
     def test_whatever_a_client_sends_finds_an_engine(
         self, three: list[Engine], prompt: Any
     ) -> None:
-        assert PrefixGroup(three).choose((), prompt) in three
+        group = PrefixGroup(three)
+        assert group.choose((), group.beginning(prompt)) in three
 
     def test_a_busy_or_lost_engine_is_not_waited_for(self, three: list[Engine]) -> None:
         group, prompt = PrefixGroup(three), "p" * 600
-        served = group.choose((), prompt)
+        served = group.choose((), group.beginning(prompt))
         assert served is not None
         served.busy = 9
-        other = group.choose((), prompt)
+        other = group.choose((), group.beginning(prompt))
         assert other is not served
         served.busy = 0
-        assert group.choose((), prompt) is other, "its KV is there now"
+        assert group.choose((), group.beginning(prompt)) is other, "its KV is there now"
         assert other is not None
         other.state = "down"
-        assert group.choose((), prompt) not in (other, None)
-        assert group.choose(three, prompt) is None
+        assert group.choose((), group.beginning(prompt)) not in (other, None)
+        assert group.choose(three, group.beginning(prompt)) is None
 
     def test_what_is_remembered_is_bounded(
         self, three: list[Engine], monkeypatch: pytest.MonkeyPatch
@@ -82,7 +85,7 @@ class TestPrefixes:
         monkeypatch.setattr("pdkit_router.prefixes._KNOWN", 4)
         group = PrefixGroup(three)
         for n in range(9):
-            group.choose((), f"{n}" * 600)
+            group.choose((), group.beginning(f"{n}" * 600))
         assert len(group._served) == 4
 
 

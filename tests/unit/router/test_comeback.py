@@ -97,11 +97,11 @@ class TestDrained:
     def test_one_that_holds_a_prefix_is_passed_over(self) -> None:
         engines = engines_up(2)
         group = PrefixGroup(engines)
-        holder = group.choose((), "x" * 1000)
+        holder = group.choose((), group.beginning("x" * 1000))
         assert holder is not None
-        assert group.choose((), "x" * 1000) is holder
+        assert group.choose((), group.beginning("x" * 1000)) is holder
         holder.drained = True
-        assert group.choose((), "x" * 1000) not in (holder, None)
+        assert group.choose((), group.beginning("x" * 1000)) not in (holder, None)
 
 
 class TestAnEngineThatCameBack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -183,17 +184,80 @@ def test_too_many_requests(door: Callable[..., Door], eventually: Eventually) ->
     assert b"retry-after: 1" in said
 
 
-def test_too_many_bodies(door: Callable[..., Door], eventually: Eventually) -> None:
-    """Those that are named count as those that came."""
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+NAMED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 600\r\n\r\n"
+
+
+def chunk(size: int) -> bytes:
+    return b"%x\r\n%s\r\n" % (size, b" " * size)
+
+
+@pytest.mark.parametrize(
+    "whole", [NAMED + b" " * 600, CHUNKED + chunk(600) + b"0\r\n\r\n"], ids=["named", "chunked"]
+)
+def test_too_many_bodies(door: Callable[..., Door], eventually: Eventually, whole: bytes) -> None:
+    """A body counts until its request is answered."""
     made = door(held_bytes=1000)
-    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 600\r\n\r\n"
-    first = made.connect(head)
-    eventually(lambda: made.clients.held == 600)
-    assert ended(made.connect(head)).startswith(b"HTTP/1.1 429")
+    first = made.connect(whole)
+    eventually(lambda: made.clients.busy == 1)
+    said = ended(made.connect(whole))
+    assert said.startswith(b"HTTP/1.1 429")
+    assert b"retry-after: 1" in said
     first.close()
     eventually(lambda: made.clients.held == 0)
-    made.connect(head)
-    eventually(lambda: made.clients.held == 600)
+    made.connect(whole)
+    eventually(lambda: made.clients.busy == 1)
+
+
+def test_a_body_that_is_only_named_takes_no_room(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
+    made = door(held_bytes=1000)
+    for _ in range(5):
+        made.connect(NAMED)
+    eventually(lambda: made.clients.open == 5)
+    made.connect(NAMED + b" " * 600)
+    eventually(lambda: made.clients.busy == 1)
+
+
+@pytest.mark.parametrize("half", [NAMED, CHUNKED], ids=["named", "chunked"])
+def test_bodies_that_do_not_end_make_room(
+    door: Callable[..., Door], eventually: Eventually, half: bytes
+) -> None:
+    """All heads are let in before the first body comes."""
+    made = door(held_bytes=1000)
+    unfinished = [made.connect(half) for _ in range(20)]
+    eventually(lambda: made.clients.open == 20)
+    for opened in unfinished:
+        opened.sendall(chunk(400)[:400])
+    for opened in unfinished[:17]:
+        assert ended(opened).startswith(b"HTTP/1.1 429")
+    assert made.clients.held <= 1000
+    made.connect(NAMED + b" " * 600)
+    eventually(lambda: made.clients.busy == 1)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"0\r\n" + b"X-A: b\r\n" * 100_000, b"0\r\nX-A: " + b"b" * 900_000, b"1;" + b"b" * 900_000],
+    ids=["trailers", "one trailer", "extension of a chunk"],
+)
+def test_what_follows_the_head_without_being_a_body(
+    door: Callable[..., Door], endless: bytes
+) -> None:
+    made = door()
+    opened = made.connect(CHUNKED + chunk(2))
+    with contextlib.suppress(OSError):
+        for at in range(0, len(endless), 10_000):
+            opened.sendall(endless[at : at + 10_000])
+    assert ended(opened).startswith(b"HTTP/1.1 431")
+
+
+def test_trailers_are_no_headers(door: Callable[..., Door], eventually: Eventually) -> None:
+    made = door()
+    made.connect(CHUNKED + chunk(2) + b"0\r\nx-request-id: forged\r\n\r\n")
+    eventually(lambda: made.served)
+    assert made.served[0].header("x-request-id") is None
 
 
 def test_a_client_that_leaves_at_once(door: Callable[..., Door], eventually: Eventually) -> None:

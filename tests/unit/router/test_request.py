@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -184,3 +185,15 @@ def test_the_budget_of_further_tries() -> None:
         assert [budget.take() for _ in range(3)] == [True, True, False]
 
     asyncio.run(spend())
+
+
+def test_what_is_kept_of_a_request_is_in_proportion() -> None:
+    """Not its token ids, of which each is an object."""
+    body = bytearray(json.dumps({"prompt": list(range(1000, 101_000))}).encode())
+    tracemalloc.start()
+    try:
+        todo = work(Request("POST", "/v1/completions", (), body), others=False)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(todo.body) < kept < 3 * len(body)
