@@ -6,6 +6,7 @@ Precedence: flags, then `PDKIT_*` variables, then the file, then the defaults of
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,11 @@ _EXPECTED = {
 }
 
 
+# Values as errors show them: aliases make a file of a few lines a list of a billion.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxother = 1, 200, 200
+
+
 class _DuplicateKeyError(Exception):
     """A duplicate key in a mapping; the message names it and both lines."""
 
@@ -75,11 +81,12 @@ class _Loader(yaml.SafeLoader):
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and key.value in lines:
-                first = lines[key.value]
-                where = f"lines {first} and {line}" if first != line else f"line {line}"
-                raise _DuplicateKeyError(f"duplicate key '{key.value}' ({where})")
-            lines[str(key.value)] = line
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in lines:
+                    first = lines[key.value]
+                    where = f"lines {first} and {line}" if first != line else f"line {line}"
+                    raise _DuplicateKeyError(f"duplicate key '{key.value}' ({where})")
+                lines[key.value] = line
         return super().construct_mapping(node, deep=deep)
 
 
@@ -125,10 +132,16 @@ def load_spec(
             origins[field] = origin
     _drop_overruled_split(values, origins)
     try:
-        spec = StackSpec.model_validate(values)
+        return SpecSource(_valid(values, origins), origins, path)
+    except ValueError as exc:  # a number that is too long to be shown
+        raise ConfigError(f"{path}: {exc}", hint=f"fix {path} and run the command again") from exc
+
+
+def _valid(values: Mapping[str, Any], origins: Mapping[str, str]) -> StackSpec:
+    try:
+        return StackSpec.model_validate(values)
     except ValidationError as exc:
         raise _explain(exc.errors()[0], origins) from exc
-    return SpecSource(spec, origins, path)
 
 
 def named_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -153,6 +166,8 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
         raise ConfigError(
             f"{path}: {exc}", hint=f"remove one of them from {path} and run the command again"
         ) from exc
+    except (ValueError, RecursionError) as exc:  # no such day, a number too long, too many levels
+        raise ConfigError(f"{path}: {exc}", hint=f"fix {path} and run the command again") from exc
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -209,7 +224,7 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
     if error["type"] == "extra_forbidden":
         return _unknown_key(location, origin)
     return ConfigError(
-        f"{shown}: {error['input']!r} is not valid: {_expectation(error, location)}",
+        f"{shown}: {_SHOWN.repr(error['input'])} is not valid: {_expectation(error, location)}",
         hint=HELP if origin.startswith("--") else f"fix {origin} and run the command again",
     )
 
@@ -218,13 +233,14 @@ def _expectation(error: ErrorDetails, location: tuple[str, ...]) -> str:
     kind, value = error["type"], error["input"]
     if kind == "string_pattern_mismatch" and location[-1] in _SHAPES:
         return f"expected {_SHAPES[location[-1]]}"
-    if kind == "string_type" and location[:2] == ("engine", "env"):
+    plain = isinstance(value, (bool, int, float))
+    if kind == "string_type" and location[:2] == ("engine", "env") and plain:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         return f'expected text; quote it: "{text}"'
     if kind in ("model_type", "model_attributes_type"):
         return f"expected a mapping with the keys {', '.join(_keys_at(list(location)))}"
     if kind == "literal_error":
-        meant = meant_vendor(str(value)) if location == ("vendor",) else ""
+        meant = meant_vendor(value) if location == ("vendor",) and isinstance(value, str) else ""
         return f"expected {error['ctx']['expected']}" + (
             f"; did you mean '{meant}'?" if meant else ""
         )

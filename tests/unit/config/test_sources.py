@@ -199,6 +199,28 @@ class TestRefusals:
         Path("deploy.yaml").write_bytes(b"\xff\xfe\x00name")
         assert "deploy.yaml" in refusal().message
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "name: " + "[" * 5000,
+            "name: " + "{a: " * 5000 + "1" + "}" * 5000,
+            "gpus: " + "9" * 5000,
+            "gpus: " + ":".join(["59"] * 5000),
+            "name: 2001-13-45",
+            "name: 2001-12-14T61:59:43Z",
+        ],
+        ids=["lists", "mappings", "number", "number by sixties", "day", "time"],
+    )
+    def test_what_yaml_cannot_read_or_python_not_show(self, text: str) -> None:
+        assert len(refusal(text).message) < 300
+
+    @pytest.mark.parametrize("text", ["name: {}", "engine: {{env: {{A: {}}}}}", "vendor: {}"])
+    def test_a_few_lines_that_stand_for_a_billion_words(self, text: str) -> None:
+        """Ten levels, each ten times the one below: written out, it takes hours and all memory."""
+        levels = ["[&a0 [w, w, w, w, w, w, w, w, w, w]"]
+        levels += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+        assert len(refusal(text.format(", ".join(levels) + "]")).message) < 2000
+
     def test_a_file_may_not_build_objects(self) -> None:
         assert "not valid YAML" in refusal("name: !!python/object/apply:os.getcwd []").message
 
