@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 _RETRY_S = 30
@@ -31,6 +32,6 @@ def boot_unit(stack: str, argv: Sequence[str], environ: Mapping[str, str]) -> st
 
 
 def _quoted(text: str) -> str:
-    """Return a word as systemd reads it back: one word, without specifiers."""
+    """Return a word as systemd reads it back: one word, without specifiers, on one line."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{escaped}"'
+    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from pdkit_connector import redaction
 from pdkit_connector.fixes import b15_redact_secrets as b15
 from pdkit_connector.redaction import (
     Redactor,
@@ -79,8 +80,9 @@ def test_text_without_secrets_stays(text):
         "://",
     ],
 )
-def test_a_long_text_takes_time_in_proportion(piece):
+def test_a_long_text_takes_time_in_proportion(piece, monkeypatch):
     """Whatever a client chooses: vLLM logs the name of an unknown model."""
+    monkeypatch.setattr(redaction, "_LONGEST", 1 << 21)  # not by what is cut off
 
     def seconds(length):
         text = f"http:// {piece * (length // len(piece))}"
@@ -91,6 +93,22 @@ def test_a_long_text_takes_time_in_proportion(piece):
     short, long = min(seconds(1 << 16) for _ in range(3)), seconds(1 << 20)
     # 16 times the text; 256 times the seconds were it quadratic.
     assert long < 64 * max(short, 0.001)
+
+
+def test_no_text_is_longer_than_a_log_can_use():
+    shown = Redactor()("a" * (1 << 22))
+    assert len(shown) < 1 << 17
+    assert shown.endswith("... (a text of 4194304 characters)")
+    assert Redactor()("b" * (1 << 18) + "\n").endswith(")\n"), "a line stays a line"
+
+
+@pytest.mark.parametrize("back", range(0, 80, 3))
+def test_no_secret_is_divided_where_a_text_is_cut(back, monkeypatch):
+    monkeypatch.setattr(redaction, "_LONGEST", 1000)
+    monkeypatch.setattr(redaction, "_BEYOND", 60)
+    text = f"{'a ' * 500} redis://:{SECRET}@host "
+    for known in ([], [SECRET]):
+        assert SECRET[:4] not in Redactor(known)(text[back:] + "b " * 500)
 
 
 def test_known_secrets_are_masked_by_value_raw_and_quoted():

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 from pdkit_connector import serve
 from pdkit_connector.errors import FixFailed
+from pdkit_connector.worker_socket import NAME_ENV, engine_name
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,20 @@ def test_the_server_starts_when_every_fix_takes(monkeypatch, started):
     monkeypatch.setattr(serve, "check", lambda _argv: None)
     serve.main()
     assert started == ["vllm.entrypoints.openai.api_server"]
+
+
+def test_nobody_can_take_the_name_of_its_socket_first(monkeypatch, started):
+    """Its processes all have it: the fork server, too, which is started first."""
+    seen = []
+    monkeypatch.setattr(serve, "fork_cores_on_cpus", lambda: seen.append(engine_name()))
+    monkeypatch.setattr(serve, "check", lambda _argv: None)
+    monkeypatch.setattr(serve, "publish_counts", lambda: seen.append(engine_name()))
+    for _ in range(2):
+        monkeypatch.setenv(NAME_ENV, "pdkit-producer-0-8001")
+        serve.main()
+    first, same, second, _ = seen
+    assert first == same != second
+    assert all(len(name) >= len("pdkit-producer-0-8001-") + 16 for name in seen)
 
 
 def test_nothing_starts_when_one_does_not(monkeypatch, started):

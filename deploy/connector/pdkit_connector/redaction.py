@@ -29,6 +29,8 @@ _QUERY = re.compile(r"([?&](?:password|passwd|secret)=)[^&\s'\"]+", re.IGNORECAS
 _PAIR = re.compile(rf"""({_NAME})(['"]).*?\2""", re.IGNORECASE)
 # The same in a configuration file, where the value may stand bare.
 _SETTING = re.compile(rf"""{_NAME}['"]?([^\s'",}}]+)""", re.IGNORECASE)
+# No message is worth more. A secret that the cut divides is in what is looked at and not shown.
+_LONGEST, _BEYOND = 1 << 16, 1 << 12
 # Shorter words than this would blank unrelated text when replaced literally.
 _MIN_LITERAL = 6
 
@@ -41,7 +43,13 @@ class Redactor:
         self._known = sorted(words, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """Return `text` with every secret replaced by a mask."""
+        """Return `text` with every secret replaced by a mask, and cut if it is too long."""
+        if len(text) > _LONGEST + _BEYOND:
+            shown = self._masked(text[: _LONGEST + _BEYOND])[:-_BEYOND]
+            return f"{shown}... (a text of {len(text)} characters)" + "\n" * text.endswith("\n")
+        return self._masked(text)
+
+    def _masked(self, text: str) -> str:
         for word in self._known:
             if word in text:
                 text = text.replace(word, MASK)

@@ -22,7 +22,7 @@ from pdkit_connector.log import get_logger
 from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
-from pdkit_connector.worker_socket import engine_name
+from pdkit_connector.worker_socket import engine_name, make_unguessable
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _KV_TRANSFER = "--kv-transfer-config"
@@ -30,6 +30,7 @@ _KV_TRANSFER = "--kv-transfer-config"
 
 def main() -> None:
     """Check, then become the server; exit with 3 where a needed fix does not take."""
+    make_unguessable()
     try:
         with without_garbage_collection():
             fork_cores_on_cpus()

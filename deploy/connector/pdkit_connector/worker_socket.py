@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import struct
 import threading
@@ -32,6 +33,12 @@ _served: set[tuple[str, int]] = set()
 def engine_name() -> str | None:
     """Return the engine's name, None where the kit asked for no socket."""
     return os.environ.get(NAME_ENV) or None
+
+
+def make_unguessable() -> None:
+    """Add to the engine's name, for this process and its children, what nobody can take first."""
+    if name := engine_name():
+        os.environ[NAME_ENV] = f"{name}-{secrets.token_hex(8)}"
 
 
 def workers() -> int:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.runtime.home import is_private
 from deploy.runtime.process import sessions
 
 LISTEN_ENV = "PDKIT_LISTEN_FD"
@@ -52,6 +53,8 @@ def is_bound(listening: socket.socket, host: str, port: int) -> bool:
 
 def is_there(path: Path) -> bool:
     """Tell whether a supervisor runs, or is about to."""
+    if not is_private(path.parent):
+        return False
     with socket.socket(socket.AF_UNIX) as asking, suppress(OSError):
         asking.connect(str(path))
         return True
@@ -59,7 +62,13 @@ def is_there(path: Path) -> bool:
 
 
 def ask(path: Path) -> Supervisor | None:
-    """Return the supervisor, with the socket it holds; None where no supervisor answers."""
+    """Return the supervisor, with the socket it holds; None where no supervisor answers.
+
+    In a folder that is not ours alone, another user could answer: with the process to end, and the
+    socket to serve clients on.
+    """
+    if not is_private(path.parent):
+        return None
     try:
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_ANSWER_S)

@@ -49,6 +49,16 @@ def test_words_are_read_back_as_they_were() -> None:
     assert 'Environment="A=50%%"\n' in text
 
 
+@pytest.mark.parametrize(("end", "written"), [("\n", "\\x0a"), ("\r", "\\x0d")])
+def test_no_word_begins_a_line_of_its_own(end: str, written: str) -> None:
+    """Systemd ends a line at either."""
+    forged = f"/a{end}ExecStartPre=/bin/evil"
+    text = boot_unit("x", (forged,), {"PATH": forged})
+    assert f'ExecStart="/a{written}ExecStartPre=/bin/evil"\n' in text
+    assert f'Environment="PATH=/a{written}ExecStartPre=/bin/evil"\n' in text
+    assert not [line for line in text.splitlines() if line.startswith("ExecStartPre")]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_it(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
