@@ -14,6 +14,7 @@ from deploy.assets import asset
 from deploy.errors import ConfigError
 
 LIST_COMMAND = "deploy images list"
+_PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,18 @@ def reference_problem(value: str) -> str:
     if not (found["tag"] or found["digest"]):
         return f"'{value}' is not a profile, and as an image it lacks a tag or a digest"
     return ""
+
+
+def pins(image: EngineImage | ServiceImage) -> dict[str, str]:
+    """Return the packages of PyPI that an image gets, name → version, as far as the kit says."""
+    found: dict[str, str] = {}
+    for listed in asset(*image.build.split("/")).glob("requirements.*") if image.build else ():
+        if listed.suffix in (".lock", ".txt"):
+            found.update(_PIN.findall(listed.read_text(encoding="utf-8")))
+    if isinstance(image, EngineImage):
+        own = {"vllm": image.vllm, "lmcache": image.lmcache, "torch": image.torch}
+        found.update({name: version for name, version in own.items() if version})
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -170,12 +170,21 @@ def images_view(rows: Sequence[ImageRow]) -> str:
             row.verdict or "-",
             f"{row.age_days} d",
             size(row.size_mib) if row.here else f"no: {row.how}",
+            *(() if row.advisories is None else (len(row.advisories),)),
         )
         for row in rows
     ]
+    asked = rows[0].advisories is not None
     header = ("image", "reference", "vLLM", "LMCache", "together", "pinned", "here")
     notes = [f"{row.name}: {row.note}" for row in rows if row.note]
-    return "\n".join((table(header, cells), "", "* the vendor's default", *notes))
+    notes += [
+        f"{row.name}: {one.id}: {one.package} {one.version}"
+        + (f", fixed in {one.fixed}" if one.fixed else "")
+        for row in rows
+        for one in row.advisories or ()
+    ]
+    heads = (*header, *(("advisories",) if asked else ()))
+    return "\n".join((table(heads, cells), "", "* the vendor's default", *notes))
 
 
 def patches_view(patches: Patches) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -16,12 +16,14 @@ from deploy.config.catalog import (
     EngineImage,
     ServiceImage,
     load_catalog,
+    pins,
     reference_problem,
 )
 from deploy.config.compat import judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.home_folder import expanded
+from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
 from deploy.runtime.compose.docker import answering_engine, engine_answers
 from deploy.runtime.compose.images import (
     FoundImage,
@@ -66,6 +68,8 @@ class ImageRow:
         verdict: what is known of its pair of versions; "" for services.
         size_mib: 0 where it is not on this machine, or no Docker engine answers.
         pinned, age_days: when its versions were chosen, and how long ago that is.
+        advisories: of what the kit installs in it, and of vLLM, LMCache and torch; None if nobody
+            asked.
     """
 
     name: str
@@ -81,6 +85,7 @@ class ImageRow:
     pinned: str
     age_days: int
     note: str
+    advisories: Sequence[Advisory] | None = None
 
 
 def stack_images(spec: StackSpec, vendor: str) -> StackImages:
@@ -319,12 +324,26 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
     return wanted
 
 
-def image_rows(today: date) -> list[ImageRow]:
-    """Return the catalogue, and which images are on this machine if a Docker engine answers."""
+def image_rows(today: date, advisories: Path | None = None) -> list[ImageRow]:
+    """Return the catalogue, and which images are on this machine if a Docker engine answers.
+
+    Args:
+        advisories: known vulnerabilities, in files of OSV's format.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    records = read_advisories(advisories) if advisories else None
     catalog, looks = load_catalog(), engine_answers()
-    return [
+    rows = [
         *(_engine_row(engine, looks, today) for engine in catalog.engines.values()),
         *(_service_row(service, looks, today) for service in catalog.services.values()),
+    ]
+    if records is None:
+        return rows
+    everything: Mapping[str, EngineImage | ServiceImage] = {**catalog.engines, **catalog.services}
+    return [
+        replace(row, advisories=advisories_of(pins(everything[row.name]), records)) for row in rows
     ]
 
 

@@ -15,7 +15,8 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 
 REPO = Path(__file__).resolve().parents[2]
 WORKFLOW = REPO / ".github" / "workflows" / "test.yml"
-FILES = (WORKFLOW, REPO / ".pre-commit-config.yaml", REPO / "justfile")
+AUDIT = WORKFLOW.with_name("audit.yml")
+FILES = (WORKFLOW, AUDIT, REPO / ".pre-commit-config.yaml", REPO / "justfile")
 # ./scripts/NAME, scripts/NAME.py, or a tool of the virtual environment.
 _SCRIPT = re.compile(r"\bscripts/[\w.-]+\w")
 _TOOL = re.compile(r"(?:\.venv/bin|\{\{bin\}\})/(\w+)")
@@ -43,8 +44,9 @@ def test_what_does_not_exist_is_found() -> None:
 def test_the_workflow_is_one() -> None:
     schema = get_builtin_schema("vendor.github-workflows")
     validator = jsonschema.validators.validator_for(schema)(schema)
-    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    workflow, audit = (yaml.safe_load(one.read_text("utf-8")) for one in (WORKFLOW, AUDIT))
     assert list(validator.iter_errors(workflow)) == []
+    assert list(validator.iter_errors(audit)) == []
     workflow["jobs"]["quick"].pop("runs-on")
     assert list(validator.iter_errors(workflow))
 

@@ -20,7 +20,17 @@ app.add_typer(images, name="images")
 
 
 @images.command("list")
-def images_list(*, json: Json = False) -> CommandResult:
+def images_list(
+    *,
+    advisories: Annotated[
+        Path | None,
+        typer.Option(
+            help="Show known vulnerabilities of the images' packages, from a file, folder or zip "
+            "in OSV's format."
+        ),
+    ] = None,
+    json: Json = False,
+) -> CommandResult:
     """List the image catalogue, and which of its images are on this machine."""
     from dataclasses import asdict
     from datetime import date
@@ -28,7 +38,7 @@ def images_list(*, json: Json = False) -> CommandResult:
     from deploy.output.views import images_view
     from deploy.workflows.images import image_rows
 
-    rows = image_rows(date.today())
+    rows = image_rows(date.today(), advisories)
     return CommandResult(
         "images list", {"images": [asdict(row) for row in rows]}, images_view(rows)
     )

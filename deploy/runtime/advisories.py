@@ -1,0 +1,124 @@
+"""Known vulnerabilities of packages, from files in OSV's format: a JSON file, a folder or a zip."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from deploy.errors import ConfigError
+
+_EVENTS = ("introduced", "fixed", "last_affected")
+
+
+@dataclass(frozen=True)
+class Advisory:
+    """A known vulnerability of a package in the version that an image gets.
+
+    Attributes:
+        id: such as GHSA-xxxx-xxxx-xxxx or PYSEC-2026-1.
+        fixed: the lowest later version without it; "" if none is named.
+    """
+
+    id: str
+    package: str
+    version: str
+    fixed: str
+
+
+Pins = Mapping[str, str]
+
+
+def read_advisories(path: Path) -> list[Mapping[str, Any]]:
+    """Return OSV's records, without those that were withdrawn.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no such record.
+    """
+    try:
+        records = list(_records(path))
+    except (OSError, zipfile.BadZipFile, ValueError) as exc:
+        raise ConfigError(
+            f"--advisories {path}: cannot be read ({exc})",
+            hint="name a file, folder or zip of records in OSV's JSON format",
+        ) from exc
+    return [one for one in records if not one.get("withdrawn")]
+
+
+def advisories_of(pins: Pins, records: Sequence[Mapping[str, Any]]) -> tuple[Advisory, ...]:
+    """Return what is known of these packages of PyPI, name → version."""
+    versions = {str(canonicalize_name(name)): version for name, version in pins.items()}
+    found = {
+        Advisory(record["id"], name, versions[name], fixed)
+        for record in records
+        for name, affected in _packages(record)
+        if name in versions and (fixed := _fix(affected, versions[name])) is not None
+    }
+    return tuple(sorted(found, key=lambda one: (one.package, one.id)))
+
+
+def _records(path: Path) -> Iterator[Mapping[str, Any]]:
+    for text in _texts(path):
+        found = json.loads(text)
+        for record in found if isinstance(found, list) else [found]:
+            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+                raise ValueError(f"{str(record)[:50]} is not a record")
+            yield record
+
+
+def _texts(path: Path) -> Iterator[bytes]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*.json")):
+            yield file.read_bytes()
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as packed:
+            for name in packed.namelist():
+                if name.endswith(".json"):
+                    yield packed.read(name)
+    else:
+        yield path.read_bytes()
+
+
+def _packages(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for affected in record.get("affected") or ():
+        package = affected.get("package") or {}
+        if package.get("ecosystem") == "PyPI":
+            yield canonicalize_name(str(package.get("name"))), affected
+
+
+def _fix(affected: Mapping[str, Any], pinned: str) -> str | None:
+    """Return the version that fixes a pinned one, "" if none is named; None if it is not affected.
+
+    Versions that are no versions of PyPI, such as a nightly's name, cannot be compared.
+    """
+    try:
+        version = Version(Version(pinned).public)
+        ranges = [_events(one) for one in affected.get("ranges") or () if one.get("type") != "GIT"]
+        listed = pinned in (affected.get("versions") or ())
+    except InvalidVersion:
+        return None
+    if not listed and not any(_holds(events, version) for events in ranges):
+        return None
+    fixes = sorted(at for events in ranges for at, kind in events if kind == "fixed")
+    return next((str(at) for at in fixes if at > version), "")
+
+
+def _events(versions: Mapping[str, Any]) -> list[tuple[Version, str]]:
+    events = ((kind, one[kind]) for one in versions["events"] for kind in _EVENTS if kind in one)
+    return sorted((Version(str(at)), kind) for kind, at in events)
+
+
+def _holds(events: Sequence[tuple[Version, str]], version: Version) -> bool:
+    holds = False
+    for at, kind in events:
+        if kind == "last_affected":
+            holds = holds and version <= at
+        elif at <= version:
+            holds = kind == "introduced"
+    return holds

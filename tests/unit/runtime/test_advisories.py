@@ -1,0 +1,92 @@
+"""Which advisories hold for which versions, and where they are read from."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.errors import ConfigError
+from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
+
+
+def record(*events: dict[str, str], name: str = "Some.Package", **more: Any) -> dict[str, Any]:
+    """Return a record in OSV's form, of one range."""
+    affected = {
+        "package": {"ecosystem": "PyPI", "name": name},
+        "ranges": [{"type": "ECOSYSTEM", "events": list(events)}],
+    }
+    return {"id": "GHSA-1", "affected": [affected], **more}
+
+
+FIXED = record({"introduced": "0"}, {"fixed": "1.10"})
+AGAIN = record({"introduced": "1.2"}, {"fixed": "1.4"}, {"introduced": "2.0"}, {"fixed": "2.1"})
+LAST = record({"introduced": "1.0"}, {"last_affected": "1.5"})
+OPEN = record({"introduced": "1.0rc1"})
+
+
+@pytest.mark.parametrize(
+    ("known", "version", "fixed"),
+    [
+        (FIXED, "1.9", "1.10"),
+        (FIXED, "1.9+cpu", "1.10"),
+        (FIXED, "1.10rc1", "1.10"),
+        (FIXED, "1.10", None),
+        (AGAIN, "1.1", None),
+        (AGAIN, "1.3", "1.4"),
+        (AGAIN, "1.9", None),
+        (AGAIN, "2.0", "2.1"),
+        (LAST, "1.5", ""),
+        (LAST, "1.6", None),
+        (OPEN, "1.0", ""),
+        (OPEN, "0.9", None),
+        (OPEN, "nightly_main_20260112", None),
+    ],
+)
+def test_versions_in_a_range(known: dict[str, Any], version: str, fixed: str | None) -> None:
+    found = advisories_of({"some_package": version}, [known])
+    expected = () if fixed is None else (Advisory("GHSA-1", "some-package", version, fixed),)
+    assert found == expected
+
+
+def test_versions_in_a_list() -> None:
+    known = record()
+    known["affected"][0]["versions"] = ["1.0"]
+    assert [one.id for one in advisories_of({"some-package": "1.0"}, [known])] == ["GHSA-1"]
+    assert advisories_of({"some-package": "1.1"}, [known]) == ()
+
+
+def test_commits_and_other_ecosystems_are_no_versions_of_pypi() -> None:
+    commits = record({"introduced": "0"})
+    commits["affected"][0]["ranges"][0]["type"] = "GIT"
+    npm = record({"introduced": "0"})
+    npm["affected"][0]["package"]["ecosystem"] = "npm"
+    assert advisories_of({"some-package": "1.0"}, [commits, npm, {"id": "X"}]) == ()
+
+
+def test_a_file_a_folder_and_a_zip_hold_records(tmp_path: Path) -> None:
+    withdrawn = record(id="GHSA-2", withdrawn="2026-01-01T00:00:00Z")
+    folder = tmp_path / "folder" / "PyPI"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text(json.dumps(FIXED))
+    (folder / "b.json").write_text(json.dumps(withdrawn))
+    (folder / "README").write_text("not a record")
+    (tmp_path / "list.json").write_text(json.dumps([FIXED, withdrawn]))
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as packed:
+        packed.write(folder / "a.json", "a.json")
+        packed.write(folder / "README", "README")
+    for path in (folder.parent, tmp_path / "list.json", tmp_path / "all.zip", folder / "a.json"):
+        assert read_advisories(path) == [FIXED]
+
+
+@pytest.mark.parametrize("text", ["", "{", "5", "[[]]", "{}", '{"id": 1}', "\ud800"])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text, errors="surrogatepass")
+    with pytest.raises(ConfigError, match="--advisories"):
+        read_advisories(file)
+    with pytest.raises(ConfigError, match="--advisories"):
+        read_advisories(tmp_path / "none")
