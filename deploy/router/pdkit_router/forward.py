@@ -126,7 +126,7 @@ class Forwarder:
                 if todo.prefill is not None and self.producers.all:
                     await self._prefill(todo, trace)
                 group = self._everyone if todo.prefill is None else last
-                todo = replace(todo, prefill=None)
+                todo.prefill = None
                 await self._try(group, todo, todo.body, trace, use)
         except TimeoutError:
             self.counts["errors"] += 1
@@ -296,12 +296,14 @@ class _Events:
         self._part = b""
 
     def feed(self, data: bytes) -> None:
-        if self._part:
-            data, self._part = self._part + data, b""
-        *whole, self._part = data.split(b"\n\n")
-        if whole:
+        data = self._part + data
+        end = data.rfind(b"\n\n") + 2
+        whole, self._part = (data[:end], data[end:]) if end > 1 else (b"", data)
+        if whole and self.told.asks:
             note = self.told.note
-            self.answer.piece(b"".join([note(event) + b"\n\n" for event in whole]))
+            whole = b"".join([note(event) + b"\n\n" for event in whole[:-2].split(b"\n\n")])
+        if whole:
+            self.answer.piece(whole)
 
     def drop_part(self) -> None:
         """Forget the beginning of an event whose end does not come."""

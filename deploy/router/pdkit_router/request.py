@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from pdkit_router.body import parsed
@@ -117,6 +118,7 @@ class Doorkeeper:
             raise Refused(403, "requests from other web pages are not accepted")
 
 
+@lru_cache(maxsize=16)  # nearly all clients name the same one
 def _is_local(host: str) -> bool:
     name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
     if name.lower() == "localhost":
@@ -128,12 +130,12 @@ def _is_local(host: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class Work:
     """What engines are sent for a request.
 
     Attributes:
-        prefill: the body for a producer; None where one engine answers alone.
+        prefill: the body for a producer, until it has it; None where one engine answers alone.
         beginning: of the prompt, as the engines that answer are chosen by it.
         transcript: of an answer that comes in events; None of others.
     """
