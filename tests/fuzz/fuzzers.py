@@ -5,15 +5,22 @@ A round fails by an exception that is not among those that its caller is ready f
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import socket
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from lmcache.v1.memory_management import MemoryFormat
+from pdkit_connector.engine_key import FILE_ENV, RequireKey
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.address import parse
 from pdkit_connector.redis_path.link import Deadline, Link, LinkBroken, ReplyError
@@ -25,9 +32,15 @@ from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Head
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from tests.fuzz.mutations import mutated
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "router"))
+
+from pdkit_router.continuation import transcript
+
 Fuzzer = Callable[[random.Random, int], Counter[str]]
 
 CODEC = Codec("a layout")
+SIGNED = Codec("a layout", secret=b"the stack's own")
+OTHER = Codec("a layout", secret=b"another's")
 KEY = b"model@0@0123"
 SHAPE = (2, 2, 16, 16)
 BYTES = 2 * 2 * 16 * 16 * 2
@@ -40,17 +53,17 @@ OWN = OwnTensors(
 )
 
 
-def _value(payload: bytes, **said: Any) -> bytes:
+def _value(payload: bytes, codec: Codec = CODEC, **said: Any) -> bytes:
     facts = {
         "dtype": "bfloat16",
         "shape": SHAPE,
         "memory_format": FORMAT,
         "payload_bytes": len(payload),
-        "layout": CODEC.layout,
+        "layout": codec.layout,
         "key": digest(KEY),
         **said,
     }
-    return CODEC.header(Header(**facts), payload) + payload
+    return codec.header(Header(**facts), payload) + payload
 
 
 def damaged_values(rng: random.Random, rounds: int) -> Counter[str]:
@@ -67,6 +80,36 @@ def damaged_values(rng: random.Random, rounds: int) -> Counter[str]:
             check.update(damaged[HEADER_BYTES:])
             check.require()
             assert damaged == whole, damaged
+            seen["as stored"] += 1
+        except BadValue as bad:
+            seen[bad.kind] += 1
+    return seen
+
+
+def signed_values(rng: random.Random, rounds: int) -> Counter[str]:
+    """Decode values that the stack signed, damaged, and such as others made: none of them is taken.
+
+    Of these, some say that they are of the stack's layout, which is no secret.
+    """
+    seen: Counter[str] = Counter()
+    for _ in range(rounds):
+        payload = rng.randbytes(64)
+        codec, layout = rng.choice(
+            ((SIGNED, SIGNED), (CODEC, SIGNED), (OTHER, SIGNED), (OTHER, OTHER))
+        )
+        whole = _value(payload, codec, layout=layout.layout)
+        damaged = rng.choice((whole, mutated(whole, rng)))
+        if codec is not SIGNED and rng.randrange(2):
+            named = bytearray(damaged)
+            named[9:10] = bytes([rng.choice((3, 4))])  # the number of a MAC
+            damaged = bytes(named)
+        try:
+            if len(damaged) < HEADER_BYTES:
+                raise BadValue("corrupt", "short")
+            _, check = SIGNED.parse(damaged[:HEADER_BYTES], KEY)
+            check.update(damaged[HEADER_BYTES:])
+            check.require()
+            assert codec is SIGNED and damaged == whole, damaged
             seen["as stored"] += 1
         except BadValue as bad:
             seen[bad.kind] += 1
@@ -174,6 +217,94 @@ def cluster_slots(rng: random.Random, rounds: int) -> Counter[str]:
     return seen
 
 
+def engine_requests(rng: random.Random, rounds: int) -> Counter[str]:
+    """Ask an engine without its key, or nearly with it: nothing gets through but `GET /health`."""
+    seen: Counter[str] = Counter()
+    passed: list[int] = []
+
+    async def engine(*_: Any) -> None:
+        passed.append(1)
+
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("0123456789abcdef" * 4)
+        file.flush()
+        with mock.patch.dict(os.environ, {FILE_ENV: file.name}):
+            guard = RequireKey(engine)
+    key = b"Bearer " + b"0123456789abcdef" * 4
+    names = (b"authorization", b"Authorization", b"proxy-authorization", b"cookie")
+    paths = (
+        "/health",
+        "//health",
+        "/health/",
+        "/HEALTH",
+        "/metrics",
+        "/v1/models",
+        "/health%2f",
+        "",
+    )
+
+    async def ignore(_: Any) -> None:
+        """Take what is answered."""
+
+    for _ in range(rounds):
+        values = [
+            rng.choice((key, mutated(key, rng), key.lower(), b"")) for _ in range(rng.randrange(3))
+        ]
+        headers = [(rng.choice(names), value) for value in values]
+        kind = rng.choice(("http", "http", "websocket"))
+        method, path = rng.choice(("GET", "POST", "HEAD")), rng.choice(paths)
+        passed.clear()
+        scope = {"type": kind, "method": method, "path": path, "headers": headers}
+        drive(guard(scope, ignore, ignore))
+        is_open = (kind, method, path) == ("http", "GET", "/health")
+        sent = [value for name, value in headers if name == b"authorization"]
+        assert bool(passed) == (is_open or sent == [key]), scope
+        seen["served" if passed else "refused"] += 1
+    return seen
+
+
+def drive(work: Any) -> None:
+    """Run a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+
+_EVENTS = (
+    b'data: {"id":"a","choices":[{"index":0,"text":"x","token_ids":[1,2],"prompt_token_ids":[3]}]}',
+    b'data: {"choices":[{"delta":{"content":"\\"token_ids\\":[9]"},"token_ids":[5]}]}',
+    b'data: {"choices":[],"usage":{"prompt_tokens":1}}',
+    b"data: [DONE]",
+    b'data: {"error":{"message":"x"}}',
+)
+
+
+def stream_events(rng: random.Random, rounds: int) -> Counter[str]:
+    """Note an engine's events, some of them broken: no token ids reach the client that asked not.
+
+    A broken event ends its own request, which the router answers for; nothing hangs.
+    """
+    seen: Counter[str] = Counter()
+    for _ in range(rounds):
+        told = transcript("/v1/completions", {"prompt": "x", "stream": True}, others=True)
+        events = [rng.choice(_EVENTS) for _ in range(rng.randint(1, 4))]
+        broken = rng.randrange(2)
+        try:
+            for event in events:
+                shown = told.note(mutated(event, rng) if broken else event)
+                assert broken or b'token_ids":[' not in shown.replace(b'\\"', b""), shown
+            ready = told.tokens and not told.why_not()
+            rest = json.loads(told.rest(told.tokens, 100)) if ready else {}
+            assert broken or not rest or rest["prompt"][0] == 3, rest
+            seen["can go on" if rest else "cannot"] += 1
+        except (ValueError, LookupError, AttributeError, TypeError):
+            assert broken, events
+            seen["broken"] += 1
+    return seen
+
+
 _URLS = (
     "redis://user:hunter2hunter2@127.0.0.1:6379/3",
     "rediss://:hunter2hunter2@[::1]:6379?ssl_ca_certs=/ca.pem",
@@ -200,8 +331,11 @@ def urls(rng: random.Random, rounds: int) -> Counter[str]:
 
 FUZZERS: dict[str, Fuzzer] = {
     "damaged values": damaged_values,
+    "signed values": signed_values,
     "forged values": forged_values,
     "protocol streams": protocol_streams,
     "cluster slots": cluster_slots,
     "URLs": urls,
+    "engines' key": engine_requests,
+    "events of streams": stream_events,
 }
