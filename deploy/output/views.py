@@ -177,6 +177,7 @@ def images_view(rows: Sequence[ImageRow]) -> str:
     asked = rows[0].advisories is not None
     header = ("image", "reference", "vLLM", "LMCache", "together", "pinned", "here")
     notes = [f"{row.name}: {row.note}" for row in rows if row.note]
+    notes += [f"{row.name}: {row.by_tag} is taken by its tag" for row in rows if row.by_tag]
     notes += [
         f"{row.name}: {one.id}: {one.package} {one.version}"
         + (f", fixed in {one.fixed}" if one.fixed else "")

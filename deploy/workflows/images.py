@@ -68,6 +68,7 @@ class ImageRow:
         verdict: what is known of its pair of versions; "" for services.
         size_mib: 0 where it is not on this machine, or no Docker engine answers.
         pinned, age_days: when its versions were chosen, and how long ago that is.
+        by_tag: what is taken by a tag that may mean something else tomorrow; "" if nothing is.
         advisories: of what the kit installs in it, and of vLLM, LMCache and torch; None if nobody
             asked.
     """
@@ -85,6 +86,7 @@ class ImageRow:
     pinned: str
     age_days: int
     note: str
+    by_tag: str = ""
     advisories: Sequence[Advisory] | None = None
 
 
@@ -382,4 +384,5 @@ def _whereabouts(image: EngineImage | ServiceImage, looks: bool, today: date) ->
         "pinned": pinned.isoformat(),
         "age_days": (today - pinned).days,
         "note": image.note,
+        "by_tag": "" if image.digest else image.base or image.image,
     }

@@ -317,6 +317,11 @@ class TestImages:
             "cuda: needs a driver"
         )
 
+    def test_what_is_taken_by_its_tag_is_named(self) -> None:
+        assert "by its tag" not in images_view([self.ROW])
+        text = images_view([replace(self.ROW, by_tag="python:3")])
+        assert text.endswith("cuda: python:3 is taken by its tag")
+
     def test_known_vulnerabilities_only_where_they_were_asked_for(self) -> None:
         assert "advisories" not in images_view([self.ROW])
         known = (Advisory("GHSA-1", "vllm", "0.25.1", "0.26"), Advisory("GHSA-2", "x", "1", ""))

@@ -39,6 +39,21 @@ def test_ways_out_of_a_container_are_refused(profile: dict[str, Any]) -> None:
         assert refused(profile)[name] == EPERM, name
 
 
+def test_no_weaker_than_dockers_own_but_for_what_rocm_needs(profile: dict[str, Any]) -> None:
+    """What the documentation of Docker's profile names as blocked, on this architecture.
+
+    By arguments it blocks clone, and some of what personality sets: the address randomization of
+    the process itself, and emulations of other systems.
+    """
+    named = """acct add_key bpf clock_adjtime clock_settime create_module delete_module finit_module
+        get_mempolicy init_module ioperm iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie
+        mbind mount move_pages nfsservctl open_by_handle_at perf_event_open pivot_root
+        process_vm_readv process_vm_writev query_module quotactl reboot request_key set_mempolicy
+        setns settimeofday swapon swapoff sysfs _sysctl umount2 unshare uselib userfaultfd ustat"""
+    permitted = {name for name in named.split() if name not in refused(profile)}
+    assert permitted <= NEEDED | {"process_vm_writev"}
+
+
 def test_new_user_namespaces_are_refused_and_threads_are_not(profile: dict[str, Any]) -> None:
     """clone3 is said not to exist, at which C libraries use clone, whose flags a filter sees."""
     assert refused(profile)["clone3"] == ENOSYS

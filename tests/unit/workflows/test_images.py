@@ -388,6 +388,13 @@ class TestCatalogue:
         assert base.endswith(f"@{load_catalog().engine('cuda').digest}")
 
 
+def test_tags_without_a_digest_are_named(docker: Docker) -> None:
+    by_tag = {row.name: row.by_tag for row in image_rows(TODAY)}
+    assert (by_tag["cuda"], by_tag["rocm"]) == ("", "")
+    assert by_tag["router"] == "python:3.11-slim-bookworm"
+    assert by_tag["redis"] == "redis:8.4.0"
+
+
 def test_advisories_are_of_what_an_image_gets(tmp_path: Path, docker: Docker) -> None:
     def known(name: str) -> dict[str, Any]:
         versions = {"package": {"ecosystem": "PyPI", "name": name}}
