@@ -8,6 +8,7 @@ from typing import Any
 
 from deploy.config.settings import Group, Setting, flow, groups_of
 from deploy.config.spec import StackSpec
+from deploy.errors import printable
 
 _WIDTH = 100
 _HEAD = """\
@@ -56,4 +57,6 @@ def _lines(setting: Setting, given: Mapping[str, Any], remarks: Mapping[str, str
 
 
 def _comment(text: str) -> list[str]:
-    return [f"# {line}" for line in textwrap.wrap(text, _WIDTH - 4, break_on_hyphens=False)]
+    # Without YAML's rarer ends of lines, too: the name of a cached model may be another user's.
+    words = printable(" ".join(text.split()))
+    return [f"# {line}" for line in textwrap.wrap(words, _WIDTH - 4, break_on_hyphens=False)]

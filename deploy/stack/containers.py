@@ -46,7 +46,8 @@ _HEALTH_PROGRAM = (
 # Variables of these names hold secrets, and `docker inspect` shows a container's variables.
 _SECRET_NAME = re.compile(
     r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?<![A-Z])PASS(?![A-Z])"
-    r"|(?:ACCESS|PRIVATE|SIGNING|ENCRYPTION|OPENAI|ANTHROPIC|SSH|GPG)_?KEY",
+    r"|(?:ACCESS|PRIVATE|SIGNING|ENCRYPTION|OPENAI|ANTHROPIC|SSH|GPG)_?KEY"
+    r"|(?<=_)(?:KEY|PWD|AUTH|PAT|CREDS?)$|(?<![A-Z])JWT(?![A-Z])",
     re.IGNORECASE,
 )
 _PASSWORD_IN_URL = re.compile(r"://[^\s/?#]*:[^\s/?#]+@")

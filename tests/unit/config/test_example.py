@@ -106,3 +106,10 @@ def test_a_setting_without_a_description_is_refused() -> None:
 )
 def test_values_as_yaml(value: object, expected: str) -> None:
     assert flow(value if value != () else []) == expected
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\u2029", "\0\x1b[2J"])
+def test_no_remark_sets_anything(end: str) -> None:
+    """Remarks name models of a cache that others may write to; these end a line in YAML."""
+    text = example_yaml({"port": 9000}, {"": f"a{end}image: b:1", "model": f"a{end}image: b:1"})
+    assert yaml.safe_load(text).keys() - {"port"} == yaml.safe_load(example_yaml()).keys()

@@ -438,6 +438,12 @@ class TestSecrets:
             "PASSPHRASE",
             "OPENAI_KEY",
             "SSH_KEY",
+            "MYSQL_PWD",
+            "REDISCLI_AUTH",
+            "GITHUB_PAT",
+            "WANDB_KEY",
+            "AWS_CREDS",
+            "MY_JWT",
         ],
     )
     def test_a_secret_in_an_engines_variables_is_refused(self, contained: Make, name: str) -> None:
@@ -464,6 +470,8 @@ class TestSecrets:
             "BYPASS_CACHE",
             "KEYBOARD",
             "COMPASS",
+            "PWD",
+            "XAUTHORITY",
         ],
     )
     def test_what_is_none_is_not(self, contained: Make, name: str) -> None:
