@@ -24,7 +24,7 @@ _COMPLAINTS = tuple(
     for form in (
         r"(?P<level>WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ \[(?P<source>[^\]]+)\] ?(?P<said>.*)",
         r"\[[\d ,:-]+\] LMCache (?P<level>WARNING|ERROR|CRITICAL):\s*(?P<said>.*?)"
-        r"(?:\s*\((?P<source>[\w.]+:\d+):[\w.]+\))?$",
+        r"(?:\((?P<source>[\w.]+:\d+):[\w.]+\))?$",
         r"[\d-]+ [\d:,]+ (?P<level>WARNING|ERROR) pdkit-connector (?:WARNING |ERROR )?(?P<said>.*)",
         r"[\d-]+ [\d:]+ (?P<level>WARNING|ERROR) router: (?P<said>.*)",
         r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ (?P<level>#) (?:WARNING:? )?(?P<said>.*)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.runtime import logs
-from deploy.runtime.logs import FileReader, complaints, first_error, follow, last_lines
+from deploy.runtime.logs import FileReader, complaints, first_error, follow, last_lines, plain
 
 
 @pytest.fixture
@@ -256,3 +257,20 @@ def append(file: Path, text: str | bytes) -> None:
 
 def take(count: int, files: dict[str, Path]) -> list[tuple[str, str]]:
     return list(itertools.islice(follow(FileReader(files)), count))
+
+
+@pytest.mark.parametrize("piece", [" ", "a", "a.", "(a:1:", "Error", "\x1b]", "] "])
+@pytest.mark.parametrize("start", ["", "[2026-11-22 18:23:45,402] LMCache WARNING: x", "(a "])
+def test_a_long_line_takes_time_in_proportion(start: str, piece: str) -> None:
+    """Clients choose much of what is logged."""
+
+    def seconds(length: int) -> float:
+        line = f"{start}{piece * (length // len(piece))}y"
+        began = time.thread_time()
+        complaints([("engine", plain(line))])
+        first_error([line])
+        return time.thread_time() - began
+
+    short, long = min(seconds(1 << 12) for _ in range(3)), seconds(1 << 16)
+    # 16 times the text; 256 times the seconds were it quadratic.
+    assert long < 64 * max(short, 0.001)
