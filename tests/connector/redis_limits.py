@@ -51,6 +51,6 @@ def all_miss_in_time(one, chunks, rounds=1):
 
 def unpaused(one):
     """End the pauses after failures, which would end by themselves."""
-    for shard in one._shards:
+    for shard in one.shards:
         for attempts in (shard.reads, shard.writes):
             attempts._health._until = 0.0

@@ -7,6 +7,7 @@ from typing import Any
 
 from pdkit_connector import engine_report
 from pdkit_connector.counters import COUNTERS, HELP, PREFIX, Count, parse
+from pdkit_connector.redis_path import servers
 from pdkit_connector.worker_socket import ask_now, workers
 
 QUESTION = "counters"
@@ -33,6 +34,7 @@ class EngineCollector:
         counts = [count for said in self._ask(QUESTION) for count in parse(said)]
         yield from _counters([*COUNTERS.all(), *counts])
         yield from engine_report.families(self._ask(engine_report.QUESTION))
+        yield from servers.families(self._ask(servers.QUESTION))
 
     def _ask(self, question: str) -> list[bytes]:
         said = (ask_now(self._name, worker, question, _LIMIT_S) for worker in range(workers()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdkit_connector import engine_report, metrics, store_barrier
+from pdkit_connector.redis_path import servers
 from pdkit_connector.worker_socket import engine_name, serve
 
 
@@ -13,5 +14,6 @@ def open_socket(worker: int) -> None:
             store_barrier.QUESTION: store_barrier.answer(),
             metrics.QUESTION: metrics.answer,
             engine_report.QUESTION: engine_report.answer,
+            servers.QUESTION: servers.answer,
         }
         serve(name, worker, answers)

@@ -31,12 +31,17 @@ from pdkit_connector.redis_path.client import Client, Limits
 from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.redis_path.link import Deadline, ReplyError
 from pdkit_connector.redis_path.names import Names
+from pdkit_connector.redis_path.servers import SERVERS
 from pdkit_connector.redis_path.tensors import OwnTensors
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 from pdkit_connector.registry import describe
 from pdkit_connector.worker import open_socket
 
 _SETTING = "pdkit."
+_RESULTS = {
+    "store": ("stored", "failed", "late", "paused", "no_room"),
+    "load": ("loaded", "missing", "corrupt", "foreign", "paused", "no_memory"),
+}
 _ALLOCATE_WAIT_S = 0.01
 
 
@@ -86,8 +91,12 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         # All values have the same length, known from the first one that fits this engine.
         self._value_bytes: int | None = None
         self._storing: set[Any] = set()
-        # So the metrics page shows from the start that this engine has this path.
-        COUNTERS.add("chunks", 0, operation="store", result="stored")
+        # The page shows from the start that this engine has such a path. A count that appears with
+        # its first event would hide that event from Prometheus.
+        for operation, results in _RESULTS.items():
+            for result in results:
+                COUNTERS.add("chunks", 0, operation=operation, result=result)
+        SERVERS.watch(self._client.shards)
         self._greet()
         open_socket(metadata.worker_id)
 

@@ -53,7 +53,7 @@ class Client:
     ) -> None:
         """Take the URL of one Redis, or of several that share the keys."""
         self._limits = limits = limits or Limits()
-        self._shards = shards = Shards([urls] if isinstance(urls, str) else urls, counters, limits)
+        self.shards = shards = Shards([urls] if isinstance(urls, str) else urls, counters, limits)
         self.lookups = Lookups(shards, counters, limits.lookup_s)
         load, store = (Patience(s, limits.silent_s) for s in (limits.load_s, limits.store_s))
         self.loads = Loads(shards, codec, counters, load)
@@ -61,7 +61,7 @@ class Client:
 
     def troubles(self) -> Iterator[Exception]:
         """Ping each Redis; yield the failures."""
-        for shard in self._shards:
+        for shard in self.shards:
             try:
                 self.lookups.ping(shard)
             except Exception as exc:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
@@ -69,5 +69,5 @@ class Client:
 
     def close(self) -> None:
         """Finish the stores that began, within their limit, and close the connections."""
-        self._shards.close(self._limits.store_s, self._limits.load_s)
+        self.shards.close(self._limits.store_s, self._limits.load_s)
         self.lookups.close()

@@ -34,6 +34,7 @@ class Shard:
     Attributes:
         reads, writes: health of reading and writing.
         asking: connections of whoever looks up; callers take turns.
+        watching: connections of whoever asks the server about itself.
     """
 
     reads: Attempts
@@ -41,6 +42,7 @@ class Shard:
     load_lanes: Lanes
     store_lanes: Lanes
     asking: Links
+    watching: Links
 
 
 class Shards:
@@ -95,6 +97,7 @@ def _shard(
         Attempts(f"storing{name}", counters, labels),
         Lanes(f"load{name}", share(lanes.load_lanes), links),
         Lanes(f"store{name}", share(lanes.store_lanes), links),
+        links(),
         links(),
     )
 
