@@ -25,6 +25,11 @@ def router_path() -> Path:
     return _PACKAGE / "router"
 
 
+def monitoring_path() -> Path:
+    """Return the folder with the rules of Prometheus and the dashboards of Grafana."""
+    return asset("compose", "monitoring")
+
+
 def connector_path() -> Path:
     """Return the folder to put on an engine's PYTHONPATH so that `pdkit_connector` imports."""
     return _PACKAGE / "connector"

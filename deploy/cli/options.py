@@ -124,6 +124,14 @@ _AllowKeyless = Annotated[
     ),
 ]
 
+_Monitoring = Annotated[
+    bool | None,
+    typer.Option(
+        "--monitoring/--no-monitoring",
+        help="Also run Prometheus with alert rules, and Grafana, on loopback (default: off).",
+    ),
+]
+
 
 def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     *,
@@ -146,6 +154,7 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     bind: _Bind = None,
     api_key_file: _ApiKeyFile = None,
     allow_keyless: _AllowKeyless = None,
+    monitoring: _Monitoring = None,
 ) -> None:
     """Hold the signature that `takes_stack_options` gives to commands."""
 

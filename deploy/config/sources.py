@@ -29,14 +29,14 @@ ENV_FIELDS = (
     "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp", "model",
     "connector", "layerwise", "save_decode_cache", "port", "bind", "image",
     "allow_unproven", "allow_keyless", "gpu_access", "hub_cache", "hf_token_file", "api_key_file",
-    "supervise",
+    "supervise", "monitoring",
 )  # fmt: skip
 
-# Settings that name programs, what they are given, secrets, or addresses.
+# Settings that name programs, what they are given, secrets, or addresses, or open ports.
 REACHING = (
     "engine.python", "engine.args", "engine.env", "image", "redis.server", "redis.image",
     "redis.url_file", "redis.tls_files", "router.image", "hub_cache", "hf_token_file",
-    "api_key_file", "bind", "allow_keyless",
+    "api_key_file", "bind", "allow_keyless", "monitoring",
 )  # fmt: skip
 
 _SHAPES = {

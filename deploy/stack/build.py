@@ -1,4 +1,4 @@
-"""Build the stack of a plan: Redis, engines and the router in front of them.
+"""Build the stack of a plan: Redis, engines, the router in front of them, and what watches them.
 
 A Redis that the user brings is no service: engines are given its URL, and depend on nothing.
 """
@@ -13,6 +13,7 @@ from deploy.planning.redis import RedisPlan
 from deploy.stack.containers import engine_secrets, in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.layout import LOOPBACK, ContainerLayout, Layout
+from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
 from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, Health, Service, Stack
 
@@ -32,10 +33,15 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
         *(_redis(shard, plan, layout) for shard in plan.redis),
         *engines,
         _router(plan, layout),
+        *monitoring_services(plan, layout),
     ]
     if isinstance(layout, ContainerLayout):
         services = [in_container(service, plan, layout) for service in services]
-    made = (*engine_secrets(plan), *((REDIS_PASSWORD,) if plan.redis else ()))
+    made = (
+        *engine_secrets(plan),
+        *((REDIS_PASSWORD,) if plan.redis else ()),
+        *((GRAFANA_PASSWORD,) if services[-1].role == "grafana" else ()),
+    )
     user_secrets = (REDIS_URL,) if plan.user_redis else ()
     return Stack(plan.name, plan.runtime, tuple(services), made, user_secrets)
 

@@ -19,6 +19,8 @@ from deploy.stack.layout import (
     HUB_CACHE,
     KV_KEY,
     LOOPBACK,
+    MONITORING,
+    MONITORING_DATA,
     ROUTER,
     ROUTER_CONTROL,
     SECRETS,
@@ -32,6 +34,8 @@ STORE_NETWORK = "store"
 FRONT_NETWORK = "front"
 _ALL_RENDER_NODES = "/dev/dri"
 _ROUTER_LIMIT_MIB = 2048
+_PROMETHEUS_LIMIT_MIB = 2048
+_GRAFANA_LIMIT_MIB = 1024
 # Fragmentation, and the buffers of clients that read values of megabytes.
 _REDIS_OVERHEAD_MIB = 512
 _SHM_MIB_A_RANK = 1024
@@ -79,6 +83,10 @@ def in_container(service: Service, plan: Plan, layout: ContainerLayout) -> Servi
         return replace(service, host="", port=0, container=_redis(service, layout))
     if service.role == "router":
         return replace(service, container=_router(service, plan, layout))
+    if service.role == "prometheus":
+        return replace(service, container=_prometheus(service, plan, layout))
+    if service.role == "grafana":
+        return replace(service, container=_grafana(service, plan, layout))
     (engine,) = (engine for engine in plan.engines if engine.name == service.name)
     return replace(service, container=_engine(service, engine, plan, layout))
 
@@ -115,6 +123,43 @@ def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
             Published(LOOPBACK, plan.router_metrics_port, metrics.port),
         ),
         secrets=(ENGINE_KEY, *(("api_key",) if plan.keyed else ())),
+    )
+
+
+def _prometheus(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
+    place = layout.prometheus(plan)
+    url = f"--url=http://{LOOPBACK}:{place.port}"
+    return Container(
+        image=layout.images.prometheus,
+        user=layout.user,
+        networks=(FRONT_NETWORK,),
+        health_argv=("/bin/promtool", "check", "ready", url),
+        limit_mib=_PROMETHEUS_LIMIT_MIB,
+        mounts=_monitoring_mounts(service, layout),
+        published=(Published(LOOPBACK, plan.prometheus_port, place.port),),
+        secrets=(ENGINE_KEY,),
+    )
+
+
+def _grafana(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
+    place = layout.grafana(plan)
+    url = f"http://{LOOPBACK}:{place.port}{service.health.path}"
+    return Container(
+        image=layout.images.grafana,
+        user=layout.user,
+        networks=(FRONT_NETWORK,),
+        health_argv=("wget", "-q", "-Y", "off", "-O", "-", url),
+        limit_mib=_GRAFANA_LIMIT_MIB,
+        mounts=_monitoring_mounts(service, layout),
+        published=(Published(LOOPBACK, plan.grafana_port, place.port),),
+    )
+
+
+def _monitoring_mounts(service: Service, layout: ContainerLayout) -> tuple[Mount, ...]:
+    data = layout.run_dir / service.name / "data"
+    return (
+        Mount(str(layout.monitoring), MONITORING),
+        Mount(str(data), MONITORING_DATA, read_only=False),
     )
 
 

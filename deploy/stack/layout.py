@@ -20,6 +20,8 @@ CONNECTOR = "/opt/pdkit/connector"
 ROUTER = "/opt/pdkit/router"
 ROUTER_CONTROL = "/run/pdkit-router"
 DRAINED = "drained"
+MONITORING = "/opt/pdkit/monitoring"
+MONITORING_DATA = "/data"
 MODELS = PurePosixPath("/models")
 HUB_CACHE = "/hub"
 ENGINE_CACHE = "/cache"
@@ -28,6 +30,8 @@ _ENGINE_PORT = 8000
 _ROUTER_PORT = 8000
 _ROUTER_METRICS_PORT = 9000
 _REDIS_PORT = 6379
+_PROMETHEUS_PORT = 9090
+_GRAFANA_PORT = 3000
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,18 @@ class Layout(Protocol):
     @property
     def router_dir(self) -> str: ...
     @property
+    def prometheus_program(self) -> str: ...
+    @property
+    def grafana_program(self) -> str:
+        """Grafana's server; "" where there is none."""
+        ...
+
+    @property
+    def monitoring_dir(self) -> str:
+        """Where services see the folder of rules and dashboards."""
+        ...
+
+    @property
     def image_identity(self) -> str:
         """What tells one engine image from another; "" for processes."""
         ...
@@ -77,6 +93,8 @@ class Layout(Protocol):
     def engine(self, engine: EnginePlan) -> Endpoint: ...
     def router(self, plan: Plan) -> Endpoint: ...
     def router_metrics(self, plan: Plan) -> Endpoint: ...
+    def prometheus(self, plan: Plan) -> Endpoint: ...
+    def grafana(self, plan: Plan) -> Endpoint: ...
     @property
     def drain_file(self) -> FilePlace:
         """The file with the engines that the router leaves alone."""
@@ -87,6 +105,10 @@ class Layout(Protocol):
         ...
 
     def file(self, service: str, name: str) -> FilePlace: ...
+    def data_dir(self, service: str) -> str:
+        """Return where a monitoring service keeps what it records."""
+        ...
+
     def redis_dir(self, shard: RedisPlan) -> str: ...
     def model_ref(self, plan: Plan) -> str: ...
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]: ...
@@ -114,8 +136,15 @@ class ProcessLayout:
     router_code: Path
     hub_cache: Path | None = None
     hub_token: Path | None = None
+    monitoring: Path = Path()
+    prometheus_program: str = ""
+    grafana_program: str = ""
 
     image_identity = ""
+
+    @property
+    def monitoring_dir(self) -> str:
+        return str(self.monitoring)
 
     @property
     def redis_program(self) -> str:
@@ -155,12 +184,21 @@ class ProcessLayout:
     def router_metrics(self, plan: Plan) -> Endpoint:
         return _on_loopback(plan.router_metrics_port)
 
+    def prometheus(self, plan: Plan) -> Endpoint:
+        return _on_loopback(plan.prometheus_port)
+
+    def grafana(self, plan: Plan) -> Endpoint:
+        return _on_loopback(plan.grafana_port)
+
     @property
     def drain_file(self) -> FilePlace:
         return FilePlace(str(self.run_dir / "router" / DRAINED), "")
 
     def file(self, service: str, name: str) -> FilePlace:
         return FilePlace(str(self.run_dir / service / name), "")
+
+    def data_dir(self, service: str) -> str:
+        return str(self.run_dir / service / "data")
 
     def redis_dir(self, shard: RedisPlan) -> str:
         return str(self.run_dir / shard.name)
@@ -182,6 +220,7 @@ class ContainerImages:
 
     Attributes:
         engine_id: the content of the engine image, such as 'sha256:…'; "" where nobody looked.
+        prometheus, grafana: "" where they are not wanted.
         engine_program, router_program: the interpreters in them.
     """
 
@@ -191,6 +230,8 @@ class ContainerImages:
     engine_program: str
     router_program: str
     engine_id: str = ""
+    prometheus: str = ""
+    grafana: str = ""
 
 
 @dataclass(frozen=True)
@@ -212,11 +253,15 @@ class ContainerLayout:
     connector: Path
     router_code: Path
     engine_cache: Path
+    monitoring: Path = Path()
     hub_cache: Path | None = None
     hub_token: bool = False
     sees_all_gpus: bool = False
 
     redis_program = "redis-server"
+    prometheus_program = "/bin/prometheus"
+    grafana_program = "/usr/share/grafana/bin/grafana"
+    monitoring_dir = MONITORING
     connector_dir = CONNECTOR
     router_dir = ROUTER
 
@@ -247,6 +292,12 @@ class ContainerLayout:
     def router_metrics(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
         return _in_network("router", _ROUTER_METRICS_PORT)
 
+    def prometheus(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("prometheus", _PROMETHEUS_PORT)
+
+    def grafana(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("grafana", _GRAFANA_PORT)
+
     @property
     def drain_file(self) -> FilePlace:
         return FilePlace(str(self.run_dir / "router" / DRAINED), f"{ROUTER_CONTROL}/{DRAINED}")
@@ -256,6 +307,9 @@ class ContainerLayout:
 
     def file(self, service: str, name: str) -> FilePlace:
         return FilePlace(str(self.run_dir / service / name), str(SECRETS / name))
+
+    def data_dir(self, service: str) -> str:  # noqa: ARG002 - each has a container
+        return MONITORING_DATA
 
     def redis_dir(self, shard: RedisPlan) -> str:  # noqa: ARG002 - each has a container
         return "/tmp"  # noqa: S108 - the container's own

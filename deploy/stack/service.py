@@ -10,7 +10,9 @@ from typing import Literal
 
 from deploy.planning.address import host_port
 
-ServiceRole = Literal["redis", "producer", "consumer", "aggregated", "router"]
+ServiceRole = Literal[
+    "redis", "producer", "consumer", "aggregated", "router", "prometheus", "grafana"
+]
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,8 @@ class Stack:
 
     @property
     def front(self) -> Service:
-        """The service that clients talk to: the last, which depends on all others."""
-        return self.services[-1]
+        """The service that clients talk to, which depends on Redis and the engines."""
+        return next(service for service in self.services if service.role == "router")
 
     @property
     def redis(self) -> tuple[Service, ...]:

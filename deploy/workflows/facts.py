@@ -25,6 +25,8 @@ from deploy.runtime.detect import detect_host, detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.host import (
     find_engine_python,
+    find_grafana,
+    find_prometheus,
     find_redis_server,
     require_libraries,
 )
@@ -117,7 +119,9 @@ def with_images(facts: Facts, spec: StackSpec, report: Report) -> Facts:
 def named_programs(spec: StackSpec) -> Programs:
     """Return the programs by name only, so that a plan can be shown where they are missing."""
     return Programs(
-        str(spec.engine.python or sys.executable), str(spec.redis.server or "redis-server")
+        str(spec.engine.python or sys.executable),
+        str(spec.redis.server or "redis-server"),
+        prometheus="prometheus" if spec.monitoring else "",
     )
 
 
@@ -129,9 +133,10 @@ def found_programs(spec: StackSpec, vendor: str) -> Programs:
     """
     python = find_engine_python(spec.engine.python)
     require_libraries(python, vendor_named(vendor).libraries)
-    if spec.redis.url_file:
-        return Programs(python, "")
-    return Programs(python, find_redis_server(spec.redis.server, python))
+    redis = "" if spec.redis.url_file else find_redis_server(spec.redis.server, python)
+    if not spec.monitoring:
+        return Programs(python, redis)
+    return Programs(python, redis, find_prometheus(), find_grafana())
 
 
 def container_user(*, rootless: bool) -> str:

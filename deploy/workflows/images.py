@@ -39,6 +39,7 @@ from deploy.workflows.prepare import Report
 WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
 # The service image that is built here in the place of one that is pulled.
 _BUILT_INSTEAD = {"redis": "redis-local"}
+_MONITORING = ("prometheus", "grafana")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class StackImages:
     engine: EngineImage
     router: ServiceImage
     redis: ServiceImage
+    monitoring: tuple[ServiceImage, ...] = ()
 
     @property
     def by_name(self) -> ContainerImages:
@@ -57,6 +59,7 @@ class StackImages:
             redis=self.redis.image,
             engine_program=self.engine.interpreter,
             router_program=self.router.interpreter or "python3",
+            **{service.name: service.image for service in self.monitoring},
         )
 
 
@@ -111,6 +114,7 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
         engine,
         _service(catalog, "router", spec.router.image),
         _service(catalog, "redis", spec.redis.image),
+        tuple(map(catalog.service, _MONITORING)) if spec.monitoring else (),
     )
 
 
@@ -161,7 +165,7 @@ def obtain_images(
         MissingImage: one is not here and cannot be had.
     """
     redis = () if spec.redis.url_file else (images.redis,)
-    for image in (images.engine, images.router, *redis):
+    for image in (images.engine, images.router, *redis, *images.monitoring):
         if find_image(image.image) is None:
             obtain(image, report)
     return looked_into(images, spec, vendor, report)
@@ -316,7 +320,9 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
         MissingImage: one cannot be pulled.
     """
     images = named_images(names) or [
-        service for service in load_catalog().services.values() if service.build is None
+        service
+        for service in load_catalog().services.values()
+        if service.build is None and service.name not in _MONITORING
     ]
     answering_engine()
     wanted = [image.image if image.build is None else _base(image) for image in images]

@@ -138,7 +138,8 @@ def see_images(prepared: Prepared) -> tuple[ImageSeen, ...]:
         return ()
     images = stack_images(prepared.spec, prepared.facts.vendor)
     redis = () if prepared.plan.user_redis else (images.redis,)
-    return tuple(_image(image) for image in (images.engine, images.router, *redis))
+    every = (images.engine, images.router, *redis, *images.monitoring)
+    return tuple(_image(image) for image in every)
 
 
 def _image(image: EngineImage | ServiceImage) -> ImageSeen:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.assets import connector_path, router_path
+from deploy.assets import connector_path, monitoring_path, router_path
 from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
@@ -33,10 +33,13 @@ class Programs:
 
     Attributes:
         redis_server: "" where the user brings a Redis.
+        prometheus, grafana: "" where they are not wanted, or Grafana is not installed.
     """
 
     engine_python: str
     redis_server: str
+    prometheus: str = ""
+    grafana: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,9 @@ def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model:
             router_code=router_path(),
             hub_cache=spec.hub_cache,
             hub_token=spec.hf_token_file,
+            monitoring=monitoring_path(),
+            prometheus_program=means.prometheus,
+            grafana_program=means.grafana,
         )
     refuse_visible_secrets(spec)
     from_hub = model.source == "hub"
@@ -158,6 +164,7 @@ def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model:
         hub_cache=Path(software.hub_cache) if from_hub else None,
         hub_token=software.hub_token and from_hub,
         sees_all_gpus=spec.gpu_access == "all",
+        monitoring=monitoring_path(),
     )
 
 

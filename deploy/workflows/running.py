@@ -70,7 +70,9 @@ class RunningStack:
 
     def key(self, service: Service) -> Secret | None:
         """Return the key that an engine or the router asks for; None if it asks for none."""
-        return self.secrets.get(API_KEY if service.role == "router" else ENGINE_KEY)
+        if service.role in ENGINES:
+            return self.secrets.get(ENGINE_KEY)
+        return self.secrets.get(API_KEY) if service.role == "router" else None
 
     def any_running(self) -> bool:
         return any(self.service_state(service) == "running" for service in self.stack.services)

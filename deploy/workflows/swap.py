@@ -148,7 +148,8 @@ def _require_still_there(target: Prepared, home: Home) -> None:
     if isinstance(software, Containers):
         images = software.images
         redis = () if target.plan.user_redis else (images.redis,)
-        for reference in (images.engine_id or images.engine, images.router, *redis):
+        watching = filter(None, (images.prometheus, images.grafana))
+        for reference in (images.engine_id or images.engine, images.router, *redis, *watching):
             if find_image(reference) is None:
                 raise MissingImage(
                     f"the image {reference} of the last good plan is not on this machine any more",

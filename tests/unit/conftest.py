@@ -42,6 +42,8 @@ SOUND_HOST = HostSeen(
 HOME = Home(Path("/home/user/.local/state/pdkit"), Path("/home/user/.cache/pdkit"))
 CONNECTOR = Path("/opt/pdkit/lib/deploy/connector")
 ROUTER = Path("/opt/pdkit/lib/deploy/router")
+PROMETHEUS = {"prometheus": "/usr/bin/prometheus", "grafana": "/usr/sbin/grafana"}
+MONITORING = Path("/opt/pdkit/lib/deploy/_data/compose/monitoring")
 TINY_SHAPE = ModelShape(layers=4, attention_heads=4, kv_heads=2, head_dim=64, max_positions=32768)
 TINY = Model("/models/tiny", "pdkit-tiny", "tiny", TINY_SHAPE)
 
@@ -126,12 +128,14 @@ def prepared() -> Callable[..., Prepared]:
             mock.patch.object(facts_module, "container_user", lambda **_: "1000:1000"),
             mock.patch.object(prepare_module, "connector_path", lambda: CONNECTOR),
             mock.patch.object(prepare_module, "router_path", lambda: ROUTER),
+            mock.patch.object(prepare_module, "monitoring_path", lambda: MONITORING),
             mock.patch.object(prepare_module, "model_folder_name", lambda: "tiny-llama"),
             mock.patch.object(prepare_module, "_require_mountable", lambda _: None),
         ):
             facts = stated_facts(asked.spec, machine, runtime="process")
             if facts.runtime == "process":
-                facts = replace(facts, software=programs)
+                watching = PROMETHEUS if asked.spec.monitoring else {}
+                facts = replace(facts, software=replace(programs, **watching))
             return prepare(asked.spec, HOME, facts, model=given)
 
     return make

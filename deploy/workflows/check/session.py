@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy
 from deploy.metrics.engine import CacheCounters
+from deploy.metrics.frame import ENGINES
 from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
@@ -150,7 +151,7 @@ class Session:
 
     def __enter__(self) -> Session:
         for service in self.running.stack.services:
-            if service.role != "redis":
+            if service.role in (*ENGINES, "router"):
                 api = self.running.api(service, timeout_s=ANSWER_TIMEOUT_S)
                 self._apis[service.name] = self._exit.enter_context(api)
         self.store = self._exit.enter_context(store_of(self.running))

@@ -53,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "own-redis": {
         "redis": {"url_file": "/home/user/redis-url", "tls_files": ["/home/user/ca.pem"]}
     },
+    "monitoring": {"monitoring": True},
     "key": {"api_key_file": "/home/user/key", "bind": "0.0.0.0"},  # noqa: S104 - not bound here
 }
 

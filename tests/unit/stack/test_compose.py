@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.unit.stack.cases import FOLDER_MODEL, OPTIONS, TOKEN, machine_with
 from tests.unit.stack.conftest import Case
 
 Make = Callable[..., Case]
+MONITORING = ("prometheus", "grafana")
 
 FOREIGN = {
     "cuda": ("rocm", "hip_", "/dev/kfd", "/dev/dri", "amd.com", "seccomp"),
@@ -246,8 +248,8 @@ class TestRights:
         for case in cases:
             for name, service in case.services.items():
                 for mount in service.get("volumes", []):
-                    is_cache = mount["target"] in ("/hub", "/cache")
-                    assert mount["read_only"] is not is_cache, (case.name, name)
+                    is_written = mount["target"] in ("/hub", "/cache", "/data")
+                    assert mount["read_only"] is not is_written, (case.name, name)
                     assert mount["type"] == "bind"
 
     def test_only_a_hub_model_is_written(self, cases: list[Case]) -> None:
@@ -340,7 +342,7 @@ class TestNetworks:
     def test_everybody_listens_where_others_reach_it(self, cases: list[Case]) -> None:
         for case in cases:
             for name, service in case.services.items():
-                if name == "redis":
+                if name == "redis" or name in MONITORING:
                     continue
                 command = service["command"]
                 assert command[command.index("--host") + 1] == "0.0.0.0"  # noqa: S104 - said
@@ -364,13 +366,18 @@ class TestSecrets:
             acted_on = {key: part for key, part in case.document.items() if key != "x-pdkit"}
             words = re.findall(r"[\w/.-]*passw[\w/.=:-]*", " ".join(texts(acted_on)), re.IGNORECASE)
             for word in words:
-                assert re.fullmatch(r"(\S*/secrets/)?redis_password", word), (case.name, word)
+                assert re.fullmatch(r"(\S*/secrets/)?(redis|grafana)_password", word), (
+                    case.name,
+                    word,
+                )
 
     def test_what_is_shown_of_files_has_a_placeholder_for_the_password(
         self, cases: list[Case]
     ) -> None:
         for case in cases:
             for path, text in case.document["x-pdkit"]["files"].items():
+                if Path(path).parent.name in MONITORING:
+                    continue
                 found = re.findall(
                     r"^requirepass (.*)$|redis://:(.*)@redis:6379$|pdkit.url: '(.*)'$", text, re.M
                 )
@@ -382,7 +389,9 @@ class TestSecrets:
             acted_on = {key: part for key, part in case.document.items() if key != "x-pdkit"}
             assert "@{" not in " ".join(texts(acted_on)), case.name
             shown = " ".join(case.document["x-pdkit"]["files"].values())
-            assert set(re.findall(r"@\{(\w+)\}", shown)) == {held_secret(case)}, case.name
+            of_grafana = {"grafana_password"} if "grafana" in case.services else set()
+            held = {held_secret(case), *of_grafana}
+            assert set(re.findall(r"@\{(\w+)\}", shown)) == held, case.name
 
     def test_every_secret_used_is_a_file_that_is_named(self, cases: list[Case]) -> None:
         for case in cases:

@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cpu-2p2d-engine": {"vendor": "cpu", "topology": "2p2d", **OPTIONS["engine"]},
     "cpu-own-image": {"vendor": "cpu", **OPTIONS["own-image"]},
     "cpu-key": {"vendor": "cpu", **OPTIONS["key"]},
+    "cpu-monitoring": {"vendor": "cpu", **OPTIONS["monitoring"]},
     "cpu-own-redis": {"vendor": "cpu", **OPTIONS["own-redis"]},
 }  # fmt: skip
 

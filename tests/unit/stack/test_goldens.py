@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "shards": {"redis": {"shards": 2}},
     "3a": {"topology": "3a"},
     "2a-redis": {"topology": "2a+redis"},
+    "monitoring": {"monitoring": True},
     "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
 }
 ON_GPUS: dict[str, dict[str, Any]] = {

@@ -290,6 +290,7 @@ class TestFingerprint:
         {"lmcache": {"chunk_size": 512}},
         {"lmcache": {"staging_gib": 1}},
         {"redis": {"memory_gib": 2}},
+        {"monitoring": True},
         {"hub_cache": "/data/hub"},
         {"hf_token_file": "/data/token"},
     )

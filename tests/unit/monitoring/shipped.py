@@ -1,0 +1,26 @@
+"""What the kit ships for Prometheus and Grafana, as tests read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.assets import asset
+
+FOLDER = asset("compose", "monitoring", "dashboards")
+# Names on the metrics pages of a real stack, recorded by tests/e2e/one_stack/test_monitoring.py.
+RECORDED = Path(__file__).resolve().parents[2] / "fixtures" / "metrics"
+PROMETHEUS_OWN = {"up", "ALERTS"}
+METRIC = re.compile(r"\b(?:(?:vllm:|pdkit_)\w+|pdkit:[\w:]+|up(?={)|ALERTS)")
+BOARDS: dict[str, dict[str, Any]] = {
+    file.stem: json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))
+}
+RULES = [
+    rule
+    for group in yaml.safe_load((FOLDER.parent / "rules.yml").read_text())["groups"]
+    for rule in group["rules"]
+]

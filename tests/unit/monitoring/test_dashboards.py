@@ -1,0 +1,59 @@
+"""Grafana's dashboards: as the script writes them, and about metrics that a real stack has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from scripts import dashboards
+from tests.unit.monitoring.shipped import BOARDS, FOLDER, METRIC, PROMETHEUS_OWN, RECORDED, RULES
+
+
+def known() -> set[str]:
+    """Return what may be named: a stack's metrics, recorded rules, and Prometheus's own."""
+    names = {name for file in RECORDED.glob("*.txt") for name in file.read_text().split()}
+    return names | PROMETHEUS_OWN | {rule["record"] for rule in RULES if "record" in rule}
+
+
+def expressions() -> dict[str, str]:
+    """Return the expression of every panel and rule, by where it is."""
+    panels = {
+        f"{name}, {panel['title']}, {target['legendFormat']}": target["expr"]
+        for name, board in BOARDS.items()
+        for panel in board["panels"]
+        for target in panel["targets"]
+    }
+    return panels | {rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES}
+
+
+@pytest.mark.parametrize("name", dashboards.BOARDS)
+def test_is_as_the_script_writes_it(name: str) -> None:
+    written = (FOLDER / f"{name}.json").read_text()
+    assert written == dashboards.text_of(dashboards.BOARDS[name]), (
+        "run .venv/bin/python scripts/dashboards.py"
+    )
+
+
+def test_there_are_no_others() -> None:
+    assert BOARDS.keys() == dashboards.BOARDS.keys()
+    assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS)
+
+
+@pytest.mark.parametrize("where", expressions())
+def test_names_metrics_that_a_stack_has(where: str) -> None:
+    named = set(METRIC.findall(expressions()[where]))
+    assert named
+    assert named <= known(), "tests/fixtures/metrics does not have it"
+
+
+def test_a_renamed_metric_is_noticed() -> None:
+    named = set(METRIC.findall("rate(pdkit_store_pieces_total[1m]) / vllm:tokens"))
+    assert named - known() == {"pdkit_store_pieces_total", "vllm:tokens"}
+
+
+def test_a_panel_shows_one_stack_only() -> None:
+    for where, expression in expressions().items():
+        if "," in where:  # a panel's
+            selections = re.findall(r"{[^}]*}", expression)
+            assert selections and all('stack="$stack"' in one for one in selections), where
