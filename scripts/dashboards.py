@@ -10,7 +10,7 @@ from string import ascii_uppercase
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import BigValueGraphMode
-from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh, VariableSort
 
 FOLDER = Path(__file__).resolve().parents[1] / "compose" / "monitoring" / "dashboards"
 _PROMETHEUS = DataSourceRef(type_val="prometheus", uid="pdkit")
@@ -220,7 +220,13 @@ def text_of(board: Board) -> str:
 
 
 def _variable(name: str, query: str) -> dashboard.QueryVariable:
-    return dashboard.QueryVariable(name).query(query).datasource(_PROMETHEUS)
+    return (
+        dashboard.QueryVariable(name)
+        .query(query)
+        .datasource(_PROMETHEUS)
+        .refresh(VariableRefresh.ON_DASHBOARD_LOAD)
+        .sort(VariableSort.NATURAL_ASC)
+    )
 
 
 def _shown(panel: Panel, selection: str) -> stat.Panel | timeseries.Panel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from grafana_foundation_sdk.models.dashboard import VariableRefresh
 
 from scripts import dashboards
 from tests.unit.monitoring.shipped import BOARDS, FOLDER, METRIC, PROMETHEUS_OWN, RECORDED, RULES
@@ -50,6 +51,16 @@ def test_names_metrics_that_a_stack_has(where: str) -> None:
 def test_a_renamed_metric_is_noticed() -> None:
     named = set(METRIC.findall("rate(pdkit_store_pieces_total[1m]) / vllm:tokens"))
     assert named - known() == {"pdkit_store_pieces_total", "vllm:tokens"}
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_what_can_be_chosen_is_looked_up_when_it_is_opened(name: str) -> None:
+    """Else there is nothing to choose: no stack's name is in the file."""
+    variables = {one["name"]: one for one in BOARDS[name]["templating"]["list"]}
+    assert "stack" in variables
+    assert all(one["refresh"] == VariableRefresh.ON_DASHBOARD_LOAD for one in variables.values())
+    text = " ".join(target["expr"] for p in BOARDS[name]["panels"] for target in p["targets"])
+    assert set(re.findall(r"\$(\w+)", text)) == variables.keys()
 
 
 def test_a_panel_shows_one_stack_only() -> None:
