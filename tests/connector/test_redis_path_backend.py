@@ -15,7 +15,7 @@ import pytest
 import torch
 from pdkit_connector import engine_report, metrics, store_barrier, worker_socket
 from pdkit_connector.connector import PatchedLMCacheConnector, require_plugins
-from pdkit_connector.counters import COUNTERS
+from pdkit_connector.counters import COUNTERS, Counters
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.registry import Registry
@@ -34,6 +34,23 @@ def backend(server):
     backend = made(redis_path_config(server.url))
     yield backend
     backend.close()
+
+
+def test_losses_are_counted_from_zero(server, monkeypatch):
+    """Prometheus sees no growth in a count that appears with its first event."""
+    counters = Counters()
+    monkeypatch.setattr("pdkit_connector.redis_path.backend.COUNTERS", counters)
+    monkeypatch.setattr("pdkit_connector.store_barrier.COUNTERS", counters)
+    one = made(redis_path_config(server.url))
+    HoldUntilStored(None)
+    one.close()
+    shown = {(name, *labels.values()) for name, labels, _ in counters.all()}
+    assert shown >= {
+        *(("chunks", "store", result) for result in ("stored", "failed", "late", "paused")),
+        *(("chunks", "load", result) for result in ("loaded", "missing", "corrupt", "foreign")),
+        *(("barrier_waits", result) for result in ("stored", "late", "absent")),
+    }
+    assert {count for name, _, count in counters.all() if name != "connects"} == {0}
 
 
 def test_what_is_stored_is_loaded(backend):

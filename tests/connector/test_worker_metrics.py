@@ -10,6 +10,7 @@ from pdkit_connector import engine_report, metrics, worker_socket
 from pdkit_connector.counters import Counters
 from pdkit_connector.engine_report import Report
 from pdkit_connector.metrics import EngineCollector
+from pdkit_connector.redis_path import servers
 from pdkit_connector.registry import Fix, Outcome, State
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -62,6 +63,21 @@ def test_without_workers_the_page_is_there():
     registry = CollectorRegistry()
     registry.register(EngineCollector(next(_names)))
     assert b"pdkit_store_chunks" not in generate_latest(registry)
+
+
+def test_one_worker_tells_of_redis_for_all(monkeypatch):
+    name = next(_names)
+    monkeypatch.setenv(worker_socket.WORKERS_ENV, "2")
+
+    async def answer():
+        return b'{"0": {"up": 1, "used_memory": 7}}'
+
+    worker_socket.serve(name, 0, {servers.QUESTION: answer})
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(name))
+    text = generate_latest(registry).decode()
+    assert 'pdkit_redis_used_memory_bytes{shard="0"} 7.0' in text
+    assert 'pdkit_redis_up{shard="0"} 1.0' in text
 
 
 def test_values_are_summed_over_the_labels_that_are_not_named():

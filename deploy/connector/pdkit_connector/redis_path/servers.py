@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdkit_connector.redis_path.lanes import dropping
@@ -102,11 +102,11 @@ async def answer() -> bytes:
     return SERVERS.dump()
 
 
-def families(dumps: Iterable[bytes]) -> Iterator[Any]:
-    """Yield the readings of one worker, which speaks for all, as Prometheus' metrics."""
+def families(dump: bytes) -> Iterator[Any]:
+    """Yield the readings of a worker as Prometheus' metrics."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    readings: Mapping[str, Reading] = json.loads(next(iter(dumps), b"{}"))
+    readings: Mapping[str, Reading] = json.loads(dump)
     kinds = (
         (GaugeMetricFamily, {UP: (UP, "1 if Redis answers this engine."), **GAUGES}),
         (CounterMetricFamily, COUNTERS),
