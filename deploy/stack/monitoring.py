@@ -12,7 +12,7 @@ from deploy.stack.layout import ENGINE_KEY, LOOPBACK, Layout
 from deploy.stack.service import ConfigFile, Health, Service
 
 GRAFANA_PASSWORD = "grafana_password"  # noqa: S105 - the name of the secret, not the secret
-SCRAPE_S = 5
+SCRAPE_S = 10
 # Long texts, which change: each would be a time series of its own.
 _DROPPED = "pdkit_(fix|kv|connector)_info|pdkit_store_last_failure_timestamp_seconds|.+_created"
 _MEMORY_MIB = 256
