@@ -99,7 +99,7 @@ RULES = (
         "engine.programs",
         tried("programs", "the services cannot be started"),
         looks_at="for processes: the interpreter with vLLM, LMCache and the router, shared "
-        "libraries, redis-server",
+        "libraries, redis-server, and Prometheus if it is asked for",
         fails="one is missing", fix="`./scripts/quickstart`, or what the message says",
     ),
     Rule(
