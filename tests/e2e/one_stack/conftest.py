@@ -1,4 +1,4 @@
-"""One stack, 1p1d by default, for all modules of this folder."""
+"""One stack, 1p1d by default, for all modules of this folder; Prometheus watches it."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def kit(shared_home: Path) -> Deploy:
 
 @pytest.fixture(scope="package", autouse=True)
 def up(kit: Deploy) -> Iterator[Any]:
-    with running_stack(kit, NAME, PORT, "--topology", "1p1d") as data:
+    with running_stack(kit, NAME, PORT, "--topology", "1p1d", "--monitoring") as data:
         yield data

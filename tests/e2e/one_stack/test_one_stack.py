@@ -26,7 +26,8 @@ def again(kit: Deploy, up: Any) -> Ran:
     """Run `up` on the running stack, which changes nothing of it."""
     assert up["started"]
     before = kit.state(NAME)
-    ran = kit.run("up", "--name", NAME, "--port", str(PORT), "--topology", "1p1d")
+    options = ("--topology", "1p1d", "--monitoring")
+    ran = kit.run("up", "--name", NAME, "--port", str(PORT), *options)
     assert kit.state(NAME) == before
     return ran
 
@@ -178,7 +179,7 @@ class TestOtherCommands:
         data = kit.ok("status", "--name", NAME)
         assert data["healthy"] is True
         assert {s["name"]: s["condition"] for s in data["services"]} == dict.fromkeys(
-            ("redis", "producer-0", "consumer-0", "router"), "ready"
+            ("redis", "producer-0", "consumer-0", "router", "prometheus"), "ready"
         )
         assert data["external_hit_rate"] > 0.3
         assert "consumer-0" in kit.run("status", "--name", NAME).stdout
@@ -214,7 +215,7 @@ class TestOtherCommands:
     def test_secrets_are_shown_nowhere(self, kit: Deploy) -> None:
         password, key = kit.password(NAME), kit.engine_key(NAME).reveal()
         shown = [
-            kit.run("render", "--name", NAME, "--port", str(PORT)).stdout,
+            kit.run("render", "--name", NAME, "--port", str(PORT), "--monitoring").stdout,
             kit.run("status", "--name", NAME, "--json").stdout,
             json.dumps(kit.state(NAME)),
             *(kit.log(NAME, service) for service in kit.state(NAME)["services"]),
