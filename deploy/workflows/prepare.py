@@ -149,8 +149,8 @@ def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model:
             hub_cache=spec.hub_cache,
             hub_token=spec.hf_token_file,
             monitoring=monitoring_path(),
-            prometheus_program=means.prometheus,
-            grafana_program=means.grafana,
+            prometheus_program=software.prometheus,
+            grafana_program=software.grafana,
         )
     refuse_visible_secrets(spec)
     from_hub = model.source == "hub"

@@ -70,7 +70,7 @@ class RunningStack:
 
     def key(self, service: Service) -> Secret | None:
         """Return the key that an engine or the router asks for; None if it asks for none."""
-        if service.role in ENGINES:
+        if service.role in ENGINE_ROLES:
             return self.secrets.get(ENGINE_KEY)
         return self.secrets.get(API_KEY) if service.role == "router" else None
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.frame import ENGINES
 from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
+from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion
@@ -151,7 +151,7 @@ class Session:
 
     def __enter__(self) -> Session:
         for service in self.running.stack.services:
-            if service.role in (*ENGINES, "router"):
+            if service.role in (*ENGINE_ROLES, "router"):
                 api = self.running.api(service, timeout_s=ANSWER_TIMEOUT_S)
                 self._apis[service.name] = self._exit.enter_context(api)
         self.store = self._exit.enter_context(store_of(self.running))

@@ -133,8 +133,8 @@ class TestContainers:
 class TestPrograms:
     def test_without_grafana_there_is_prometheus_alone(self, prepared: Make) -> None:
         made = monitored(prepared, "process")
-        means = replace(made.facts.means, grafana="")
-        layout = layout_of(made.plan.spec, HOME, means, made.model)
+        programs = replace(made.facts.software, grafana="")
+        layout = layout_of(made.plan.spec, HOME, programs, made.model)
         assert isinstance(layout, ProcessLayout | ContainerLayout)
         stack = build_stack(made.plan, layout)
         assert [one.name for one in stack.services][-2:] == ["router", "prometheus"]
