@@ -55,10 +55,10 @@ class TestUp:
         assert ran.code == 2 and "another plan" in ran.stderr, ran
         assert stack.ids() == before
 
-    def test_check_works_again_and_again(self, stack: Project) -> None:
-        for _ in range(2):
-            data = stack.ok("check")
-            assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
+    def test_check_works_again_and_again(self, stack: Project, again: Any) -> None:
+        assert again["check"]["passed"]
+        data = stack.ok("check")
+        assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
 
     def test_clients_are_answered(self, stack: Project) -> None:
         assert complete(stack.url("router"), "To be")
@@ -72,7 +72,7 @@ class TestUp:
         ran = stack.kit.ended(check)
         assert ran.code == 1, ran
         assert ran.data["diagnosis"][0]["code"] == "keys_lost"
-        assert stack.ok("check")["passed"]
+        assert stack.ok("check", "--quick")["passed"]
 
 
 class TestOtherCommands:

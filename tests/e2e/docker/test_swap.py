@@ -240,7 +240,7 @@ class TestRefused:
 
     def test_nothing_to_swap_to(self, stack: Project) -> None:
         failed(stack.run("swap", "--json"), code=2, name="usage")
-        assert stack.ok("check")["passed"]
+        assert stack.ok("status")["healthy"]
 
 
 def test_down_leaves_nothing(stack: Project) -> None:
