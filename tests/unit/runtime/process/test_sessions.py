@@ -47,6 +47,13 @@ ABANDONING = f"""
     subprocess.Popen([sys.executable, "-S", "-c", helper])
     time.sleep(60)
 """
+# Its first thread ends; another one still has what the process has.
+HEADLESS = """
+    import ctypes, threading, time
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    print("ready", flush=True)
+    ctypes.CDLL(None).pthread_exit(None)
+"""
 
 
 @pytest.fixture
@@ -127,6 +134,19 @@ class TestIsRunning:
         process.wait()
         assert not sessions.is_running(process.pid, start)
         assert sessions.start_time(process.pid) == 0.0
+
+    def test_a_process_that_has_lost_its_first_thread_does(
+        self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
+    ) -> None:
+        """Its sockets are open until the last thread ends: the next engine could not listen."""
+        process = spawn(HEADLESS)
+        eventually(lambda: "ready" in log())
+        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+        start = started(process)
+        assert sessions.is_running(process.pid, start)
+        assert sessions.session_members(process.pid, start)
+        sessions.end_sessions({process.pid: start}, grace_s=0.1)
+        assert not sessions.is_running(process.pid, start)
 
 
 class TestMembers:
@@ -211,7 +231,7 @@ class TestEnding:
     ) -> None:
         processes = [spawn(STUBBORN) for _ in range(3)]
         eventually(lambda: log().count("ready") == 3)
-        assert 0.6 <= self.end(*processes, grace_s=0.6) < 1.5
+        assert 1.0 <= self.end(*processes, grace_s=1.0) < 2.9
 
     def test_the_whole_family_goes(
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
