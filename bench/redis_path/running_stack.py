@@ -24,7 +24,7 @@ from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
-from deploy.verify.equivalence import Answer
+from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 
 STACK = "bench"
@@ -52,7 +52,7 @@ class Engine:
             api.complete(wide_model.NAME, prompt, max_tokens=1)
             return time.perf_counter() - began
 
-    def answer(self, prompt: list[int], timeout_s: float) -> Answer:
+    def answer(self, prompt: list[int], timeout_s: float) -> Completion:
         """Return a few tokens and what was as likely."""
         with EngineApi(self.url, timeout_s=timeout_s, api_key=self.key) as api:
             return api.complete(wide_model.NAME, prompt, max_tokens=_ANSWER)

@@ -16,6 +16,7 @@ import yaml
 from deploy.runtime.engine_api import ApiError, EngineApi, bearer
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import Launched
+from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.state import write_state
 from deploy.stack.service import Service
@@ -180,9 +181,7 @@ class Engines:
     def dies(self, whom: str) -> bool:
         """Tell whether an engine's process ends."""
         process = psutil.Process(self.kit.pid(self.name, whom))
-        return eventually(
-            lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        )
+        return eventually(lambda: not process.is_running() or has_ended(process))
 
     def restart(self, environs: Mapping[str, Mapping[str, str]]) -> None:
         """End services and start them together, each with more in its environment."""

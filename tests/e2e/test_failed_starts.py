@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from deploy.runtime.home import Home
+from deploy.runtime.process.sessions import has_ended
 from tests.e2e.conftest import Deploy, eventually
 from tests.ports import free_row, taken
 
@@ -35,7 +36,7 @@ def first_engine_life(deploy: Deploy, name: str, up: subprocess.Popen[str]) -> t
     started = engines[0].create_time()
     while up.poll() is None:
         for engine in engines:
-            if not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE:
+            if not engine.is_running() or has_ended(engine):
                 return started, time.time()
         time.sleep(0.02)
     raise AssertionError("up ended before an engine was seen to die")

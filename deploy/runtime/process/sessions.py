@@ -70,7 +70,7 @@ def start_time(pid: int) -> float:
 def is_running(pid: int, started: float) -> bool:
     """Tell whether that very process runs: not another with its pid, nor one that has ended."""
     try:
-        return start_time(pid) == started and not _has_ended(psutil.Process(pid))
+        return start_time(pid) == started and not has_ended(psutil.Process(pid))
     except psutil.Error:
         return False
 
@@ -185,13 +185,13 @@ def _members(sessions: Mapping[int, float]) -> list[psutil.Process]:
                 began is not None
                 and start_time(process.pid) >= began
                 and process.uids().real == os.getuid()
-                and not _has_ended(process)
+                and not has_ended(process)
             ):
                 members.append(process)
     return members
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     """Tell whether no thread is left: the last one to end closes the sockets."""
     return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
 

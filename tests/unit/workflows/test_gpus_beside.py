@@ -12,6 +12,7 @@ import pytest
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineUnfit
 from deploy.runtime.process.launcher import ProcessLauncher
+from deploy.runtime.process.sessions import has_ended
 from deploy.workflows import up
 from deploy.workflows.doctor import examine
 from deploy.workflows.running import require_stack
@@ -53,7 +54,7 @@ def half(lab: Lab, use: Use, eventually: Callable[..., None]) -> StackSpec:
     lab.up(spec)
     pid = require_stack(lab.home, "pdkit").state.services["consumer-0"].pid
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    eventually(lambda: has_ended(psutil.Process(pid)))
     use(75000, 400)
     return spec
 

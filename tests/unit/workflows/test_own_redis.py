@@ -20,6 +20,7 @@ from deploy.errors import ConfigError, RedisUnreachable, StateError
 from deploy.output.check_view import check_view
 from deploy.output.views import down_view, status_view
 from deploy.planning.inventory import Inventory
+from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.url_store import UrlStore
 from deploy.workflows import swap, user_redis
 from deploy.workflows.check import check_stack
@@ -265,7 +266,7 @@ def test_a_file_that_was_taken_away(own: Own, eventually: Callable[..., None]) -
     assert own.lab.up(spec).started == {}
     pid = own.pids()["consumer-0"]
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    eventually(lambda: has_ended(psutil.Process(pid)))
     assert set(own.lab.up(spec, check=True).started) == {"consumer-0"}
     stop_stack(own.lab.home, "pdkit", own.lab.lines.append)
     with pytest.raises(ConfigError, match=r"redis\.url_file: .* cannot be read"):

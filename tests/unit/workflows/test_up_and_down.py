@@ -24,6 +24,7 @@ from deploy.errors import (
 from deploy.runtime import host
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
+from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.state import read_state
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows import prepare, up
@@ -165,7 +166,7 @@ def test_what_died_is_started_again_and_only_that(
     before = require_stack(lab.home, "pdkit").state.services
     pid = before["consumer-0"].pid
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    eventually(lambda: has_ended(psutil.Process(pid)))
     status = stack_status(lab.home, "pdkit")
     assert not status.healthy
     assert {s.name for s in status.services if s.condition == "exited"} == {"consumer-0"}

@@ -14,6 +14,7 @@ import pytest
 from deploy.errors import DockerUnavailable, StateError
 from deploy.metrics.frame import Frame
 from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.process.sessions import has_ended
 from deploy.workflows import watch as watch_module
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import RunningStack, require_stack, store_of
@@ -44,7 +45,7 @@ def ask(running: RunningStack, name: str, prompt: list[int]) -> None:
 def kill(lab: Lab, name: str, eventually: Callable[..., None]) -> None:
     pid = require_stack(lab.home, "pdkit").state.services[name].pid
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    eventually(lambda: has_ended(psutil.Process(pid)))
 
 
 def test_from_before_the_start_to_after_the_end(lab: Lab, eventually: Callable[..., None]) -> None:
