@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,19 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     for text in _texts(path):
         found = json.loads(text)
         for record in found if isinstance(found, list) else [found]:
-            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+            if not _is_record(record):
                 raise ValueError(f"{str(record)[:50]} is not a record")
             yield record
+
+
+def _is_record(record: Any) -> bool:
+    """Tell whether all that is looked at here has OSV's types."""
+    try:
+        for _, affected in _packages(record):
+            _fix(affected, "0")
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return isinstance(record.get("id"), str)
 
 
 def _texts(path: Path) -> Iterator[bytes]:
@@ -99,10 +110,10 @@ def _fix(affected: Mapping[str, Any], pinned: str) -> str | None:
     """
     try:
         version = Version(Version(pinned).public)
-        ranges = [_events(one) for one in affected.get("ranges") or () if one.get("type") != "GIT"]
-        listed = pinned in (affected.get("versions") or ())
     except InvalidVersion:
         return None
+    ranges = [_events(one) for one in affected.get("ranges") or () if one.get("type") != "GIT"]
+    listed = not {pinned, str(version)}.isdisjoint(affected.get("versions") or ())
     if not listed and not any(_holds(events, version) for events in ranges):
         return None
     fixes = sorted(at for events in ranges for at, kind in events if kind == "fixed")
@@ -110,8 +121,11 @@ def _fix(affected: Mapping[str, Any], pinned: str) -> str | None:
 
 
 def _events(versions: Mapping[str, Any]) -> list[tuple[Version, str]]:
-    events = ((kind, one[kind]) for one in versions["events"] for kind in _EVENTS if kind in one)
-    return sorted((Version(str(at)), kind) for kind, at in events)
+    """Return the events of a range in order; none where one cannot be compared."""
+    events = [(kind, one[kind]) for one in versions["events"] for kind in _EVENTS if kind in one]
+    with suppress(InvalidVersion):
+        return sorted((Version(str(at)), kind) for kind, at in events)
+    return []
 
 
 def _holds(events: Sequence[tuple[Version, str]], version: Version) -> bool:

@@ -22,12 +22,16 @@ class Page(NamedTuple):
 
 
 class _UnixConnection(HTTPConnection):
-    """HTTP over a Unix socket, whose path stands in for the host."""
+    """HTTP over a Unix socket. Docker refuses a path in the place of the host."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_CONNECT_S)
+        self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self.host)
+        self.sock.connect(self._path)
 
 
 def get(url: str, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Page:
@@ -51,8 +55,6 @@ def get(url: str, path: str, *, timeout_s: float, headers: Mapping[str, str] | N
 
 def _connection(url: str) -> HTTPConnection:
     if url.startswith(_UNIX):
-        connection = _UnixConnection("localhost", timeout=_CONNECT_S)
-        connection.host = url.removeprefix(_UNIX)
-        return connection
+        return _UnixConnection(url.removeprefix(_UNIX))
     parts = urlsplit(url)
     return HTTPConnection(parts.hostname or "", parts.port, timeout=_CONNECT_S)

@@ -39,7 +39,9 @@ class RedisSocket:
             if self._connection is None:
                 self._connection = _connected(self._path, self._password)
             return self._connection.exchange(*words)
-        except OSError:
+        except RedisError:  # a whole answer
+            raise
+        except BaseException:  # an interrupt, too: the next question would get this one's answer
             self.close()
             raise
 

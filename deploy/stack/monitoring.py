@@ -102,8 +102,11 @@ def _grafana(plan: Plan, layout: Layout) -> Service:
         port=plan.grafana_port,
         health=Health("http", "/api/health"),
         ready_s=min(120.0, plan.spec.timeouts.ready_s),
-        # Its provisioning files name these.
+        # Its provisioning files name two of these. A proxy that Docker gives to containers knows
+        # no Prometheus of ours.
         env={
+            "NO_PROXY": "*",
+            "no_proxy": "*",
             "PDKIT_PROMETHEUS_URL": f"http://{layout.prometheus(plan).reached_at}",
             "PDKIT_DASHBOARDS": f"{layout.monitoring_dir}/dashboards",
         },

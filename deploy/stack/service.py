@@ -13,6 +13,7 @@ from deploy.planning.address import host_port
 ServiceRole = Literal[
     "redis", "producer", "consumer", "aggregated", "router", "prometheus", "grafana"
 ]
+MONITORING_ROLES: tuple[ServiceRole, ...] = ("prometheus", "grafana")
 
 
 @dataclass(frozen=True)

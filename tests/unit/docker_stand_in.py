@@ -19,6 +19,9 @@ def hanging_engine(path: Path) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if "/" in self.headers["Host"]:
+                self.send_error(400, "malformed Host header")
+                return
             known = [body for end, body in _ANSWERS.items() if self.path.endswith(end)]
             if not known:
                 over.wait(30)

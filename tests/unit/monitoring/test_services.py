@@ -6,6 +6,7 @@ from collections.abc import Callable
 from configparser import ConfigParser
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 
 from deploy.assets import asset
 from deploy.config.spec import StackSpec
-from deploy.errors import MissingTool
+from deploy.errors import MissingTool, StackUnhealthy
 from deploy.runtime import host
 from deploy.stack.build import build_stack
 from deploy.stack.layout import ContainerLayout, ProcessLayout
@@ -21,6 +22,7 @@ from deploy.stack.service import Service
 from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.prepare import _layout as layout_of
+from deploy.workflows.running import require_running
 from tests.unit.conftest import HOME
 
 Make = Callable[..., Prepared]
@@ -160,3 +162,21 @@ class TestPrograms:
         (tmp_path / "conf").mkdir()
         (tmp_path / "conf" / "defaults.ini").write_text("")
         assert host.find_grafana() == str(program)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_dead_watcher_keeps_nobody_from_checking(prepared: Make, runtime: str) -> None:
+    stack = monitored(prepared, runtime).stack
+    dead = ["prometheus", "grafana"]
+    running: Any = SimpleNamespace(
+        stack=stack, service_state=lambda one: "exited" if one.name in dead else "running"
+    )
+    require_running(running)
+    dead.append("router")
+    with pytest.raises(StackUnhealthy, match=r"not running: router$"):
+        require_running(running)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_grafana_reaches_prometheus_without_a_proxy(prepared: Make, runtime: str) -> None:
+    assert monitored(prepared, runtime).stack.service("grafana").env["NO_PROXY"] == "*"

@@ -56,7 +56,30 @@ def test_versions_in_a_list() -> None:
     known = record()
     known["affected"][0]["versions"] = ["1.0"]
     assert [one.id for one in advisories_of({"some-package": "1.0"}, [known])] == ["GHSA-1"]
+    assert [one.id for one in advisories_of({"some-package": "1.0+cpu"}, [known])] == ["GHSA-1"]
     assert advisories_of({"some-package": "1.1"}, [known]) == ()
+
+
+def test_a_range_that_cannot_be_compared_hides_neither_list_nor_other_ranges() -> None:
+    known = record({"introduced": "0"}, {"fixed": "1.1-hotfix.x"})
+    known["affected"][0]["versions"] = ["1.0"]
+    assert [one.fixed for one in advisories_of({"some-package": "1.0"}, [known])] == [""]
+    known["affected"][0]["ranges"] += FIXED["affected"][0]["ranges"]
+    assert [one.fixed for one in advisories_of({"some-package": "1.9"}, [known])] == ["1.10"]
+
+
+@pytest.mark.parametrize(
+    "affected",
+    ["x", ["x"], [{"ranges": [{"type": "ECOSYSTEM"}]}]],
+)
+def test_a_record_of_other_types_is_refused(tmp_path: Path, affected: object) -> None:
+    file = tmp_path / "one.json"
+    package = {"package": {"ecosystem": "PyPI", "name": "torch"}}
+    if isinstance(affected, list):
+        affected = [one if isinstance(one, str) else package | one for one in affected]
+    file.write_text(json.dumps({"id": "X", "affected": affected}))
+    with pytest.raises(ConfigError, match="is not a record"):
+        read_advisories(file)
 
 
 def test_commits_and_other_ecosystems_are_no_versions_of_pypi() -> None:

@@ -54,6 +54,19 @@ def answering(path: Path, *answers: bytes) -> Iterator[RedisSocket]:
         yield asker
 
 
+def test_an_interrupted_question_leaves_no_answer_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with answering(tmp_path / "s", b"+first\r\n", b"+second\r\n") as asker:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(bounded_redis.MeasuredSocket, "recv", interrupted)
+            asker.ask("FIRST")
+        assert asker.ask("SECOND") == b"second"
+
+
 @pytest.mark.parametrize(
     ("answer", "meant"),
     [
