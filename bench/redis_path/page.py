@@ -153,13 +153,7 @@ def lookups_page(
     found: Sequence[report.Row], judged: Sequence[report.Target], redis_version: str
 ) -> str:
     """Return the page of lookups alone, as Markdown."""
-    return _LOOKUPS_PAGE.format(
-        date=today(),
-        machine=machine(redis_version),
-        rounds=found[-1].rounds,
-        targets=report.target_table(judged),
-        tables=report.tables(found),
-    )
+    return _measured(_LOOKUPS_PAGE, found, judged, redis_version)
 
 
 def long_page(targets: str) -> str:
@@ -169,7 +163,16 @@ def long_page(targets: str) -> str:
 
 def page(found: Sequence[report.Row], judged: Sequence[report.Target], redis_version: str) -> str:
     """Return the page as Markdown."""
-    return _PAGE.format(
+    return _measured(_PAGE, found, judged, redis_version)
+
+
+def _measured(
+    template: str,
+    found: Sequence[report.Row],
+    judged: Sequence[report.Target],
+    redis_version: str,
+) -> str:
+    return template.format(
         date=today(),
         machine=machine(redis_version),
         rounds=found[-1].rounds,

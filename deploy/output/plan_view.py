@@ -45,11 +45,7 @@ def plan_view(prepared: Prepared) -> str:
             for engine in plan.engines
         ),
         ("router", "front", "-", plan.port, "-"),
-        *(
-            (one.name, "monitoring", "-", one.port, "-")
-            for one in prepared.stack.services
-            if one.role in ("prometheus", "grafana")
-        ),
+        *((one.name, "monitoring", "-", one.port, "-") for one in prepared.stack.monitoring),
     ]  # fmt: skip
     body = table(("service", "does", "devices", "port", "memory"), rows)
     return "\n".join((*facts, "", body))

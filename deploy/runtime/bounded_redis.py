@@ -1,4 +1,4 @@
-"""Connections of redis-py that a hostile or broken server cannot fill or hold up.
+"""Connections to Redis that a hostile or broken server cannot fill or hold up.
 
 redis-py reads what a server announces, however much that is, and waits anew after every byte. Here
 the answer to each question is limited in bytes and time. Engines limit theirs in the connector,

@@ -16,9 +16,8 @@ import psutil
 from deploy.errors import MissingTool, NotEnoughMemory
 from deploy.home_folder import expanded
 from deploy.runtime.cgroup import MOUNT, read_limits
+from deploy.stack.layout import GRAFANA_HOME
 
-# Where Grafana's packages for Debian and Red Hat, and its image, put what it serves.
-GRAFANA_HOME = Path("/usr/share/grafana")
 _PROBE_TIMEOUT_S = 60
 _CGROUP = MOUNT
 _ENGINE_MODULES = ("vllm", "lmcache", "httptools", "uvloop")
@@ -188,7 +187,7 @@ def find_prometheus() -> str:
 def find_grafana() -> str:
     """Return the Grafana on PATH, "" without one, or without the files that its packages bring."""
     found = shutil.which("grafana")
-    return found if found and (GRAFANA_HOME / "conf" / "defaults.ini").is_file() else ""
+    return found if found and Path(GRAFANA_HOME, "conf", "defaults.ini").is_file() else ""
 
 
 def _located(path: Path) -> Path:

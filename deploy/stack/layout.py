@@ -22,6 +22,8 @@ ROUTER_CONTROL = "/run/pdkit-router"
 DRAINED = "drained"
 MONITORING = "/opt/pdkit/monitoring"
 MONITORING_DATA = "/data"
+# Where Grafana's image, and its packages for Debian and Red Hat, put what it serves.
+GRAFANA_HOME = "/usr/share/grafana"
 MODELS = PurePosixPath("/models")
 HUB_CACHE = "/hub"
 ENGINE_CACHE = "/cache"
@@ -260,7 +262,7 @@ class ContainerLayout:
 
     redis_program = "redis-server"
     prometheus_program = "/bin/prometheus"
-    grafana_program = "/usr/share/grafana/bin/grafana"
+    grafana_program = f"{GRAFANA_HOME}/bin/grafana"
     monitoring_dir = MONITORING
     connector_dir = CONNECTOR
     router_dir = ROUTER

@@ -8,7 +8,7 @@ from io import StringIO
 import yaml
 
 from deploy.planning.plan import Plan
-from deploy.stack.layout import ENGINE_KEY, LOOPBACK, Layout
+from deploy.stack.layout import ENGINE_KEY, GRAFANA_HOME, LOOPBACK, Layout
 from deploy.stack.service import ConfigFile, Health, Service
 
 GRAFANA_PASSWORD = "grafana_password"  # noqa: S105 - the name of the secret, not the secret
@@ -95,7 +95,7 @@ def _grafana(plan: Plan, layout: Layout) -> Service:
         role="grafana",
         argv=(
             layout.grafana_program, "server",
-            "--homepath", "/usr/share/grafana",
+            "--homepath", GRAFANA_HOME,
             "--config", place.seen_at,
         ),
         host=LOOPBACK,

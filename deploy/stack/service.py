@@ -170,6 +170,11 @@ class Stack:
         """The kit's own Redis: one, several that share the keys, or none."""
         return tuple(service for service in self.services if service.role == "redis")
 
+    @property
+    def monitoring(self) -> tuple[Service, ...]:
+        """What watches the stack; it serves without them."""
+        return tuple(service for service in self.services if service.role in MONITORING_ROLES)
+
     def service(self, name: str) -> Service:
         """Return the service of that name; KeyError if there is none."""
         for service in self.services:

@@ -34,12 +34,12 @@ from deploy.runtime.compose.images import (
     pull_image,
 )
 from deploy.stack.layout import ContainerImages
+from deploy.stack.service import MONITORING_ROLES
 from deploy.workflows.prepare import Report
 
 WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
 # The service image that is built here in the place of one that is pulled.
 _BUILT_INSTEAD = {"redis": "redis-local"}
-_MONITORING = ("prometheus", "grafana")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class StackImages:
             router_program=self.router.interpreter or "python3",
             **{service.name: service.image for service in self.monitoring},
         )
+
+    def needed(self, *, user_redis: bool) -> tuple[EngineImage | ServiceImage, ...]:
+        """Return those that a stack runs; a Redis of the user's own runs elsewhere."""
+        redis = () if user_redis else (self.redis,)
+        return (self.engine, self.router, *redis, *self.monitoring)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
         engine,
         _service(catalog, "router", spec.router.image),
         _service(catalog, "redis", spec.redis.image),
-        tuple(map(catalog.service, _MONITORING)) if spec.monitoring else (),
+        tuple(map(catalog.service, MONITORING_ROLES)) if spec.monitoring else (),
     )
 
 
@@ -164,8 +169,7 @@ def obtain_images(
         ConfigError: the engine image holds versions that do not belong together.
         MissingImage: one is not here and cannot be had.
     """
-    redis = () if spec.redis.url_file else (images.redis,)
-    for image in (images.engine, images.router, *redis, *images.monitoring):
+    for image in images.needed(user_redis=spec.redis.url_file is not None):
         if find_image(image.image) is None:
             obtain(image, report)
     return looked_into(images, spec, vendor, report)
@@ -322,7 +326,7 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
     images = named_images(names) or [
         service
         for service in load_catalog().services.values()
-        if service.build is None and service.name not in _MONITORING
+        if service.build is None and service.name not in MONITORING_ROLES
     ]
     answering_engine()
     wanted = [image.image if image.build is None else _base(image) for image in images]

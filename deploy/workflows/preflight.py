@@ -137,9 +137,7 @@ def see_images(prepared: Prepared) -> tuple[ImageSeen, ...]:
     if not isinstance(prepared.facts.software, Containers):
         return ()
     images = stack_images(prepared.spec, prepared.facts.vendor)
-    redis = () if prepared.plan.user_redis else (images.redis,)
-    every = (images.engine, images.router, *redis, *images.monitoring)
-    return tuple(_image(image) for image in every)
+    return tuple(map(_image, images.needed(user_redis=prepared.plan.user_redis)))
 
 
 def _image(image: EngineImage | ServiceImage) -> ImageSeen:

@@ -32,7 +32,7 @@ from deploy.runtime.store import Store
 from deploy.runtime.url_store import UrlStore
 from deploy.stack.build import API_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.layout import ENGINE_KEY, ContainerImages
-from deploy.stack.service import MONITORING_ROLES, Service, Stack
+from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
 
 _PROBE_TIMEOUT_S = 2.0
@@ -234,7 +234,7 @@ def require_running(running: RunningStack) -> None:
     dead = [
         service.name
         for service in running.stack.services
-        if service.role not in MONITORING_ROLES and running.service_state(service) != "running"
+        if service not in running.stack.monitoring and running.service_state(service) != "running"
     ]
     if dead:
         name = running.stack.name

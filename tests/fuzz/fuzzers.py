@@ -66,6 +66,15 @@ def _value(payload: bytes, codec: Codec = CODEC, **said: Any) -> bytes:
     return codec.header(Header(**facts), payload) + payload
 
 
+def _take(codec: Codec, value: bytes) -> None:
+    """Decode a value as an engine that loads it does; raise BadValue if it is refused."""
+    if len(value) < HEADER_BYTES:
+        raise BadValue("corrupt", "short")
+    _, check = codec.parse(value[:HEADER_BYTES], KEY)
+    check.update(value[HEADER_BYTES:])
+    check.require()
+
+
 def damaged_values(rng: random.Random, rounds: int) -> Counter[str]:
     """Decode damaged values: what is taken is what was stored."""
     seen: Counter[str] = Counter()
@@ -74,11 +83,7 @@ def damaged_values(rng: random.Random, rounds: int) -> Counter[str]:
         whole = _value(payload)
         damaged = mutated(whole, rng)
         try:
-            if len(damaged) < HEADER_BYTES:
-                raise BadValue("corrupt", "short")
-            _, check = CODEC.parse(damaged[:HEADER_BYTES], KEY)
-            check.update(damaged[HEADER_BYTES:])
-            check.require()
+            _take(CODEC, damaged)
             assert damaged == whole, damaged
             seen["as stored"] += 1
         except BadValue as bad:
@@ -104,11 +109,7 @@ def signed_values(rng: random.Random, rounds: int) -> Counter[str]:
             named[9:10] = bytes([rng.choice((3, 4))])  # the number of a MAC
             damaged = bytes(named)
         try:
-            if len(damaged) < HEADER_BYTES:
-                raise BadValue("corrupt", "short")
-            _, check = SIGNED.parse(damaged[:HEADER_BYTES], KEY)
-            check.update(damaged[HEADER_BYTES:])
-            check.require()
+            _take(SIGNED, damaged)
             assert codec is SIGNED and damaged == whole, damaged
             seen["as stored"] += 1
         except BadValue as bad:

@@ -56,7 +56,6 @@ def docker_client() -> Any:
 
     try:
         client = docker.DockerClient(base_url=host, timeout=_PING_TIMEOUT_S)
-        client.ping()
         client.api.timeout = _API_TIMEOUT_S
     except (DockerException, RequestException) as exc:
         raise _no_answer(host, _reason(exc, _PING_TIMEOUT_S)) from exc
