@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import httpx
@@ -69,9 +70,9 @@ def without_argument(name: str) -> Change:
     return change
 
 
-def both(one: Change, other: Change) -> Change:
-    """Return what changes a service in two ways."""
-    return lambda service: other(one(service))
+def all_of(*changes: Change) -> Change:
+    """Return what changes a service in several ways."""
+    return lambda service: reduce(lambda changed, change: change(changed), changes, service)
 
 
 def with_settings(**settings: str) -> Change:

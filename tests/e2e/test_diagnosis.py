@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -31,7 +32,7 @@ from tests.e2e.engines import (
     OFFSETS,
     Change,
     Engines,
-    both,
+    all_of,
     in_environ,
     with_arguments,
     with_settings,
@@ -44,6 +45,8 @@ from tests.unit.redis_server import redis_server
 
 NAME = "broken"
 PORT = free_row()
+ELSEWHERE = PORT + 50
+PASSWORD = "no-password-to-be-seen"
 CONSUMER = "consumer-0"
 PRODUCER = "producer-0"
 ROUTER = "router"
@@ -61,7 +64,7 @@ def healthy_stack(kit: Deploy) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engines(kit: Deploy) -> Engines:
     return Engines(kit, NAME, PORT)
 
@@ -71,10 +74,10 @@ def store(kit: Deploy) -> redis.Redis:
     return kit.redis(NAME)
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[int]:
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Another Redis; yields its port."""
-    with redis_server(tmp_path) as port:
+    with redis_server(tmp_path_factory.mktemp("redis"), port=ELSEWHERE) as port:
         yield port
 
 
@@ -269,17 +272,33 @@ class TestPrompts:
             assert "--prompt-file" in ran.stderr and words in ran.stderr
 
 
-@dataclass(frozen=True)
-class Differs:
-    """A consumer that does not fit its producer.
+def test_a_router_without_prefill(kit: Deploy, engines: Engines) -> None:
+    """Started by hand with the consumer as its producer."""
 
-    Attributes:
-        change: how it is started.
-        causes: what the check names, with words of each, and nothing else.
-    """
+    def misled(service: Service) -> Service:
+        at = service.argv.index("--producer") + 1
+        consumer = f"{PRODUCER}=127.0.0.1:{PORT + OFFSETS[CONSUMER]}"
+        return replace(service, argv=(*service.argv[:at], consumer, *service.argv[at + 1 :]))
 
-    change: Change
-    causes: Mapping[str, str]
+    engines.start_otherwise({ROUTER: misled})
+    named(kit, "router_bypasses_producers")
+    engines.start_otherwise({ROUTER: in_environ({})})
+    assert_healthy(kit)
+
+
+def test_a_consumer_that_dies_during_the_check(kit: Deploy, store: redis.Redis) -> None:
+    def kill() -> None:
+        with writes_held(store):
+            assert eventually(lambda: "set" in held(store))
+            os.kill(kit.pid(NAME, CONSUMER), signal.SIGKILL)
+
+    data = named(kit, "engine_died", options=(), during=kill)
+    assert f"{CONSUMER} exited during the check" in data["failures"]
+    assert f"deploy up --resume --name {NAME}" in data["diagnosis"][0]["hint"]
+    # Now it is known before anything is asked.
+    ran = kit.run("check", "--name", NAME, "--json")
+    assert ran.code == 4, ran
+    assert CONSUMER in json.dumps(ran.envelope["errors"])
 
 
 def another_path_to_the_model(service: Service) -> Service:
@@ -307,73 +326,101 @@ def in_kv_transfer_config(**settings: Any) -> Change:
     return change
 
 
-# Where two things differ they are named both, the likelier first: neither hides the other.
-DIFFERENT = {
-    "hash seed": Differs(
-        in_environ({"PYTHONHASHSEED": "7"}), {"hash_seed_differs": f"{CONSUMER} has 7"}
+class Differs(NamedTuple):
+    """A way in which a consumer does not fit its producer, and what the check says of it."""
+
+    code: str
+    words: str
+    change: Change
+
+
+# What is wrong with one consumer at once. Each is named, the likeliest first: none hides another.
+TOGETHER = {
+    "store, seed and element type": (
+        Differs(
+            "store_differs",
+            f"{CONSUMER} 127.0.0.1:{ELSEWHERE}/0",
+            with_settings(url=f"redis://:{PASSWORD}@127.0.0.1:{ELSEWHERE}"),
+        ),
+        Differs("hash_seed_differs", f"{CONSUMER} has 7", in_environ({"PYTHONHASHSEED": "7"})),
+        Differs("layout_differs", f"element type: {PRODUCER} ", another_dtype),
     ),
-    "no hash seed": Differs(
-        without_environ("PYTHONHASHSEED"), {"hash_seed_differs": f"{CONSUMER} has none"}
-    ),
-    "model and chunk size": Differs(
-        both(another_path_to_the_model, in_environ({"LMCACHE_CHUNK_SIZE": "128"})),
-        {"model_differs": "the-same", "chunk_size_differs": f"{CONSUMER} 128"},
-    ),
-    "name space and hash": Differs(
-        both(
+    "name space, model, workers, chunks and hash": (
+        Differs(
+            "namespace_differs",
+            f"{CONSUMER} pdkit:other:1",
             with_settings(namespace="pdkit:other:1"),
+        ),
+        Differs("model_differs", "the-same", another_path_to_the_model),
+        Differs(
+            "tp_differs",
+            f"{PRODUCER} 1; {CONSUMER} 2",
+            with_arguments("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"),
+        ),
+        Differs("chunk_size_differs", f"{CONSUMER} 128", in_environ({"LMCACHE_CHUNK_SIZE": "128"})),
+        Differs(
+            "hash_algorithm_differs",
+            f"{CONSUMER} sha256",
             in_environ({"LMCACHE_PRE_CACHING_HASH_ALGORITHM": "sha256"}),
         ),
-        {
-            "namespace_differs": f"{CONSUMER} pdkit:other:1",
-            "hash_algorithm_differs": f"{CONSUMER} sha256",
-        },
     ),
-    "fix": Differs(
-        in_environ({"PDKIT_DISABLE_FIXES": "B17"}),
-        {"fix_not_applied": f"fix B17 is disabled in {CONSUMER}"},
+    "fix, no seed and no room": (
+        Differs(
+            "fix_not_applied",
+            f"fix B17 is disabled in {CONSUMER}",
+            in_environ({"PDKIT_DISABLE_FIXES": "B17"}),
+        ),
+        Differs("hash_seed_differs", f"{CONSUMER} has none", without_environ("PYTHONHASHSEED")),
+        Differs(
+            "request_failed",
+            f"{CONSUMER} did not answer: HTTP 400",
+            with_arguments("--max-model-len", str(CHUNK)),
+        ),
     ),
-    "element type": Differs(another_dtype, {"layout_differs": f"element type: {PRODUCER} "}),
-    "workers": Differs(
-        with_arguments("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"),
-        {"tp_differs": f"{PRODUCER} 1; {CONSUMER} 2"},
-    ),
-    "connector": Differs(
-        without_argument("--kv-transfer-config"),
-        {"connector_not_loaded": f"{CONSUMER} runs no KV connector"},
-    ),
-    "room for prompts": Differs(
-        with_arguments("--max-model-len", str(CHUNK)),
-        {"request_failed": f"{CONSUMER} did not answer: HTTP 400"},
+    "connector": (
+        Differs(
+            "connector_not_loaded",
+            f"{CONSUMER} runs no KV connector",
+            without_argument("--kv-transfer-config"),
+        ),
     ),
 }
 
 
-class TestEngines:
-    """A consumer that does not fit its producer, one way after another; the next test fixes it."""
+@pytest.fixture(scope="module")
+def diagnosed(kit: Deploy, engines: Engines, elsewhere: int) -> Callable[[str], dict[str, str]]:
+    """Return what starts a consumer otherwise, once, and returns what the check says of it."""
+    user = ("ACL", "SETUSER", "default", "on", f">{PASSWORD}")
+    redis.Redis(port=elsewhere).execute_command(*user)
 
-    @pytest.mark.parametrize("how", DIFFERENT)
-    def test_they_differ_in(self, kit: Deploy, engines: Engines, how: str) -> None:
-        different = DIFFERENT[how]
-        engines.start_otherwise({CONSUMER: different.change})
+    @cache
+    def diagnosis(how: str) -> dict[str, str]:
+        ways = TOGETHER[how]
+        engines.start_otherwise({CONSUMER: all_of(*(way.change for way in ways))})
         data = checked(kit, "--quick")
         assert data["hit_rate"]["hits"] == 0
-        named = {cause["code"]: cause["message"] for cause in data["diagnosis"]}
-        assert list(named) == list(different.causes), data["diagnosis"]
-        for code, words in different.causes.items():
-            assert words in named[code]
+        assert PASSWORD not in json.dumps(data) + kit.log(NAME, CONSUMER)
+        assert [cause["code"] for cause in data["diagnosis"]] == [way.code for way in ways]
+        return {cause["code"]: cause["message"] for cause in data["diagnosis"]}
 
-    def test_they_use_different_servers(
-        self, kit: Deploy, engines: Engines, elsewhere: int
+    return diagnosis
+
+
+class TestEngines:
+    """A consumer that does not fit its producer; whoever starts it next fixes it."""
+
+    @pytest.mark.parametrize(
+        ("how", "way"),
+        [
+            pytest.param(how, way, id=f"{way.code} of {how}")
+            for how, ways in TOGETHER.items()
+            for way in ways
+        ],
+    )
+    def test_they_differ_in(
+        self, diagnosed: Callable[[str], dict[str, str]], how: str, way: Differs
     ) -> None:
-        password = "no-password-to-be-seen"
-        redis.Redis(port=elsewhere).execute_command(
-            "ACL", "SETUSER", "default", "on", f">{password}"
-        )
-        url = f"redis://:{password}@127.0.0.1:{elsewhere}"
-        engines.start_otherwise({CONSUMER: with_settings(url=url)})
-        data = named(kit, "store_differs", f"{CONSUMER} 127.0.0.1:{elsewhere}/0")
-        assert password not in json.dumps(data) + kit.log(NAME, CONSUMER)
+        assert way.words in diagnosed(how)[way.code]
 
 
 def test_vllms_own_adapter_is_refused_at_the_start(kit: Deploy, engines: Engines) -> None:
@@ -383,22 +430,23 @@ def test_vllms_own_adapter_is_refused_at_the_start(kit: Deploy, engines: Engines
         engines.start_otherwise({CONSUMER: native})
     ran = kit.run("check", "--name", NAME)
     assert ran.code == 4 and CONSUMER in ran.stderr, ran
+    fixed = kit.ok("up", "--resume", "--name", NAME)
+    assert fixed["check"]["passed"]
 
 
 def test_a_producer_that_stores_nothing(kit: Deploy, engines: Engines) -> None:
-    """Started by hand in the consumers' part; the consumer is fixed meanwhile."""
-
+    """Started by hand in the consumers' part."""
     role = in_kv_transfer_config(kv_role="kv_consumer")
-    engines.start_otherwise({PRODUCER: role, CONSUMER: in_environ({})})
+    engines.start_otherwise({PRODUCER: role})
     named(kit, "not_stored", "0")
 
 
 def test_answers_that_do_not_wait_for_their_kv(
     kit: Deploy, engines: Engines, store: redis.Redis
 ) -> None:
-    """A producer that waits for less than a slow Redis takes to store; the consumer is fixed."""
-    impatient = both(in_environ({"PDKIT_STORE_BARRIER_S": "1"}), with_settings(store_s="120"))
-    engines.start_otherwise({PRODUCER: impatient, CONSUMER: in_environ({})})
+    """A producer that waits for less than a slow Redis takes to store."""
+    impatient = all_of(in_environ({"PDKIT_STORE_BARRIER_S": "1"}), with_settings(store_s="120"))
+    engines.start_otherwise({PRODUCER: impatient})
     assert_healthy(kit)  # while Redis is quick, that is long enough
 
     def seen() -> tuple[int, int]:
@@ -424,37 +472,6 @@ def test_answers_that_do_not_wait_for_their_kv(
         finally:
             over.set()
     assert_healthy(kit)
-
-
-def test_a_router_without_prefill(kit: Deploy, engines: Engines) -> None:
-    """Started by hand with the consumer as its producer, and the producer fixed meanwhile."""
-
-    def misled(service: Service) -> Service:
-        at = service.argv.index("--producer") + 1
-        consumer = f"{PRODUCER}=127.0.0.1:{PORT + OFFSETS[CONSUMER]}"
-        return replace(service, argv=(*service.argv[:at], consumer, *service.argv[at + 1 :]))
-
-    engines.start_otherwise({ROUTER: misled, PRODUCER: in_environ({})})
-    named(kit, "router_bypasses_producers")
-    engines.start_otherwise({ROUTER: in_environ({})})
-    assert_healthy(kit)
-
-
-def test_a_consumer_that_dies_during_the_check(kit: Deploy, store: redis.Redis) -> None:
-    def kill() -> None:
-        with writes_held(store):
-            assert eventually(lambda: "set" in held(store))
-            os.kill(kit.pid(NAME, CONSUMER), signal.SIGKILL)
-
-    data = named(kit, "engine_died", options=(), during=kill)
-    assert f"{CONSUMER} exited during the check" in data["failures"]
-    assert f"deploy up --resume --name {NAME}" in data["diagnosis"][0]["hint"]
-    # Now it is known before anything is asked.
-    ran = kit.run("check", "--name", NAME, "--json")
-    assert ran.code == 4, ran
-    assert CONSUMER in json.dumps(ran.envelope["errors"])
-    fixed = kit.ok("up", "--resume", "--name", NAME)
-    assert fixed["check"]["passed"]
 
 
 def test_state_that_was_deleted(kit: Deploy) -> None:

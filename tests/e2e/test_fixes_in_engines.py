@@ -26,7 +26,7 @@ from deploy.runtime.engine_api import ApiError
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion, compare
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines, both, in_environ
+from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines, all_of, in_environ
 from tests.e2e.store_vandals import behind_each_store, spoil
 from tests.e2e.traffic import Users, chat, text
 from tests.ports import free_row
@@ -302,7 +302,7 @@ class TestSmall:
         """
         small.start_otherwise(
             {
-                "producer-0": both(in_environ({"PDKIT_DISABLE_FIXES": "B8,B13"}), patient),
+                "producer-0": all_of(in_environ({"PDKIT_DISABLE_FIXES": "B8,B13"}), patient),
                 "consumer-0": in_environ({"PDKIT_DISABLE_FIXES": "B4g,B21"}),
             }
         )
