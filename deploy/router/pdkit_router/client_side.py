@@ -154,6 +154,7 @@ class ClientConnection(asyncio.Protocol):
         self._answer: ClientResponse | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._unread = False
         self._fresh()
 
     def _fresh(self) -> None:
@@ -190,14 +191,21 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()
 
     def pause_writing(self) -> None:
+        self._unread = True
         self._limit(self._clients.limits.stuck_s, self.abort)
         if self._answer is not None:
             self._answer.on_pause(True)
 
     def resume_writing(self) -> None:
+        self._unread = False
+        if self._transport.is_closing():
+            return  # the limit is for all that is left
         self._limit(0, None)
         if self._answer is not None:
             self._answer.on_pause(False)
+        elif not self._closing:
+            self._transport.resume_reading()
+            self._limit(self._clients.limits.idle_s, self._leave)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -323,7 +331,10 @@ class ClientConnection(asyncio.Protocol):
             return
         self._fresh()
         self._clients.waiting[self] = None
-        self._limit(self._clients.limits.idle_s, self._leave)
+        if self._unread:
+            self._transport.pause_reading()  # who reads no answer gets no other one
+        else:
+            self._limit(self._clients.limits.idle_s, self._leave)
 
     def _leave(self) -> None:
         """Close when the client has read the rest, or takes too long for it."""

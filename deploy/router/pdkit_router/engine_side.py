@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import httptools
 
 _CONNECT_S = 2.0
 # Engines close what was idle for five seconds; a request must not cross with that.
 _IDLE_S = 2.0
-_LARGEST = 64 * 2**20  # bytes of an answer that comes as a whole
+# Bytes of an answer that are held before it is passed on: until then another engine can give it.
+HELD_BYTES = 64 * 2**10
+_LARGEST = 8 * 2**20  # bytes of an answer that is for the router itself, and of an error
 
 
 class EngineLost(Exception):
@@ -29,16 +32,20 @@ class Exchange:
         content_type: of the answer.
         held: its body as far as it has come and was not taken.
         started: done with the first of the body, or its end.
-        ended: done when all of it came. Both fail with EngineLost.
+        full: done when as much is held as may be before it is passed on, or all of it came.
+        ended: done when all of it came. All three fail with EngineLost.
+        pause: read no more of it, or go on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[Exchange, bool], None]) -> None:
+        self.pause = partial(pause, self)
         loop = asyncio.get_running_loop()
         self.status = 0
         self.content_type = ""
         self.held = bytearray()
         self.sink: Callable[[bytes], None] | None = None
         self.started: asyncio.Future[None] = loop.create_future()
+        self.full: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def feed(self, piece: bytes) -> None:
@@ -48,16 +55,34 @@ class Exchange:
         self.held += piece
         if not self.started.done():
             self.started.set_result(None)
+        if len(self.held) >= HELD_BYTES and not self.full.done():
+            self.full.set_result(None)
+            self.pause(True)
+
+    def pass_to(self, sink: Callable[[bytes], None]) -> None:
+        """Hand on what is held, and then all that comes; the sink may pause it."""
+        held, self.held = bytes(self.held), bytearray()
+        self.sink = sink
+        self.pause(False)
+        if held:
+            sink(held)
+
+    async def rest(self) -> None:
+        """Hold all of it, however long it is."""
+        if not self.full.done():
+            self.full.set_result(None)
+        self.pause(False)
+        await self.ended
 
     def finish(self, problem: Exception | None) -> None:
-        for future in (self.started, self.ended):
+        for future in (self.started, self.full, self.ended):
             if future.done():
                 continue
             if problem is None:
                 future.set_result(None)
             else:
                 future.set_exception(problem)
-                future.exception()  # whoever waits for the other one only has been told
+                future.exception()  # whoever waits for another one has been told
 
 
 class EngineConnection(asyncio.Protocol):
@@ -74,7 +99,7 @@ class EngineConnection(asyncio.Protocol):
     def start(self, request: bytes) -> Exchange:
         """Send a request."""
         self._parser = httptools.HttpResponseParser(self)
-        self.exchange = Exchange()
+        self.exchange = Exchange(self._pause)
         self.transport.write(request)
         return self.exchange
 
@@ -111,6 +136,8 @@ class EngineConnection(asyncio.Protocol):
             exchange.status = 0
             return
         self._end(None)
+        if not self.transport.is_closing():
+            self.transport.resume_reading()  # the next answer is not this one's client's
         if self._parser.should_keep_alive():
             self._home.keep(self)
         else:
@@ -122,6 +149,11 @@ class EngineConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Let the transport close."""
+
+    def _pause(self, exchange: Exchange, wanted: bool) -> None:
+        """Read no further, or go on, as long as it is this answer that comes."""
+        if self.exchange is exchange and not self.transport.is_closing():
+            (self.transport.pause_reading if wanted else self.transport.resume_reading)()
 
     def abandon(self) -> None:
         """Break off, which makes the engine stop computing."""

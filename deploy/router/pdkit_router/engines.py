@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pdkit_router.engine_side import Connections, EngineConnection, EngineLost, Exchange
+from pdkit_router.engine_side import Connections, EngineLost, Exchange
 
 _log = logging.getLogger("router")
 _EVERY_S = 0.4
@@ -62,7 +62,7 @@ class Engine:
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
     @asynccontextmanager
-    async def exchange(self, request: bytes) -> AsyncIterator[tuple[EngineConnection, Exchange]]:
+    async def exchange(self, request: bytes) -> AsyncIterator[Exchange]:
         """Send a request; break it off if the block ends before its answer.
 
         Raises:
@@ -72,7 +72,7 @@ class Engine:
         exchange = connection.start(request)
         try:
             await exchange.started
-            yield connection, exchange
+            yield exchange
         finally:
             if connection.exchange is exchange:
                 connection.abandon()
@@ -80,8 +80,8 @@ class Engine:
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Return status and body of a small answer."""
         headers = (("content-type", "application/json"),) if body else ()
-        async with self.exchange(self.request(method, path, headers, body)) as (_, exchange):
-            await exchange.ended
+        async with self.exchange(self.request(method, path, headers, body)) as exchange:
+            await exchange.rest()
             return exchange.status, bytes(exchange.held)
 
     def lost(self) -> None:
@@ -210,8 +210,8 @@ class Watch:
         request = engine.request("POST", "/v1/completions", headers, body)
         async with asyncio.timeout(_WARM_UP_S):
             for _ in range(_WARM_UP_TRIES):
-                async with engine.exchange(request) as (_, exchange):
-                    await exchange.ended
+                async with engine.exchange(request) as exchange:
+                    await exchange.rest()
                     if exchange.status < 500:
                         return
 

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pdkit_router.answers import Events, Headers, pass_on, whole
 from pdkit_router.client_side import ClientResponse
 from pdkit_router.continuation import COMPLETIONS, Transcript
-from pdkit_router.engine_side import EngineConnection, EngineLost, Exchange
+from pdkit_router.engine_side import EngineLost, Exchange
 from pdkit_router.engines import Engine, Group
 from pdkit_router.errors import Refused
 from pdkit_router.request import Request, Work, work
@@ -28,8 +29,7 @@ _FAILED = (500, 502, 503, 504)
 _HELD_BACK = 16
 _EVENTS, _JSON = "text/event-stream", "application/json"
 
-Headers = tuple[tuple[str, str], ...]
-Use = Callable[[Engine, EngineConnection, Exchange], Awaitable[None]]
+Use = Callable[[Engine, Exchange], Awaitable[None]]
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Forwarder:
         self.counts["requests"] += 1
         traced = request.header("x-pdkit-trace") is not None
 
-        async def use(engine: Engine, connection: EngineConnection, exchange: Exchange) -> None:
+        async def use(engine: Engine, exchange: Exchange) -> None:
             trace.consumer = engine.name
             headers: Headers = (("x-request-id", todo.name),)
             if traced:
@@ -114,12 +114,18 @@ class Forwarder:
             if exchange.content_type.startswith(_EVENTS):
                 limit.reschedule(None)
                 answer.begin(exchange.status, (*headers, ("content-type", exchange.content_type)))
-                events = _Events(answer, todo.transcript)
-                await self._pass(engine, connection, exchange, events, todo)
+                events = Events(answer, todo.transcript)
+                await self._pass(engine, exchange, events, todo)
                 answer.end()
-            else:
+                return
+            await exchange.full
+            if exchange.ended.done():
                 await exchange.ended
-                _whole(exchange, headers, answer)
+                whole(exchange, headers, answer)
+                return
+            limit.reschedule(None)
+            if not await pass_on(exchange, headers, answer):
+                self.counts["errors"] += 1
 
         try:
             async with asyncio.timeout(self.answer_s) as limit:
@@ -135,7 +141,7 @@ class Forwarder:
             self.counts["errors"] += 1
             if exc.answer is None:
                 raise Refused(503, "no engine can answer", retry_after_s=1) from None
-            _whole(exc.answer, (("x-request-id", todo.name),), answer)
+            whole(exc.answer, (("x-request-id", todo.name),), answer)
         except asyncio.CancelledError:
             self.counts["cancelled"] += 1
             raise
@@ -146,7 +152,8 @@ class Forwarder:
         Where it refuses the request, so will the consumer, which says it of the whole request.
         """
 
-        async def use(engine: Engine, _: EngineConnection, exchange: Exchange) -> None:
+        async def use(engine: Engine, exchange: Exchange) -> None:
+            exchange.pass_to(lambda _: None)
             await exchange.ended
             trace.producer = engine.name
 
@@ -182,11 +189,11 @@ class Forwarder:
             engine.busy += 1
             try:
                 request = engine.request(todo.method, todo.path, headers, body)
-                async with engine.exchange(request) as (connection, exchange):
+                async with engine.exchange(request) as exchange:
                     if exchange.status not in _FAILED:
-                        await use(engine, connection, exchange)
+                        await use(engine, exchange)
                         return
-                    await exchange.ended
+                    await exchange.rest()
                     answer = exchange
                     broken += 1
             except EngineLost as exc:
@@ -198,26 +205,18 @@ class Forwarder:
         raise NoEngine(answer)
 
     async def _pass(
-        self, engine: Engine, connection: EngineConnection, exchange: Exchange,
-        events: _Events, todo: Work,
+        self, engine: Engine, exchange: Exchange,
+        events: Events, todo: Work,
     ) -> None:  # fmt: skip
         """Pass events on as they come; where the engine is lost, those of another one."""
-
-        def pause(wanted: bool) -> None:
-            transport = connection.transport
-            if not transport.is_closing():
-                (transport.pause_reading if wanted else transport.resume_reading)()
-
-        events.answer.on_pause = pause
-        events.feed(bytes(exchange.held))
-        exchange.held.clear()
-        exchange.sink = events.feed
+        events.answer.on_pause = exchange.pause
+        exchange.pass_to(events.feed)
         try:
             await exchange.ended
         except EngineLost:
             await self._continue(engine, events, todo)
 
-    async def _continue(self, lost: Engine, events: _Events, todo: Work) -> None:
+    async def _continue(self, lost: Engine, events: Events, todo: Work) -> None:
         """Have another engine go on with a stream, or end it with an error."""
         told = events.told
         told.losses += 1
@@ -227,9 +226,12 @@ class Forwarder:
         finally:
             lost.busy += 1
 
-    async def _finish(self, lost: Engine, events: _Events, todo: Work) -> None:
+    async def _finish(self, lost: Engine, events: Events, todo: Work) -> None:
         told = events.told
-        events.drop_part()
+        if events.drop_part():
+            self.counts["errors"] += 1
+            events.answer.break_off()
+            return
         if told.finished:
             events.answer.piece(told.ending())
             return
@@ -242,7 +244,7 @@ class Forwarder:
             self.counts["errors"] += 1
             events.answer.piece(told.failure(why))
 
-    async def _rest(self, lost: Engine, events: _Events, todo: Work) -> str:
+    async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:
         """Pass the rest of a stream on; return why there is none, "" if there is."""
         async with asyncio.timeout(self.answer_s) as limit:
             if not events.told.again():
@@ -252,12 +254,12 @@ class Forwarder:
                 rest = events.told.rest(settled, self.context)
                 todo = replace(todo, path=COMPLETIONS, content_type=_JSON, body=rest)
 
-            async def use(engine: Engine, connection: EngineConnection, exchange: Exchange) -> None:
+            async def use(engine: Engine, exchange: Exchange) -> None:
                 if exchange.status != 200:
                     raise NoEngine(None)
                 limit.reschedule(None)
                 self.counts["continued"] += 1
-                await self._pass(engine, connection, exchange, events, todo)
+                await self._pass(engine, exchange, events, todo)
 
             await self._try(self.consumers, todo, todo.body, Trace(), use, {lost})
         return ""
@@ -281,35 +283,3 @@ class Forwarder:
             if told.fits(before, await text(told.shown(tokens)[1])):
                 return tokens
         return None
-
-
-class _Events:
-    """Server-sent events on their way: each whole, so that others can follow the last one.
-
-    Attributes:
-        told: what has gone to the client.
-    """
-
-    def __init__(self, answer: ClientResponse, told: Transcript | None) -> None:
-        self.answer = answer
-        self.told = told or Transcript("", {}, problem="it is no stream that can be continued")
-        self._part = b""
-
-    def feed(self, data: bytes) -> None:
-        data = self._part + data
-        end = data.rfind(b"\n\n") + 2
-        whole, self._part = (data[:end], data[end:]) if end > 1 else (b"", data)
-        if whole and self.told.asks:
-            note = self.told.note
-            whole = b"".join([note(event) + b"\n\n" for event in whole[:-2].split(b"\n\n")])
-        if whole:
-            self.answer.piece(whole)
-
-    def drop_part(self) -> None:
-        """Forget the beginning of an event whose end does not come."""
-        self._part = b""
-
-
-def _whole(exchange: Exchange, headers: Headers, answer: ClientResponse) -> None:
-    kind = (("content-type", exchange.content_type),) if exchange.content_type else ()
-    answer.whole(exchange.status, (*headers, *kind), bytes(exchange.held))

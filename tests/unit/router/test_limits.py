@@ -174,6 +174,57 @@ def test_the_rest_of_an_answer_that_nobody_reads(
     eventually(lambda: made.clients.open == 0)
 
 
+def test_who_reads_no_answer_gets_no_other_one(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
+    made = door()
+    made.large = 2**24
+    greedy = made.connect(GET)
+    assert greedy.recv(1)
+    greedy.sendall(GET)
+    made.large = 0
+    assert made.connect(GET).recv(100).startswith(b"HTTP/1.1 200")
+    assert len(made.served) == 2, "the other client's"
+    left = 2**24
+    while left > 0:
+        left -= len(greedy.recv(2**20))
+    eventually(lambda: len(made.served) == 3)
+
+
+def test_a_connection_that_read_late_and_asks_no_more(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
+    made = door(idle_s=0.1)
+    made.large = 2**24
+    opened = made.connect(GET)
+    eventually(lambda: made.served)
+    assert len(ended(opened)) > 2**24
+
+
+def test_the_last_of_an_answer_that_nobody_reads(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
+    """The limit holds for little as for much."""
+    made = door(stuck_s=0.1)
+
+    async def nearly_read() -> None:
+        connection = made.clients.connection()
+        transport = mock.Mock()
+        transport.is_closing.return_value = False
+        connection.connection_made(transport)
+        connection.data_received(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        connection.pause_writing()
+        while not transport.close.called:
+            await asyncio.sleep(0)
+        transport.is_closing.return_value = True
+        connection.resume_writing()
+        while not transport.abort.called:
+            await asyncio.sleep(0.01)
+        connection.connection_lost(None)
+
+    made.loop.run(nearly_read())
+
+
 def test_too_many_requests(door: Callable[..., Door], eventually: Eventually) -> None:
     made = door(requests=2)
     for _ in range(2):

@@ -1,0 +1,80 @@
+"""Answers on their way from an engine to a client, of which little is held."""
+
+from __future__ import annotations
+
+from pdkit_router.client_side import ClientResponse
+from pdkit_router.continuation import Transcript
+from pdkit_router.engine_side import HELD_BYTES, EngineLost, Exchange
+
+Headers = tuple[tuple[str, str], ...]
+
+
+def whole(exchange: Exchange, headers: Headers, answer: ClientResponse) -> None:
+    """Pass on an answer of which all came."""
+    answer.whole(exchange.status, (*headers, *_kind(exchange)), bytes(exchange.held))
+
+
+async def pass_on(exchange: Exchange, headers: Headers, answer: ClientResponse) -> bool:
+    """Pass on an answer of which some came, as fast as the client reads.
+
+    Returns:
+        Whether all of it came; the client's connection is closed if not.
+    """
+    answer.begin(exchange.status, (*headers, *_kind(exchange)))
+    answer.on_pause = exchange.pause
+    exchange.pass_to(answer.piece)
+    try:
+        await exchange.ended
+    except EngineLost:
+        answer.break_off()
+        return False
+    answer.end()
+    return True
+
+
+def _kind(exchange: Exchange) -> Headers:
+    return (("content-type", exchange.content_type),) if exchange.content_type else ()
+
+
+class Events:
+    """Server-sent events on their way: each whole, so that others can follow the last one.
+
+    A large one goes in parts if no other engine could go on with the stream in any case. Those that
+    can be continued have none: their events are tokens, and the first one the prompt's.
+
+    Attributes:
+        told: what has gone to the client.
+    """
+
+    def __init__(self, answer: ClientResponse, told: Transcript | None) -> None:
+        self.answer = answer
+        self.told = told or Transcript("", {}, problem="it is no stream that can be continued")
+        self._part = bytearray()
+        self._begun = False
+
+    def feed(self, data: bytes) -> None:
+        searched = max(0, len(self._part) - 1)
+        self._part += data
+        end = self._part.rfind(b"\n\n", searched) + 2
+        if end > 1:
+            self._begun = False
+        elif len(self._part) > HELD_BYTES and not self.told.asks:
+            self._begun = True
+            end = len(self._part) - 1  # its last byte may be half of an end
+        else:
+            return
+        ready = bytes(self._part[:end])
+        del self._part[:end]
+        if self.told.asks:
+            note = self.told.note
+            ready = b"".join([note(event) + b"\n\n" for event in ready[:-2].split(b"\n\n")])
+        self.answer.piece(ready)
+
+    def drop_part(self) -> bool:
+        """Forget the beginning of an event whose end does not come.
+
+        Returns:
+            Whether the client has a part of it.
+        """
+        self._part.clear()
+        return self._begun
