@@ -52,6 +52,7 @@ def up_view(result: UpResult, total_s: float) -> str:
             f"slowest engine's own start: {result.slowest_engine_s:.1f} s; "
             f"deploy up, all told: {total_s:.1f} s"
         )
+    lines += [f"warning: {warning}" for warning in result.warnings]
     body = f'{{"model": "{plan.model.served_name}", "prompt": "Hello", "max_tokens": 16}}'
     which = "" if plan.name == "pdkit" else f" --name {plan.name}"
     file = result.running.prepared.spec.api_key_file

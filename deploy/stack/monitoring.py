@@ -16,6 +16,8 @@ SCRAPE_S = 10
 # Long texts, which change: each would be a time series of its own.
 _DROPPED = "pdkit_(fix|kv|connector)_info|pdkit_store_last_failure_timestamp_seconds|.+_created"
 _MEMORY_MIB = 256
+# Prometheus replays its log first; Grafana migrates its database.
+_PROMETHEUS_READY_S, _GRAFANA_READY_S = 60.0, 120.0
 
 
 def monitoring_services(plan: Plan, layout: Layout) -> tuple[Service, ...]:
@@ -44,7 +46,7 @@ def _prometheus(plan: Plan, layout: Layout) -> Service:
         host=LOOPBACK,
         port=plan.prometheus_port,
         health=Health("http", "/-/ready"),
-        ready_s=min(60.0, plan.spec.timeouts.ready_s),
+        ready_s=min(_PROMETHEUS_READY_S, plan.spec.timeouts.ready_s),
         files=(ConfigFile(place.path, prometheus_config(plan, layout), place.target),),
         # Earlier, alerts would fire while engines load their model.
         depends_on=("router",),
@@ -101,7 +103,7 @@ def _grafana(plan: Plan, layout: Layout) -> Service:
         host=LOOPBACK,
         port=plan.grafana_port,
         health=Health("http", "/api/health"),
-        ready_s=min(120.0, plan.spec.timeouts.ready_s),
+        ready_s=min(_GRAFANA_READY_S, plan.spec.timeouts.ready_s),
         # Its provisioning files name two of these. A proxy that Docker gives to containers knows
         # no Prometheus of ours.
         env={

@@ -84,6 +84,8 @@ def _restart(home: Home, running: RunningStack, service: Service, report: Report
         start.launcher.stop({service.name: record}, grace_s=grace_s)
     start.require_room([service])
     start.run([service])
+    if failure := start.not_watching.get(service.name):
+        raise failure
     again = require_stack(home, running.stack.name)
     if service.role in ENGINE_ROLES:
         await_view(

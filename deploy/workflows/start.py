@@ -20,7 +20,7 @@ from deploy.runtime.secrets import Secret
 from deploy.runtime.state import ServiceRecord, StackState, write_state
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.build import REDIS_PASSWORD
-from deploy.stack.service import Service
+from deploy.stack.service import MONITORING_ROLES, Service
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import (
@@ -44,6 +44,7 @@ class StackStart:
         prepared: what is started.
         state: as it is written, with a record of each service that was started. `before` is what
             it goes back to if nothing of it runs any more.
+        not_watching: why a service that only watches the stack was not started, or is not ready.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StackStart:
     ) -> None:
         self.prepared = prepared
         self.state = state
+        self.not_watching: dict[str, PdkitError] = {}
         self._before = before
         self._home = home
         self._report = report
@@ -97,6 +99,9 @@ class StackStart:
     def run(self, missing: list[Service]) -> dict[str, float]:
         """Start services, wait for them, and return seconds from each one's start till then.
 
+        Those that only watch the stack come last. If one fails, `not_watching` says why: the stack
+        serves without it.
+
         Raises:
             PdkitError: one cannot be started, died or was too slow. What was started still runs:
                 the caller ends it.
@@ -109,13 +114,30 @@ class StackStart:
         provide_caches(prepared)
         self.launcher.prepare(prepared.stack, secrets, stop_s=prepared.spec.timeouts.stop_s)
         took: dict[str, float] = {}
-        for batch in _batches(missing):
-            for service in batch:
-                self._start_one(service, secrets)
-            self._report(f"started {', '.join(service.name for service in batch)}")
-            took |= self._wait(batch, secrets.get(REDIS_PASSWORD))
+        watching = [service for service in missing if service.role in MONITORING_ROLES]
+        for batch in _batches([service for service in missing if service not in watching]):
+            took |= self._start_batch(batch, secrets)
+        for service in watching:
+            try:
+                took |= self._start_batch([service], secrets)
+            except PdkitError as exc:
+                self.not_watching[service.name] = exc
         self.keep_up()
-        return {service.name: took[service.name] for service in missing}
+        return {service.name: took[service.name] for service in missing if service.name in took}
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what does not watch the stack: why, its last log lines, and the next command."""
+        name = self.prepared.stack.name
+        return tuple(
+            "\n".join(
+                (
+                    f"the stack serves, but {exc.message}; try again: "
+                    f"deploy restart {service} --name {name}",
+                    *(f"  {line}" for line in exc.details),
+                )
+            )
+            for service, exc in self.not_watching.items()
+        )
 
     def keep_up(self) -> None:
         """From now on, services that die are started again, unless the spec says otherwise."""
@@ -192,13 +214,22 @@ class StackStart:
                 self.launcher.stop({service.name: started.record}, grace_s=ABORT_GRACE_S)
                 raise
 
-    def _wait(self, batch: list[Service], password: Secret | None) -> dict[str, float]:
+    def _start_batch(self, batch: list[Service], secrets: dict[str, Secret]) -> dict[str, float]:
+        for service in batch:
+            self._start_one(service, secrets)
+        names = {service.name for service in batch}
+        self._report(f"started {', '.join(service.name for service in batch)}")
         return wait_ready(
-            self._started,
-            lambda service: service_is_ready(service, self.launcher, password),
+            # What watches the stack does not fail because another service dies meanwhile.
+            {
+                name: one
+                for name, one in self._started.items()
+                if name in names or batch[0].role not in MONITORING_ROLES
+            },
+            lambda service: service_is_ready(service, self.launcher, secrets.get(REDIS_PASSWORD)),
             self._report,
             self.launcher,
-            only={service.name for service in batch},
+            only=names,
         )
 
 

@@ -44,11 +44,13 @@ class UpResult:
     Attributes:
         started: seconds from each started service's own start to its readiness; empty if all ran.
         seconds: from the command's start until the stack served.
+        warnings: what does not watch the stack though it should, and why.
     """
 
     running: RunningStack
     started: dict[str, float]
     seconds: float
+    warnings: tuple[str, ...] = ()
 
     @property
     def slowest_engine_s(self) -> float:
@@ -118,7 +120,8 @@ def bring_up(
         start = _claimed(spec, existing, home, report)
     with start.undone_on((KeyboardInterrupt,)):
         took = _start_missing(start, report)
-        result = UpResult(start.running(), took, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        result = UpResult(start.running(), took, seconds, start.warnings())
         if not check:
             if took:  # a router that went on running has to notice what was started
                 require_answers(result.running)

@@ -100,6 +100,7 @@ def _up_data(result: UpResult, checked: CheckReport | None, total_s: float) -> d
         "ready_s": round(result.seconds, 2),
         "total_s": round(total_s, 2),
         "check": checked.as_dict() if checked else None,
+        "warnings": result.warnings,
     }
 
 

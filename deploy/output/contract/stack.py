@@ -163,6 +163,7 @@ class Up(TypedDict):
         started: service → seconds until it was ready; empty where all ran already.
         slowest_engine_s: seconds of the slowest engine's start.
         check: null with `--no-check`.
+        warnings: what does not watch the stack though it should, and why.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Up(TypedDict):
     ready_s: float
     total_s: float
     check: Check | None
+    warnings: list[str]
 
 
 class Status(TypedDict):

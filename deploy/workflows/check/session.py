@@ -48,13 +48,14 @@ _SAMPLE_LETTERS = 4000
 
 
 def require_answers(running: RunningStack) -> None:
-    """Check that every service answers, giving the router time to notice an engine's return.
+    """Check that all that serve requests answer; the router may need time to notice a return.
 
     Raises:
         StackUnhealthy: naming those that do not.
     """
     deadline = time.monotonic() + _ANSWER_DEADLINE_S
-    silent = list(running.stack.services)
+    watching = running.stack.monitoring
+    silent = [service for service in running.stack.services if service not in watching]
     while silent := [service for service in silent if not _answers(running, service)]:
         if time.monotonic() > deadline:
             names = [service.name for service in silent]
