@@ -76,7 +76,7 @@ def status_view(status: StackStatus) -> str:
     rows = [
         (
             service.name,
-            service.condition + (", drained" if service.drained else ""),
+            service.condition + (f", drained by {service.drained_by}" if service.drained else ""),
             service.pid or "-",
             duration(service.uptime_s) if service.uptime_s else "-",
             size(service.resident_mib) if service.resident_mib else "-",

@@ -1,26 +1,83 @@
-"""The engines that the router leaves alone, in a file that it follows."""
+"""The engines that the router leaves alone, in a file that it follows.
+
+A line is the name of an engine. `deploy restart` adds its process id: such a line counts only while
+that command holds a lock beside the file, which the kernel takes from it however it ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+BY_PERSON = "deploy drain"
+_BY_RESTART = "restart:"
 
-def drained_engines(file: Path) -> frozenset[str]:
-    """Return the names in the file; none where there is no file."""
+
+def drained_engines(file: Path) -> Mapping[str, str]:
+    """Return engine → by what it is drained; nothing where there is no file."""
     try:
-        return frozenset(file.read_text(encoding="utf-8").split())
+        lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
-        return frozenset()
+        return {}
+    found = {words[0]: BY_PERSON for words in lines if len(words) == 1}
+    owned = {words[0]: words[1] for words in lines if len(words) == 2}
+    if owned and _is_owned(file):
+        for engine, owner in owned.items():
+            found.setdefault(engine, f"deploy restart (pid {owner.removeprefix(_BY_RESTART)})")
+    return found
 
 
-def write_drained(file: Path, engines: Iterable[str]) -> None:
+def write_drained(file: Path, engine: str, *, drained: bool) -> None:
+    """Drain an engine, or use it again, until the next command says otherwise."""
+    engines = _by_person(file) - {engine} | ({engine} if drained else set())
+    _write(file, sorted(engines))
+
+
+@contextmanager
+def drained_by_restart(file: Path, engine: str) -> Iterator[None]:
+    """Drain an engine for the length of a block; at most as long as this process lives."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _lock_file(file).open("ab") as lock:
+        os.fchmod(lock.fileno(), 0o644)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = sorted(_by_person(file))
+        _write(file, [*before, f"{engine} {_BY_RESTART}{os.getpid()}"])
+        try:
+            yield
+        finally:
+            _write(file, before)
+
+
+def _by_person(file: Path) -> set[str]:
+    return {engine for engine, who in drained_engines(file).items() if who == BY_PERSON}
+
+
+def _is_owned(file: Path) -> bool:
+    """Tell whether a command holds the lock."""
+    try:
+        with _lock_file(file).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def _lock_file(file: Path) -> Path:
+    return file.with_suffix(".lock")
+
+
+def _write(file: Path, lines: list[str]) -> None:
     """Replace the file in one step.
 
     Others may read it, but not its stack's folder: a router's container has another user.
     """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = file.with_suffix(".tmp")
-    new.write_text("".join(f"{name}\n" for name in sorted(engines)), encoding="utf-8")
+    new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     new.chmod(0o644)
     new.replace(file)

@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.errors import StackUnhealthy, StateError
 from deploy.metrics.router import EngineView
 from deploy.planning.plan import ENGINE_ROLES
-from deploy.runtime.drains import drained_engines, write_drained
+from deploy.runtime.drains import drained_by_restart, drained_engines, write_drained
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home
 from deploy.workflows.prepare import Report
@@ -47,7 +47,7 @@ def drain(home: Home, name: str, engine: str, report: Report, patience: Patience
     running = require_stack(home, name)
     require_engine(running, engine)
     require_others(running, (engine,), patience)
-    _write(home, running, drained_engines(_file(home, running)) | {engine})
+    write_drained(_file(home, running), engine, drained=True)
     _note(home, name, engine, "drained", "gets no new requests")
     wait_until_idle(running, engine, report, patience.wait_s)
 
@@ -61,9 +61,8 @@ def undrain(home: Home, name: str, engine: str) -> None:
     """
     running = require_stack(home, name)
     require_engine(running, engine)
-    drained = drained_engines(_file(home, running))
-    if engine in drained:
-        _write(home, running, drained - {engine})
+    if engine in drained_engines(_file(home, running)):
+        write_drained(_file(home, running), engine, drained=False)
         _note(home, name, engine, "undrained", "gets requests again")
         await_view(
             running, engine, lambda view: not view.drained,
@@ -80,13 +79,9 @@ def drained_for_now(
     Raises:
         StackUnhealthy: its requests did not end in time.
     """
-    before = drained_engines(_file(home, running))
-    _write(home, running, before | {engine})
-    try:
+    with drained_by_restart(_file(home, running), engine):
         wait_until_idle(running, engine, report, patience.wait_s)
         yield
-    finally:
-        _write(home, running, before)
 
 
 def require_engine(running: RunningStack, engine: str) -> None:
@@ -206,10 +201,6 @@ def _view(running: RunningStack, engine: str) -> EngineView | None:
 
 def _file(home: Home, running: RunningStack) -> Path:
     return home.stack(running.stack.name).drain_file
-
-
-def _write(home: Home, running: RunningStack, engines: frozenset[str]) -> None:
-    write_drained(_file(home, running), engines)
 
 
 def _note(home: Home, name: str, engine: str, kind: EventKind, text: str) -> None:

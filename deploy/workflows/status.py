@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +35,7 @@ class ServiceStatus:
         cache: an engine's own counters since its start; None for other services, or no answer.
         path: what the engine moved to and from Redis since then; None as above, and where
             LMCache's own client moves it.
+        drained_by: the command that keeps requests from it; "" if none does.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ServiceStatus:
     cache: CacheCounters | None
     path: StorePath | None = None
     drained: bool = False
+    drained_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _unwatched(running: RunningStack, home: Home) -> list[str]:
 
 
 def _all_services(
-    running: RunningStack, pages: Mapping[str, MetricsPage], drained: Collection[str]
+    running: RunningStack, pages: Mapping[str, MetricsPage], drained: Mapping[str, str]
 ) -> list[ServiceStatus]:
     """Look at all services at once: a container's memory takes Docker a second to tell."""
     services = running.stack.services
@@ -162,7 +164,7 @@ def _all_services(
 
 
 def _service_status(
-    running: RunningStack, service: Service, page: MetricsPage | None, drained: Collection[str]
+    running: RunningStack, service: Service, page: MetricsPage | None, drained: Mapping[str, str]
 ) -> ServiceStatus:
     launcher = running.launcher
     record = running.state.services.get(service.name)
@@ -182,6 +184,7 @@ def _service_status(
         cache=cache,
         path=path,
         drained=service.name in drained,
+        drained_by=drained.get(service.name, ""),
     )
 
 

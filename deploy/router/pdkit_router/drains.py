@@ -1,8 +1,13 @@
-"""Which engines are drained: names in a file that the operator writes, one a line."""
+"""Which engines are drained: names in a file that the operator writes, one a line.
+
+A name with a second word is that of a restart: it counts only while a process holds the lock beside
+the file, so that a restart which is killed drains nothing for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,12 +33,28 @@ class Drains:
     def read(self) -> None:
         """Drain the engines that the file names, and no others; none without a file."""
         try:
-            named = set(self._file.read_text(encoding="utf-8").split())
-        except FileNotFoundError:
-            named = set()
+            named = self._named()
         except (OSError, ValueError):
             return  # it stays as it was until the file can be read
         for engine in self._engines:
             if engine.drained != (engine.name in named):
                 engine.drained = engine.name in named
                 _log.info("%s is %s", engine.name, "drained" if engine.drained else "in use again")
+
+    def _named(self) -> set[str]:
+        try:
+            lines = [line.split() for line in self._file.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            return set()
+        owned = any(len(words) > 1 for words in lines) and self._is_owned()
+        return {words[0] for words in lines if len(words) == 1 or (words and owned)}
+
+    def _is_owned(self) -> bool:
+        try:
+            with self._file.with_suffix(".lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            pass
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import subprocess
 import sys
@@ -55,6 +56,18 @@ class TestDrained:
         eventually(router.ready, 10.0)
         answers = {router.client.post(COMPLETIONS, json=BODY).json()["by"] for _ in range(4)}
         assert answers == {drained.name, other.name}
+
+    def test_by_a_restart_it_is_while_that_holds_the_lock(
+        self, router: Router, file: Path, eventually: Eventually
+    ) -> None:
+        restarted, by_person = router.consumers
+        with file.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            file.write_text(f"{restarted.name} restart:1\n{by_person.name}\n")
+            eventually(lambda: self.gauge(router, restarted.name) == 1, 10.0)
+            assert self.gauge(router, by_person.name) == 1
+        eventually(lambda: self.gauge(router, restarted.name) == 0, 10.0)
+        assert self.gauge(router, by_person.name) == 1
 
     def test_requests_that_it_has_end(
         self, router: Router, file: Path, eventually: Eventually

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -68,8 +71,25 @@ def stack(served: Lab, eventually: Eventually) -> Iterator[Lab]:
         undrain(served.home, "pdkit", engine)
 
 
-def drained(lab: Lab) -> frozenset[str]:
-    return drained_engines(lab.home.stack("pdkit").drain_file)
+def drained(lab: Lab) -> set[str]:
+    return set(drained_engines(lab.home.stack("pdkit").drain_file))
+
+
+@contextmanager
+def half_a_restart(lab: Lab, engine: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that has drained an engine and gets no further."""
+    program = (
+        "import sys, time, pathlib; from deploy.runtime.drains import drained_by_restart\n"
+        "with drained_by_restart(pathlib.Path(sys.argv[1]), sys.argv[2]):\n"
+        "    print('drained', flush=True); time.sleep(600)"
+    )
+    argv = (sys.executable, "-c", program, str(lab.home.stack("pdkit").drain_file), engine)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == "drained\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def pids(lab: Lab) -> dict[str, int]:
@@ -115,6 +135,28 @@ class TestRestart:
         restart_services(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
         assert drained(stack) == {"consumer-1"}
 
+    def test_one_that_is_killed_drains_nothing_for_ever(
+        self, stack: Lab, eventually: Eventually
+    ) -> None:
+        drain(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
+        running = require_stack(stack.home, "pdkit")
+
+        def seen() -> set[str]:
+            return {view.name for view in engine_views(running) or () if view.drained}
+
+        with half_a_restart(stack, "consumer-0") as process:
+            eventually(lambda: seen() == {"consumer-0", "consumer-1"}, 10.0)
+            text = status_view(stack_status(stack.home, "pdkit"))
+            assert f"drained by deploy restart (pid {process.pid})" in text
+            process.kill()
+            process.wait(10)
+            eventually(lambda: seen() == {"consumer-1"}, 10.0)
+        assert drained(stack) == {"consumer-1"}, "a person's stays"
+        shown = {one.name: one.drained_by for one in stack_status(stack.home, "pdkit").services}
+        assert {name: who for name, who in shown.items() if who} == {"consumer-1": "deploy drain"}
+        undrain(stack.home, "pdkit", "consumer-1")
+        assert not stack.home.stack("pdkit").drain_file.read_text(), "its line is gone, too"
+
     def test_a_service_that_is_not_there(self, stack: Lab) -> None:
         with pytest.raises(StateError, match="no service 'consumer-9'; it has: redis, "):
             restart_services(stack.home, "pdkit", "consumer-9", stack.lines.append, AT_ONCE)
@@ -139,7 +181,7 @@ class TestDrain:
         found = stack_status(stack.home, "pdkit")
         shown = {service.name: service.drained for service in found.services}
         assert [name for name, is_drained in shown.items() if is_drained] == ["consumer-0"]
-        assert "ready, drained" in status_view(found)
+        assert "ready, drained by deploy drain" in status_view(found)
         assert "consumer-0 gets no new requests" in status_view(found)
         assert found.as_dict()["events"][-1]["kind"] == "drained"
         undrain(stack.home, "pdkit", "consumer-0")
