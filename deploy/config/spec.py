@@ -169,10 +169,15 @@ class RouterSpec(_Strict):
 
 
 class TimeoutSpec(_Strict):
-    """Deadlines of `up` and `down`, in seconds."""
+    """Deadlines, in seconds."""
 
     ready_s: Seconds = Field(600.0, description="how long an engine may take to become ready")
     stop_s: Seconds = Field(15.0, description="time from SIGTERM to SIGKILL")
+    hung_s: Seconds = Field(
+        120.0,
+        description="how long an engine that served may not answer before the supervisor restarts "
+        "it",
+    )
 
 
 class StackSpec(_Strict):

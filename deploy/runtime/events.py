@@ -10,7 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-EventKind = Literal["died", "back", "failed", "crash_loop", "restarted", "drained", "undrained"]
+EventKind = Literal[
+    "died", "hung", "back", "failed", "crash_loop", "restarted", "drained", "undrained"
+]
 _KEPT = 200
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +29,16 @@ from deploy.runtime.state import ServiceRecord
 from deploy.runtime.supervisor import inherited_sockets
 from deploy.stack.service import Service
 from deploy.workflows.check import renew_store_connections
+from deploy.workflows.pulse import Pulse
 from deploy.workflows.running import RunningStack, find_stack
-from deploy.workflows.start import StackStart
+from deploy.workflows.start import ABORT_GRACE_S, StackStart
 
 # Docker is asked by HTTP. While all processes run, the kernel tells of the first that ends.
 _POLL_S = {"process": 0.2, "compose": 2.0}
 _CALM_S = 1.0
 _LOCKED_S = 0.5
 _LONGEST_PAUSE_S = 60.0
+_ASKED_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ class Life:
         due: when it is started; None once it was.
         started: by this supervisor, which can tell its exit code.
         given_up: it died too often.
+        pulse: tells whether it hangs.
     """
 
     record: ServiceRecord
+    pulse: Pulse
     deaths: int = 0
     serves_since: float = field(default_factory=time.monotonic)
     died_at: float | None = None
@@ -89,6 +94,7 @@ class Supervisor:
         self._lives: dict[str, Life] = {}
         self._seen: tuple[int, int] | None = None
         self._running: RunningStack | None = None
+        self._asking = ThreadPoolExecutor(_ASKED_AT_ONCE)
         self.ended = threading.Event()
 
     def run(self) -> None:
@@ -130,7 +136,7 @@ class Supervisor:
             self._lives = {
                 name: life
                 if (life := self._lives.get(name)) and life.record == record
-                else Life(record)
+                else Life(record, Pulse(self._asking.submit))
                 for name, record in records.items()
             }
         return self._running
@@ -144,10 +150,31 @@ class Supervisor:
                 self._start(service, life)
         elif running.launcher.state(life.record) != "running":
             self._died(service, life)
-        elif life.died_at is not None and running.is_ready(service):
-            self._came_back(running, service, life)
-        elif life.died_at is None and now - life.serves_since > self._patience.calm_s:
-            life.deaths = 0
+        elif life.died_at is not None:
+            if running.is_ready(service):
+                self._came_back(running, service, life)
+        else:
+            if now - life.serves_since > self._patience.calm_s:
+                life.deaths = 0
+            if service.role in ENGINE_ROLES:
+                self._feel(running, service, life)
+
+    def _feel(self, running: RunningStack, service: Service, life: Life) -> None:
+        """End an engine that hangs, unless a command is at work; then it has died."""
+        life.pulse.look(
+            lambda: running.is_ready(service),
+            time.monotonic(),
+            lambda: running.launcher.uptime_s(life.record) > service.ready_s,
+        )
+        if life.pulse.silent_s <= running.prepared.spec.timeouts.hung_s:
+            return
+        with suppress(StackLocked), supervisor_turn(self._lock, self._name):
+            if self._is_another(life):
+                return
+            self._note(service, "hung", f"has not answered for {life.pulse.silent_s:g} s; ended")
+            running.launcher.stop({service.name: life.record}, grace_s=ABORT_GRACE_S)
+            life.started = None  # its exit code tells of us
+            life.pulse = Pulse(self._asking.submit)
 
     def _died(self, service: Service, life: Life) -> None:
         """Note a death, unless a command is at work, whose doing it may be."""

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,19 @@ import pytest
 
 from deploy.config.spec import StackSpec
 from deploy.output.views import status_view
-from deploy.runtime import boot
+from deploy.runtime import boot, engine_api
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
-from deploy.workflows import start, supervise
+from deploy.workflows import pulse, start, supervise
 from deploy.workflows.down import stop_stack
+from deploy.workflows.pulse import Pulse
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.supervise import Patience, Supervisor
 from deploy.workflows.up import come_back_on_boot
-from tests.unit.workflows.conftest import Lab
+from tests.unit.workflows.conftest import SMALL, Lab
 
 Eventually = Callable[..., None]
 
@@ -280,6 +282,93 @@ def test_a_reboot_is_seen_to_until_down(
     assert str(file) in "\n".join(lab.lines)
     stop_stack(lab.home, "pdkit", lab.lines.append)
     assert [path for path in (tmp_path / "config").rglob("*") if not path.is_dir()] == []
+
+
+class TestAnEngineThatHangs:
+    @pytest.fixture
+    def quick(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
+        monkeypatch.setattr(pulse, "_EVERY_S", 0.1)
+        monkeypatch.setattr(engine_api, "_HEALTH_S", 1.0)
+        timeouts = {**SMALL["timeouts"], "hung_s": 0.15}
+        watched.spec = watched.lab.spec(supervise=True, timeouts=timeouts)
+        watched.up()
+        return watched
+
+    def answers(self, watched: Watched) -> bool:
+        """Tell whether the supervisor has seen the consumer answer."""
+        assert watched.supervisor is not None
+        life = watched.supervisor._lives.get("consumer-0")
+        return life is not None and life.pulse._answered
+
+    def test_is_ended_and_comes_back(self, quick: Watched, eventually: Eventually) -> None:
+        eventually(lambda: self.answers(quick), 20.0)
+        old = quick.pid("consumer-0")
+        os.kill(old, signal.SIGSTOP)
+        eventually(lambda: quick.is_back("consumer-0", old), 30.0)
+        eventually(lambda: quick.events() == ["hung", "died", "back"], 10.0)
+        (hung, died, _) = read_events(quick.lab.home.stack("pdkit").events_file)
+        assert hung.text.startswith("has not answered for 0.")
+        assert died.text == "died; started again now"
+        running = require_stack(quick.lab.home, "pdkit")
+        assert running.launcher.restarts(running.state.services["consumer-0"]) == 1
+
+    def test_is_left_alone_while_a_command_works(
+        self, quick: Watched, eventually: Eventually
+    ) -> None:
+        eventually(lambda: self.answers(quick), 20.0)
+        with stack_lock(quick.lab.home.lock_file("pdkit"), "pdkit"):
+            old = quick.pid("consumer-0")
+            os.kill(old, signal.SIGSTOP)
+            assert quick.supervisor is not None
+            felt = quick.supervisor._lives["consumer-0"].pulse
+            eventually(lambda: felt.silent_s > 0.35, 20.0)
+            assert quick.events() == []
+            os.kill(old, signal.SIGCONT)
+            eventually(lambda: felt.silent_s == 0, 20.0)
+        assert quick.pid("consumer-0") == old
+
+
+class TestPulse:
+    """By hand: each question is answered at once, five seconds apart."""
+
+    def felt(self, answers: str, *, loaded: bool = False) -> float:
+        """Return the silence after these answers: `+` is one, `-` is none."""
+        left = iter(answers)
+
+        def submit(_: Callable[[], bool]) -> Future[bool]:
+            asked: Future[bool] = Future()
+            asked.set_result(next(left) == "+")
+            return asked
+
+        made = Pulse(submit)
+        for look in range(len(answers)):
+            made.look(lambda: True, look * 5.0, lambda: loaded)
+        made._due_s = float("inf")  # only the last answer is taken
+        made.look(lambda: True, 0.0, lambda: loaded)
+        return made.silent_s
+
+    @pytest.mark.parametrize(
+        ("answers", "silent_s"), [("+---", 15), ("+--+", 0), ("+--+-", 5), ("----", 0), ("--+-", 5)]
+    )
+    def test_silence_is_counted_after_an_answer(self, answers: str, silent_s: float) -> None:
+        assert self.felt(answers) == silent_s
+
+    def test_one_that_has_loaded_for_certain_needs_no_answer_first(self) -> None:
+        """As when the supervisor is the one that was started anew."""
+        assert self.felt("---", loaded=True) == 15
+
+    def test_a_question_without_an_answer_yet_is_not_asked_again(self) -> None:
+        asked: list[Future[bool]] = []
+
+        def submit(_: Callable[[], bool]) -> Future[bool]:
+            asked.append(Future())
+            return asked[-1]
+
+        made = Pulse(submit)
+        for look in range(100):
+            made.look(lambda: True, look * 5.0, lambda: True)
+        assert len(asked) == 1
+        assert made.silent_s == 0, "whoever asks was held up"
 
 
 class TestWhileACommandWorks:
