@@ -8,7 +8,7 @@ stack's lock, and only on services whose record is still that of the process whi
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
 import threading
 import time
@@ -20,10 +20,12 @@ from pathlib import Path
 from deploy.errors import PdkitError, StackLocked
 from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.events import EventKind, note_event
-from deploy.runtime.home import Home
+from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Started
 from deploy.runtime.lock import supervisor_turn
 from deploy.runtime.process.front import Holder
+from deploy.runtime.process.keeper import Keeper
+from deploy.runtime.process.launcher import describe_exit
 from deploy.runtime.process.sessions import wait_for_an_end
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.supervisor import inherited_sockets
@@ -86,7 +88,13 @@ class Supervisor:
     """Watches one stack until it is told to end, or the stack is gone."""
 
     def __init__(
-        self, home: Home, name: str, holder: Holder, patience: Patience | None = None
+        self,
+        home: Home,
+        name: str,
+        holder: Holder,
+        patience: Patience | None = None,
+        *,
+        ended: threading.Event | None = None,
     ) -> None:
         self._home, self._name, self._holder = home, name, holder
         self._patience = patience or Patience()
@@ -95,7 +103,7 @@ class Supervisor:
         self._seen: tuple[int, int] | None = None
         self._running: RunningStack | None = None
         self._asking = ThreadPoolExecutor(_ASKED_AT_ONCE)
-        self.ended = threading.Event()
+        self.ended = ended or threading.Event()
 
     def run(self) -> None:
         """Watch, until `ended` is set."""
@@ -258,13 +266,18 @@ class Supervisor:
 
     def _note(self, service: Service, kind: EventKind, text: str) -> None:
         _say(f"{service.name} {text}")
-        if self._files.state_file.exists():  # else the stack's folder would come back
-            with suppress(OSError):  # such as a full disk
-                note_event(self._files.events_file, service.name, kind, text)
+        _note_if_up(self._files, service.name, kind, text)
 
     @property
     def _lock(self) -> Path:
         return self._home.lock_file(self._name)
+
+
+def _note_if_up(files: StackHome, service: str, kind: EventKind, text: str) -> None:
+    """Write an event down; not of a stack that is down, whose folder would come back."""
+    if files.state_file.exists():
+        with suppress(OSError):  # such as a full disk
+            note_event(files.events_file, service, kind, text)
 
 
 def _say(line: str) -> None:
@@ -274,13 +287,22 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
+    """Watch a stack in a child, and go on in another one where that dies."""
     state, cache, name = sys.argv[1:]
     home = Home(Path(state), Path(cache))
-    holder = Holder(*inherited_sockets())
-    supervisor = Supervisor(home, name, holder)
-    signal.signal(signal.SIGTERM, lambda *_: supervisor.ended.set())
-    signal.signal(signal.SIGINT, lambda *_: supervisor.ended.set())
-    supervisor.run()
+    door, front = inherited_sockets()
+    keeper, own_pid = Keeper(), os.getpid()
+    while not keeper.forked():
+        if front:  # the worker's, which may replace it; the next one does without
+            front.close()
+            front = None
+        if (code := keeper.death()) is None:
+            return
+        text = f"died ({describe_exit(code)}); started again"
+        _say(f"supervisor {text}")
+        _note_if_up(home.stack(name), "supervisor", "died", text)
+        keeper.ended.wait(_CALM_S)
+    Supervisor(home, name, Holder(door, front, own_pid), ended=keeper.ended).run()
 
 
 if __name__ == "__main__":

@@ -106,8 +106,11 @@ class Holder:
         front: None until there is one.
     """
 
-    def __init__(self, door: socket.socket, front: socket.socket | None) -> None:
-        self._door = door
+    def __init__(
+        self, door: socket.socket, front: socket.socket | None, pid: int | None = None
+    ) -> None:
+        """`pid` is the process to end, by default this one."""
+        self._door, self._pid = door, pid or os.getpid()
         self.front = front
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -132,4 +135,4 @@ class Holder:
                 return  # closed
             with asking, suppress(OSError):
                 held = [self.front.fileno()] if self.front else []
-                socket.send_fds(asking, [str(os.getpid()).encode()], held)
+                socket.send_fds(asking, [str(self._pid).encode()], held)

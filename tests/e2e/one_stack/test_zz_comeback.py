@@ -100,4 +100,7 @@ def test_down_ends_the_supervisor_too(kit: Deploy) -> None:
     assert there.front is not None
     there.front.close()
     assert there.pid in {process.pid for process in kit.processes(NAME)}
-    assert psutil.Process(there.pid).memory_info().rss < 200 * 2**20
+    keeper = psutil.Process(there.pid)
+    workers = keeper.children()
+    assert len(workers) == 1
+    assert sum(one.memory_info().rss for one in (keeper, *workers)) < 200 * 2**20

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from deploy.config.spec import StackSpec
@@ -282,6 +283,59 @@ def test_a_reboot_is_seen_to_until_down(
     assert str(file) in "\n".join(lab.lines)
     stop_stack(lab.home, "pdkit", lab.lines.append)
     assert [path for path in (tmp_path / "config").rglob("*") if not path.is_dir()] == []
+
+
+class TestTheSupervisorItself:
+    """Processes, as users have them."""
+
+    @pytest.fixture
+    def supervised(self, lab: Lab) -> Iterator[Lab]:
+        lab.up(lab.spec(supervise=True))
+        yield lab
+        stop_stack(lab.home, "pdkit", lab.lines.append)
+        assert lab.pids() == []
+
+    def keeper(self, lab: Lab) -> psutil.Process:
+        there = ask(lab.home.stack("pdkit").supervisor_socket)
+        assert there is not None
+        if there.front:
+            there.front.close()
+        return psutil.Process(there.pid)
+
+    def test_is_started_again_when_it_is_killed(
+        self, supervised: Lab, eventually: Eventually
+    ) -> None:
+        keeper = self.keeper(supervised)
+        (worker,) = keeper.children()
+        worker.kill()
+        eventually(lambda: [one.pid for one in keeper.children()] not in ([], [worker.pid]), 20.0)
+        assert self.keeper(supervised) == keeper, "the new one answers"
+        (event,) = read_events(supervised.home.stack("pdkit").events_file)
+        assert (event.service, event.kind) == ("supervisor", "died")
+        assert "killed by signal 9" in event.text
+        running = require_stack(supervised.home, "pdkit")
+        old = running.state.services["router"].pid
+        os.kill(old, signal.SIGKILL)
+
+        def back() -> bool:
+            running = require_stack(supervised.home, "pdkit")
+            return running.state.services["router"].pid != old and running.is_ready(
+                running.stack.front
+            )
+
+        eventually(back, 30.0)
+
+    def test_whole_is_told_and_brought_back_by_up(self, supervised: Lab) -> None:
+        keeper = self.keeper(supervised)
+        for process in (keeper, *keeper.children()):
+            process.kill()
+        keeper.wait(20)
+        (warning,) = stack_status(supervised.home, "pdkit").warnings
+        assert "the supervisor does not run" in warning
+        assert "deploy up --resume --name pdkit" in warning
+        supervised.up(require_stack(supervised.home, "pdkit").prepared.spec)
+        assert self.keeper(supervised) != keeper
+        assert not stack_status(supervised.home, "pdkit").warnings
 
 
 class TestAnEngineThatHangs:
