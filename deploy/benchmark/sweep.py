@@ -276,7 +276,7 @@ def winning_spec(asked: Mapping[str, Any], candidate: Candidate) -> dict[str, An
 
 
 _SPLIT = ("gpus", "topology", "producers", "consumers", "tp", "producer_tp", "consumer_tp")
-_SHARED_KV = ("layerwise", "save_decode_cache", "redis")
+_SHARED_KV = ("connector", "layerwise", "save_decode_cache", "redis")
 
 
 def without_split(asked: Mapping[str, Any], *, plain: bool) -> dict[str, Any]:

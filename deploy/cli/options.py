@@ -85,7 +85,10 @@ _Model = Annotated[
     ),
 ]
 _Connector = Annotated[
-    str | None, typer.Option(help="How engines share KV; only lmcache (the default).")
+    str | None,
+    typer.Option(
+        help="How engines share KV: lmcache (default), or lmcache-mp, through LMCache's server."
+    ),
 ]
 _Layerwise = Annotated[
     bool | None,

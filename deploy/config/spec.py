@@ -102,7 +102,7 @@ class EngineSpec(_Strict):
 
 
 class LMCacheSpec(_Strict):
-    """The LMCache instance inside every engine."""
+    """LMCache, inside every engine or as a server for all of them."""
 
     chunk_size: Annotated[int, Field(ge=1, le=MAX_CHUNK)] = Field(
         256, description="tokens per chunk; a multiple of block_size"
@@ -111,6 +111,11 @@ class LMCacheSpec(_Strict):
         None,
         description="host memory per rank for chunks in transfer; default: the KV of the longest "
         "prompt, at most four steps of the engine and at most a quarter of the machine's memory",
+    )
+    server_gib: Gibibytes | None = Field(
+        None,
+        description="connector lmcache-mp only: memory of LMCache's server for KV, the least "
+        "recently used of which is evicted first; default: as redis.memory_gib",
     )
 
 
@@ -236,7 +241,11 @@ class StackSpec(_Strict):
         description="tiny, a model folder, or a Hugging Face id; default: tiny on CPUs, "
         "Qwen/Qwen3-0.6B on GPUs",
     )
-    connector: Literal["lmcache"] = Field("lmcache", description="how engines share KV")
+    connector: Literal["lmcache", "lmcache-mp"] = Field(
+        "lmcache",
+        description="how engines share KV: lmcache, inside each engine, through Redis; lmcache-mp, "
+        "through LMCache's server on this machine (processes on CPUs so far)",
+    )
     layerwise: bool = Field(False, description="move KV layer by layer while the engine computes")
     save_decode_cache: bool = Field(
         False, description="consumers also store the KV of generated tokens, and so write to Redis"

@@ -87,6 +87,8 @@ def shared_memory(seen: Seen) -> Verdict | None:
     if plan is None or seen.host is None or seen.host.shm_free_mib is None:
         return None
     free, ranks = seen.host.shm_free_mib, plan.tp * len(plan.engines)
+    if plan.shared_memory_mib:
+        return _kv_in_shared_memory(free, plan)
     needed = _SHM_MIB_A_RANK * ranks if plan.tp > 1 else 64
     if free >= needed:
         return ok(f"{_SHM} has {free} MiB free")
@@ -95,6 +97,20 @@ def shared_memory(seen: Seen) -> Verdict | None:
         f"{_SHM} has {free} MiB free, and {ranks} ranks may use {needed}",
         "the ranks of an engine communicate through it, and crash with a bus error if it is full",
         "in a container: docker run --shm-size 16g; else: sudo mount -o remount,size=16g /dev/shm",
+    )
+
+
+def _kv_in_shared_memory(free_mib: int, plan: Plan) -> Verdict:
+    """Judge whether the KV fits that engines keep there for LMCache's server to reach."""
+    needed = plan.shared_memory_mib
+    if free_mib >= needed:
+        return ok(f"{_SHM} has {free_mib} MiB free; {needed} MiB of KV go there")
+    return Verdict(
+        "fail",
+        f"{_SHM} has {free_mib} MiB free, and {needed} MiB of the engines' KV go there",
+        "an engine crashes with a bus error when it is full",
+        "a smaller engine.kv_cache_gib or fewer engines; in a container: docker run --shm-size; "
+        f"else: sudo mount -o remount,size={2 * needed}m {_SHM}",
     )
 
 
@@ -204,6 +220,7 @@ RULES = (
     Rule(
         "host.shm", shared_memory,
         looks_at="free space in `/dev/shm`, for processes",
+        fails="with `--connector lmcache-mp`: less than the engines' KV",
         warns="less than 1 GiB per rank with `--tp`, else 64 MiB", fix="`--shm-size` or a remount",
     ),
     Rule(

@@ -14,22 +14,24 @@ _HUB_SPARE = 1.1
 
 
 def store(seen: Seen) -> Verdict | None:
-    """Judge whether the KV of the longest prompt fits into Redis."""
+    """Judge whether the KV of the longest prompt fits into the store."""
     plan = seen.plan
     if plan is None or plan.kv_bytes_per_token is None or plan.max_model_len is None:
         return None
     if not plan.shares_kv:
         return None
     length, prompt = plan.max_model_len, plan.max_model_len * plan.kv_bytes_per_token
-    tokens = plan.store_tokens
+    tokens, server = plan.store_tokens, plan.kv_server
+    what = "LMCache's server" if server else "Redis"
+    setting = "lmcache: {server_gib" if server else "redis: {memory_gib"
     if tokens is not None and tokens < length:
         return Verdict(
             "warn",
-            f"Redis holds {tokens} tokens of KV, but a prompt may have {length}",
+            f"{what} holds {tokens} tokens of KV, but a prompt may have {length}",
             "the start of a long prompt is evicted while its end is stored, so it never hits",
-            f"redis: {{memory_gib: {2 * prompt / GIB:.1f}}} in deploy.yaml",
+            f"{setting}: {2 * prompt / GIB:.1f}}} in deploy.yaml",
         )
-    held = "your own Redis" if tokens is None else f"Redis holds {tokens:,} tokens of KV"
+    held = "your own Redis" if tokens is None else f"{what} holds {tokens:,} tokens of KV"
     return ok(f"{held}; a prompt has at most {length:,}")
 
 
@@ -150,9 +152,9 @@ RULES = (
     Rule(
         "memory.store",
         store,
-        looks_at="how many tokens of KV Redis holds",
+        looks_at="how many tokens of KV Redis, or LMCache's server, holds",
         warns="fewer than the longest prompt",
-        fix="`redis.memory_gib`",
+        fix="`redis.memory_gib`, or `lmcache.server_gib`",
     ),
     Rule(
         "disk.images",

@@ -41,7 +41,7 @@ def check_view(report: CheckReport) -> str:
 
 def _reuse(report: CheckReport) -> list[str]:
     """Return what was reused of what can be; nothing can where engines share no KV."""
-    if report.store is None:
+    if report.store is None and not report.left_out:
         return [
             f"{len(report.engines)} engines share no KV, so there is nothing to reuse; "
             "the router reaches each, and their answers are compared",
@@ -112,6 +112,7 @@ def _phases(report: CheckReport) -> list[tuple[str, Phase]]:
 
 def _asides(report: CheckReport) -> Iterator[str]:
     """Yield what was left out, and what blurs a number."""
+    yield from (f"Left out: {one}" for one in report.left_out)
     if report.burst and not report.burst.skipped:
         yield f"Burst: {report.burst.requests} requests, {report.burst.failed} failed"
     for name, phase in _phases(report):

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.output.table import percent, size, table
 from deploy.planning.memory import GIB
-from deploy.planning.plan import Plan
+from deploy.planning.plan import EnginePlan, Plan
 from deploy.planning.redis import RedisPlan
 from deploy.workflows.prepare import Prepared, engine_image
 
@@ -27,13 +27,14 @@ def plan_view(prepared: Prepared) -> str:
         + f", {plan.dtype}",
         f"memory   {size(plan.memory_mib)} expected{_staging(plan)}",
         f"store    {_store(prepared)}",
-        *([f"limits   {_limits(plan)}"] if plan.shares_kv else []),
+        *([f"limits   {_limits(plan)}"] if plan.uses_redis else []),
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared}",
         *(f"note     {line}" for line in prepared.notes),
     ]
     rows: list[tuple[object, ...]] = [
         *(_redis_row(shard, plan) for shard in plan.redis),
+        *_server_row(plan),
         *(
             (
                 engine.name,
@@ -52,8 +53,8 @@ def plan_view(prepared: Prepared) -> str:
 
 
 def _staging(plan: Plan) -> str:
-    if not plan.shares_kv:
-        return ""
+    if not plan.uses_redis:
+        return f", {size(plan.shared_memory_mib)} of it in /dev/shm" if plan.kv_server else ""
     staging = size(round(plan.limits.staging_gib * 1024))
     return f", {staging} of it staging for each of {plan.storing_ranks} ranks"
 
@@ -62,9 +63,11 @@ def _store(prepared: Prepared) -> str:
     plan = prepared.plan
     if plan.user_redis:
         return f"your own Redis, from {prepared.spec.redis.url_file}"
+    tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
+    if plan.kv_server:
+        return f"{size(plan.kv_server.kv_mib)} of LMCache's server{tokens}"
     if not plan.redis:
         return "none: each engine has its own prefix cache"
-    tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
     shards = f" in {len(plan.redis)} shards" if len(plan.redis) > 1 else ""
     return f"{size(plan.redis_memory_mib)} of Redis{shards}{tokens}"
 
@@ -74,10 +77,15 @@ def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
     return (shard.name, "store", "-", port, size(shard.memory_mib))
 
 
+def _server_row(plan: Plan) -> list[tuple[object, ...]]:
+    server = plan.kv_server
+    return [(server.name, "store", "-", "socket", size(server.memory_mib))] if server else []
+
+
 def plan_data(prepared: Prepared) -> dict[str, Any]:
     """Return the plan for scripts."""
     plan = prepared.plan
-    staging_gib = plan.limits.staging_gib if plan.shares_kv else 0
+    staging_gib = plan.limits.staging_gib if plan.uses_redis else 0
     return {
         "name": plan.name,
         "vendor": plan.vendor.name,
@@ -99,6 +107,8 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "memory_mib": plan.redis_memory_mib,
             "tokens": plan.store_tokens,
         },
+        "connector": plan.spec.connector,
+        "kv_server": _server_data(plan),
         "staging": {
             "bytes_per_rank": int(staging_gib * GIB),
             "ranks": plan.storing_ranks,
@@ -120,19 +130,31 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "memory_mib": plan.memory_mib,
         "layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
-        "engines": [
-            {
-                "name": engine.name,
-                "role": engine.role,
-                "port": engine.port,
-                "devices": list(engine.devices),
-                "cpu_threads": engine.cpu_threads,
-                "memory_mib": engine.memory_mib,
-            }
-            for engine in plan.engines
-        ],
+        "engines": [_engine_data(engine) for engine in plan.engines],
         "notes": list(prepared.notes),
         "inventory": asdict(prepared.inventory),
+    }
+
+
+def _server_data(plan: Plan) -> dict[str, Any] | None:
+    if plan.kv_server is None:
+        return None
+    return {
+        "kv_mib": plan.kv_server.kv_mib,
+        "memory_mib": plan.kv_server.memory_mib,
+        "tokens": plan.store_tokens,
+        "shared_memory_mib": plan.shared_memory_mib,
+    }
+
+
+def _engine_data(engine: EnginePlan) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "role": engine.role,
+        "port": engine.port,
+        "devices": list(engine.devices),
+        "cpu_threads": engine.cpu_threads,
+        "memory_mib": engine.memory_mib,
     }
 
 

@@ -204,6 +204,8 @@ def patches_view(patches: Patches) -> str:
         for row in patches.fixes
     ]
     lmcache = f", LMCache {patches.lmcache}" if patches.lmcache else ""
+    if patches.not_for:
+        return f"{patches.where}: {patches.not_for}"
     return "\n".join(
         (
             f"{patches.where}{lmcache}",

@@ -7,6 +7,7 @@ from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import check_bind
+from deploy.planning.kv_server import check_kv_server
 from deploy.planning.redis import check_redis
 from deploy.planning.topology import NO_SPLIT, Topology
 
@@ -43,6 +44,7 @@ def check_spec(spec: StackSpec, model: Model, block_size: int, topology: Topolog
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
     _check_gpu_access(spec)
+    check_kv_server(spec, topology)
     check_redis(spec, topology)
     _check_equal_ranks(spec)
     _check_tensor_parallel(spec, model, topology)

@@ -32,11 +32,15 @@ def smaller(plan: Plan, over_mib: int) -> str:
     engines = len(plan.engines)
     fewest = replace(plan.topology, aggregated=2) if plan.aggregated else Topology(1, 1)
     ranks, one_mib = engines * plan.tp, plan.engines[0].memory_mib
-    staging_mib = round(plan.limits.staging_gib * 1024) if plan.shares_kv else 0
+    staging_mib = round(plan.limits.staging_gib * 1024) if plan.uses_redis else 0
+    server_mib = plan.kv_server.kv_mib if plan.kv_server else 0
     in_host_mib = 0 if plan.vendor.has_gpus else (plan.kv_cache_bytes or 0) // 2**20
     savings = {
         f"a smaller redis.memory_gib (it is {plan.redis_memory_mib / 1024:.1f})": (
             plan.redis_memory_mib - _SMALL_STORE_MIB
+        ),
+        f"a smaller lmcache.server_gib (it is {server_mib / 1024:.1f})": (
+            server_mib - _SMALL_STORE_MIB
         ),
         f"fewer engines than {engines}, by --topology {fewest}": (engines - fewest.engines)
         * one_mib,
@@ -84,9 +88,14 @@ def _small_store(plan: Plan) -> list[str]:
     held, longest = plan.store_tokens, plan.max_model_len
     if held is None or longest is None or held >= longest:
         return []
+    what, setting = (
+        ("LMCache's server", "lmcache.server_gib")
+        if plan.kv_server
+        else ("Redis", "redis.memory_gib")
+    )
     return [
-        f"Redis holds {held:,} tokens of KV, and a prompt may have {longest:,}: longer ones are "
-        "not stored whole (redis.memory_gib, or a smaller engine.max_model_len)"
+        f"{what} holds {held:,} tokens of KV, and a prompt may have {longest:,}: longer ones are "
+        f"not stored whole ({setting}, or a smaller engine.max_model_len)"
     ]
 
 

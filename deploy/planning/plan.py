@@ -13,6 +13,7 @@ from deploy.planning.checks import FIRST_ENGINE_OFFSET, check_spec
 from deploy.planning.gpus import allot, gpu_memory, gpu_need
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.kinds import check_kind
+from deploy.planning.kv_server import MP, KvServerPlan, kv_server
 from deploy.planning.limits import Limits, redis_limits
 from deploy.planning.memory import (
     MIB,
@@ -70,6 +71,7 @@ class Plan:
         keyed: clients must send a key.
         user_redis: Redis is the user's own, and no service of the stack.
         redis: the kit's own, in the order in which engines name them.
+        kv_server: LMCache's server, through which engines share KV instead.
         gpu_share: part of its GPUs' memory that an engine may use; None without GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
     """
@@ -91,6 +93,7 @@ class Plan:
     grafana_port: int
     user_redis: bool
     redis: tuple[RedisPlan, ...]
+    kv_server: KvServerPlan | None
     engines: tuple[EnginePlan, ...]
     dtype: str
     block_size: int
@@ -132,8 +135,13 @@ class Plan:
 
     @property
     def shares_kv(self) -> bool:
-        """Whether engines share KV through Redis, the kit's or the user's own."""
+        """Whether engines share KV, through Redis or LMCache's server."""
         return self.topology.redis
+
+    @property
+    def uses_redis(self) -> bool:
+        """Whether engines share KV through Redis, the kit's or the user's own."""
+        return self.shares_kv and self.kv_server is None
 
     @property
     def url(self) -> str:
@@ -159,11 +167,14 @@ class Plan:
     @property
     def storing_ranks(self) -> int:
         """How many ranks of the stack have staging memory and connections to Redis."""
-        return len(self.engines) * self.limits.ranks if self.shares_kv else 0
+        return len(self.engines) * self.limits.ranks if self.uses_redis else 0
 
     @property
     def store_tokens(self) -> int | None:
         """Tokens whose KV the store holds before it drops the least recently used, if known."""
+        if self.kv_server:
+            a_token = self.kv_bytes_per_token
+            return self.kv_server.tokens(a_token) if a_token else None
         if not self.redis or not self.limits.chunk_memory:
             return None
         chunks = self.redis_memory_mib * MIB // self.limits.chunk_memory
@@ -172,7 +183,15 @@ class Plan:
     @property
     def memory_mib(self) -> int:
         """Expected resident host memory of the whole stack."""
-        return self.redis_memory_mib + sum(engine.memory_mib for engine in self.engines)
+        store = self.kv_server.memory_mib if self.kv_server else self.redis_memory_mib
+        return store + sum(engine.memory_mib for engine in self.engines)
+
+    @property
+    def shared_memory_mib(self) -> int:
+        """What of the engines' KV is in `/dev/shm`, where LMCache's server reaches it."""
+        if self.kv_server is None or self.vendor.has_gpus:
+            return 0
+        return len(self.engines) * self.tp * (self.kv_cache_bytes or 0) // MIB
 
     @property
     def ports(self) -> dict[int, str]:
@@ -214,7 +233,7 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
     store = store_mib(
         spec, space, inventory, producers=topology.storing, a_token=a_token, context=length
     )
-    shards = shard_count(spec, inventory, gpus=len({gpu for own in gpus for gpu in own}))
+    used_gpus = len({gpu for own in gpus for gpu in own})
     return Plan(
         spec=spec,
         name=spec.name,
@@ -232,9 +251,8 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
         prometheus_port=spec.port + 3 if spec.monitoring else 0,
         grafana_port=spec.port + 4 if spec.monitoring else 0,
         user_redis=spec.redis.url_file is not None,
-        redis=()
-        if spec.redis.url_file or not topology.redis
-        else redis_shards(_redis_port(spec), shards, store),
+        redis=_redis(spec, topology, inventory, store, gpus=used_gpus),
+        kv_server=kv_server(spec, topology, store),
         engines=engines,
         dtype=dtype,
         block_size=block_size,
@@ -247,6 +265,14 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
         gpu_groups=inventory.gpu_groups,
         container_gpus=inventory.container_gpus,
     )
+
+
+def _redis(
+    spec: StackSpec, topology: Topology, inventory: Inventory, store: int, *, gpus: int
+) -> tuple[RedisPlan, ...]:
+    if spec.redis.url_file or not topology.redis or spec.connector == MP:
+        return ()
+    return redis_shards(_redis_port(spec), shard_count(spec, inventory, gpus=gpus), store)
 
 
 def _redis_port(spec: StackSpec) -> int:
@@ -263,6 +289,8 @@ def _engine_memory_mib(
     spec: StackSpec, vendor: Vendor, space: KvSpace, limits: Limits | None
 ) -> int:
     """Return the host memory of an engine; without limits it has no staging memory."""
+    if spec.connector == MP:
+        limits = None  # LMCache's server takes KV from where it is
     in_host = 0 if vendor.has_gpus else (space.told_bytes or 0) // MIB
     staging_mib = round(limits.ranks * limits.staging_gib * 1024) if limits else 0
     return spec.tp * (vendor.engine_base_mib + in_host) + staging_mib

@@ -12,6 +12,7 @@ from deploy.planning.plan import EnginePlan, Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.containers import engine_secrets, in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
+from deploy.stack.kv_server import kv_server_service
 from deploy.stack.layout import LOOPBACK, ContainerLayout, Layout
 from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
 from deploy.stack.router import router_argv
@@ -31,6 +32,7 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
         engines.append(_engine(engine, plan, layout, before))
     services = [
         *(_redis(shard, plan, layout) for shard in plan.redis),
+        *((kv_server_service(plan.kv_server, plan, layout),) if plan.kv_server else ()),
         *engines,
         _router(plan, layout),
         *monitoring_services(plan, layout),
@@ -78,7 +80,8 @@ def _socket(path: str) -> tuple[str, ...]:
 
 
 def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -> Service:
-    file = _lmcache_file(engine, plan, layout) if plan.shares_kv else None
+    file = _lmcache_file(engine, plan, layout) if plan.uses_redis else None
+    stores = (*plan.redis, *((plan.kv_server,) if plan.kv_server else ()))
     return Service(
         name=engine.name,
         role=engine.role,
@@ -89,7 +92,7 @@ def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -
         ready_s=plan.spec.timeouts.ready_s,
         env=engine_env(engine, plan, layout, (file.target or file.path) if file else ""),
         files=(file,) if file else (),
-        depends_on=(*(shard.name for shard in plan.redis), *before),
+        depends_on=(*(store.name for store in stores), *before),
         devices=engine.devices,
         memory_mib=engine.memory_mib,
     )

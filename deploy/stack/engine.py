@@ -13,6 +13,7 @@ import yaml
 from deploy.assets import asset
 from deploy.planning.limits import Limits
 from deploy.planning.plan import EnginePlan, Plan, Role
+from deploy.stack import kv_server
 from deploy.stack.layout import ENGINE_KEY, KV_KEY, Layout
 from deploy.stack.namespace import hash_seed, key_prefix
 
@@ -44,7 +45,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout) -> tuple[str, ..
         "--enable-prompt-tokens-details",
         *(("--middleware", _STORE_BARRIER) if engine.role == "producer" else ()),
         "--middleware", _REQUIRE_KEY,
-        *_kv_transfer(engine.role, plan),
+        *_kv_transfer(engine.role, plan, layout),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
         *(plan.vendor.pinned_args if plan.shares_kv else ()),
@@ -63,13 +64,14 @@ def _given(option: str, value: float | None) -> tuple[str, ...]:
     return () if value is None else (option, str(value))
 
 
-def _kv_transfer(role: Role, plan: Plan) -> tuple[str, ...]:
+def _kv_transfer(role: Role, plan: Plan, layout: Layout) -> tuple[str, ...]:
     if not plan.shares_kv:
         return ()
-    return ("--kv-transfer-config", json.dumps(kv_transfer_config(role, plan), sort_keys=True))
+    config = kv_transfer_config(role, plan, layout)
+    return ("--kv-transfer-config", json.dumps(config, sort_keys=True))
 
 
-def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
+def kv_transfer_config(role: Role, plan: Plan, layout: Layout) -> dict[str, Any]:
     """Return vLLM's `--kv-transfer-config`, with the patched connector as the plug-in."""
     # A kv_consumer never saves. What a consumer decodes reaches Redis only if it may do both.
     saves = role == "producer" or plan.save_decode_cache
@@ -85,6 +87,8 @@ def kv_transfer_config(role: Role, plan: Plan) -> dict[str, Any]:
         # What was found and cannot be loaded, because it is gone, corrupt or Redis is, is computed.
         "kv_load_failure_policy": "recompute",
     }
+    if plan.kv_server:
+        config |= kv_server.transfer_config(layout)
     if plan.layerwise:
         # vLLM picks CUDA graph modes by this key; LMCache itself reads its own configuration.
         config["kv_connector_extra_config"] = {"use_layerwise": True}
@@ -95,7 +99,7 @@ def engine_env(engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str
     """Return what is set on top of the environment the engine is started from.
 
     Args:
-        lmcache_file: its LMCache configuration; "" where engines share no KV.
+        lmcache_file: its LMCache configuration; "" where engines have none.
     """
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
     theirs = plan.spec.engine.env
@@ -106,7 +110,8 @@ def engine_env(engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str
         "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": str(engine.cpu_threads),
         **layout.engine_env(engine, plan),
-        **(_socket_env(engine, plan) if lmcache_file else {}),
+        **(_socket_env(engine, plan) if plan.shares_kv else {}),
+        **(kv_server.transfer_env(engine, layout) if plan.kv_server else {}),
         **offline,
         **plan.vendor.engine_env,
         # Without a connector vLLM runs as it would without the kit.

@@ -92,6 +92,16 @@ class Layout(Protocol):
         """Return the Unix socket by which engines reach Redis; "" where they share no folder."""
         ...
 
+    @property
+    def kv_sockets(self) -> tuple[str, str]:
+        """Return the Unix sockets of LMCache's server, for engines' requests and for its pages."""
+        ...
+
+    @property
+    def shared_memory(self) -> str:
+        """Return what the names of the stack's shared memory begin with."""
+        ...
+
     def engine(self, engine: EnginePlan) -> Endpoint: ...
     def router(self, plan: Plan) -> Endpoint: ...
     def router_metrics(self, plan: Plan) -> Endpoint: ...
@@ -173,6 +183,14 @@ class ProcessLayout:
 
     def redis_socket(self, shard: RedisPlan) -> str:
         return str(self.temp_dir / f"{shard.name}.sock")
+
+    @property
+    def kv_sockets(self) -> tuple[str, str]:
+        return str(self.temp_dir / "kv.sock"), str(self.temp_dir / "kv-pages.sock")
+
+    @property
+    def shared_memory(self) -> str:
+        return self.temp_dir.name
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         return _on_loopback(engine.port)
@@ -260,6 +278,9 @@ class ContainerLayout:
     hub_token: bool = False
     sees_all_gpus: bool = False
 
+    # The plan refuses LMCache's server in containers.
+    kv_sockets = ("", "")
+    shared_memory = ""
     redis_program = "redis-server"
     prometheus_program = "/bin/prometheus"
     grafana_program = f"{GRAFANA_HOME}/bin/grafana"

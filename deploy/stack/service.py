@@ -11,8 +11,9 @@ from typing import Literal
 from deploy.planning.address import host_port
 
 ServiceRole = Literal[
-    "redis", "producer", "consumer", "aggregated", "router", "prometheus", "grafana"
+    "redis", "kv-server", "producer", "consumer", "aggregated", "router", "prometheus", "grafana"
 ]
+STORE_ROLES: tuple[ServiceRole, ...] = ("redis", "kv-server")
 MONITORING_ROLES: tuple[ServiceRole, ...] = ("prometheus", "grafana")
 
 
@@ -134,6 +135,8 @@ class Service:
     @property
     def url(self) -> str:
         """Where this machine reaches the service; a wildcard address is reached on loopback."""
+        if not self.port and self.socket:
+            return f"unix://{self.socket}"
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
         return f"http://{host_port(host, self.port)}"
 
@@ -169,6 +172,11 @@ class Stack:
     def redis(self) -> tuple[Service, ...]:
         """The kit's own Redis: one, several that share the keys, or none."""
         return tuple(service for service in self.services if service.role == "redis")
+
+    @property
+    def stores(self) -> tuple[Service, ...]:
+        """What keeps the KV that engines share, and loses it when it ends."""
+        return tuple(service for service in self.services if service.role in STORE_ROLES)
 
     @property
     def monitoring(self) -> tuple[Service, ...]:

@@ -190,13 +190,14 @@ class CheckReport:
         race: prompts sent through the router, whose decode follows its prefill at once.
         turns, decode_reuse, burst: None where the check was a quick one, or the stack does not keep
             what it decodes.
-        store: None where the engines share no KV.
+        store: None where the engines share no KV, or not through Redis.
         path: what the engines moved to and from Redis meanwhile, for whomever; None where LMCache's
             own client moves it.
         others: requests of others that engines finished during the check; at least 1 where some
             were begun only.
         vllm: the engines' release of it; "" where they do not tell.
         prompts: the user's own prompt, by pair; empty where none was given.
+        left_out: what was not checked, and why.
         failed: empty if the check passed.
     """
 
@@ -216,6 +217,7 @@ class CheckReport:
     others: int = 0
     vllm: str = ""
     prompts: Sequence[OwnPrompt] = ()
+    left_out: Sequence[str] = ()
 
     @property
     def passed(self) -> bool:
@@ -291,6 +293,7 @@ class CheckReport:
             "others_requests": self.others,
             "vllm": {"version": self.vllm, "formula_pinned": is_pinned(self.vllm)},
             "prompts": [prompt.as_dict() for prompt in self.prompts],
+            "left_out": list(self.left_out),
             "failures": self.failures,
             "diagnosis": [asdict(cause) for cause in self.diagnosis],
             "seconds": round(self.seconds, 2),

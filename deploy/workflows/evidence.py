@@ -183,6 +183,10 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
 
 
 def _store_facts(running: RunningStack, seen: Readings, store: Store) -> StoreFacts:
+    if running.prepared.plan.kv_server:
+        # What became of it, the check itself says.
+        names = [one.name for one in running.stack.stores]
+        return StoreFacts(services=names, name="LMCache's server")
     before, after = seen.store_before, seen.store_after
     known, refusal = after or before, store.refusal()
     return StoreFacts(

@@ -133,7 +133,8 @@ def found_programs(spec: StackSpec, vendor: str) -> Programs:
     """
     python = find_engine_python(spec.engine.python)
     require_libraries(python, vendor_named(vendor).libraries)
-    redis = "" if spec.redis.url_file else find_redis_server(spec.redis.server, python)
+    own = spec.redis.url_file is None and spec.connector == "lmcache"
+    redis = find_redis_server(spec.redis.server, python) if own else ""
     if not spec.monitoring:
         return Programs(python, redis)
     return Programs(python, redis, find_prometheus(), find_grafana())

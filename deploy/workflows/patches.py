@@ -18,6 +18,10 @@ from deploy.workflows.running import RunningStack, answering_pages, find_stack
 
 # States in which a bug that is there is not answered.
 UNANSWERED = ("failed", "disabled")
+_NOT_FOR_MP = (
+    "the fixes are for LMCache inside the engines, and this stack uses LMCache's server "
+    "(--connector lmcache-mp)"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Patches:
         lmcache: its version there; "" where nothing says it.
         proved: the fixes were tried on that version by the kit's tests.
         silent: engines that answer and report no fix, though they should have the connector.
+        not_for: why there are none; "" where there are.
     """
 
     where: str
@@ -56,6 +61,7 @@ class Patches:
     proved: bool
     fixes: Sequence[FixRow]
     silent: Sequence[str] = ()
+    not_for: str = ""
 
     @property
     def warnings(self) -> list[str]:
@@ -95,13 +101,14 @@ def _reported(
     ids = [*known, *sorted({fix for one in reports.values() for fix in one.fixes} - known.keys())]
     rows = [_row(fix, known.get(fix, ("", "none")), reports) for fix in ids]
     releases = sorted({one.lmcache for one in reports.values() if one.lmcache})
-    shares_kv = running.prepared.plan.shares_kv
+    plan = running.prepared.plan
     return Patches(
         where=f"stack '{running.stack.name}'",
         lmcache=", ".join(releases),
         proved=all(one.proved for one in reports.values()),
         fixes=[row for row in rows if row.states],
-        silent=[name for name, one in reports.items() if shares_kv and not one.fixes],
+        silent=[name for name, one in reports.items() if plan.uses_redis and not one.fixes],
+        not_for=_NOT_FOR_MP if plan.kv_server else "",
     )
 
 

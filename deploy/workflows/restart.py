@@ -11,7 +11,7 @@ from deploy.errors import StateError
 from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.events import note_event
 from deploy.runtime.home import Home
-from deploy.stack.service import Service
+from deploy.stack.service import STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
 from deploy.workflows.drain import Patience, await_view, drained_for_now, require_others
 from deploy.workflows.prepare import Report
@@ -92,7 +92,7 @@ def _restart(home: Home, running: RunningStack, service: Service, report: Report
             again, service.name, lambda view: view.healthy, within_s=_NOTICE_S,
             problem=f"{service.name} serves, but the router does not see it after {_NOTICE_S:g} s",
         )  # fmt: skip
-    if service.role == "redis" and not _missing(again):
+    if service.role in STORE_ROLES and not _missing(again):
         renew_store_connections(home, again)
     return time.monotonic() - began
 

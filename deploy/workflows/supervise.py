@@ -29,7 +29,7 @@ from deploy.runtime.process.launcher import describe_exit
 from deploy.runtime.process.sessions import wait_for_an_end
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.supervisor import inherited_sockets
-from deploy.stack.service import Service
+from deploy.stack.service import STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
 from deploy.workflows.pulse import Pulse
 from deploy.workflows.running import RunningStack, find_stack
@@ -249,15 +249,15 @@ class Supervisor:
         took_s = time.monotonic() - (life.died_at or 0)
         life.died_at, life.serves_since = None, time.monotonic()
         self._note(service, "back", f"serves again after {took_s:.1f} s")
-        if service.role == "redis":
+        if service.role in STORE_ROLES:
             threading.Thread(target=self._renew, args=(running,), daemon=True).start()
 
     def _renew(self, running: RunningStack) -> None:
-        """Send each engine the request on which it finds the new Redis."""
+        """Send each engine the request on which it finds the new store."""
         try:
             renew_store_connections(self._home, running)
         except (PdkitError, OSError) as exc:
-            _say(f"connections to Redis: {exc}")
+            _say(f"connections to the store: {exc}")
 
     def _is_another(self, life: Life) -> bool:
         """Tell whether the state names another process by now, or none."""

@@ -241,10 +241,10 @@ class _Exchange:
         return checked
 
     def _renew_connections(self, took: Mapping[str, float]) -> None:
-        """Let engines that went on running find a Redis that did not."""
+        """Let engines that went on running find a store that did not."""
         engines = {engine.name for engine in self._start.prepared.plan.engines}
-        redis = {service.name for service in self._start.prepared.stack.redis}
-        if redis & took.keys() and engines - took.keys():
+        stores = {service.name for service in self._start.prepared.stack.stores}
+        if stores & took.keys() and engines - took.keys():
             renew_store_connections(self._home, self._start.running())
 
     def _stop_old(self) -> None:

@@ -57,10 +57,10 @@ class UpResult:
         return max((self.started.get(name, 0.0) for name in self._engines), default=0.0)
 
     @property
-    def outlived_redis(self) -> bool:
-        """Whether a Redis was started and an engine was not, which holds dead connections then."""
-        redis = {service.name for service in self.running.stack.redis}
-        return bool(redis & self.started.keys()) and not self._engines <= self.started.keys()
+    def outlived_store(self) -> bool:
+        """Whether a store was started and an engine was not, which holds dead connections then."""
+        stores = {service.name for service in self.running.stack.stores}
+        return bool(stores & self.started.keys()) and not self._engines <= self.started.keys()
 
     @property
     def _engines(self) -> set[str]:
@@ -91,7 +91,8 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
         complete = prepare(planned.spec, home, facts, model=planned.model)
     # First, for without a driver that fits, fixes fail for no reason of their own.
     require_code(complete, home, report)
-    require_fixes(complete, home, report)
+    if not complete.plan.kv_server:  # the fixes are for LMCache inside the engines
+        require_fixes(complete, home, report)
     return complete
 
 
@@ -126,7 +127,7 @@ def bring_up(
             if took:  # a router that went on running has to notice what was started
                 require_answers(result.running)
             return result, None
-        if result.outlived_redis:
+        if result.outlived_store:
             renew_store_connections(home, result.running)
         checked = check_running(home, result.running, report, CheckOptions(quick=True))
         if checked.passed:

@@ -61,7 +61,7 @@ class Watch:
             up=True,
             what=f"{plan.topology}, {plan.model.served_name}, {running.stack.front.url}",
             user_redis=plan.user_redis,
-            shares_kv=plan.shares_kv,
+            shares_kv=plan.uses_redis,
             services=found,
             store=asked.result(),
             complaints=self._complaints(running, found),

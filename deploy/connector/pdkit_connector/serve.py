@@ -26,6 +26,7 @@ from pdkit_connector.worker_socket import engine_name, make_unguessable
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _KV_TRANSFER = "--kv-transfer-config"
+MP_MODULE = "pdkit_connector.mp_connector"
 
 
 def main() -> None:
@@ -97,6 +98,8 @@ def check(argv: Sequence[str]) -> None:
     import lmcache  # noqa: F401
     from vllm.config import VllmConfig  # noqa: F401
 
+    if transfer_config(argv).get("kv_connector_module_path") == MP_MODULE:
+        return  # the fixes are for LMCache inside the engine
     registry = Registry(discover())
     registry.apply(
         Setting(engine=True, extra_config=extra_config(argv)), disabled_ids(registry.fixes)
@@ -114,11 +117,17 @@ def publish_counts() -> None:
 
 def extra_config(argv: Sequence[str]) -> dict[str, Any]:
     """Return `kv_connector_extra_config` of vLLM's arguments; {} where there is none to read."""
+    extra = transfer_config(argv).get("kv_connector_extra_config")
+    return dict(extra) if isinstance(extra, dict) else {}
+
+
+def transfer_config(argv: Sequence[str]) -> dict[str, Any]:
+    """Return `--kv-transfer-config` of vLLM's arguments; {} where there is none to read."""
     for name, value in itertools.pairwise(argv):
         if name == _KV_TRANSFER:
             try:
-                return dict(json.loads(value).get("kv_connector_extra_config") or {})
-            except (ValueError, AttributeError):
+                return dict(json.loads(value))
+            except (ValueError, TypeError):
                 return {}  # vLLM says what is wrong with it
     return {}
 

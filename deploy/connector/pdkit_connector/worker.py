@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pdkit_connector import engine_report, metrics, store_barrier
 from pdkit_connector.redis_path import servers
-from pdkit_connector.worker_socket import engine_name, serve
+from pdkit_connector.worker_socket import Answer, engine_name, serve
 
 
-def open_socket(worker: int) -> None:
-    """Answer from now on, where the kit asked for it."""
+def open_socket(worker: int, stored: Answer | None = None) -> None:
+    """Answer from now on, where the kit asked for it.
+
+    Args:
+        stored: the answer of the store barrier; None for the stores that were noted with it.
+    """
     if name := engine_name():
         answers = {
-            store_barrier.QUESTION: store_barrier.answer(),
+            store_barrier.QUESTION: stored or store_barrier.answer(),
             metrics.QUESTION: metrics.answer,
             engine_report.QUESTION: engine_report.answer,
             servers.QUESTION: servers.answer,

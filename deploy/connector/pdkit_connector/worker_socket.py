@@ -22,6 +22,7 @@ WORKERS_ENV = "PDKIT_ENGINE_WORKERS"
 
 _LISTEN_S = 5.0
 _QUESTION_S = 5.0
+_CONNECT_S = 2.0
 _QUESTION_BYTES = 64
 _ANSWER_BYTES = 1 << 20
 
@@ -107,12 +108,28 @@ def _listening(name: str, worker: int) -> socket.socket:
     return listening
 
 
-def _peer_uid(connection: socket.socket) -> int:
-    """Return the user of the process at the other end, as the kernel noted it."""
+def listener_pid(path: str) -> int | None:
+    """Return the process that listens on a Unix socket in a folder; None where none does."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.settimeout(_CONNECT_S)
+            asking.connect(path)
+            return _peer(asking)[0]
+    except OSError:
+        return None
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end, as the kernel noted them when it listened."""
     ucred = struct.Struct("3i")  # pid, uid, gid
-    return int(
-        ucred.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, ucred.size))[1]
+    pid, uid, _ = ucred.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, ucred.size)
     )
+    return pid, uid
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    return _peer(connection)[1]
 
 
 def _is_same_user(connection: socket.socket) -> bool:

@@ -160,10 +160,11 @@ class Check(TypedDict):
         passed: nothing is wrong.
         counted: what vLLM itself counted on the consumers meanwhile.
         turns, decode_reuse, burst: null where the check was a quick one, or cannot test that.
-        redis: null where engines share no KV.
+        redis: null where engines share no KV, or not through Redis.
         store_path: null where LMCache's own client moves KV.
         others_requests: requests of others that engines finished meanwhile.
         prompts: empty without `--prompt-file`.
+        left_out: what was not checked, and why; a sentence each.
         failures: a sentence for each thing that is wrong.
         diagnosis: causes, the most likely first.
         seconds: how long it took.
@@ -185,6 +186,7 @@ class Check(TypedDict):
     others_requests: int
     vllm: Vllm
     prompts: list[OwnPrompt]
+    left_out: list[str]
     failures: list[str]
     diagnosis: list[Diagnosis]
     seconds: float

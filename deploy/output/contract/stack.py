@@ -97,12 +97,30 @@ class PlannedEngine(TypedDict):
     memory_mib: int
 
 
+class PlannedServer(TypedDict):
+    """LMCache's server.
+
+    Attributes:
+        kv_mib: its memory for KV.
+        memory_mib: that is expected of it, all in all.
+        tokens: of KV that it holds, if known.
+        shared_memory_mib: of the engines' KV in /dev/shm, where it reaches it.
+    """
+
+    kv_mib: int
+    memory_mib: int
+    tokens: int | None
+    shared_memory_mib: int
+
+
 class Plan(TypedDict):
     """What would run where.
 
     Attributes:
         image: of the engines; "" where they are processes.
         router: the router's address; `front` says more.
+        connector: how engines share KV.
+        kv_server: LMCache's server; null where engines do not share KV through it.
         value_bytes: of a chunk in Redis, if known.
         max_model_len: longest prompt and answer, in tokens, if known.
         gpu_share: the part of a GPU's memory that an engine may use.
@@ -121,6 +139,8 @@ class Plan(TypedDict):
     router: Address
     front: Front
     redis: PlannedRedis
+    connector: str
+    kv_server: PlannedServer | None
     staging: Staging
     deadlines: Deadlines
     value_bytes: int | None
@@ -342,6 +362,7 @@ class Patches(TypedDict):
         lmcache: its version there; "" if unknown.
         proved: the fixes are tested with that version.
         silent: engines that answer and report no fix.
+        not_for: why there are none; "" where there are.
         warnings: what to know before trusting the KV.
     """
 
@@ -350,4 +371,5 @@ class Patches(TypedDict):
     proved: bool
     fixes: Sequence[FixRow]
     silent: list[str]
+    not_for: str
     warnings: list[str]

@@ -28,6 +28,7 @@ from deploy.stack.service import Service, Stack
 # Set in every process of a stack, so that they can be found even without a state file.
 MARKER = "PDKIT_STACK_HOME"
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only what has the stack's own name is touched
 _HIDING_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -209,7 +210,10 @@ class ProcessLauncher:
 
     def clear(self, *, keep_logs: bool) -> None:
         """Remove the stack's files, secrets included; logs too unless they are to be read."""
-        shutil.rmtree(self._home.temp_dir, ignore_errors=True)
+        temp_dir = self._home.temp_dir
+        for left in _SHARED_MEMORY.glob(f"{temp_dir.name}-*"):  # of engines that were killed
+            left.unlink(missing_ok=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
         remove_files(self._home.root, keep_logs=keep_logs)
 
     def died(self, started: Started) -> StackUnhealthy:

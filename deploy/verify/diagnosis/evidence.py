@@ -10,6 +10,7 @@ from deploy.verify.own_prompt import OwnPrompt
 
 # The connector vLLM must load; any other moves no KV, or bypasses the fixes.
 CONNECTOR = "PatchedLMCacheConnector"
+MP_CONNECTOR = "PatchedLMCacheMPConnector"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class EngineFacts:
     @property
     def patched(self) -> bool:
         """Whether pdkit's connector moves its KV, as far as known."""
-        return self.connector in (None, CONNECTOR) and not self.use_native
+        return self.connector in (None, CONNECTOR, MP_CONNECTOR) and not self.use_native
 
     @property
     def unknown(self) -> bool:
@@ -71,6 +72,7 @@ class StoreFacts:
         max_memory_bytes: 0 without a limit.
         user_supplied: it is the user's own, without a log here.
         services: names of pdkit's servers, those that do not answer first.
+        name: what it is called.
     """
 
     reachable: bool = True
@@ -84,6 +86,7 @@ class StoreFacts:
     max_memory_bytes: int | None = None
     user_supplied: bool = False
     services: Sequence[str] = ("redis",)
+    name: str = "Redis"
 
 
 @dataclass(frozen=True)

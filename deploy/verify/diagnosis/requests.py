@@ -103,7 +103,8 @@ def not_found(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "not_found",
-        "KV reached Redis but not all of it was found, although all compared settings agree"
+        f"KV reached {evidence.store.name} but not all of it was found, although all compared "
+        "settings agree"
         + (
             f"; {evidence.not_loaded:.0f} chunks were found but not loaded"
             if evidence.not_loaded

@@ -175,7 +175,7 @@ def late(evidence: Evidence) -> Diagnosis | None:
         "stores_late",
         f"answers were sent before their KV was stored, so decodes came too early: {said}",
         "remove PDKIT_STORE_BARRIER_S from engine.env in deploy.yaml if set, else find out why "
-        f"Redis is slow: deploy status --watch --name {evidence.stack}",
+        f"{evidence.store.name} is slow: deploy status --watch --name {evidence.stack}",
     )
 
 

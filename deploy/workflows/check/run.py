@@ -14,6 +14,7 @@ from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
+from deploy.stack.kv_server import HEARTBEAT_S
 from deploy.verify.diagnosis import diagnose
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
@@ -47,6 +48,11 @@ from deploy.workflows.running import RunningStack, require_running, require_stac
 _RENEWALS = 5
 _DYING_S = 5.0
 _ALL_PAIRS = ("*:*",)
+_OF_REDIS_ALONE = (
+    "keys and values in the store, because LMCache's server has it; what the check stores there "
+    "stays until its room is needed",
+    "a second tier, because LMCache's server has none so far",
+)
 _UNTAGGED = (
     f"warning: not every engine has fix {LAYERWISE_TAGS} applied, without which layerwise KV has "
     "no tags: the check's keys cannot be told from others', and stay until Redis needs their room"
@@ -105,8 +111,11 @@ def renew_store_connections(home: Home, running: RunningStack) -> None:
     Raises:
         StackUnhealthy: the stack stopped answering.
     """
+    # An engine that lost LMCache's server comes back to it with a ping.
+    pause_s = HEARTBEAT_S if running.prepared.plan.kv_server else 0
     with _session(home, running, lambda _: None) as session:
-        for length in lengths(session)[:1] * _RENEWALS:
+        for attempt, length in enumerate(lengths(session)[:1] * _RENEWALS):
+            time.sleep(pause_s if attempt else 0)
             prompt, tag = session.fresh(length), session.keys.new_tag()
             found = 0
             for name in session.engines:
@@ -125,9 +134,9 @@ def _session(home: Home, running: RunningStack, report: Report) -> Iterator[Sess
     Raises:
         StackUnhealthy: it stopped answering.
     """
-    shares_kv = running.prepared.plan.shares_kv
-    tagged = shares_kv and tags_are_kept(running)
-    if shares_kv and not tagged:
+    uses_redis = running.prepared.plan.uses_redis
+    tagged = uses_redis and tags_are_kept(running)
+    if uses_redis and not tagged:
         report(_UNTAGGED)
     keys = CheckKeys(tagged=tagged)
     name = running.stack.name
@@ -195,8 +204,9 @@ def _checked(
     found.path = moved(_paths(seen.pages_before), _paths(seen.pages_after))
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
-    shares_kv = running.prepared.plan.shares_kv
-    store_answers = seen.store_answered if shares_kv else None
+    plan = running.prepared.plan
+    shares_kv, uses_redis = plan.shares_kv, plan.uses_redis
+    store_answers = seen.store_answered if uses_redis else None
     failed = list(failures(found, engines, store_answers=store_answers, least=options.least))
     causes = []
     # All causes are about shared KV.
@@ -207,7 +217,7 @@ def _checked(
         pairs=found.pairs,
         race=found.race,
         equivalence=found.equivalence,
-        store=store_use(seen, session.keys.remove(session.store)) if shares_kv else None,
+        store=store_use(seen, session.keys.remove(session.store)) if uses_redis else None,
         path=found.path,
         engines=engines,
         failed=failed,
@@ -220,6 +230,7 @@ def _checked(
         vllm=session.version,
         others=found.others,
         prompts=found.prompts,
+        left_out=_OF_REDIS_ALONE if plan.kv_server else (),
     )
 
 

@@ -334,3 +334,23 @@ class TestImages:
             self.ROW, name="redis", vllm="", lmcache="", verdict="", default=False, vendor=""
         )
         assert "None" not in images_view([service])
+
+
+def test_a_check_names_what_it_left_out() -> None:
+    report = CheckReport(
+        pairs=(PairResult("producer-0", "consumer-0", Hits(10, 8, 8)),),
+        race=Phase(Hits(10, 8, 8), 1),
+        equivalence=Equivalence(1, 0, 0.0),
+        store=None,
+        path=None,
+        engines=(),
+        failed=(),
+        diagnosis=(),
+        seconds=1.0,
+        left_out=("keys in the store, because another has it",),
+    )
+    shown = check_view(report)
+    assert "Left out: keys in the store, because another has it" in shown
+    assert "producer-0 → consumer-0" in shown
+    assert "share no KV" not in shown
+    assert report.as_dict()["left_out"] == list(report.left_out)

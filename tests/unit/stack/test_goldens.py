@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "3a": {"topology": "3a"},
     "2a-redis": {"topology": "2a+redis"},
     "monitoring": {"monitoring": True},
+    "lmcache-mp": {"connector": "lmcache-mp"},
     "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
 }
 ON_GPUS: dict[str, dict[str, Any]] = {

@@ -64,7 +64,7 @@ CONTRACT: dict[str, Any] = {
 }
 EXTRAS = {
     "failures", "seconds", "turns", "decode_reuse", "burst", "counted", "others_requests", "vllm",
-    "prompts",
+    "prompts", "left_out",
 }  # fmt: skip
 
 

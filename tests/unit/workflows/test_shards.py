@@ -79,7 +79,7 @@ def test_one_that_died_is_named_and_started_again(lab: Lab, name: str) -> None:
     before = dict(require_stack(lab.home, "pdkit").state.services)
     up = lab.up(require_stack(lab.home, "pdkit").prepared.spec)
     assert up.started.keys() == {name}
-    assert up.outlived_redis
+    assert up.outlived_store
     after = require_stack(lab.home, "pdkit").state.services
     assert {one for one in after if after[one].pid != before[one].pid} == {name}
     with store_of(require_stack(lab.home, "pdkit")) as store:

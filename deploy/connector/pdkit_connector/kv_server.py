@@ -1,0 +1,53 @@
+"""Run LMCache's server on Unix sockets: `python -m pdkit_connector.kv_server REQUESTS PAGES …`.
+
+`lmcache server` binds two TCP ports, for engines and for its admin API, and neither asks for a key.
+Here both are sockets, in a folder that only the stack's user may enter. Further arguments are those
+of `lmcache server`.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+# Neither is a name of a host: a release that does not bind the sockets below binds nothing.
+NO_HOST = "unix-socket-only"
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    requests, pages, *rest = sys.argv[1:]
+    listen_on_sockets(requests, pages)
+    sys.argv = ["lmcache", *server_argv(rest)]
+    runpy.run_module("lmcache.cli.main", run_name="__main__")
+
+
+def server_argv(rest: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of the `lmcache` command."""
+    return ("server", "--host", NO_HOST, "--http-host", NO_HOST, *rest)
+
+
+def listen_on_sockets(requests: str, pages: str) -> None:
+    """Have LMCache bind a socket each for engines' requests and for its pages.
+
+    Raises:
+        ImportError, AttributeError: this LMCache has no such server.
+    """
+    import uvicorn
+    from lmcache.v1.multiprocess import http_server
+    from lmcache.v1.multiprocess.transport.zmq_impl import server
+
+    queue = server.MessageQueueServer
+
+    def on_socket(bind_url: str, context: Any) -> Any:  # noqa: ARG001 - a TCP address
+        return queue(bind_url=f"ipc://{requests}", context=context)
+
+    server.MessageQueueServer = on_socket
+    http_server.uvicorn.Config = partial(uvicorn.Config, uds=pages)
+
+
+if __name__ == "__main__":
+    main()

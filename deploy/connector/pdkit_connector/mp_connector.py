@@ -1,0 +1,143 @@
+"""The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
+
+LMCache's own `LMCacheMPConnector`, with three things added: the store barrier, a guard that keeps
+blocks that the server may still read or write from being reused, and names of shared memory by
+which what a killed engine left can be found.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import weakref
+from collections.abc import Hashable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lmcache.integration.vllm import lmcache_mp_connector as upstream
+from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from pdkit_connector.engine_report import REPORT
+from pdkit_connector.log import get_logger
+from pdkit_connector.releases import installed_lmcache
+from pdkit_connector.store_barrier import answer
+from pdkit_connector.worker import open_socket
+from pdkit_connector.worker_socket import listener_pid
+
+SOCKET_ENV = "PDKIT_KV_SERVER_SOCKET"
+SHARED_MEMORY_ENV = "PDKIT_SHARED_MEMORY"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
+
+
+class Server:
+    """The process that listens on the server's socket, by a handle that no other process gets."""
+
+    def __init__(self, pid: int) -> None:
+        """Take hold of a process.
+
+        Raises:
+            OSError: there is none of that number that this one may see.
+        """
+        self._handle = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._handle)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can read and write nothing any more."""
+        return bool(select.select([self._handle], [], [], 0)[0])
+
+
+class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
+    """LMCache's worker side, which gives no block back that the server may still touch.
+
+    The server reads and writes the engine's own KV memory. LMCache gives all transfers up once a
+    ping was not answered in time, so that vLLM reuses their blocks; a server that was only slow
+    goes on with them, and writes into another request's KV, or stores another's as this one's.
+    Here a transfer is given up when the process that it was sent to has ended, and only then.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._server: Server | None = None
+        self._collects = False
+        super().__init__(*args, **kwargs)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the server takes transfers; while they are collected, whether it may end them."""
+        sent = self.store_futures or self.retrieve_futures
+        lost = bool(sent and self._server and self._server.ended)
+        awaited = bool(self._collects and sent and self._server)
+        return not lost and (awaited or bool(super().is_healthy))
+
+    def submit_store_request(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
+        """Store a step of a prompt, after which those of earlier steps do not end it."""
+        # Else a prompt of several steps counts as stored when its first step is, and its last
+        # blocks are reused while the server reads them.
+        self.finished_stores.discard(request_id)
+        self._find_server()
+        return super().submit_store_request(request_id, *args, **kwargs)
+
+    def submit_retrieve_request(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a prompt's KV."""
+        self._find_server()
+        return super().submit_retrieve_request(*args, **kwargs)
+
+    def get_finished(self, finished_req_ids_from_engine: set[str]) -> Any:
+        """Return the transfers that have ended."""
+        self._collects = True
+        try:
+            return super().get_finished(finished_req_ids_from_engine)
+        finally:
+            self._collects = False
+
+    def stores_under_way(self) -> set[Hashable]:
+        """Return what stands for each store that the server has not ended; any thread may ask."""
+        return {one for one in list(self.store_futures.values()) if not one.query()}
+
+    def _find_server(self) -> None:
+        """Take hold of the process that transfers are sent to, if none is under way."""
+        if self.store_futures or self.retrieve_futures:
+            return
+        if self._server is None or self._server.ended:
+            pid = listener_pid(os.environ.get(SOCKET_ENV, ""))
+            with suppress(OSError):
+                self._server = Server(pid) if pid else None
+
+
+class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[misc]
+    """LMCacheMPConnector with the kit's barrier, guard and names."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        """Connect to the server; raise ConnectionError where it does not answer."""
+        upstream.LMCacheMPWorkerAdapter = GuardedAdapter
+        if prefix := os.environ.get(SHARED_MEMORY_ENV):
+            CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{prefix}-"
+            if role == KVConnectorRole.WORKER:
+                remove_left(prefix)
+        super().__init__(vllm_config, role, kv_cache_config)
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Give vLLM's KV tensors to the server, then answer the API server's questions."""
+        super().register_kv_caches(kv_caches)
+        adapter = self.worker_adapter
+        REPORT.set_kv(
+            {
+                "client": "lmcache-mp",
+                "lmcache": installed_lmcache(),
+                "model": adapter.model_name,
+                "world_size": adapter.world_size,
+                "chunk_size": adapter.lmcache_tokens_per_chunk,
+            }
+        )
+        open_socket(self._vllm_config.parallel_config.rank, answer(adapter.stores_under_way))
+
+
+def remove_left(prefix: str) -> None:
+    """Remove shared memory that an engine of this name left when it was killed."""
+    left = sorted(_SHARED_MEMORY.glob(f"{prefix}-*"))
+    for file in left:
+        file.unlink(missing_ok=True)
+    if left:
+        get_logger().info("pdkit-connector removed shared memory of an earlier run: %d", len(left))

@@ -1,0 +1,110 @@
+"""LMCache's server, by which engines of a machine share KV with `--connector lmcache-mp`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.planning.topology import Topology
+
+MP = "lmcache-mp"
+# Resident memory beside KV: Python, torch and LMCache. 0.46 GiB were measured.
+_BASE_MIB = 768
+# LMCache evicts a fifth of its memory when it is four fifths full.
+_USABLE = 0.8
+_OF_REDIS = "there is no Redis: KV stays in the memory of LMCache's server so far"
+
+
+@dataclass(frozen=True)
+class KvServerPlan:
+    """The server.
+
+    Attributes:
+        kv_mib: memory for KV, taken when it starts.
+    """
+
+    name: str
+    kv_mib: int
+
+    @property
+    def memory_mib(self) -> int:
+        """Expected resident host memory."""
+        return self.kv_mib + _BASE_MIB
+
+    def tokens(self, kv_bytes_per_token: int) -> int:
+        """Return how many tokens of KV it holds before it drops the least recently used."""
+        return int(self.kv_mib * 2**20 * _USABLE) // kv_bytes_per_token
+
+
+def kv_server(spec: StackSpec, topology: Topology, default_mib: int) -> KvServerPlan | None:
+    """Return the server; None where engines share no KV, or through Redis."""
+    if spec.connector != MP or not topology.redis:
+        return None
+    asked = spec.lmcache.server_gib
+    return KvServerPlan("kv-server", round(asked * 1024) if asked else default_mib)
+
+
+def check_kv_server(spec: StackSpec, topology: Topology) -> None:
+    """Refuse what the server cannot do, or not yet.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if spec.connector != MP:
+        if spec.lmcache.server_gib is not None and topology.redis:
+            raise ConfigError(
+                f"{spec.lmcache.server_gib:g} is for {MP}, and the connector is {spec.connector}",
+                setting="lmcache.server_gib",
+                retry=({"--connector": MP},),
+                hint="leave lmcache.server_gib out of deploy.yaml",
+            )
+        return
+    _check_place(spec)
+    if not topology.redis:
+        raise ConfigError(
+            f"the engines of {topology} share no KV", setting="connector",
+            retry=({"--connector": None},),
+        )  # fmt: skip
+    for field, value, why in _unsupported(spec):
+        if value:
+            raise ConfigError(
+                f"{MP} has no such thing: {why}", setting=field, hint=f"leave {field} out"
+            )
+
+
+def _check_place(spec: StackSpec) -> None:
+    if spec.vendor != "cpu":
+        raise ConfigError(
+            f"{MP} runs as processes on CPUs so far, and the vendor is {spec.vendor}",
+            setting="connector",
+            retry=({"--connector": None},),
+        )
+    if spec.runtime != "process":
+        raise ConfigError(
+            f"{MP} runs as processes on CPUs so far, and the runtime is {spec.runtime}",
+            setting="connector",
+            retry=({"--runtime": "process"}, {"--connector": None}),
+        )
+
+
+def _unsupported(spec: StackSpec) -> tuple[tuple[str, object, str], ...]:
+    redis = spec.redis
+    return (
+        ("layerwise", spec.layerwise, "its server moves whole chunks"),
+        ("save_decode_cache", spec.save_decode_cache, "this was not tried yet"),
+        ("tp", spec.tp > 1, "this was not tried yet"),
+        ("lmcache.staging_gib", spec.lmcache.staging_gib, "engines have no staging memory"),
+        *(
+            (f"redis.{name}", value, _OF_REDIS)
+            for name, value in (
+                ("client", redis.client != "pdkit"),
+                ("server", redis.server),
+                ("memory_gib", redis.memory_gib),
+                ("image", redis.image),
+                ("shards", redis.shards),
+                ("url_file", redis.url_file),
+                ("integrity", redis.integrity != "checksum"),
+            )
+        ),
+    )

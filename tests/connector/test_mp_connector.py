@@ -1,0 +1,187 @@
+"""The connector to LMCache's server, without the server: when blocks may be reused, and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from lmcache.v1.multiprocess.futures import MessagingFuture
+from pdkit_connector import kv_server, mp_connector
+from pdkit_connector.mp_connector import GuardedAdapter, Server, remove_left
+from pdkit_connector.serve import MP_MODULE, check
+from pdkit_connector.store_barrier import answer
+from pdkit_connector.worker_socket import listener_pid
+
+
+class Transfers:
+    """Takes transfers and ends none; a test ends them."""
+
+    def submit_store(self, *_args, **_named):
+        return MessagingFuture()
+
+    submit_retrieve = submit_store
+
+
+class Op:
+    token_ids = (1, 2)
+    start, end, skip_first_n_tokens = 0, 2, 0
+    flat_block_ids = (7, 8)
+
+
+@pytest.fixture
+def process():
+    """Return a process that does nothing until it is killed."""
+    with subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE) as running:
+        yield running
+        running.kill()
+
+
+@pytest.fixture
+def adapter(monkeypatch, process):
+    """Return a worker side whose server is that process; nothing is sent anywhere."""
+    monkeypatch.setattr(mp_connector, "listener_pid", lambda _: process.pid)
+    one = object.__new__(GuardedAdapter)
+    one._server, one._collects = None, False
+    one._health_event = threading.Event()
+    one._health_event.set()
+    one.lazy_offload = one.dispatcher = None
+    one._kv_events_enabled = False
+    one.kv_caches, one.blocks_in_chunk, one.transfer_ctx = {}, 1, Transfers()
+    one.store_futures, one.retrieve_futures = {}, {}
+    one.store_events, one.retrieve_events = {}, {}
+    one._pending_store_kv_events, one.error_block_ids = {}, set()
+    one._failed_request_ids, one._dropped_retrieves = set(), set()
+    one.finished_stores, one.previously_finished, one._returned_finished = set(), set(), set()
+    one._create_key = one._block_ids_per_group = lambda *_, **__: None
+    one._ensure_heartbeat_started = lambda: None
+    one._publish_store_kv_events = lambda _: None
+    one.request_telemetry = type("", (), {"on_request_store_finished": lambda *_, **__: None})
+    one.model_name = ""
+    one.parallel_strategy = type(
+        "", (), {"is_kv_writer": True, "kv_world_size": 1, "kv_worker_id": 0}
+    )
+    return one
+
+
+def stored(adapter, request):
+    adapter.submit_store_request(request, Op, None)
+    return adapter.store_futures[request]
+
+
+def loaded(adapter, request):
+    adapter.submit_retrieve_request(request, Op, None)
+    return adapter.retrieve_futures[request][0]
+
+
+def test_a_prompt_of_several_steps_is_stored_when_its_last_step_is(adapter):
+    stored(adapter, "one").set_result(True)
+    assert adapter.get_finished(set()) == (set(), set())
+    last = stored(adapter, "one")
+    assert adapter.get_finished({"one"}) == (set(), set()), "its blocks are being read"
+    last.set_result(True)
+    assert adapter.get_finished(set()) == ({"one"}, set())
+
+
+def test_a_slow_server_keeps_the_blocks_that_it_may_touch(adapter):
+    store, load = stored(adapter, "one"), loaded(adapter, "two")
+    adapter._health_event.clear()  # a ping was not answered in time
+    assert adapter.get_finished({"one"}) == (set(), set())
+    assert not adapter.error_block_ids
+    store.set_result(True)
+    load.set_result(True)
+    assert adapter.get_finished(set()) == ({"one"}, {"two"})
+    assert not adapter.error_block_ids
+
+
+def test_nothing_more_is_sent_to_a_slow_server(adapter):
+    stored(adapter, "one")
+    adapter._health_event.clear()
+    adapter.submit_retrieve_request("two", Op, None)
+    assert not adapter.retrieve_futures
+    assert adapter.get_finished(set()) == (set(), {"two"})
+    assert adapter.error_block_ids == {7, 8}, "it is computed instead"
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_server_that_ended_gives_its_blocks_back(adapter, process, noticed):
+    stored(adapter, "one")
+    loaded(adapter, "two")
+    process.kill()
+    process.wait()
+    if noticed:
+        adapter._health_event.clear()
+    assert adapter.get_finished({"one"}) == ({"one"}, {"two"})
+    assert adapter.error_block_ids == {7, 8}
+
+
+def test_the_barrier_waits_for_stores(adapter, monkeypatch):
+    monkeypatch.setenv("PDKIT_STORE_BARRIER_S", "0.05")
+    store = stored(adapter, "one")
+    assert adapter.stores_under_way() == {store}
+    assert asyncio.run(answer(adapter.stores_under_way)()) == b"0"
+    store.set_result(True)
+    assert asyncio.run(answer(adapter.stores_under_way)()) == b"1"
+
+
+def test_a_process_is_held_by_more_than_its_number(process):
+    server = Server(process.pid)
+    assert not server.ended
+    process.kill()
+    process.wait()
+    assert server.ended
+    with pytest.raises(OSError, match="No such process"):
+        Server(process.pid)
+
+
+def test_who_listens_is_known(tmp_path):
+    path = str(tmp_path / "socket")
+    assert listener_pid(path) is None
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        assert listener_pid(path) == os.getpid()
+    assert listener_pid(path) is None, "the file is left, and nobody listens"
+
+
+def test_only_an_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(mp_connector, "_SHARED_MEMORY", tmp_path)
+    for name in ("pdkit-1-producer-0-77_0", "pdkit-1-producer-01-77_0", "pdkit-2-producer-0-1_0"):
+        (tmp_path / name).touch()
+    remove_left("pdkit-1-producer-0")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "pdkit-1-producer-01-77_0", "pdkit-2-producer-0-1_0",
+    ]  # fmt: skip
+
+
+def test_the_server_binds_sockets_whatever_address_it_is_given(tmp_path, monkeypatch):
+    from lmcache.v1.multiprocess import http_server
+    from lmcache.v1.multiprocess.transport.zmq_impl import server
+
+    bound = []
+    monkeypatch.setattr(
+        server, "MessageQueueServer", lambda bind_url, context: bound.append((bind_url, context))
+    )
+    monkeypatch.setattr(http_server.uvicorn, "Config", http_server.uvicorn.Config)
+    kv_server.listen_on_sockets(str(tmp_path / "requests"), str(tmp_path / "pages"))
+    server.MessageQueueServer(bind_url="tcp://0.0.0.0:5555", context=None)
+    assert bound == [(f"ipc://{tmp_path}/requests", None)]
+    config = http_server.uvicorn.Config(app=None, host="0.0.0.0", port=8080)  # noqa: S104
+    assert config.uds == str(tmp_path / "pages")
+
+
+def test_without_sockets_the_server_could_bind_nothing():
+    argv = kv_server.server_argv(("--l1-size-gb", "1"))
+    for option in ("--host", "--http-host"):
+        host = argv[argv.index(option) + 1]
+        with pytest.raises(socket.gaierror):
+            socket.getaddrinfo(host, 80, flags=socket.AI_NUMERICHOST)
+
+
+def test_fixes_of_the_other_connector_are_not_applied(monkeypatch):
+    monkeypatch.setattr("pdkit_connector.serve.discover", lambda: 1 / 0)
+    check(["--kv-transfer-config", f'{{"kv_connector_module_path": "{MP_MODULE}"}}'])
