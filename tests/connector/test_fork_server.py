@@ -16,10 +16,20 @@ SCRIPT = """
 import gc, json, multiprocessing, os, sys
 from pdkit_connector import fork_server
 
-def look(queue):
+def look(queue, generations):
+    if generations > 1:
+        os.environ["CHANGED"] = "later"
+        sys.exit(start(queue, generations - 1))
     names = "CHANGED", "ADDED", "TAKEN"
     queue.put([getattr(sys, "seen", None), [os.environ.get(n) for n in names], gc.isenabled()])
     sys.exit(7)
+
+def start(queue, generations):
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=look, args=(queue, generations))
+    process.start()
+    process.join(60)
+    return process.exitcode
 
 if __name__ == "__main__":
     sys.seen = "imported before"
@@ -28,21 +38,17 @@ if __name__ == "__main__":
         fork_server.start()
     os.environ.update(CHANGED="after", ADDED="1")
     del os.environ["TAKEN"]
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=look, args=(queue,))
-    process.start()
-    found = queue.get(timeout=60)
-    process.join(60)
-    print(json.dumps([*found, process.exitcode]))
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    code = start(queue, int(sys.argv[2]))
+    print(json.dumps([*queue.get(), code]))
 """
 
 
-def started(tmp_path: Path, how: str) -> list[object]:
+def started(tmp_path: Path, how: str, *, generations: int = 1) -> list[object]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     ran = subprocess.run(
-        (sys.executable, str(script), how),
+        (sys.executable, str(script), how, str(generations)),
         env={**os.environ, "PYTHONPATH": str(CONNECTOR), "CHANGED": "before", "TAKEN": "1"},
         capture_output=True,
         text=True,
@@ -55,6 +61,12 @@ def started(tmp_path: Path, how: str) -> list[object]:
 
 def test_a_forked_process_has_imports_and_todays_environment(tmp_path):
     assert started(tmp_path, "fork") == ["imported before", ["after", "1", None], True, 7]
+
+
+def test_what_is_forked_forks_too(tmp_path):
+    """As vLLM's core starts its workers."""
+    forked = ["imported before", ["later", "1", None], True, 7]
+    assert started(tmp_path, "fork", generations=2) == forked
 
 
 def test_a_spawned_process_has_no_imports(tmp_path):

@@ -1,6 +1,6 @@
-"""Fork an engine's core from a process that has imported vLLM, instead of spawning it.
+"""Fork an engine's core and workers from a process that has imported vLLM; spawn none of them.
 
-vLLM spawns its core on CPUs: a new interpreter imports torch and vLLM again, about a third of the
+vLLM spawns them on CPUs: a new interpreter imports torch and vLLM again, about a third of the
 CPU time of an engine's start. Here `multiprocessing`'s own fork server stands in for "spawn",
 itself forked from this process after its imports, while it has one thread, no event loop and no
 fix applied.
@@ -36,7 +36,7 @@ def preload() -> None:
 
 
 def start() -> None:
-    """Fork the server, and let this process start by it whatever it would have spawned."""
+    """Fork the server; this process and those that it forks start by it what they would spawn."""
     server: Any = forkserver._forkserver
     address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     alive_r, alive_w = os.pipe()
@@ -45,14 +45,19 @@ def start() -> None:
         os.chmod(address, 0o600)  # noqa: PTH101 - the address is text for multiprocessing, too
         listener.listen()
         gc.freeze()  # a collection in a child would copy every page that it shares
+        server._forkserver_address = address
+        context._concrete_contexts["spawn"] = _Context()  # type: ignore[attr-defined]
         if (pid := os.fork()) == 0:
             os.close(alive_w)
+            server.ensure_running = _do_nothing
             _serve(listener.fileno(), alive_r)
     os.close(alive_r)
-    server._forkserver_address = address
     server._forkserver_alive_fd = alive_w
     server._forkserver_pid = pid
-    context._concrete_contexts["spawn"] = _Context()  # type: ignore[attr-defined]
+
+
+def _do_nothing() -> None:
+    """Stand in for the look after a server that is not this process's child."""
 
 
 def _serve(listener: int, alive_r: int) -> None:
