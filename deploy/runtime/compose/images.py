@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,12 +152,27 @@ def probe_versions(image: FoundImage, interpreter: str) -> Versions:
 
 
 def _fill(context: Path, folder: Path, wheelhouse: Path | None) -> None:
-    """Put a build's files into its context: the folder's, and the wheels if there are any."""
+    """Put a build's files into its context: the folder's, and the wheels that its lists name."""
     shutil.copytree(folder, context, dirs_exist_ok=True)
     target = context / WHEELHOUSE
     target.mkdir(exist_ok=True)
+    wanted = _wanted(folder)
     for wheel in sorted(wheelhouse.iterdir()) if wheelhouse else ():
+        if wheel.suffix == ".whl" and _plain(wheel.name.partition("-")[0]) not in wanted:
+            continue  # what is sent to Docker is read and hashed
         try:
             os.link(wheel.resolve(), target / wheel.name)
         except OSError:  # another file system
             shutil.copy2(wheel, target / wheel.name)
+
+
+def _wanted(folder: Path) -> set[str]:
+    """Return the packages that the lists in a folder name."""
+    lists = [*folder.glob("*.lock"), *folder.glob("*.txt")]
+    names = (re.findall(r"^([\w.-]+)==", file.read_text(encoding="utf-8"), re.M) for file in lists)
+    return {_plain(name) for found in names for name in found}
+
+
+def _plain(name: str) -> str:
+    """Return a package's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

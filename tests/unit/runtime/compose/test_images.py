@@ -102,7 +102,8 @@ class TestBuilding:
     def wheels(self, tmp_path: Path) -> Path:
         wheels = tmp_path / "wheels"
         wheels.mkdir()
-        (wheels / "a-1-py3-none-any.whl").write_text("wheel")
+        for name in ("a_b-1-py3-none-any.whl", "of_another_image-1-py3-none-any.whl"):
+            (wheels / name).write_text("wheel")
         return wheels
 
     SHOW = (
@@ -129,11 +130,17 @@ class TestBuilding:
         wheels: Path,
         capfd: pytest.CaptureFixture[str],
     ) -> None:
+        """Those that the image's lists name, however they write a name."""
         docker_command(self.SHOW)
+        (folder / "requirements.lock").write_text("A.b==1 \\\n    --hash=sha256:00\n")
         build_image("a:1", folder, {}, wheelhouse=wheels)
         command, _, *files = capfd.readouterr().err.splitlines()
         assert "--network none" in command
-        assert files == ["./Dockerfile", "./wheelhouse/a-1-py3-none-any.whl"]
+        assert files == [
+            "./Dockerfile",
+            "./requirements.lock",
+            "./wheelhouse/a_b-1-py3-none-any.whl",
+        ]
         assert not (folder / "wheelhouse").exists(), "the kit's own folder is left alone"
 
     def test_a_folder_of_no_wheels(
