@@ -22,6 +22,7 @@ from deploy.runtime.readiness import wait_ready
 from deploy.runtime.state import write_state
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion
+from deploy.verify.store_path import StorePath
 from deploy.workflows.running import require_stack
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.traffic import MODEL
@@ -202,3 +203,11 @@ class Engines:
             state = state.with_service(launched.record)
         write_state(Home(self.kit.home, self.kit.home).stack(self.name).state_file, state)
         wait_ready(started, running.is_ready, lambda _: None, launcher, only=set(changes))
+
+
+def path(engines: Engines, whom: str) -> StorePath:
+    """Return what an engine counts of its way to Redis."""
+    with engines.api(whom) as api:
+        found = api.store_path()
+    assert found is not None
+    return found

@@ -34,12 +34,14 @@ from tests.e2e.engines import (
     Engines,
     all_of,
     in_environ,
+    path,
     with_arguments,
     with_settings,
     without_argument,
     without_environ,
 )
 from tests.e2e.store_vandals import behind_each_store, spoil
+from tests.e2e.traffic import text
 from tests.ports import free_row
 from tests.unit.redis_server import redis_server
 
@@ -238,9 +240,9 @@ class TestRedis:
 class TestPrompts:
     """The user's own, from a file."""
 
-    def send(self, kit: Deploy, text: str) -> tuple[str, ...]:
+    def send(self, kit: Deploy, prompt: str) -> tuple[str, ...]:
         file = kit.home / "prompt.txt"
-        file.write_text(text)
+        file.write_text(prompt)
         return ("--quick", "--prompt-file", str(file))
 
     def test_is_loaded_once_and_then_held_by_the_consumer(self, kit: Deploy) -> None:
@@ -266,8 +268,8 @@ class TestPrompts:
         assert kit.ok("check", "--name", NAME, *options)["diagnosis"] == []
 
     def test_does_not_fit(self, kit: Deploy) -> None:
-        for text, words in (("", "empty"), ("x" * 40_000, f"an answer of {ANSWER_TOKENS}")):
-            ran = kit.run("check", "--name", NAME, *self.send(kit, text))
+        for prompt, words in (("", "empty"), ("x" * 40_000, f"an answer of {ANSWER_TOKENS}")):
+            ran = kit.run("check", "--name", NAME, *self.send(kit, prompt))
             assert ran.code == 2, ran
             assert "--prompt-file" in ran.stderr and words in ran.stderr
 
@@ -441,13 +443,31 @@ def test_a_producer_that_stores_nothing(kit: Deploy, engines: Engines) -> None:
     named(kit, "not_stored", "0")
 
 
+@pytest.fixture(scope="module")
+def impatient(engines: Engines) -> None:
+    """Start a producer that waits for less than a slow Redis takes to store."""
+    settings = with_settings(store_s="120")
+    engines.start_otherwise(
+        {PRODUCER: all_of(in_environ({"PDKIT_STORE_BARRIER_S": "1"}), settings)}
+    )
+
+
+@pytest.mark.usefixtures("impatient")
+def test_without_the_wait_there_is_a_gap(engines: Engines, store: redis.Redis) -> None:
+    """With a Redis that takes its time, answers leave before their KV."""
+    store.flushall()
+    with writes_held(store):
+        engines.ask(PRODUCER, text(4 * CHUNK + 10, "gap"), 1)
+        assert store.dbsize() == 0
+        assert path(engines, PRODUCER).late > 0
+    assert eventually(lambda: store.dbsize() == 4), "what was held is stored"
+
+
+@pytest.mark.usefixtures("impatient")
 def test_answers_that_do_not_wait_for_their_kv(
     kit: Deploy, engines: Engines, store: redis.Redis
 ) -> None:
-    """A producer that waits for less than a slow Redis takes to store."""
-    impatient = all_of(in_environ({"PDKIT_STORE_BARRIER_S": "1"}), with_settings(store_s="120"))
-    engines.start_otherwise({PRODUCER: impatient})
-    assert_healthy(kit)  # while Redis is quick, that is long enough
+    assert_healthy(kit)  # while Redis is quick, the producer waits long enough
 
     def seen() -> tuple[int, int]:
         """Return how often a consumer was asked, and how often the check looked for chunks."""

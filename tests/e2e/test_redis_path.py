@@ -16,12 +16,10 @@ import pytest
 import redis
 import yaml
 
-from bench.store_gate import writes_held
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion, compare
-from deploy.verify.store_path import StorePath
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines
+from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines, path
 from tests.e2e.traffic import MODEL, Users, chat, text
 from tests.ports import free_row
 
@@ -34,13 +32,6 @@ def up(folder: Path, name: str, port: int, *options: str) -> Iterator[Engines]:
     kit = Deploy(folder)
     with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), *options, "--no-check"):
         yield Engines(kit, name, port)
-
-
-def path(engines: Engines, whom: str) -> StorePath:
-    with engines.api(whom) as api:
-        found = api.store_path()
-    assert found is not None
-    return found
 
 
 def assert_same(reference: Completion, answer: Completion) -> None:
@@ -252,18 +243,6 @@ def test_status_and_check_show_what_moved(plain: Engines) -> None:
     assert services["redis"]["path"] is None
     shown = plain.kit.run("status", "--name", plain.name).stdout
     assert "GB/s out" in shown
-
-
-def test_without_the_barrier_there_is_a_gap(plain: Engines) -> None:
-    """With a Redis that takes its time, answers leave before their KV. Its stack's last test."""
-    plain.restart({"producer-0": {"PDKIT_STORE_BARRIER_S": "0.001"}})
-    store = plain.store()
-    store.flushall()
-    with writes_held(store):
-        plain.ask("producer-0", text(4 * CHUNK + 10, "gap"), 1)
-        assert store.dbsize() == 0
-        assert path(plain, "producer-0").late > 0
-    assert eventually(lambda: store.dbsize() == 4), "what was held is stored"
 
 
 @pytest.fixture(scope="module")
