@@ -18,7 +18,7 @@ HANGS_S = 300
 
 def sweep_of(deploy: Deploy, out: Path, *more: str) -> tuple[str, ...]:
     load = ("--workload", "shared-prefix", "--input-tokens", "32", "--output-tokens", "4")
-    split = ("--topologies", "2a,1p1d", "--rounds", "1", "--port", str(free_row()))
+    split = ("--topologies", "1a,1p1d", "--rounds", "1", "--port", str(free_row()))
     return ("bench", "sweep", *split, *load, "--out", str(out), *more)
 
 
@@ -46,9 +46,9 @@ def test_killed_and_run_again(deploy: Deploy, tmp_path: Path) -> None:
     assert not (deploy.home / "stacks" / "pdkit-sweep").exists()
     sweep = read_sweep(out)
     assert sweep.runs[0] == first, "what was finished is not run again"
-    assert [(run.topology, run.error) for run in sweep.runs] == [("2a", None), ("1p1d", None)]
+    assert [(run.topology, run.error) for run in sweep.runs] == [("1a", None), ("1p1d", None)]
     assert all(run.rate for run in sweep.runs)
     assert sweep.verdict is not None
-    assert sweep.verdict.sentence.startswith("Too few rounds to tell 1p1d from 2a")
+    assert sweep.verdict.sentence.startswith("Too few rounds to tell 1p1d from 1a")
     plan = deploy.run("plan", "-f", str(out / "best.yaml"), "--json")
-    assert json.loads(plan.stdout)["data"]["topology"] == "2a"
+    assert json.loads(plan.stdout)["data"]["topology"] == "1a"
