@@ -1,27 +1,36 @@
 """Requests that engines refuse, by the thousand, from a seed, to a stack that runs.
 
-    python -m bench.router.malformed http://127.0.0.1:8000 [--requests 10000] [--seed 1]
+    deploy up --topology 1p1d
+    python -m bench.router.malformed [--name pdkit] [--requests 10000] [--seed 1]
 
 Each is valid HTTP with a body that is wrong: values out of range or of another type, token ids that
 do not exist, prompts over the limit, bad JSON. Prints how many answers there were of each status,
-and fails if one was neither a success nor an error in OpenAI's shape, or had a status of 500 or
-more.
+and what memory each service had before and after; then runs `deploy check --quick`. Fails if an
+answer was neither a success nor an error in OpenAI's shape, or had a status of 500 or more, or if
+the check fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import psutil
+
+from deploy.runtime.home import Home
+from deploy.workflows.running import RunningStack, require_stack
 
 _AT_ONCE = 8
+_WARM_UP = 500  # what these make a service allocate once, it has then
 _NUMBERS = (
     0, -1, -(10**9), 10**9, 2**31, 2**63, 10**30, 1e308, -1e308, 1e-320, 0.5, True, None, "1", "x",
     [], [1], {}, {"a": 1},
@@ -100,24 +109,46 @@ def outcome(client: httpx.Client, path: str, sent: bytes) -> str:
     return f"WRONG {answer.status_code} {answer.text[:200]} to {path} {sent[:300]!r}"
 
 
+def memory_mib(running: RunningStack) -> dict[str, int]:
+    """Return the resident memory of each service's processes."""
+    found = {}
+    for name, service in running.state.services.items():
+        first = psutil.Process(service.pid)
+        processes = (first, *first.children(recursive=True))
+        found[name] = sum(one.memory_info().rss for one in processes) >> 20
+    return found
+
+
+def send_all(client: httpx.Client, requests: Sequence[tuple[str, bytes]]) -> Counter[str]:
+    """Return how many answers there were of each kind."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return Counter(pool.map(lambda one: outcome(client, *one), requests))
+
+
 def main() -> int:
-    """Send them, and return 1 if one was answered wrongly."""
+    """Send them, and return 1 if one was answered wrongly or the stack is not sound afterwards."""
     options = argparse.ArgumentParser(description=main.__doc__)
-    options.add_argument("url")
+    options.add_argument("--name", default="pdkit", help="of a stack that runs as processes")
     options.add_argument("--requests", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=1)
     given = options.parse_args()
+    running = require_stack(Home.from_environ(os.environ), given.name)
     chance = random.Random(given.seed)  # noqa: S311 - the same ones each time
-    with httpx.Client(base_url=given.url, trust_env=False, timeout=120) as client:
-        model = client.get("/v1/models").json()["data"][0]["id"]
-        requests = [body(chance, model) for _ in range(given.requests)]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = Counter(pool.map(lambda one: outcome(client, *one), requests))
-        alive = client.get("/readiness").status_code
+    model = running.prepared.plan.model.served_name
+    requests = [body(chance, model) for _ in range(_WARM_UP + given.requests)]
+    url = running.stack.front.url
+    with httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
+        send_all(client, requests[:_WARM_UP])
+        before = memory_mib(running)
+        found = send_all(client, requests[_WARM_UP:])
+        after = memory_mib(running)
     for said, count in sorted(found.items()):
         print(f"{count:6} {said}")
-    print(f"readiness afterwards: {alive}")
-    return int(any(said.startswith("WRONG") for said in found) or alive != httpx.codes.OK)
+    for name in before:
+        print(f"{name}: {before[name]} MiB before, {after[name]} MiB after")
+    check = (sys.executable, "-m", "deploy", "check", "--quick", "--name", given.name)
+    failed = subprocess.run(check, check=False).returncode
+    return int(failed > 0 or any(said.startswith("WRONG") for said in found))
 
 
 if __name__ == "__main__":
