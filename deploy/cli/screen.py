@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from deploy.errors import printable
+
 # The terminal's alternate screen, without a cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -37,11 +39,11 @@ class Screen:
         _trace: TracebackType | None,
     ) -> None:
         if self._view is not None and not isinstance(error, OSError):
-            self._write(f"{_LEAVE}{self._view(None)}\n")
+            self._write(f"{_LEAVE}{printable(self._view(None))}\n")
 
     def show(self, view: View) -> None:
         if not self._live:
-            self._write(f"{view(None)}\n\n")
+            self._write(f"{printable(view(None))}\n\n")
             return
         if self._view is None:
             self._write(_ENTER)
@@ -64,7 +66,7 @@ class Screen:
         if self._view is None:
             return
         self._drawn = columns, rows = self._size()
-        lines = [line[:columns] for line in self._view(rows).splitlines()[:rows]]
+        lines = [line[:columns] for line in printable(self._view(rows)).split("\n")[:rows]]
         self._write(_HOME + "\n".join(line + _END_OF_LINE for line in lines) + _BELOW)
 
     def _write(self, text: str) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.metrics.page import MetricsPage
-from deploy.verify.store_path import Sample
 
 CONNECTOR = "pdkit_connector_info"
 FIX = "pdkit_fix_info"
@@ -38,15 +37,15 @@ class ConnectorReport:
 
     @classmethod
     def read(cls, page: MetricsPage) -> ConnectorReport:
-        connector = next((one.labels for one in page.named(CONNECTOR)), {})
-        fixes = {one.labels["fix"]: one.labels for one in page.named(FIX)}
+        connector = next(_labels_of(page, CONNECTOR), {})
+        fixes = {labels["fix"]: labels for labels in _labels_of(page, FIX, "fix", "state")}
         return cls(
             lmcache=connector.get("lmcache", ""),
             proved=connector.get("proved", "yes") == "yes",
             fixes={fix: labels["state"] for fix, labels in fixes.items()},
             evidence={fix: labels.get("evidence", "") for fix, labels in fixes.items()},
-            kv=next((json.loads(one.labels["facts"]) for one in page.named(KV)), {}),
-            redis_failures=_failures(page.named(REDIS_FAILED)),
+            kv=next((_facts(labels["facts"]) for labels in _labels_of(page, KV, "facts")), {}),
+            redis_failures=_failures(page),
         )
 
     def redis_said(self, kinds: Iterable[str]) -> str:
@@ -56,10 +55,24 @@ class ConnectorReport:
         return said[-1] if said else ""
 
 
-def _failures(samples: list[Sample]) -> dict[str, str]:
+def _labels_of(page: MetricsPage, name: str, *needed: str) -> Iterator[Mapping[str, str]]:
+    """Yield the labels of the samples of a name, the smallest first, that have what is needed."""
+    for sample in sorted(page.named(name), key=lambda one: one.value):
+        if sample.labels.keys() >= set(needed):
+            yield sample.labels
+
+
+def _facts(text: str) -> Mapping[str, Any]:
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _failures(page: MetricsPage) -> dict[str, str]:
     found: dict[str, str] = {}
-    for sample in sorted(samples, key=lambda one: one.value):
-        kind = sample.labels["kind"]
-        found.pop(kind, None)
-        found[kind] = f"{sample.labels['way']} failed: {sample.labels['said']}"
+    for labels in _labels_of(page, REDIS_FAILED, "kind", "way", "said"):
+        found.pop(labels["kind"], None)
+        found[labels["kind"]] = f"{labels['way']} failed: {labels['said']}"
     return found

@@ -39,11 +39,10 @@ class CacheCounters:
                 a connector.
         """
         names = (EXTERNAL_QUERIES, EXTERNAL_HITS, LOCAL_QUERIES, LOCAL_HITS)
-        totals = {name: page.total(f"{name}_total") for name in names}
-        missing = [name for name, total in totals.items() if total is None]
+        missing = [name for name in names if page.total(f"{name}_total") is None]
         if missing:
             raise LookupError(f"its metrics lack {', '.join(missing)}")
-        return cls(*(int(total or 0) for total in totals.values()))
+        return cls(*(page.count(f"{name}_total") for name in names))
 
     def __add__(self, other: CacheCounters) -> CacheCounters:
         return CacheCounters(
@@ -173,8 +172,8 @@ class EngineLoad:
         """Return the load; engine cores are added up, of their KV use the highest is taken."""
         use = [sample.value for sample in page.named("vllm:kv_cache_usage_perc")]
         return cls(
-            int(page.total("vllm:num_requests_running") or 0),
-            int(page.total("vllm:num_requests_waiting") or 0),
+            page.count("vllm:num_requests_running"),
+            page.count("vllm:num_requests_waiting"),
             max(use, default=0.0),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,9 +13,14 @@ from deploy.verify.store_path import Sample
 # What the names of numbers end with that only grow, until their service starts anew.
 _COUNTER_ENDS = ("_total", "_count", "_sum", "_bucket")
 
-# A sample of Prometheus' text format: name, labels, value; a time stamp may follow.
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)\s*(?:\{(.*)\})?\s*(\S+)(?:\s+-?\d+)?", re.ASCII)
-_LABEL = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)', re.ASCII)
+# A sample of Prometheus' text format: name, labels, value; a time stamp may follow. Parts next
+# to each other share no character, so that time is in proportion to any line's length.
+_QUOTED = r'[^"\\]*(?:\\.[^"\\]*)*'
+_LABELS = rf'[^"}}]*(?:"{_QUOTED}"[^"}}]*)*'
+_SAMPLE = re.compile(
+    rf"([a-zA-Z_:][\w:]*)(?:\s*\{{({_LABELS})\}}\s*|\s+)(\S+)(?:\s+-?\d+)?", re.ASCII
+)
+_LABEL = re.compile(rf'\s*(\w+)\s*=\s*"({_QUOTED})"\s*(?:,|$)', re.ASCII)
 _ESCAPED = re.compile(r"\\(.)")
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -33,6 +39,11 @@ class MetricsPage:
         """Return the sum of the samples of a name that have these labels; None without any."""
         found = [s.value for s in self.named(name) if labels.items() <= s.labels.items()]
         return sum(found) if found else None
+
+    def count(self, name: str, **labels: str) -> int:
+        """Return such a sum as a whole number; 0 where it is none."""
+        total = self.total(name, **labels) or 0
+        return int(total) if math.isfinite(total) else 0
 
     def since(self, earlier: MetricsPage) -> MetricsPage:
         """Return what was counted after an earlier reading.
@@ -64,12 +75,18 @@ def parsed_page(text: str) -> MetricsPage:
     """Return the page that a text in Prometheus' format is.
 
     Not by prometheus_client, whose import alone takes a tenth of the CPU of `deploy status`.
+    A counter that is infinite or no number is left out: nobody can count with it.
 
     Raises:
         ValueError: it has another format.
     """
     lines = (line.strip() for line in text.split("\n"))
-    return MetricsPage(tuple(_sample(line) for line in lines if line and line[0] != "#"))
+    samples = (_sample(line) for line in lines if line and line[0] != "#")
+    return MetricsPage(tuple(filter(_counts, samples)))
+
+
+def _counts(sample: Sample) -> bool:
+    return math.isfinite(sample.value) or not sample.name.endswith(_COUNTER_ENDS)
 
 
 def _sample(line: str) -> Sample:
@@ -81,8 +98,8 @@ def _sample(line: str) -> Sample:
 
 
 def _labels(text: str) -> dict[str, str]:
-    labels, at = {}, 0
-    while at < len(text.rstrip()):
+    labels, at, end = {}, 0, len(text.rstrip())
+    while at < end:
         found = _LABEL.match(text, at)
         if found is None:
             raise ValueError(f"not a label: {text[at : at + 100]!r}")

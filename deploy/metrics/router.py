@@ -38,16 +38,16 @@ class EngineView:
 
     @classmethod
     def read_all(cls, page: MetricsPage) -> tuple[EngineView, ...]:
-        def value(gauge: str, name: str) -> float:
-            return page.total(f"pdkit_router_engine_{gauge}", engine=name) or 0
+        def value(gauge: str, name: str) -> int:
+            return page.count(f"pdkit_router_engine_{gauge}", engine=name)
 
         return tuple(
             cls(
-                name := sample.labels["engine"],
-                sample.labels["role"],
+                name := sample.labels.get("engine", ""),
+                sample.labels.get("role", ""),
                 bool(sample.value),
                 bool(value("drained", name)),
-                int(value("busy", name)),
+                value("busy", name),
             )
             for sample in page.named("pdkit_router_engine_healthy")
         )
@@ -63,4 +63,4 @@ class RouterView:
     @classmethod
     def read(cls, page: MetricsPage) -> RouterView:
         health = [sample.value for sample in page.named("pdkit_router_engine_healthy")]
-        return cls(len(health), int(sum(health)))
+        return cls(len(health), sum(map(bool, health)))

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import lzma
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from deploy.errors import ConfigError
 
+_MOST_BYTES = 64 << 20  # of one file; a record has some KiB
+# RuntimeError: a zip with a password, or JSON of too many levels.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+)
 _EVENTS = ("introduced", "fixed", "last_affected")
 
 
@@ -44,7 +57,7 @@ def read_advisories(path: Path) -> list[Mapping[str, Any]]:
     """
     try:
         records = list(_records(path))
-    except (OSError, zipfile.BadZipFile, ValueError) as exc:
+    except _UNREADABLE as exc:
         raise ConfigError(
             f"--advisories {path}: cannot be read ({exc})",
             hint="name a file, folder or zip of records in OSV's JSON format",
@@ -86,14 +99,28 @@ def _is_record(record: Any) -> bool:
 def _texts(path: Path) -> Iterator[bytes]:
     if path.is_dir():
         for file in sorted(path.rglob("*.json")):
-            yield file.read_bytes()
+            yield _bounded(file)
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as packed:
             for name in packed.namelist():
                 if name.endswith(".json"):
-                    yield packed.read(name)
+                    with packed.open(name) as member:
+                        yield _all_of(member)
     else:
-        yield path.read_bytes()
+        yield _bounded(path)
+
+
+def _bounded(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return _all_of(file)
+
+
+def _all_of(file: IO[bytes]) -> bytes:
+    """Return what a file has; a zip may say little and hold much."""
+    text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES >> 20} MiB in one file")
+    return text
 
 
 def _packages(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

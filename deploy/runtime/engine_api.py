@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imported for requests only: health and metrics do without i
 
 _OK = 200
 _HEALTH_S = 2.0
+_ANSWER_BYTES = 64 << 20  # the token ids of a long prompt take some MiB
 
 __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer"]
 
@@ -184,7 +185,7 @@ class EngineApi:
         Raises:
             ApiError: no answer.
         """
-        return int(self.metrics().total(FINISHED) or 0)
+        return self.metrics().count(FINISHED)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._json(self._request("POST", path, body))
@@ -204,11 +205,13 @@ class EngineApi:
 
         timeout = self._client.timeout if timeout_s is None else _timeout(timeout_s)
         try:
-            response = self._client.request(method, path, json=body, timeout=timeout)
+            with self._client.stream(method, path, json=body, timeout=timeout) as begun:
+                content = _bounded(begun.iter_bytes())
         except httpx.HTTPError as exc:
             url = self._client.base_url
             kind = TimedOut if isinstance(exc, httpx.TimeoutException) else ApiError
             raise kind(0, f"no answer from {url} ({type(exc).__name__})") from exc
+        response = httpx.Response(begun.status_code, content=content, request=begun.request)
         _require_ok(response.status_code, response.text)
         return response
 
@@ -225,6 +228,15 @@ class EngineApi:
 def _require_ok(status: int, text: str) -> None:
     if status != _OK:
         raise ApiError(status, f"HTTP {status}: {text[:300]}")
+
+
+def _bounded(pieces: Iterable[bytes]) -> bytes:
+    content = bytearray()
+    for piece in pieces:
+        content += piece
+        if len(content) > _ANSWER_BYTES:
+            raise ApiError(0, f"an answer of more than {_ANSWER_BYTES >> 20} MiB")
+    return bytes(content)
 
 
 def _timeout(answer_s: float) -> httpx.Timeout:

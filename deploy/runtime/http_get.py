@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import socket
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException
-from typing import NamedTuple
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, IncompleteRead
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from deploy.runtime.measured_socket import MeasuredSocket
+
 _CONNECT_S = 2.0
+_PAGE_BYTES = 16 << 20  # an engine's metrics have some 100 KiB
+_PIECE = 1 << 16
 _UNIX = "unix://"
 
 __all__ = ["HTTPException", "Page", "get"]
@@ -21,6 +27,27 @@ class Page(NamedTuple):
     text: str
 
 
+class _PageSocket(MeasuredSocket):
+    """As http.client uses sockets."""
+
+    def makefile(self, mode: str) -> io.BufferedReader:  # noqa: ARG002 - it only reads
+        return io.BufferedReader(_Reader(self))
+
+    def close(self) -> None:
+        """Do nothing: http.client is done with it before the rest of an answer was read."""
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, measured: MeasuredSocket) -> None:
+        self._measured = measured
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._measured.recv_into(buffer)
+
+
 class _UnixConnection(HTTPConnection):
     """HTTP over a Unix socket. Docker refuses a path in the place of the host."""
 
@@ -31,7 +58,11 @@ class _UnixConnection(HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.sock.close()
+            raise
 
 
 def get(url: str, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Page:
@@ -40,17 +71,21 @@ def get(url: str, path: str, *, timeout_s: float, headers: Mapping[str, str] | N
     Proxies are ignored, redirects are not followed.
 
     Raises:
-        OSError, HTTPException: no answer; TimeoutError if not within `timeout_s` per step.
+        OSError, HTTPException: no answer; TimeoutError if not all of it came within `timeout_s`;
+            one of more than 16 MiB.
     """
     connection = _connection(url)
-    try:
-        connection.connect()
-        connection.sock.settimeout(timeout_s)
+    connection.connect()
+    with closing(connection.sock) as plain:
+        measured: Any = _PageSocket(plain, answer_s=timeout_s, answer_bytes=_PAGE_BYTES)
+        measured.settimeout(timeout_s)
+        connection.sock = measured
         connection.request("GET", path, headers=dict(headers or {}))
         answer = connection.getresponse()
-        return Page(answer.status, answer.read().decode("utf-8", "replace"))
-    finally:
-        connection.close()
+        text = b"".join(iter(lambda: answer.read(_PIECE), b""))  # never what it only announces
+        if answer.length:
+            raise IncompleteRead(text, answer.length)
+        return Page(answer.status, text.decode("utf-8", "replace"))
 
 
 def _connection(url: str) -> HTTPConnection:

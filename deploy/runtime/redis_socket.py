@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from deploy.runtime.bounded_redis import STEP_S, MeasuredSocket
+from deploy.runtime.bounded_redis import STEP_S, measured
 from deploy.runtime.secrets import Secret
 
 _PIECE = 1 << 16
@@ -70,7 +70,7 @@ class _Connection:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(STEP_S)
-        self._measured = MeasuredSocket(self._socket)
+        self._measured = measured(self._socket)
         self._read = bytearray()
 
     def connect(self, path: str) -> None:
@@ -90,7 +90,7 @@ class _Connection:
     def _answer(self, depth: int) -> Any:
         line = self._line()
         kind, rest = line[:1], line[1:]
-        if kind == b"-":
+        if kind == b"-" and depth == _MAX_DEPTH:
             return RedisError(rest.decode("utf-8", "replace"))
         if kind == b"+":
             return rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +12,9 @@ from deploy.runtime.redis_socket import RedisError, RedisSocket
 from deploy.runtime.secrets import Secret
 
 _SCAN_COUNT = 1000
+# For all keys of a server, and for those of a check. A hostile one never says that this was all.
+_SCAN_S = 300.0
+_MOST_MARKED = 1 << 20
 # Errors by their first word: of a server that serves, and that does not let this client in.
 _NO_REFUSAL = ("NOPERM", "LOADING")
 _DENIED = ("NOAUTH", "WRONGPASS")
@@ -63,16 +67,27 @@ def plain_twin(key: bytes, mark: bytes) -> bytes:
 
 
 def key_pages(scan: Scan, pattern: str) -> Iterator[list[bytes]]:
-    """Yield the keys of a server that fit a pattern; some may come twice."""
-    cursor = None
+    """Yield the keys of a server that fit a pattern; some may come twice.
+
+    Raises:
+        TimeoutError: it tells of ever more.
+    """
+    cursor, until = None, time.monotonic() + _SCAN_S
     while cursor != 0:
+        if time.monotonic() > until:
+            raise TimeoutError(f"it does not tell all its keys within {_SCAN_S:g} s")
         cursor, keys = scan(cursor or 0, pattern, _SCAN_COUNT)
         yield keys
 
 
 def marked_keys(scan: Scan, mark: str) -> set[bytes]:
     """Return the keys of a server that contain a mark of letters, digits and '@%-'."""
-    return {key for keys in key_pages(scan, f"*{mark}*") for key in keys}
+    found = set[bytes]()
+    for keys in key_pages(scan, f"*{mark}*"):
+        found.update(keys)
+        if len(found) > _MOST_MARKED:
+            raise ConnectionError(f"more than {_MOST_MARKED} keys of one check")
+    return found
 
 
 def remove_marked(scan: Scan, mark: str, unlink: Callable[[list[bytes]], int]) -> int:
@@ -157,7 +172,10 @@ class SocketStore:
 
     def ping(self) -> bool:
         """Tell whether Redis answers and accepts the password."""
-        return bool(self._asked("PING") == b"PONG")
+        try:
+            return bool(self._redis.ask("PING") == b"PONG")
+        except (RedisError, OSError):
+            return False
 
     def refusal(self) -> Refusal | None:
         """Return what Redis says instead of serving; None where it serves, or says nothing."""
@@ -175,9 +193,9 @@ class SocketStore:
         ask = self._redis.ask
         try:
             info, commands = (
-                info_fields(ask(*words).decode()) for words in (("INFO",), ("INFO", "commandstats"))
+                info_fields(_text(ask(*words))) for words in (("INFO",), ("INFO", "commandstats"))
             )
-            return stats_from(info, calls_of(commands), ask("DBSIZE"))
+            return stats_from(info, calls_of(commands), _count(ask("DBSIZE")))
         except (RedisError, OSError, KeyError, ValueError):
             return None
 
@@ -195,12 +213,17 @@ class SocketStore:
 
     def unlink(self, keys: Sequence[bytes]) -> int | None:
         """Remove what there is of the keys; None where Redis does not answer."""
-        return self._asked("UNLINK", *keys) if keys else 0
+        try:
+            return _count(self._redis.ask("UNLINK", *keys)) if keys else 0
+        except (RedisError, OSError):
+            return None
 
     def remove_marked(self, mark: str) -> int | None:
         """Remove marked keys and their twins (see `Store`); None where Redis does not answer."""
         try:
-            return remove_marked(self._scan, mark, lambda keys: self._redis.ask("UNLINK", *keys))
+            return remove_marked(
+                self._scan, mark, lambda keys: _count(self._redis.ask("UNLINK", *keys))
+            )
         except (RedisError, OSError):
             return None
 
@@ -208,14 +231,28 @@ class SocketStore:
         self._redis.close()
 
     def _scan(self, cursor: int, pattern: str, count: int) -> tuple[int, list[bytes]]:
-        after, keys = self._redis.ask("SCAN", cursor, "MATCH", pattern, "COUNT", count)
-        return int(after), keys
+        answer = self._redis.ask("SCAN", cursor, "MATCH", pattern, "COUNT", count)
+        match answer:
+            case [bytes() as after, list() as keys] if after.isdigit() and len(after) < 21:
+                if all(isinstance(key, bytes) for key in keys):
+                    return int(after), keys
+        raise _not_redis(answer)
 
-    def _asked(self, *words: str | bytes) -> Any:
-        try:
-            return self._redis.ask(*words)
-        except (RedisError, OSError):
-            return None
+
+def _text(answer: Any) -> str:
+    if not isinstance(answer, bytes):
+        raise _not_redis(answer)
+    return answer.decode()
+
+
+def _count(answer: Any) -> int:
+    if not isinstance(answer, int):
+        raise _not_redis(answer)
+    return answer
+
+
+def _not_redis(answer: object) -> ConnectionError:
+    return ConnectionError(f"not an answer of Redis: {str(answer)[:40]}")
 
 
 @contextmanager

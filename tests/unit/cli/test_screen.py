@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli.screen import Screen
 from tests.conftest import plain_environ
 
 ENTER, LEAVE, SHOW_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
@@ -135,3 +136,32 @@ def test_no_terminal_gets_plain_text(tmp_path: Path) -> None:
     )
     assert done.stdout.startswith("line 0 of 0")
     assert "\x1b" not in done.stdout
+
+
+HOSTILE = "said \x1b]52;c;aGk=\x07\x9b2J\x1b[2Jthis"
+
+
+def test_what_a_view_says_does_not_command_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A view quotes servers and logs."""
+    with Screen() as screen:
+        screen.show(lambda _: HOSTILE)
+    shown = capsys.readouterr().out
+    assert "this" in shown
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+def test_nor_where_it_is_drawn_in_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(Screen, "_size", lambda _: os.terminal_size((200, 24)))
+    with Screen() as screen:
+        screen.show(lambda _: HOSTILE)
+    shown = capsys.readouterr().out
+    assert shown.count("this") == 2, "in place, and below when it is left"
+    assert not {"\x1b]", "\x07", "\x9b", "\x1b[2J"} & {
+        part for part in ("\x1b]", "\x07", "\x9b", "\x1b[2J") if part in shown
+    }

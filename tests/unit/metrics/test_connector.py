@@ -48,3 +48,21 @@ def test_fixes_and_kv() -> None:
 
 def test_a_page_without_a_connector_reports_nothing() -> None:
     assert ConnectorReport.read(MetricsPage()) == ConnectorReport()
+
+
+def test_what_is_no_report_of_the_connector_is_left_out() -> None:
+    """Whoever serves the page, `status` must not end."""
+    samples = (
+        Sample("pdkit_fix_info", {"fix": "B1"}, 1.0),
+        Sample("pdkit_fix_info", {"state": "active"}, 1.0),
+        Sample("pdkit_fix_info", {"fix": "B2", "state": "active"}, 1.0),
+        Sample("pdkit_kv_info", {}, 1.0),
+        Sample("pdkit_kv_info", {"facts": "[" * 100_000}, 1.0),
+        Sample("pdkit_store_last_failure_timestamp_seconds", {"kind": "error"}, 1.0),
+    )
+    report = ConnectorReport.read(MetricsPage(samples))
+    assert report == ConnectorReport(fixes={"B2": "active"}, evidence={"B2": ""})
+    for facts in ("[1]", "5", "{", '"x"'):
+        assert not ConnectorReport.read(
+            MetricsPage((Sample("pdkit_kv_info", {"facts": facts}, 1.0),))
+        ).kv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
@@ -173,3 +174,46 @@ class TestParsed:
         ]
         assert list(parsed_page(text).samples) == theirs
         assert len(theirs) > 300
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a" + " " * 200_000 + "b c",
+        "a" * 200_000 + " b c",
+        "a{" + "}" * 200_000 + " b c",
+        'a{b="c"' + " " * 200_000 + "d} 1",
+        'a{b="' + "\\" * 200_001 + "} 1",
+        'a{b="c",' + " " * 200_000 + '="d"} 1',
+        "a{" + '"' * 200_001 + "} 1",
+    ],
+    ids=["spaces", "letters", "braces", "in labels", "escapes", "no name", "quotes"],
+)
+def test_a_long_line_takes_time_in_proportion(line: str) -> None:
+    """Were it quadratic, one would take minutes."""
+    began = time.thread_time()
+    with pytest.raises(ValueError, match="not a"):
+        parsed_page(line)
+    assert time.thread_time() - began < 5
+
+
+def test_many_labels_take_time_in_proportion() -> None:
+    line = "a{" + 'b="c",' * 50_000 + " " * 1000 + "} 1"
+    began = time.thread_time()
+    assert parsed_page(line).total("a") == 1
+    assert time.thread_time() - began < 5
+
+
+@pytest.mark.parametrize("value", ["NaN", "Inf", "+Inf", "-Inf"])
+def test_what_nobody_can_count_with_is_left_out(value: str) -> None:
+    assert parsed_page(f"a_total {value}\nb_total 1\n") == MetricsPage((Sample("b_total", {}, 1),))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("a NaN", 0), ("a +Inf", 0), ("a 1e308\na 1e308", 0), ("a 2.0", 2), ("b 1", 0)],
+)
+def test_whole_numbers(text: str, count: int) -> None:
+    """Whatever a page says, counting it does not fail."""
+    assert parsed_page(text).count("a") == count
+    EngineLoad.read(parsed_page(f"vllm:num_requests_running {text.split()[1]}"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.errors import ConfigError
+from deploy.runtime import advisories
 from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
 
 
@@ -113,3 +114,44 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
         read_advisories(file)
     with pytest.raises(ConfigError, match="--advisories"):
         read_advisories(tmp_path / "none")
+
+
+def _zip(path: Path, text: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("a.json", text)
+    return path
+
+
+def _patched(path: Path, *, local: int, central: int, value: int) -> Path:
+    """Change a field of a zip's only file, in both of its places."""
+    data = bytearray(path.read_bytes())
+    data[local] = value
+    data[data.index(b"PK\x01\x02") + central] = value
+    path.write_bytes(data)
+    return path
+
+
+def test_a_zip_that_cannot_be_unpacked_is_refused(tmp_path: Path) -> None:
+    whole = _zip(tmp_path / "a.zip", json.dumps(FIXED).encode())
+    with_password = _patched(_zip(tmp_path / "b.zip", b"{}"), local=6, central=8, value=1)
+    by_other_means = _patched(_zip(tmp_path / "c.zip", b"{}"), local=8, central=10, value=99)
+    assert read_advisories(whole) == [FIXED]
+    for path in (with_password, by_other_means):
+        with pytest.raises(ConfigError, match="--advisories"):
+            read_advisories(path)
+
+
+def test_levels_without_end_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text("[" * 200_000)
+    with pytest.raises(ConfigError, match="--advisories"):
+        read_advisories(file)
+
+
+def test_what_a_zip_holds_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes of a zip may stand for any number."""
+    bomb = _zip(tmp_path / "bomb.zip", b" " * 1_000_000 + json.dumps(FIXED).encode())
+    assert read_advisories(bomb) == [FIXED]
+    monkeypatch.setattr(advisories, "_MOST_BYTES", 900_000)
+    with pytest.raises(ConfigError, match="--advisories"):
+        read_advisories(bomb)

@@ -72,7 +72,7 @@ def test_a_wait_that_is_short_stays_short() -> None:
     """redis-py looks whether a connection has data, which must not take the limit of a step."""
     one, other = socket.socketpair()
     with one, other:
-        measured = bounded_redis.MeasuredSocket(one)
+        measured = bounded_redis.measured(one)
         measured.settimeout(0)
         with pytest.raises(BlockingIOError):
             measured.recv(1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runtime import bounded_redis
+from deploy.runtime.measured_socket import MeasuredSocket
 from deploy.runtime.redis_socket import RedisError, RedisSocket
 from deploy.runtime.secrets import Secret
 
@@ -62,7 +63,7 @@ def test_an_interrupted_question_leaves_no_answer_behind(
 
     with answering(tmp_path / "s", b"+first\r\n", b"+second\r\n") as asker:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(bounded_redis.MeasuredSocket, "recv", interrupted)
+            patched.setattr(MeasuredSocket, "recv", interrupted)
             asker.ask("FIRST")
         assert asker.ask("SECOND") == b"second"
 
@@ -91,6 +92,7 @@ def test_answers(tmp_path: Path, answer: bytes, meant: object) -> None:
         b"\r\n",
         b"*1\r\n" * 5000,
         b"$9\r\nbye",
+        b"*2\r\n$1\r\n0\r\n-ERR inside\r\n",
     ],
 )
 def test_what_is_no_answer(tmp_path: Path, answer: bytes) -> None:

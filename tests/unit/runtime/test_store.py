@@ -6,17 +6,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 import redis
 
+from deploy.runtime import store as store_module
 from deploy.runtime.compose.store import _REMOVE, _SCAN
 from deploy.runtime.host import find_redis_server
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret
-from deploy.runtime.store import Store, open_store
+from deploy.runtime.store import SocketStore, Store, open_store
 
 PASSWORD = "open sesame"
 
@@ -206,3 +208,57 @@ def test_a_reading_ends_with_the_first_question_that_has_no_answer(
     with open_store(str(tmp_path / "sock"), None) as store:
         assert store.stats() is None
     assert asked == [("INFO",)]
+
+
+class TestAServerThatIsNoRedis:
+    """It speaks the protocol, and says what Redis does not."""
+
+    @pytest.fixture
+    def other(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], SocketStore]]:
+        with open_store("nowhere", None) as store:
+
+            def saying(answer: object) -> SocketStore:
+                monkeypatch.setattr(RedisSocket, "ask", lambda *_: answer)
+                return store
+
+            yield saying
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            None, b"x", [], [b"0"], [b"x", [b"k"]], [b"9" * 5000, []], [5, 5], [b"0", [5]],
+            [b"0", [None]], [b"0", None], [b"0", [], []], b"used_memory:x\r\nmaxmemory:1\r\n",
+            b"\xff",
+        ],
+    )  # fmt: skip
+    def test_tells_nothing(self, other: Callable[[object], SocketStore], answer: object) -> None:
+        store = other(answer)
+        assert store.ping() is False
+        assert store.stats() is None
+        assert store.count_marked(MARK) is None
+        assert store.remove_marked(MARK) is None
+        assert store.unlink([b"k"]) is None
+
+    def test_a_number_is_how_many_were_removed(
+        self, other: Callable[[object], SocketStore]
+    ) -> None:
+        store = other(3)
+        assert store.unlink([b"k"]) == 3
+        assert store.stats() is None
+        assert store.count_marked(MARK) is None
+
+    def test_keys_without_end(
+        self, other: Callable[[object], SocketStore], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store_module, "_MOST_MARKED", 1000)
+        made = other(None)
+        numbers = count()
+        monkeypatch.setattr(RedisSocket, "ask", lambda *_: [b"1", [b"%d" % next(numbers)]])
+        assert made.count_marked(MARK) is None
+        assert next(numbers) == 1001
+
+    def test_pages_without_end(
+        self, other: Callable[[object], SocketStore], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store_module, "_SCAN_S", 0.0)
+        assert other([b"1", []]).count_marked(MARK) is None
