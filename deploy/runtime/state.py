@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from deploy import __version__
 from deploy.errors import StateError
 
 FORMAT = 2
@@ -21,6 +22,7 @@ class ServiceRecord:
         pid: of a process, also the id of its session; 0 for a container, which goes by its name.
         start_time: seconds since the boot, by which a reused pid is told.
         starts: how often it was started since `up`; more than one means it was repaired.
+        version: of the kit that started it; "" if that was too old to write it down.
     """
 
     name: str
@@ -28,6 +30,7 @@ class ServiceRecord:
     start_time: float = 0.0
     log: str = ""
     starts: int = 1
+    version: str = __version__
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def read_state(path: Path, name: str) -> StackState | None:
                 start_time=float(value["start_time"]),
                 log=str(value["log"]),
                 starts=int(value.get("starts", 1)),
+                version=str(value.get("version", "")),
             )
             for key, value in raw["services"].items()
         }

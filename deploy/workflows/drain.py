@@ -64,10 +64,7 @@ def undrain(home: Home, name: str, engine: str) -> None:
     if engine in drained_engines(_file(home, running)):
         write_drained(_file(home, running), engine, drained=False)
         _note(home, name, engine, "undrained", "gets requests again")
-        await_view(
-            running, engine, lambda view: not view.drained,
-            within_s=_NOTICE_S, problem=f"the router goes on leaving {engine} out",
-        )  # fmt: skip
+        _await_use(running, engine)
 
 
 @contextmanager
@@ -77,11 +74,13 @@ def drained_for_now(
     """Keep requests from an engine for the length of a block; one that was drained stays so.
 
     Raises:
-        StackUnhealthy: its requests did not end in time.
+        StackUnhealthy: its requests did not end in time, or the router goes on leaving it out.
     """
     with drained_by_restart(_file(home, running), engine):
         wait_until_idle(running, engine, report, patience.wait_s)
         yield
+    if engine not in drained_engines(_file(home, running)):
+        _await_use(running, engine)
 
 
 def require_engine(running: RunningStack, engine: str) -> None:
@@ -193,6 +192,13 @@ def await_view(
         if time.monotonic() > until:
             raise StackUnhealthy(problem, hint=f"deploy restart router --name {running.stack.name}")
         time.sleep(_POLL_S)
+
+
+def _await_use(running: RunningStack, engine: str) -> None:
+    await_view(
+        running, engine, lambda view: not view.drained,
+        within_s=_NOTICE_S, problem=f"the router goes on leaving {engine} out",
+    )  # fmt: skip
 
 
 def _view(running: RunningStack, engine: str) -> EngineView | None:

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deploy import __version__
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
-from deploy.planning.plan import DECODE
+from deploy.planning.plan import DECODE, ENGINE_ROLES
 from deploy.runtime.drains import drained_engines
 from deploy.runtime.events import ServiceEvent, read_events
 from deploy.runtime.home import Home
@@ -136,8 +137,36 @@ def stack_status(home: Home, name: str) -> StackStatus:
         user_redis=plan.user_redis,
         history=stack_history(running.state),
         events=read_events(home.stack(name).events_file),
-        warnings=[*stack_warnings(running, pages), *_unwatched(running, home)],
+        warnings=[*_older(running), *_of_engines(running, pages), *_unwatched(running, home)],
     )
+
+
+def _is_older(running: RunningStack, service: Service) -> bool:
+    """Tell whether another version of the kit started a service that runs the kit's code."""
+    record = running.state.services.get(service.name)
+    runs_ours = service.role in (*ENGINE_ROLES, "router")
+    return runs_ours and record is not None and record.version != __version__
+
+
+def _older(running: RunningStack) -> list[str]:
+    older = [service for service in running.stack.services if _is_older(running, service)]
+    if not older:
+        return []
+    records, which = running.state.services, f" --name {running.stack.name}"
+    versions = sorted({records[one.name].version or "of an older version" for one in older})
+    engines = [f"deploy restart{which}"] if any(one.role != "router" for one in older) else []
+    router = [f"deploy restart router{which}"] if older[-1].role == "router" else []
+    return [
+        f"pdkit {', '.join(versions)} started {', '.join(one.name for one in older)}; this is "
+        f"{__version__}, so start them anew: {', then '.join((*engines, *router))}"
+    ]
+
+
+def _of_engines(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
+    """Return what to know of engines that this version started: it can judge no others."""
+    services = running.stack.services
+    known = {one.name for one in services if not _is_older(running, one)}
+    return stack_warnings(running, {name: page for name, page in pages.items() if name in known})
 
 
 def _unwatched(running: RunningStack, home: Home) -> list[str]:

@@ -187,6 +187,7 @@ class ServiceRecord(TypedDict):
         pid: 0 for a container.
         start_time: seconds since the boot.
         starts: how often it was started since `up`.
+        version: of the pdkit that started it; "" if that was too old to write it down.
     """
 
     name: str
@@ -194,6 +195,7 @@ class ServiceRecord(TypedDict):
     start_time: float
     log: str
     starts: int
+    version: str
 
 
 class State(TypedDict):

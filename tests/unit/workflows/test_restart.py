@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -12,10 +13,12 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
+from deploy import __version__
 from deploy.errors import StackUnhealthy, StateError
 from deploy.output.views import status_view
 from deploy.runtime.drains import drained_engines
 from deploy.runtime.events import read_events
+from deploy.workflows import status
 from deploy.workflows.drain import Patience, drain, engine_views, undrain
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
@@ -172,6 +175,50 @@ class TestRestart:
         force = Patience(wait_s=20, force=True)
         restart_services(stack.home, "pdkit", "consumer-0", stack.lines.append, force)
         assert pids(stack)["consumer-0"] != before["consumer-0"]
+
+
+class TestAnOlderVersion:
+    def started_by(self, stack: Lab, version: str) -> None:
+        file = stack.home.stack("pdkit").state_file
+        state = json.loads(file.read_text())
+        for record in state["services"].values():
+            record["version"] = version
+            if not version:
+                del record["version"]
+        file.write_text(json.dumps(state))
+
+    @pytest.fixture(autouse=True)
+    def judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every engine is warned of that is judged at all."""
+        monkeypatch.setattr(
+            status, "stack_warnings", lambda _, pages: [f"{name} is odd" for name in pages]
+        )
+
+    @pytest.mark.parametrize(
+        ("version", "told"), [("0.0.7", "pdkit 0.0.7 started"), ("", "pdkit of an older version")]
+    )
+    def test_is_named_with_the_command_and_its_engines_are_not_judged(
+        self, stack: Lab, version: str, told: str
+    ) -> None:
+        self.started_by(stack, version)
+        (warning,) = stack_status(stack.home, "pdkit").warnings
+        assert told in warning
+        assert f"producer-0, consumer-0, consumer-1, router; this is {__version__}" in warning
+        assert warning.endswith(
+            "deploy restart --name pdkit, then deploy restart router --name pdkit"
+        )
+
+    def test_is_gone_after_these_commands(self, stack: Lab) -> None:
+        self.started_by(stack, "0.0.7")
+        restart_services(stack.home, "pdkit", "consumer-0", stack.lines.append, AT_ONCE)
+        first, odd = stack_status(stack.home, "pdkit").warnings
+        assert "consumer-0" not in first
+        assert odd == "consumer-0 is odd"
+        for service in (None, "router"):
+            restart_services(stack.home, "pdkit", service, stack.lines.append, AT_ONCE)
+        warnings = stack_status(stack.home, "pdkit").warnings
+        assert not [line for line in warnings if "started" in line]
+        assert len(warnings) == 3
 
 
 class TestDrain:
