@@ -185,6 +185,13 @@ class TimeoutSpec(_Strict):
     )
 
 
+class SloSpec(_Strict):
+    """Latency in seconds that 95 % of requests keep, else an alert fires (with monitoring)."""
+
+    ttft_s: Seconds = Field(2.0, description="time to the first token")
+    itl_s: Seconds = Field(0.1, description="time between two tokens")
+
+
 class StackSpec(_Strict):
     """One stack: engines, Redis and a router."""
 
@@ -279,6 +286,7 @@ class StackSpec(_Strict):
     redis: RedisSpec = RedisSpec()
     router: RouterSpec = RouterSpec()
     timeouts: TimeoutSpec = TimeoutSpec()
+    slo: SloSpec = SloSpec()
 
 
 # A spec in which nothing is left to the machine: vendor and runtime are named.

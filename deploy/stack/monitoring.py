@@ -13,6 +13,7 @@ from deploy.stack.service import ConfigFile, Health, Service
 
 GRAFANA_PASSWORD = "grafana_password"  # noqa: S105 - the name of the secret, not the secret
 SCRAPE_S = 10
+_LIMITS = "limits.yml"
 # Long texts, which change: each would be a time series of its own.
 _DROPPED = "pdkit_(fix|kv|connector)_info|pdkit_store_last_failure_timestamp_seconds|.+_created"
 _MEMORY_MIB = 256
@@ -30,6 +31,7 @@ def monitoring_services(plan: Plan, layout: Layout) -> tuple[Service, ...]:
 
 def _prometheus(plan: Plan, layout: Layout) -> Service:
     place = layout.file("prometheus", "prometheus.yml")
+    limits = layout.file("prometheus", _LIMITS)
     own = layout.prometheus(plan)
     return Service(
         name="prometheus",
@@ -47,7 +49,10 @@ def _prometheus(plan: Plan, layout: Layout) -> Service:
         port=plan.prometheus_port,
         health=Health("http", "/-/ready"),
         ready_s=min(_PROMETHEUS_READY_S, plan.spec.timeouts.ready_s),
-        files=(ConfigFile(place.path, prometheus_config(plan, layout), place.target),),
+        files=(
+            ConfigFile(place.path, prometheus_config(plan, layout), place.target),
+            ConfigFile(limits.path, latency_limits(plan), limits.target),
+        ),
         # Earlier, alerts would fire while engines load their model.
         depends_on=("router",),
         memory_mib=_MEMORY_MIB,
@@ -84,10 +89,24 @@ def prometheus_config(plan: Plan, layout: Layout) -> str:
     every = f"{SCRAPE_S}s"
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
-        "rule_files": [f"{layout.monitoring_dir}/rules.yml"],
+        "rule_files": [
+            f"{layout.monitoring_dir}/rules.yml",
+            layout.file("prometheus", _LIMITS).seen_at,
+        ],
         "scrape_configs": [engines, router],
     }
     return yaml.safe_dump(config, sort_keys=False)
+
+
+def latency_limits(plan: Plan) -> str:
+    """Return the text of the rules that name a stack's limits of latency to the other rules."""
+    limits = {"pdkit:ttft_limit_seconds": plan.spec.slo.ttft_s,
+              "pdkit:itl_limit_seconds": plan.spec.slo.itl_s}  # fmt: skip
+    rules = [
+        {"record": name, "expr": f"vector({seconds:g})", "labels": {"stack": plan.name}}
+        for name, seconds in limits.items()
+    ]
+    return yaml.safe_dump({"groups": [{"name": "pdkit-limits", "rules": rules}]}, sort_keys=False)
 
 
 def _grafana(plan: Plan, layout: Layout) -> Service:

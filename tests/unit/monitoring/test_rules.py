@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from deploy.assets import asset
+from deploy.stack.monitoring import latency_limits
+from deploy.workflows.prepare import Prepared
 
 RULES = asset("compose", "monitoring", "rules.yml")
 _GROUPS = yaml.safe_load(RULES.read_text())["groups"]
@@ -145,7 +147,7 @@ def expected(alert: str, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def judged(
-    folder: Path, alerts: Iterable[str], rules: Path = RULES
+    folder: Path, alerts: Iterable[str], rules: Path = RULES, limits: tuple[Path, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Have promtool judge the cases of some alerts with these rules."""
     program = shutil.which("promtool")
@@ -165,9 +167,9 @@ def judged(
     ]
     file = folder / "rules.test.yml"
     document = {
-        "rule_files": [str(rules)],
+        "rule_files": [str(file) for file in (*limits, rules)],
         "evaluation_interval": "1m",
-        "group_eval_order": GROUPS,  # else in any order
+        "group_eval_order": [*(["pdkit-limits"] if limits else []), *GROUPS],  # else in any order
         "tests": tests,
     }
     file.write_text(yaml.safe_dump(document, sort_keys=False))
@@ -185,9 +187,25 @@ def test_each_alert_fires_and_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "limit_s", "agree"),
+    [("s", 1.5, True), ("s", 9, False), ("s", 0.5, False), ("another", 9, True)],
+    ids=["between", "too high", "too low", "another stack"],
+)
+def test_limits_of_latency_are_those_of_the_stack(
+    tmp_path: Path, prepared: Callable[..., Prepared], name: str, limit_s: float, agree: bool
+) -> None:
+    """A first token after 4 s is to fire, and one after 0.9 s is not."""
+    made = prepared(name=name, monitoring=True, slo={"ttft_s": limit_s})
+    file = tmp_path / "limits.yml"
+    file.write_text(latency_limits(made.plan))
+    ran = judged(tmp_path, ["PdkitSlowFirstToken"], limits=(file,))
+    assert (ran.returncode == 0) is agree, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
     ("alert", "old", "new"),
     [
-        ("PdkitSlowFirstToken", "> 2\n", "> 20\n"),
+        ("PdkitSlowFirstToken", "* 2)\n", "* 20)\n"),
         ("PdkitServiceDown", "up{job=", "down{job="),
         ("PdkitStoreLosses", 'result!="stored"', 'result!="failed"'),
         ("PdkitServiceDown", "critical", "info"),

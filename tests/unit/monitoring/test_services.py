@@ -34,7 +34,7 @@ def monitored(prepared: Make, runtime: str, **fields: Any) -> Prepared:
 
 
 def config_of(service: Service) -> dict[str, Any]:
-    (file,) = service.files
+    file, _ = service.files
     return dict(yaml.safe_load(file.text))
 
 
@@ -104,7 +104,9 @@ class TestServices:
 
     def test_all_that_they_name_is_shipped(self, prepared: Make, runtime: str) -> None:
         made = monitored(prepared, runtime)
-        (rules,) = config_of(made.stack.service("prometheus"))["rule_files"]
+        rules, own = config_of(made.stack.service("prometheus"))["rule_files"]
+        limits = made.stack.service("prometheus").files[1]
+        assert own == (limits.target or limits.path)
         home = grafana_of(made.stack.service("grafana"))["dashboards"]
         for path in (rules, home["default_home_dashboard_path"]):
             assert asset("compose", "monitoring", *path.partition("/monitoring/")[2].split("/"))
