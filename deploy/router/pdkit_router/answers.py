@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
 from pdkit_router.client_side import ClientResponse
 from pdkit_router.continuation import Transcript
 from pdkit_router.engine_side import HELD_BYTES, EngineLost, Exchange
 
+TRACE = "x-pdkit-trace"
+# In the usage of an answer. Within a text of JSON every quote has a backslash.
+_CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
+
 Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Trace:
+    """What became of a request.
+
+    Attributes:
+        cached: tokens of the prompt that the last engine did not compute; "" if it does not say.
+    """
+
+    producer: str = "-"
+    consumer: str = "-"
+    tries: int = 0
+    cached: str = ""
+
+    def header(self) -> str:
+        found = f"producer={self.producer}; consumer={self.consumer}; tries={self.tries}"
+        return f"{found}; cached={self.cached}" if self.cached else found
+
+    def read(self, answer: bytes | bytearray) -> bool:
+        """Take from an answer, or an event of it, what it says; return whether it says it."""
+        if found := _CACHED.findall(answer):
+            self.cached = found[-1].decode()
+        return bool(found)
+
+    def follow(self, events: bytes) -> bytes:
+        """Return whole events, with this as a comment behind the one that completes it."""
+        if not self.read(events):
+            return events
+        end = events.index(b"\n\n", events.rindex(b'"cached_tokens":')) + 2
+        return events[:end] + f": {TRACE} {self.header()}\n\n".encode() + events[end:]
 
 
 def whole(exchange: Exchange, headers: Headers, answer: ClientResponse) -> None:
@@ -46,8 +84,10 @@ class Events:
         told: what has gone to the client.
     """
 
-    def __init__(self, answer: ClientResponse, told: Transcript | None) -> None:
-        self.answer = answer
+    def __init__(
+        self, answer: ClientResponse, told: Transcript | None, trace: Trace | None = None
+    ) -> None:
+        self.answer, self._trace = answer, trace
         self.told = told or Transcript("", {}, problem="it is no stream that can be continued")
         self._part = bytearray()
         self._begun = False
@@ -68,6 +108,8 @@ class Events:
         if self.told.asks:
             note = self.told.note
             ready = b"".join([note(event) + b"\n\n" for event in ready[:-2].split(b"\n\n")])
+        if self._trace and not self._begun:
+            ready = self._trace.follow(ready)
         self.answer.piece(ready)
 
     def drop_part(self) -> bool:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pdkit_router.answers import Events, Headers, pass_on, whole
+from pdkit_router.answers import TRACE, Events, Headers, Trace, pass_on, whole
 from pdkit_router.client_side import ClientResponse
 from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineLost, Exchange
@@ -49,18 +49,6 @@ class Budget:
             return False
         self.left -= 1
         return True
-
-
-@dataclass
-class Trace:
-    """What became of a request."""
-
-    producer: str = "-"
-    consumer: str = "-"
-    tries: int = 0
-
-    def header(self) -> str:
-        return f"producer={self.producer}; consumer={self.consumer}; tries={self.tries}"
 
 
 class NoEngine(Exception):
@@ -104,21 +92,24 @@ class Forwarder:
         trace = Trace()
         request.body.clear()
         self.counts["requests"] += 1
-        traced = request.header("x-pdkit-trace") is not None
+        traced = request.header(TRACE) is not None
 
         async def use(engine: Engine, exchange: Exchange) -> None:
             trace.consumer = engine.name
+            streams = exchange.content_type.startswith(_EVENTS)
+            if not streams:
+                await exchange.full
+                trace.read(exchange.held)
             headers: Headers = (("x-request-id", todo.name),)
             if traced:
-                headers += (("x-pdkit-trace", trace.header()),)
-            if exchange.content_type.startswith(_EVENTS):
+                headers += ((TRACE, trace.header()),)
+            if streams:
                 limit.reschedule(None)
                 answer.begin(exchange.status, (*headers, ("content-type", exchange.content_type)))
-                events = Events(answer, todo.transcript)
+                events = Events(answer, todo.transcript, trace if traced else None)
                 await self._pass(engine, exchange, events, todo)
                 answer.end()
                 return
-            await exchange.full
             if exchange.ended.done():
                 await exchange.ended
                 whole(exchange, headers, answer)

@@ -102,7 +102,7 @@ def test_each_request_meets_one_engine(aggregated: Router) -> None:
     body = {"model": "m", "prompt": "c" * 600, "max_tokens": 5}
     answers = [front.post(COMPLETIONS, json=body, headers={"x-pdkit-trace": "1"}) for _ in range(3)]
     (by,) = {answer.json()["by"] for answer in answers}
-    assert answers[0].headers["x-pdkit-trace"] == f"producer=-; consumer={by}; tries=1"
+    assert answers[0].headers["x-pdkit-trace"] == f"producer=-; consumer={by}; tries=1; cached=7"
     seen = [one for engine in engines for one in engine.seen if one.method == "POST"]
     assert [one.json["max_tokens"] for one in seen] == [5, 5, 5], "nobody was asked for a prefill"
     page = aggregated.metrics()

@@ -57,6 +57,43 @@ def test_one_name_for_both_phases(router: Router) -> None:
     assert "x-pdkit-trace" not in answer.headers, "only for who asks"
 
 
+class TestCachedTokens:
+    """What the engine says of them: before a whole answer, and behind a stream's usage."""
+
+    USAGE = b'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":512}}}\n\n'
+
+    async def counts(self, _: StandIn, to: stand_in.Connection) -> None:
+        await to.begin()
+        await to.piece(EVENTS[0])
+        await to.piece(self.USAGE[:50])  # the event is whole in the end only
+        await to.piece(self.USAGE[50:] + DONE)
+        await to.send(b"0\r\n\r\n")
+
+    def test_are_in_the_trace_of_a_whole_answer(self, router: Router) -> None:
+        answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
+        assert answer.headers["x-pdkit-trace"].endswith("; tries=2; cached=7")
+
+    def test_follow_the_usage_of_a_stream_as_a_comment(self, router: Router) -> None:
+        for consumer in router.consumers:
+            consumer.does = self.counts
+        body = {**BODY, "stream": True}
+        traced = router.client.post(COMPLETIONS, json=body, headers=TRACED)
+        assert "cached" not in traced.headers["x-pdkit-trace"], "it was not known yet"
+        comment = f": x-pdkit-trace {traced.headers['x-pdkit-trace']}; cached=512\n\n".encode()
+        assert traced.content == EVENTS[0] + self.USAGE + comment + DONE
+        plain = router.client.post(COMPLETIONS, json=body)
+        assert plain.content == EVENTS[0] + self.USAGE + DONE, "only for who asks"
+
+    def test_in_a_text_are_none(self, router: Router) -> None:
+        async def quotes(_: StandIn, to: stand_in.Connection) -> None:
+            await to.whole(200, json.dumps({"text": '"cached_tokens": 9'}).encode())
+
+        for consumer in router.consumers:
+            consumer.does = quotes
+        answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
+        assert "cached" not in answer.headers["x-pdkit-trace"]
+
+
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "é", "a\tb"])
 def test_a_name_that_is_none_is_replaced(router: Router, name: str) -> None:
     headers = [(b"x-request-id", name.encode())]
