@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -18,6 +19,15 @@ def asset(*parts: str) -> Path:
         if path.exists():
             return path
     raise FileNotFoundError("/".join(parts))
+
+
+def yaml_asset(*parts: str) -> Any:
+    """Return the content of a shipped YAML file; with libyaml, if available, ten times as fast."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = asset(*parts).read_text(encoding="utf-8")
+    return yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe ones
 
 
 def router_path() -> Path:

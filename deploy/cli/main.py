@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 import typer
 
 from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
-from deploy.cli.app import app
+from deploy.cli.app import app_for
 from deploy.cli.hints import fitted_hint, not_a_number
 from deploy.cli.result import CommandResult
 from deploy.errors import Interrupted, MachineError, PdkitError, UsageError, printable
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = " ".join(words[: 2 if tuple(words[:2]) in _GROUPED or words[:1] == ["images"] else 1])
     interrupt_once()
     try:
-        result = app(args=arguments or ["--help"], prog_name="deploy", standalone_mode=False)
+        typed = app_for(arguments)
+        result = typed(args=arguments or ["--help"], prog_name="deploy", standalone_mode=False)
         return _finish(result, command, form) if arguments else UsageError.exit_code
     except PdkitError as exc:
         exc.hint = fitted_hint(exc, arguments, command)

@@ -10,7 +10,7 @@ from datetime import date
 from functools import lru_cache
 from typing import Any
 
-from deploy.assets import asset
+from deploy.assets import asset, yaml_asset
 from deploy.errors import ConfigError
 
 LIST_COMMAND = "deploy images list"
@@ -208,7 +208,7 @@ def pins(image: EngineImage | ServiceImage) -> dict[str, str]:
 @lru_cache(maxsize=1)
 def load_catalog() -> Catalog:
     """Read the catalogue that ships with pdkit."""
-    return parse_catalog(read_yaml("catalog.yaml"))
+    return parse_catalog(yaml_asset("images", "catalog.yaml"))
 
 
 def parse_catalog(document: Mapping[str, Any]) -> Catalog:
@@ -222,12 +222,3 @@ def parse_catalog(document: Mapping[str, Any]) -> Catalog:
     }
     services = {name: ServiceImage(name=name, **row) for name, row in document["services"].items()}
     return Catalog(engines, services)
-
-
-def read_yaml(name: str) -> Any:
-    """Parse a file of the images folder; with libyaml, if available, ten times as fast."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = asset("images", name).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe ones

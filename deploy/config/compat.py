@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from deploy.config.catalog import Catalog, load_catalog, read_yaml
+from deploy.assets import yaml_asset
+from deploy.config.catalog import Catalog, load_catalog
 from deploy.errors import ConfigError
 
 Judgement = Literal["proven", "derived", "known_bad", "unknown"]
@@ -123,7 +124,7 @@ def in_range(spec: str, version: str) -> bool:
 @lru_cache(maxsize=1)
 def load_rules() -> tuple[PairRule, ...]:
     """Read the table that ships with pdkit."""
-    return parse_rules(read_yaml("compat.yaml")["pairs"])
+    return parse_rules(yaml_asset("images", "compat.yaml")["pairs"])
 
 
 def parse_rules(rows: Iterable[Mapping[str, Any]]) -> tuple[PairRule, ...]:

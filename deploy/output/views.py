@@ -11,9 +11,9 @@ from deploy.output.table import duration, percent, size, table, told, told_size
 from deploy.verify.store_path import StorePath
 
 if TYPE_CHECKING:  # each command imports its own workflow alone
+    from deploy.workflows.catalog_images import ImageRow
     from deploy.workflows.down import DownResult
     from deploy.workflows.history import HistoryEntry
-    from deploy.workflows.images import ImageRow
     from deploy.workflows.patches import Patches
     from deploy.workflows.status import StackStatus
     from deploy.workflows.swap import SwapResult

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from deploy.assets import asset
+from deploy.assets import yaml_asset
 from deploy.planning.limits import Limits
 from deploy.planning.plan import EnginePlan, Plan, Role
 from deploy.stack import kv_server
@@ -156,8 +156,7 @@ def lmcache_config(role: Role, plan: Plan, layout: Layout, urls: Sequence[str]) 
 
 @cache
 def _template(client: str, role: Role) -> Mapping[str, Any]:
-    text = asset("lmcache_configs", f"{client}-{role}.yaml").read_text(encoding="utf-8")
-    return MappingProxyType(yaml.safe_load(text))
+    return MappingProxyType(yaml_asset("lmcache_configs", f"{client}-{role}.yaml"))
 
 
 def _redis_path(urls: Sequence[str], namespace: str, limits: Limits) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from configparser import ConfigParser
 from io import StringIO
 
 import yaml
@@ -142,6 +141,8 @@ def _grafana_config(plan: Plan, layout: Layout) -> str:
     own, data = layout.grafana(plan), layout.data_dir("grafana")
     folder = layout.monitoring_dir
     no, yes = "false", "true"
+    from configparser import ConfigParser
+
     config = ConfigParser(interpolation=None)
     config.read_dict(
         {

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
@@ -32,15 +32,11 @@ from deploy.runtime.host import (
 )
 from deploy.stack.containers import ROOTLESS
 from deploy.stack.layout import ContainerImages
-from deploy.workflows.images import (
-    StackImages,
-    found_images,
-    obtain_images,
-    refuse_bad_pair,
-    stack_images,
-)
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
 from deploy.workflows.user_files import hub_token
+
+if TYPE_CHECKING:
+    from deploy.workflows.images import StackImages
 
 # Containers that root starts run as this user, for whom the kit's files are made readable.
 _UNPRIVILEGED = "10001:10001"
@@ -68,6 +64,8 @@ def stated_facts(
     chosen = spec.runtime if spec.runtime != "auto" else runtime
     if chosen == "process":
         return Facts(machine, vendor, chosen, named_programs(spec))
+    from deploy.workflows.images import refuse_bad_pair, stack_images
+
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
         refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
@@ -89,6 +87,8 @@ def containers_here(
     Raises:
         ConfigError: versions that the catalogue states do not belong together.
     """
+    from deploy.workflows.images import found_images
+
     return _containers(spec, found_images(images, spec, vendor), info)
 
 
@@ -112,6 +112,8 @@ def with_images(facts: Facts, spec: StackSpec, report: Report) -> Facts:
     """
     if not isinstance(facts.software, Containers):
         return facts
+    from deploy.workflows.images import obtain_images, stack_images
+
     images = obtain_images(stack_images(spec, facts.vendor), spec, facts.vendor, report)
     return replace(facts, software=replace(facts.software, images=images))
 

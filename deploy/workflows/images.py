@@ -1,13 +1,11 @@
-"""The images of a stack, and those of the catalogue: named, found, pulled or built."""
+"""The images of a stack: named, found, pulled or built."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 from deploy.assets import asset
 from deploy.config.catalog import (
@@ -16,15 +14,12 @@ from deploy.config.catalog import (
     EngineImage,
     ServiceImage,
     load_catalog,
-    pins,
     reference_problem,
 )
 from deploy.config.compat import judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.home_folder import expanded
-from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
-from deploy.runtime.compose.docker import answering_engine, engine_answers
 from deploy.runtime.compose.images import (
     FoundImage,
     Versions,
@@ -66,36 +61,6 @@ class StackImages:
         """Return those that a stack runs; a Redis of the user's own runs elsewhere."""
         redis = () if user_redis else (self.redis,)
         return (self.engine, self.router, *redis, *self.monitoring)
-
-
-@dataclass(frozen=True)
-class ImageRow:
-    """An image of the catalogue, as `deploy images list` shows it.
-
-    Attributes:
-        verdict: what is known of its pair of versions; "" for services.
-        size_mib: 0 where it is not on this machine, or no Docker engine answers.
-        pinned, age_days: when its versions were chosen, and how long ago that is.
-        by_tag: what is taken by a tag that may mean something else tomorrow; "" if nothing is.
-        advisories: of what the kit installs in it, and of vLLM, LMCache and torch; None if nobody
-            asked.
-    """
-
-    name: str
-    image: str
-    vendor: str
-    default: bool
-    vllm: str
-    lmcache: str
-    verdict: str
-    here: bool
-    size_mib: int
-    how: str
-    pinned: str
-    age_days: int
-    note: str
-    by_tag: str = ""
-    advisories: Sequence[Advisory] | None = None
 
 
 def stack_images(spec: StackSpec, vendor: str) -> StackImages:
@@ -245,18 +210,18 @@ def obtain(
     named = os.environ.get(WHEELHOUSE_VARIABLE)
     wheels = wheelhouse or (expanded(named) if named else None)
     report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
-    arguments = {**image.build_args, **_pinned_base(image), **(build_args or {})}
+    arguments = {**image.build_args, **_base_argument(image), **(build_args or {})}
     build_image(image.image, asset(*image.build.split("/")), arguments, wheelhouse=wheels)
 
 
-def _pinned_base(image: EngineImage | ServiceImage) -> dict[str, str]:
+def _base_argument(image: EngineImage | ServiceImage) -> dict[str, str]:
     """Return the base by its digest; nothing where none is known, or the base came as a file."""
     found = find_image(image.base) if image.base and image.digest else None
     carried = found is not None and not found.digests
-    return {"BASE": _base(image)} if image.digest and not carried else {}
+    return {"BASE": pinned_base(image)} if image.digest and not carried else {}
 
 
-def _base(image: EngineImage | ServiceImage) -> str:
+def pinned_base(image: EngineImage | ServiceImage) -> str:
     """Return the image that it is built from, by its digest where that is known."""
     return f"{image.base}@{image.digest}" if image.digest else image.base or ""
 
@@ -270,129 +235,3 @@ def _built_instead(image: EngineImage | ServiceImage) -> str:
         f"deploy images build {name}, and {image.name}: {{image: {name}}} in deploy.yaml "
         "(with no network: docs/how-to/offline.md)"
     )
-
-
-def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:
-    """Return images of the catalogue by name.
-
-    Raises:
-        ConfigError: one has no such name.
-    """
-    catalog = load_catalog()
-    everything: Mapping[str, EngineImage | ServiceImage] = {**catalog.engines, **catalog.services}
-    unknown = [name for name in names if name not in everything]
-    if unknown:
-        raise ConfigError(
-            f"'{unknown[0]}' is not an image of the catalogue; images: {', '.join(everything)}",
-            hint="deploy images list",
-        )
-    return [everything[name] for name in names]
-
-
-def build_images(
-    names: tuple[str, ...],
-    build_args: Mapping[str, str],
-    *,
-    wheelhouse: Path | None,
-    report: Report,
-) -> list[str]:
-    """Build images of the catalogue, and return their references.
-
-    `build_args` go before the catalogue's own.
-
-    Raises:
-        ConfigError: one is not in the catalogue, or is pulled instead.
-        MissingImage: one cannot be built.
-    """
-    images = named_images(names)
-    for image, name in zip(images, names, strict=True):
-        if image.build is None:
-            raise ConfigError(
-                f"'{name}' is not built here, it is pulled", hint=f"deploy images pull {name}"
-            )
-    answering_engine()
-    for image in images:
-        obtain(image, report, build_args=build_args, wheelhouse=wheelhouse)
-    return [image.image for image in images]
-
-
-def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
-    """Pull images, of those that are built here their bases, and return the references.
-
-    Raises:
-        ConfigError: one is not in the catalogue.
-        MissingImage: one cannot be pulled.
-    """
-    images = named_images(names) or [
-        service
-        for service in load_catalog().services.values()
-        if service.build is None and service.name not in MONITORING_ROLES
-    ]
-    answering_engine()
-    wanted = [image.image if image.build is None else _base(image) for image in images]
-    for reference in wanted:
-        report(f"pulling {reference}")
-        pull_image(reference)
-    return wanted
-
-
-def image_rows(today: date, advisories: Path | None = None) -> list[ImageRow]:
-    """Return the catalogue, and which images are on this machine if a Docker engine answers.
-
-    Args:
-        advisories: known vulnerabilities, in files of OSV's format.
-
-    Raises:
-        ConfigError: they cannot be read.
-    """
-    records = read_advisories(advisories) if advisories else None
-    catalog, looks = load_catalog(), engine_answers()
-    rows = [
-        *(_engine_row(engine, looks, today) for engine in catalog.engines.values()),
-        *(_service_row(service, looks, today) for service in catalog.services.values()),
-    ]
-    if records is None:
-        return rows
-    everything: Mapping[str, EngineImage | ServiceImage] = {**catalog.engines, **catalog.services}
-    return [
-        replace(row, advisories=advisories_of(pins(everything[row.name]), records)) for row in rows
-    ]
-
-
-def _engine_row(engine: EngineImage, looks: bool, today: date) -> ImageRow:
-    return ImageRow(
-        name=engine.profile,
-        vendor=engine.vendor or "",
-        default=engine.default,
-        vllm=engine.vllm or "",
-        lmcache=engine.lmcache or "",
-        verdict=judge(engine.vendor or "", engine.vllm, engine.lmcache).verdict,
-        **_whereabouts(engine, looks, today),
-    )
-
-
-def _service_row(service: ServiceImage, looks: bool, today: date) -> ImageRow:
-    return ImageRow(
-        name=service.name,
-        vendor="",
-        default=False,
-        vllm="",
-        lmcache="",
-        verdict="",
-        **_whereabouts(service, looks, today),
-    )
-
-
-def _whereabouts(image: EngineImage | ServiceImage, looks: bool, today: date) -> dict[str, Any]:
-    pinned = image.pinned or today
-    found = find_image(image.image) if looks else None
-    return {
-        "image": image.image,
-        "here": found is not None,
-        "size_mib": found.size_mib if found else 0,
-        "how": "build" if image.build else "pull",
-        "pinned": pinned.isoformat(),
-        "age_days": (today - pinned).days,
-        "note": image.note,
-        "by_tag": "" if image.digest else image.base or image.image,
-    }

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.connector.pdkit_connector.redis_url import (
     SCHEMES,
@@ -16,10 +17,12 @@ from deploy.connector.pdkit_connector.redis_url import (
 )
 from deploy.errors import Changes, ConfigError, RedisUnreachable
 from deploy.runtime.secrets import Secret, keep_secret, read_secrets
-from deploy.runtime.url_store import UrlStore, open_url_store
 from deploy.stack.build import REDIS_URL
 from deploy.workflows.prepare import Containers, Prepared
 from deploy.workflows.secret_file import read_secret_file
+
+if TYPE_CHECKING:
+    from deploy.runtime.url_store import UrlStore
 
 _FIELD = "redis.url_file"
 # What LMCache's own client makes of the others is not what they say.
@@ -86,6 +89,8 @@ def require_redis(prepared: Prepared, folder: Path) -> None:
     held = read_secrets(folder, (REDIS_URL,)).get(REDIS_URL)
     text = held.reveal() if held and _is_taken_away(prepared) else redis_url(prepared)
     url = _parsed(text or "", file)
+    from deploy.runtime.url_store import open_url_store
+
     with open_url_store(url) as store:
         trouble = store.trouble()
         if trouble:
@@ -122,6 +127,8 @@ def _require_scheme(text: str, file: Path, client: str) -> None:
 
 
 def _parsed(text: str, file: Path) -> RedisUrl:
+    from deploy.runtime.url_store import UrlStore
+
     try:
         # The text goes into a configuration file, between quotation marks.
         if not text.isascii() or not text.isprintable() or set(text) & set(" '\"\\"):

@@ -18,7 +18,8 @@ import typer
 from pydantic import Field, create_model
 from typer.main import get_command
 
-from deploy.cli.main import app
+from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
+from deploy.cli.app import app
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError, PdkitError
 from deploy.output.contract.schema import file_names

@@ -36,7 +36,7 @@ def images_list(
     from datetime import date
 
     from deploy.output.views import images_view
-    from deploy.workflows.images import image_rows
+    from deploy.workflows.catalog_images import image_rows
 
     rows = image_rows(date.today(), advisories)
     return CommandResult(
@@ -62,7 +62,7 @@ def images_build(
     json: Json = False,
 ) -> CommandResult:
     """Build images from pdkit's Dockerfiles."""
-    from deploy.workflows.images import build_images
+    from deploy.workflows.catalog_images import build_images
 
     arguments = _pairs(build_arg or [])
     if base is not None:
@@ -83,7 +83,7 @@ def images_pull(
     json: Json = False,
 ) -> CommandResult:
     """Pull images; for an image that is built here, pull its base."""
-    from deploy.workflows.images import pull_images
+    from deploy.workflows.catalog_images import pull_images
 
     pulled = pull_images(tuple(names or ()), report=progress())
     return CommandResult(

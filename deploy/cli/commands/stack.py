@@ -280,11 +280,14 @@ def _prepare(
     probe: bool = True,
 ) -> Prepared:
     """Return a plan to show; `auto_runtime` decides what the runtime 'auto' means."""
-    from deploy.runtime.detect import read_inventory
     from deploy.workflows.facts import stated_facts
     from deploy.workflows.prepare import prepare
 
-    machine = read_inventory(inventory) if inventory else None
+    machine = None
+    if inventory:
+        from deploy.runtime.detect.inventory_file import read_inventory
+
+        machine = read_inventory(inventory)
     facts = stated_facts(spec, machine, runtime=auto_runtime(spec), probe=probe)
     return prepare(spec, home, facts)
 

@@ -25,8 +25,8 @@ from deploy.output.contract.stack import (
     Written,
 )
 from deploy.output.contract.watch import Frame
+from deploy.workflows.catalog_images import ImageRow
 from deploy.workflows.down import DownResult
-from deploy.workflows.images import ImageRow
 
 
 class Problem(TypedDict):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import DockerUnavailable, MachineError
-from deploy.runtime.http_get import HTTPException, get
 
 DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
@@ -78,6 +77,8 @@ def answering_engine() -> str:
         )
     if not Path(host.removeprefix("unix://")).exists():
         raise _no_answer(host, "it does not run")
+    from deploy.runtime.http_get import HTTPException, get
+
     try:
         page = get(host, "/_ping", timeout_s=_PING_TIMEOUT_S)
     except (OSError, HTTPException) as exc:

@@ -3,7 +3,6 @@
 Each probe reads text with a pure parser, and reports what it saw in a line for messages.
 """
 
-from deploy.runtime.detect.inventory_file import read_inventory
 from deploy.runtime.detect.machine import detect_host, detect_inventory, detected_vendor
 
-__all__ = ["detect_host", "detect_inventory", "detected_vendor", "read_inventory"]
+__all__ = ["detect_host", "detect_inventory", "detected_vendor"]

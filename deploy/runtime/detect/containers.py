@@ -7,12 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 SPEC_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 _SUFFIXES = (".yaml", ".yml", ".json")
-# libyaml's loader where there is one: an NVIDIA spec has thousands of lines.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def container_gpus(info: Mapping[str, Any] | None, cdi_kinds: Iterable[str]) -> tuple[str, ...]:
@@ -43,10 +39,14 @@ def _kind(device: object) -> str:
 
 def parse_spec(text: str) -> str:
     """Return the kind that a CDI spec file offers devices of; "" where it is broken or empty."""
+    import yaml
+
+    # libyaml's loader where there is one: an NVIDIA spec has thousands of lines.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         # JSON is YAML too, and its own parser is much faster.
         is_json = text.lstrip()[:1] == "{"
-        raw = json.loads(text) if is_json else yaml.load(text, Loader=_LOADER)  # noqa: S506 safe
+        raw = json.loads(text) if is_json else yaml.load(text, Loader=loader)  # noqa: S506 safe
     except (ValueError, yaml.YAMLError, RecursionError):
         return ""
     if not isinstance(raw, dict) or not raw.get("devices"):

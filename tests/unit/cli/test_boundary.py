@@ -55,7 +55,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[CommandResult | BaseExc
                 raise end
             return end
 
-        monkeypatch.setattr(main_module, "app", app)
+        monkeypatch.setattr(main_module, "app_for", lambda _: app)
 
     return set_end
 
@@ -201,7 +201,7 @@ class TestImages:
 
     @pytest.fixture(autouse=True)
     def _no_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("deploy.workflows.images.engine_answers", lambda: False)
+        monkeypatch.setattr("deploy.workflows.catalog_images.engine_answers", lambda: False)
 
     def test_list(self, run: Callable[..., Result]) -> None:
         code, out, err = run("images", "list")

@@ -28,8 +28,8 @@ from deploy.verify.report import (
     StoreUse,
 )
 from deploy.verify.store_path import StorePath
+from deploy.workflows.catalog_images import ImageRow
 from deploy.workflows.history import HistoryEntry
-from deploy.workflows.images import ImageRow
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.status import ServiceStatus, StackStatus
 from deploy.workflows.swap import SwapResult

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.errors import MissingTool, NotEnoughMemory
@@ -134,6 +135,11 @@ class TestRedisServer:
         server = script(tmp_path / "bin" / "redis-server", "exit 0")
         monkeypatch.chdir(tmp_path)
         assert find_redis_server(Path("bin/redis-server"), "python") == str(server)
+
+
+def test_memory_is_what_psutil_finds_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    assert host.machine_memory_mib() == psutil.virtual_memory().total // 2**20
 
 
 class TestContainers:

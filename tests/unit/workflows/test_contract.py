@@ -12,7 +12,7 @@ from jsonschema import ValidationError
 from typer.main import get_command
 
 from deploy.cli import main as main_module
-from deploy.cli.main import app
+from deploy.cli.app import app
 from deploy.output.contract import COMMANDS
 from deploy.runtime.home import Home
 from tests.contract import SCHEMAS, validate_state, validated

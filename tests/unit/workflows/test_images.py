@@ -15,13 +15,12 @@ from deploy.config.catalog import load_catalog
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
 from deploy.runtime.compose.images import FoundImage, Versions
+from deploy.workflows import catalog_images
 from deploy.workflows import images as images_module
+from deploy.workflows.catalog_images import build_images, image_rows, pull_images
 from deploy.workflows.images import (
-    build_images,
     found_images,
-    image_rows,
     obtain_images,
-    pull_images,
     refuse_bad_pair,
     stack_images,
 )
@@ -68,12 +67,13 @@ class Docker:
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
     made = Docker()
-    monkeypatch.setattr(images_module, "find_image", made.here.get)
-    monkeypatch.setattr(images_module, "pull_image", made.pull)
+    for module in (images_module, catalog_images):
+        monkeypatch.setattr(module, "find_image", made.here.get)
+        monkeypatch.setattr(module, "pull_image", made.pull)
     monkeypatch.setattr(images_module, "build_image", made.build)
     monkeypatch.setattr(images_module, "probe_versions", made.probe)
-    monkeypatch.setattr(images_module, "answering_engine", lambda: None)
-    monkeypatch.setattr(images_module, "engine_answers", lambda: True)
+    monkeypatch.setattr(catalog_images, "answering_engine", lambda: None)
+    monkeypatch.setattr(catalog_images, "engine_answers", lambda: True)
     return made
 
 
@@ -337,8 +337,8 @@ class TestCatalogue:
 
     @pytest.mark.usefixtures("docker")
     def test_without_an_engine_none_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(images_module, "engine_answers", lambda: False)
-        monkeypatch.setattr(images_module, "find_image", lambda _: pytest.fail("looked"))
+        monkeypatch.setattr(catalog_images, "engine_answers", lambda: False)
+        monkeypatch.setattr(catalog_images, "find_image", lambda _: pytest.fail("looked"))
         assert not any(row.here for row in image_rows(TODAY))
 
     def test_building(self, docker: Docker) -> None:

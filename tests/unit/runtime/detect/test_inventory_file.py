@@ -11,7 +11,7 @@ import yaml
 
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Gpu, Inventory
-from deploy.runtime.detect import read_inventory
+from deploy.runtime.detect.inventory_file import read_inventory
 from tests.unit.runtime.detect.conftest import Machine, recorded
 
 HOST = "cpus: 64\nmemory_mib: 262144\n"
