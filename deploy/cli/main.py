@@ -23,7 +23,7 @@ from deploy.runtime.interrupts import interrupt_once
 Form = Literal["text", "json", "lines"]
 
 # `bench` is a command itself, and a group.
-_GROUPED = {("bench", "sweep"), ("bench", "compare"), ("bench", "report")}
+_GROUPED = {("bench", "sweep"), ("bench", "compare"), ("bench", "report"), ("export", "kubernetes")}
 
 # The end of a process frees everything; looking for cycles first took a sixth of the CPU of `plan`.
 atexit.register(gc.freeze)

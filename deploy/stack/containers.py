@@ -17,6 +17,7 @@ from deploy.stack.layout import (
     ENGINE_CACHE,
     ENGINE_KEY,
     HUB_CACHE,
+    HUB_TOKEN,
     KV_KEY,
     LOOPBACK,
     MONITORING,
@@ -188,7 +189,7 @@ def _engine(service: Service, engine: EnginePlan, plan: Plan, layout: ContainerL
         published=(Published(LOOPBACK, engine.port, port),),
         secrets=(
             *engine_secrets(plan),
-            *(("hf_token",) if layout.hub_token and plan.model.source == "hub" else ()),
+            *((HUB_TOKEN,) if layout.hub_token and plan.model.source == "hub" else ()),
         ),
         devices=device_access(engine.gpus, plan),
         shm_mib=_SHM_MIB_A_RANK * (1 + plan.tp),

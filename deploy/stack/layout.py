@@ -12,10 +12,11 @@ from deploy.planning.plan import EnginePlan, Plan
 from deploy.planning.redis import RedisPlan
 
 LOOPBACK = "127.0.0.1"
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
 SECRETS = PurePosixPath("/run/secrets")
 ENGINE_KEY = "engine_key"
 KV_KEY = "kv_key"
+HUB_TOKEN = "hf_token"  # noqa: S105 - the name of the secret, not the secret
 CONNECTOR = "/opt/pdkit/connector"
 ROUTER = "/opt/pdkit/router"
 ROUTER_CONTROL = "/run/pdkit-router"
@@ -28,7 +29,7 @@ MODELS = PurePosixPath("/models")
 HUB_CACHE = "/hub"
 ENGINE_CACHE = "/cache"
 
-_ENGINE_PORT = 8000
+ENGINE_PORT = 8000
 _ROUTER_PORT = 8000
 _ROUTER_METRICS_PORT = 9000
 _REDIS_PORT = 6379
@@ -307,7 +308,7 @@ class ContainerLayout:
         return ""
 
     def engine(self, engine: EnginePlan) -> Endpoint:
-        return _in_network(engine.name, _ENGINE_PORT)
+        return _in_network(engine.name, ENGINE_PORT)
 
     def router(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
         return _in_network("router", _ROUTER_PORT)
@@ -355,7 +356,7 @@ class ContainerLayout:
     def _hub_env(self, plan: Plan) -> Mapping[str, str]:
         if plan.model.source != "hub":
             return {}
-        token = {"HF_TOKEN_PATH": str(SECRETS / "hf_token")} if self.hub_token else {}
+        token = {"HF_TOKEN_PATH": str(SECRETS / HUB_TOKEN)} if self.hub_token else {}
         return {"HF_HUB_CACHE": HUB_CACHE, **token}
 
 
@@ -377,4 +378,4 @@ def _on_loopback(port: int) -> Endpoint:
 
 
 def _in_network(name: str, port: int) -> Endpoint:
-    return Endpoint(_EVERYWHERE, port, f"{name}:{port}")
+    return Endpoint(EVERYWHERE, port, f"{name}:{port}")

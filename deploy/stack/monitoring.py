@@ -14,7 +14,7 @@ GRAFANA_PASSWORD = "grafana_password"  # noqa: S105 - the name of the secret, no
 SCRAPE_S = 10
 _LIMITS = "limits.yml"
 # Long texts, which change: each would be a time series of its own.
-_DROPPED = "pdkit_(fix|kv|connector)_info|pdkit_store_last_failure_timestamp_seconds|.+_created"
+DROPPED = "pdkit_(fix|kv|connector)_info|pdkit_store_last_failure_timestamp_seconds|.+_created"
 _MEMORY_MIB = 256
 # Prometheus replays its log first; Grafana migrates its database.
 _PROMETHEUS_READY_S, _GRAFANA_READY_S = 60.0, 120.0
@@ -65,7 +65,7 @@ def prometheus_config(plan: Plan, layout: Layout) -> str:
         "authorization": {"credentials_file": layout.secret(ENGINE_KEY)},
         "follow_redirects": False,
         "metric_relabel_configs": [
-            {"source_labels": ["__name__"], "regex": _DROPPED, "action": "drop"}
+            {"source_labels": ["__name__"], "regex": DROPPED, "action": "drop"}
         ],
         "static_configs": [
             {

@@ -14,11 +14,10 @@ from deploy.errors import ConfigError, MachineError
 from deploy.home_folder import default_hub_token
 from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
 from deploy.stack.build import API_KEY, REDIS_URL
+from deploy.stack.layout import HUB_TOKEN
 from deploy.workflows.prepare import Containers, Prepared
 from deploy.workflows.secret_file import read_secret_file
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
-
-_HUB_TOKEN = "hf_token"  # noqa: S105 - the name of the secret, not the secret
 
 
 def hub_token(spec: StackSpec) -> str | None:
@@ -66,7 +65,7 @@ def provide_secrets(prepared: Prepared, folder: Path) -> None:
     provide_redis_url(prepared, folder)
     software = prepared.facts.software
     if prepared.model.source == "hub" and isinstance(software, Containers) and software.hub_token:
-        _provide(folder / _HUB_TOKEN, _required_hub_token, prepared.spec)
+        _provide(folder / HUB_TOKEN, _required_hub_token, prepared.spec)
 
 
 def stack_secrets(prepared: Prepared, folder: Path) -> dict[str, Secret]:
@@ -88,7 +87,7 @@ def require_user_files(prepared: Prepared, folder: Path) -> None:
             Redis of the user's own that does not answer.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        for name in (API_KEY, REDIS_URL, _HUB_TOKEN):
+        for name in (API_KEY, REDIS_URL, HUB_TOKEN):
             if (folder / name).is_file():
                 keep_secret(Path(scratch), name, (folder / name).read_text(encoding="utf-8"))
         provide_secrets(prepared, Path(scratch))

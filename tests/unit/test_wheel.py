@@ -25,6 +25,7 @@ COMMANDS = {
     **{
         f"render --runtime compose --vendor {vendor}": OPTIONS for vendor in ("cuda", "rocm", "cpu")
     },
+    "export kubernetes -o exported": OPTIONS,
     "images list": (),
 }
 ENTRY_POINT = """

@@ -14,6 +14,7 @@ from deploy.output.contract.check import Check
 from deploy.output.contract.stack import (
     Drained,
     Examination,
+    Exported,
     Logs,
     Patches,
     Plan,
@@ -229,6 +230,7 @@ COMMANDS: dict[str, Any] = {
     "up": Up | Plan,
     "plan": Plan,
     "render": Rendered,
+    "export kubernetes": Exported,
     "doctor": Examination,
     "check": Check,
     "status": Status | Frame,

@@ -175,6 +175,24 @@ class RenderedFiles(TypedDict):
 Rendered = RenderedFiles | dict[str, Any]
 
 
+class Exported(TypedDict):
+    """A folder for another place than this machine.
+
+    Attributes:
+        pods: vendor → workload → number of pods.
+        images: that nodes must be able to pull.
+        notes: what was assumed.
+        then: the commands to type next.
+    """
+
+    namespace: str
+    files: list[str]
+    pods: dict[str, dict[str, int]]
+    images: list[str]
+    notes: list[str]
+    then: list[str]
+
+
 class Up(TypedDict):
     """A start.
 

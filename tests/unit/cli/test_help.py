@@ -22,7 +22,8 @@ IMAGES = ("images", "images list", "images build", "images pull")
 COMMANDS = (
     "", "up", "plan", "render", "status", "logs", "down", "check", "swap", "rollback", "patches",
     "restart", "drain", "undrain",
-    "doctor", "init", "bench", "bench compare", "bench report", "bench sweep", *IMAGES,
+    "doctor", "init", "bench", "bench compare", "bench report", "bench sweep", "export",
+    "export kubernetes", *IMAGES,
 )  # fmt: skip
 
 HEAVY = {"pydantic", "httpx", "yaml", "redis", "numpy", "torch", "psutil", "rich", "filelock",

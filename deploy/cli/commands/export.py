@@ -1,0 +1,70 @@
+"""The commands that write a stack for something else than this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deploy.cli.app import app
+from deploy.cli.hints import naming_origins
+from deploy.cli.options import File, Inventory, Json, takes_stack_options
+from deploy.cli.result import CommandResult
+from deploy.cli.shared import load_source
+
+export = typer.Typer(
+    help="Write a stack for something else than this machine.", no_args_is_help=True
+)
+app.add_typer(export, name="export")
+
+
+@export.command("kubernetes")
+@takes_stack_options
+def kubernetes(
+    *,
+    file: File,
+    flags: dict[str, Any],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
+    namespace: Annotated[
+        str | None, typer.Option(help="Namespace (default: pdkit, or pdkit-NAME with --name).")
+    ] = None,
+    inventory: Inventory = None,
+    json: Json = False,
+) -> CommandResult:
+    """Write a kustomize base, and an overlay for each vendor. Needs no cluster; holds no secret."""
+    from deploy.runtime.detect import read_inventory
+    from deploy.runtime.home import Home
+    from deploy.workflows.export import export as exported
+    from deploy.workflows.export_folder import next_commands, write_export
+
+    source = load_source(flags, file)
+    with naming_origins(source.origins):
+        machine = read_inventory(inventory) if inventory else None
+        made = exported(source.spec, Home.from_environ(), machine, namespace)
+        files = write_export(made, output)
+    then = next_commands(made, source.spec, output)
+    pods = [
+        f"{vendor}: {', '.join(f'{count} {name}' for name, count in pods.items())}"
+        for vendor, pods in made.pods.items()
+    ]
+    text = "\n".join(
+        (
+            f"wrote {len(files)} files to {output}",
+            *made.notes,
+            *(f"pods of overlays/{line}" for line in pods),
+            f"nodes pull {', '.join(made.images)}",
+            "",
+            "next:",
+            *(f"  {line}" for line in then),
+        )
+    )
+    data = {
+        "namespace": made.namespace,
+        "files": [str(path) for path in files],
+        "pods": made.pods,
+        "images": list(made.images),
+        "notes": list(made.notes),
+        "then": then,
+    }
+    return CommandResult("export kubernetes", data, text)

@@ -1,0 +1,192 @@
+"""`deploy export kubernetes`: the spec's stack as a folder that `kubectl apply -k` takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deploy.assets import connector_path, router_path
+from deploy.config.spec import SettledSpec, StackSpec, settle
+from deploy.config.vendors import VENDORS, vendor_named
+from deploy.errors import ConfigError
+from deploy.planning.gpus import gpu_need, with_assumed_gpus
+from deploy.planning.inventory import Inventory
+from deploy.planning.plan import Plan, make_plan
+from deploy.runtime.detect import detected_vendor
+from deploy.runtime.home import Home
+from deploy.stack.build import API_KEY, build_stack
+from deploy.stack.cluster.folder import exported
+from deploy.stack.cluster.layout import ClusterLayout, is_engine
+from deploy.stack.cluster.overlay import VendorStack, replicas
+from deploy.stack.cluster.pods import container_of, secret_keys
+from deploy.stack.compose import project_name
+from deploy.stack.containers import refuse_visible_secrets
+from deploy.stack.layout import HUB_TOKEN, MODELS
+from deploy.stack.router import router_argv
+from deploy.workflows.images import refuse_bad_pair, stack_images
+from deploy.workflows.prepare import find_model
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# What a node is taken to have for each GPU, or for each engine on CPUs.
+_NODE_CPUS, _NODE_MIB = 12, 96 * 1024
+_CPU_NODE_CPUS, _CPU_NODE_MIB = 8, 16 * 1024
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was made of a spec.
+
+    Attributes:
+        files: path → text.
+        pods: vendor → workload → number of pods.
+        secrets: names of those that the Secret must have.
+        images: that nodes must be able to pull.
+        notes: what was assumed.
+    """
+
+    namespace: str
+    files: dict[str, str]
+    pods: dict[str, dict[str, int]]
+    secrets: tuple[str, ...]
+    images: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def export(
+    spec: StackSpec, home: Home, inventory: Inventory | None = None, namespace: str | None = None
+) -> Export:
+    """Return the folder's files. Looks at no machine but this one's copy of the model's config.
+
+    Args:
+        inventory: what a node has; without one it is assumed.
+
+    Raises:
+        ConfigError: the spec contradicts itself, or holds what pods cannot have.
+        MissingGpus, NotEnoughMemory: the node of the inventory has too little.
+    """
+    space = namespace or project_name(spec.name)
+    _require_names(spec.name, space)
+    refuse_visible_secrets(spec)
+    # What watches a stack is a component here.
+    spec = spec.model_copy(update={"monitoring": False})
+    stacks = {
+        vendor: _vendor_stack(spec, vendor, home, inventory) for vendor in _vendors(spec, inventory)
+    }
+    containers = [container_of(one) for stack in stacks.values() for one in stack.services]
+    return Export(
+        space,
+        exported(stacks, spec.name, space),
+        {vendor: replicas(stack) for vendor, stack in stacks.items()},
+        _secrets(next(iter(stacks.values()))),
+        tuple(sorted({container.image for container in containers})),
+        tuple(_assumed(spec, vendor, inventory) for vendor in stacks),
+    )
+
+
+def _require_names(stack: str, space: str) -> None:
+    if not _NAME.fullmatch(space):
+        raise ConfigError(
+            f"'{space}' cannot name a namespace: lower-case letters, digits and inner hyphens can",
+            hint="deploy export kubernetes --namespace NAME",
+        )
+    if not stack[-1].isalnum():
+        raise ConfigError(
+            f"'{stack}' cannot be a label of Kubernetes, which ends with a letter or a digit",
+            setting="name",
+            hint="choose another name",
+        )
+
+
+def _secrets(stack: VendorStack) -> tuple[str, ...]:
+    """Return the keys of the Secret without which pods do not start."""
+    names = {name for service in stack.services for name in secret_keys(service)}
+    return tuple(sorted(names - {HUB_TOKEN}))
+
+
+def _assumed(spec: StackSpec, vendor: str, inventory: Inventory | None) -> str:
+    node = _node(spec, vendor, inventory)
+    how = "--inventory" if inventory else "assumed: --inventory FILE tells yours"
+    memory_gib = node.memory_mib // 1024
+    return f"{vendor}: planned for {node.cpus} CPUs and {memory_gib} GiB of memory ({how})"
+
+
+def _vendors(spec: StackSpec, inventory: Inventory | None) -> tuple[str, ...]:
+    if spec.vendor != "auto":
+        return (spec.vendor,)
+    if inventory:
+        return (detected_vendor(inventory),)
+    if spec.image:
+        raise ConfigError(
+            f"'{spec.image}' is an image for one vendor",
+            setting="image",
+            retry=tuple({"--vendor": vendor} for vendor in VENDORS),
+        )
+    return tuple(VENDORS)
+
+
+def _node(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory:
+    """Return what the stack is planned for: one node, as large as it takes."""
+    if inventory:
+        return inventory
+    row = vendor_named(vendor)
+    need = gpu_need(spec, row, Inventory(cpus=1, memory_mib=1))
+    if not row.has_gpus:
+        count = need.topology.engines
+        return Inventory(cpus=count * _CPU_NODE_CPUS, memory_mib=count * _CPU_NODE_MIB)
+    node = Inventory(cpus=need.needed * _NODE_CPUS, memory_mib=need.needed * _NODE_MIB)
+    return with_assumed_gpus(node, row, need.needed)
+
+
+def _vendor_stack(
+    spec: StackSpec, vendor: str, home: Home, inventory: Inventory | None
+) -> VendorStack:
+    plan = _plan(settle(spec, vendor=vendor, runtime="compose"), home, vendor, inventory)
+    images = stack_images(spec, vendor)
+    if images.engine.vllm is not None:
+        refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
+    layout = ClusterLayout(
+        run_dir=Path(),
+        images=images.by_name,
+        user="",
+        connector=connector_path(),
+        router_code=router_path(),
+        engine_cache=Path("cache"),
+        hub_cache=Path("hub"),
+        hub_token=True,
+    )
+    first = {engine.role: engine for engine in reversed(plan.engines)}
+    # Pods of a role are alike: one of each is built, whatever their number.
+    one_each = replace(plan, engines=tuple(reversed(first.values())))
+    key_file = layout.secret(API_KEY) if plan.keyed else None
+    argv = (layout.router_program, *router_argv(plan, layout, key_file))
+    stack = build_stack(one_each, layout)
+    return VendorStack(
+        plan,
+        (
+            *stack.redis[:1],
+            *(service for service in stack.services if is_engine(service.role)),
+            replace(stack.front, argv=argv),
+        ),
+    )
+
+
+def _plan(spec: SettledSpec, home: Home, vendor: str, inventory: Inventory | None) -> Plan:
+    model = find_model(spec, home, vendor)
+    if model.source == "folder":
+        raise ConfigError(
+            f"{model.ref} is a folder of this machine, which no pod has",
+            setting="model",
+            retry=({"--model": "OWNER/NAME"},),
+        )
+    if model.source == "tiny":
+        model = replace(model, ref=str(MODELS / Path(model.ref).name))
+    plan = make_plan(spec, model, _node(spec, vendor, inventory))
+    if plan.shares_gpus:
+        raise ConfigError(
+            "1 is too few: in Kubernetes, each engine has GPUs of its own",
+            setting="gpus",
+            retry=({"--gpus": str(plan.topology.engines)},),
+        )
+    # The router is reached over a network: it asks for a key, unless that is given up.
+    return replace(plan, keyed=not spec.allow_keyless)

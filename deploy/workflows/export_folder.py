@@ -1,0 +1,100 @@
+"""The folder of an export: written without a trace of what it replaces, and nobody's edits lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.stack.build import API_KEY, REDIS_URL
+from deploy.stack.cluster.layout import workload
+from deploy.stack.cluster.pods import SECRET
+from deploy.workflows.export import Export
+
+MARKER = ".pdkit-export.json"
+_ANOTHER = "deploy export kubernetes -o FOLDER, with another folder"
+
+
+def write_export(made: Export, folder: Path) -> list[Path]:
+    """Write the files, and remove those of the last export that are no more; return what there is.
+
+    Raises:
+        ConfigError: a file is there that no export wrote, or that was edited since; nothing is
+            changed then.
+    """
+    before = _last_export(folder)
+    edited = sorted(
+        name
+        for name in {*before, *made.files}
+        if (folder / name).exists() and _digest(folder / name) != before.get(name)
+    )
+    if edited:
+        raise ConfigError(
+            f"-o: {folder / edited[0]} was not written by an export, or was edited since",
+            hint=f"{_ANOTHER}; keep changes in a kustomization of your own that names an overlay "
+            "as its resource",
+            details=tuple(str(folder / name) for name in edited),
+        )
+    try:
+        return _written(made, folder, before)
+    except OSError as exc:
+        raise ConfigError(
+            f"-o: '{folder}' cannot be written: {exc.strerror}", hint=_ANOTHER
+        ) from exc
+
+
+def _written(made: Export, folder: Path, before: dict[str, str]) -> list[Path]:
+    for name in before.keys() - made.files.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name, text in made.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    digests = {name: _digest(folder / name) for name in sorted(made.files)}
+    marker = json.dumps({"files": digests}, indent=1) + "\n"
+    (folder / MARKER).write_text(marker, encoding="utf-8")
+    return [folder / name for name in made.files]
+
+
+def _last_export(folder: Path) -> dict[str, str]:
+    """Return path → digest of what the last export wrote there; nothing if there was none."""
+    try:
+        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
+        return {str(name): str(digest) for name, digest in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
+    """Return what to type next, in this order."""
+    kubectl = f"kubectl -n {made.namespace}"
+    there, vendors = shlex.quote(str(folder)), list(made.pods)
+    vendor = vendors[0] if len(vendors) == 1 else "VENDOR"
+    engines = [name for name in made.pods[vendors[0]] if name not in ("redis", "router")]
+    patience = f"{spec.timeouts.ready_s:g}s"
+    return [
+        f"kubectl apply -f {there}/base/namespace.yaml",
+        f"{kubectl} create secret generic {SECRET}"
+        + "".join(f" {_secret_option(name, spec)}" for name in made.secrets),
+        f"kubectl apply -k {there}/overlays/{vendor}",
+        *(f"{kubectl} rollout status statefulset/{name} --timeout={patience}" for name in engines),
+        f"{kubectl} port-forward service/{workload('router')} 8000:8000",
+    ]
+
+
+def _secret_option(name: str, spec: StackSpec) -> str:
+    """Return the part of kubectl's command that supplies one secret: a file, or a new one."""
+    files = {
+        API_KEY: spec.api_key_file,
+        REDIS_URL: spec.redis.url_file,
+        **{file.name: file for file in spec.redis.tls_files},
+    }
+    if file := files.get(name):
+        return f"--from-file={name}={shlex.quote(str(file))}"
+    return f'--from-literal={name}="$(openssl rand -hex 32)"'

@@ -1,0 +1,657 @@
+"""`export kubernetes`: what kubectl makes of the folder, and what holds for every object of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubernetes_validate import utils as validator
+
+from deploy.assets import connector_path, router_path
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.planning.inventory import Inventory
+from deploy.stack import build, namespace
+from deploy.stack.document import document_yaml
+from deploy.tiny_model import model_folder_name
+from deploy.tiny_model.store import is_whole
+from deploy.workflows.export import Export, export
+from deploy.workflows.export_folder import MARKER, next_commands, write_export
+from deploy.workflows.prepare import Prepared
+from tests.golden_documents import golden_text
+from tests.unit.conftest import HOME
+from tests.unit.stack.cases import machine_with
+
+Object = dict[str, Any]
+VENDORS = ("cuda", "rocm", "cpu")
+VERSIONS = tuple(f"1.{minor}" for minor in range(30, 38))
+# Of the Prometheus Operator: Kubernetes has no schema of them.
+CUSTOM = {"PodMonitor", "PrometheusRule"}
+# Larger objects have no room in the note that `kubectl apply` keeps of them.
+APPLIED_BYTES = 256 * 1024
+KUBECTL = Path(sys.executable).with_name("kubectl")
+SECRET = "a-secret-that-nobody-may-see"
+WITH_COMPONENTS = """\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../overlays/cuda]
+components: [../components/monitoring, ../components/node-cache]
+"""
+
+
+def made(inventory: Inventory | None = None, space: str | None = None, **fields: Any) -> Export:
+    with mock.patch.object(namespace, "__version__", "1.2.3"):
+        return export(StackSpec(**fields), HOME, inventory, space)
+
+
+def kustomized(folder: Path) -> list[Object]:
+    done = subprocess.run(
+        (KUBECTL, "kustomize", folder),
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.load_all(done.stdout, Loader=yaml.CSafeLoader))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hold the export of an empty spec, for every vendor, and a kustomization of a user's own."""
+    target = tmp_path_factory.mktemp("exported")
+    write_export(made(), target)
+    (target / "mine").mkdir()
+    (target / "mine" / "kustomization.yaml").write_text(WITH_COMPONENTS)
+    return target
+
+
+@pytest.fixture(scope="module")
+def built(folder: Path) -> dict[str, list[Object]]:
+    found = {vendor: kustomized(folder / "overlays" / vendor) for vendor in VENDORS}
+    return {**found, "components": kustomized(folder / "mine")}
+
+
+def build_one(tmp_path: Path, vendor: str = "cpu", **fields: Any) -> list[Object]:
+    write_export(made(vendor=vendor, **fields), tmp_path / "out")
+    return kustomized(tmp_path / "out" / "overlays" / vendor)
+
+
+def named(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = (
+        one
+        for one in objects
+        if one["kind"] == kind
+        and re.fullmatch(f"{name}(-[a-z0-9]{{10}})?", one["metadata"]["name"])
+    )
+    return found
+
+
+def pods(objects: list[Object]) -> dict[str, Object]:
+    """Return workload → pod."""
+    return {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]
+        for one in objects
+        if one["kind"] in ("StatefulSet", "Deployment")
+    }
+
+
+def containers(objects: list[Object]) -> Iterator[Object]:
+    for pod in pods(objects).values():
+        yield from (*pod.get("initContainers", ()), *pod["containers"])
+
+
+def main_container(objects: list[Object], workload: str) -> Object:
+    (found,) = pods(objects)[workload]["containers"]
+    return dict(found)
+
+
+# Schemas.
+
+
+@pytest.fixture
+def misfits() -> Iterator[Callable[[Object, str], str]]:
+    """Return what is wrong with an object in a version of Kubernetes; "" if nothing is."""
+
+    def wrong(one: Object, version: str) -> str:
+        try:
+            kubernetes_validate.validate(one, version, strict=True)
+        except kubernetes_validate.ValidationError as exc:
+            return f"{one['kind']} {one['metadata']['name']}: {exc.message}"
+        return ""
+
+    with (
+        mock.patch.object(validator, "schema_contents", SCHEMAS),
+        mock.patch.object(validator, "all_versions", ALL_VERSIONS),
+    ):
+        yield wrong
+
+
+SCHEMAS = cache(validator.schema_contents)
+ALL_VERSIONS = cache(validator.all_versions)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_fits_the_schemas(
+    version: str, built: dict[str, list[Object]], misfits: Callable[[Object, str], str]
+) -> None:
+    seen = 0
+    for objects in built.values():
+        for one in objects:
+            if one["kind"] not in CUSTOM:
+                seen += 1
+                assert not misfits(one, version)
+    assert seen > 60
+
+
+def test_a_field_that_does_not_exist_is_found(
+    built: dict[str, list[Object]], misfits: Callable[[Object, str], str]
+) -> None:
+    one = json.loads(json.dumps(named(built["cpu"], "StatefulSet", "producer")))
+    one["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Never"
+    assert "imagePullPolice" in misfits(one, VERSIONS[-1])
+
+
+@pytest.mark.parametrize("overlay", [*VENDORS, "components"])
+def test_no_object_is_too_large_to_apply(overlay: str, built: dict[str, list[Object]]) -> None:
+    sizes = {one["metadata"]["name"]: len(json.dumps(one)) for one in built[overlay]}
+    assert max(sizes.values()) < APPLIED_BYTES, sizes
+
+
+# Rights.
+
+
+def breaches(pod: Object) -> list[str]:
+    """Return where a pod is more than the Pod Security Standard `restricted` lets in."""
+    own = pod["securityContext"]
+    found = []
+    if not (own["runAsNonRoot"] and own["runAsUser"]):
+        found.append("root")
+    if own["seccompProfile"]["type"] not in ("RuntimeDefault", "Localhost"):
+        found.append("seccomp")
+    found += [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
+    found += [volume["name"] for volume in pod["volumes"] if "hostPath" in volume]
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        rights = container["securityContext"]
+        if rights["allowPrivilegeEscalation"] or rights["capabilities"] != {"drop": ["ALL"]}:
+            found.append(container["name"])
+        if rights.keys() & {"privileged", "runAsUser", "procMount"}:
+            found.append(container["name"])
+        if not rights["readOnlyRootFilesystem"]:
+            found.append(container["name"])
+    return found
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_every_pod_is_restricted(vendor: str, built: dict[str, list[Object]]) -> None:
+    for pod in pods(built[vendor]).values():
+        assert breaches(pod) == []
+        assert pod["automountServiceAccountToken"] is False
+    levels = named(built[vendor], "Namespace", "pdkit")["metadata"]["labels"]
+    assert levels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_a_folder_of_the_node_is_a_breach_that_the_namespace_allows(
+    built: dict[str, list[Object]],
+) -> None:
+    found = built["components"]
+    assert breaches(pods(found)["producer"]) == ["hub"]
+    levels = named(found, "Namespace", "pdkit")["metadata"]["labels"]
+    assert levels["pod-security.kubernetes.io/enforce"] == "privileged"
+    claims = named(found, "StatefulSet", "consumer")["spec"]["volumeClaimTemplates"]
+    assert [claim["metadata"]["name"] for claim in claims] == ["cache"]
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_every_container_has_limits(vendor: str, built: dict[str, list[Object]]) -> None:
+    for container in containers(built[vendor]):
+        own = container["resources"]
+        assert own["limits"]["memory"]
+        assert own["requests"].keys() >= {"cpu", "memory"}
+    for pod in pods(built[vendor]).values():
+        for volume in pod["volumes"]:
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""})
+
+
+# GPUs.
+
+
+@pytest.mark.parametrize(
+    ("vendor", "resource"), [("cuda", "nvidia.com/gpu"), ("rocm", "amd.com/gpu")]
+)
+def test_engines_get_as_many_gpus_as_ranks(vendor: str, resource: str, tmp_path: Path) -> None:
+    found = build_one(tmp_path, vendor, tp=4, topology="1p3d")
+    for role, count in (("producer", 1), ("consumer", 3)):
+        engine = main_container(found, role)
+        assert engine["resources"]["limits"][resource] == "4"
+        assert engine["resources"]["requests"][resource] == "4"
+        assert engine["args"][(at := engine["args"].index("--tensor-parallel-size")) : at + 2] == [
+            "--tensor-parallel-size",
+            "4",
+        ]
+        assert pods(found)[role]["tolerations"][0]["key"] == resource
+        assert named(found, "StatefulSet", role)["spec"]["replicas"] == count
+
+
+def test_amd_gpus_need_groups_and_a_filter_of_calls(
+    built: dict[str, list[Object]], folder: Path
+) -> None:
+    rights = pods(built["rocm"])["producer"]["securityContext"]
+    assert rights["supplementalGroups"] == [44, 109]
+    profile = rights["seccompProfile"]["localhostProfile"]
+    assert (folder / "overlays/rocm/nodes/seccomp" / profile).is_file()
+    assert "supplementalGroups" not in pods(built["cuda"])["producer"]["securityContext"]
+
+
+# The network.
+
+
+def matches(selector: Object, labels: dict[str, str]) -> bool:
+    exact = selector.get("matchLabels", {})
+    return all(labels.get(key) == value for key, value in exact.items()) and all(
+        labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", ())
+    )
+
+
+def may_reach(objects: list[Object], source: Object | None, target: str, port: int) -> bool:
+    """Tell whether pods with these labels reach a workload; None is a pod of another namespace."""
+    labels = next(
+        one["spec"]["template"]["metadata"]["labels"]
+        for one in objects
+        if one["kind"] in ("StatefulSet", "Deployment") and one["metadata"]["name"] == target
+    )
+    policies = [
+        one["spec"]
+        for one in objects
+        if one["kind"] == "NetworkPolicy" and matches(one["spec"]["podSelector"], labels)
+    ]
+    rules = [rule for policy in policies for rule in policy.get("ingress", ())]
+    return not policies or any(
+        port in [one["port"] for one in rule["ports"]]
+        and (
+            "from" not in rule
+            or any(
+                source is not None
+                and "podSelector" in peer
+                and matches(peer["podSelector"], source)
+                for peer in rule["from"]
+            )
+        )
+        for rule in rules
+    )
+
+
+def role(name: str) -> Object:
+    return {
+        "app.kubernetes.io/name": "pdkit",
+        "app.kubernetes.io/instance": "pdkit",
+        "app.kubernetes.io/component": name,
+    }
+
+
+def test_only_engines_reach_redis(built: dict[str, list[Object]]) -> None:
+    objects = built["cuda"]
+    for engine in ("producer", "consumer"):
+        assert may_reach(objects, role(engine), "redis", 6379)
+    for other in (role("router"), {}, None):
+        assert not may_reach(objects, other, "redis", 6379)
+    open_to_all = [one for one in objects if one["kind"] != "NetworkPolicy"]
+    assert may_reach(open_to_all, role("router"), "redis", 6379)
+
+
+def test_only_the_router_reaches_engines_and_everybody_the_router(
+    built: dict[str, list[Object]],
+) -> None:
+    objects = built["cpu"]
+    assert may_reach(objects, role("router"), "consumer", 8000)
+    for other in (role("producer"), {}, None):
+        assert not may_reach(objects, other, "consumer", 8000)
+    assert may_reach(objects, None, "router", 8000)
+    assert not may_reach(objects, None, "router", 9000)
+
+
+# Secrets.
+
+
+def test_no_secret_is_in_the_folder(tmp_path: Path) -> None:
+    key, url = tmp_path / "key", tmp_path / "url"
+    key.write_text(SECRET)
+    url.write_text(f"rediss://:{SECRET}@redis.example:6380")
+    with mock.patch.dict("os.environ", {"HF_TOKEN": SECRET}):
+        files = made(
+            vendor="cuda", api_key_file=key, model="owner/name",
+            redis={"url_file": url, "tls_files": [tmp_path / "ca.pem"]},
+        ).files  # fmt: skip
+    assert not [name for name, text in files.items() if SECRET in text or "kind: Secret" in text]
+
+
+def test_a_secret_in_a_variable_is_refused() -> None:
+    with pytest.raises(ConfigError, match="MY_TOKEN looks like a secret"):
+        made(engine={"env": {"MY_TOKEN": SECRET}})
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_the_command_makes_every_key_that_pods_mount(vendor: str, tmp_path: Path) -> None:
+    fields = {"vendor": vendor, "redis": {"integrity": "mac"}}
+    found = made(**fields)
+    create = next_commands(found, StackSpec(**fields), tmp_path)[1]
+    assert re.findall(r"--from-literal=(\w+)=", create) == [
+        "api_key", "engine_key", "kv_key", "redis_password",
+    ]  # fmt: skip
+    write_export(found, tmp_path / "out")
+    keys = set(secret_keys(kustomized(tmp_path / "out" / "overlays" / vendor)))
+    assert keys - set(re.findall(r"=(\w+)=", create)) == {"hf_token"}
+
+
+def secret_keys(objects: list[Object]) -> Iterator[str]:
+    """Yield the keys of the Secret that pods mount."""
+    for pod in pods(objects).values():
+        for volume in pod["volumes"]:
+            sources = volume.get("projected", {}).get("sources", [])
+            secrets = [volume.get("secret"), *(source.get("secret") for source in sources)]
+            yield from (item["key"] for one in filter(None, secrets) for item in one["items"])
+
+
+def test_a_redis_of_the_users_own(tmp_path: Path) -> None:
+    ca, url = tmp_path / "ca.pem", tmp_path / "url"
+    fields: dict[str, Any] = {"redis": {"url_file": url, "tls_files": [ca]}}
+    objects = build_one(tmp_path, **fields)
+    assert "redis" not in pods(objects)
+    mounts = {one["mountPath"]: one for one in main_container(objects, "consumer")["volumeMounts"]}
+    assert mounts[str(ca)]["subPath"] == "ca.pem"
+    create = next_commands(made(vendor="cpu", **fields), StackSpec(**fields), tmp_path)[1]
+    assert f"--from-file=redis_url={url}" in create
+    assert f"--from-file=ca.pem={ca}" in create
+
+
+def test_without_a_key_only_where_that_is_allowed(tmp_path: Path) -> None:
+    assert "--key-file" in main_container(build_one(tmp_path), "router")["args"]
+    router = main_container(build_one(tmp_path, allow_keyless=True), "router")
+    assert "--key-file" not in router["args"]
+
+
+# What runs in the pods.
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_engines_run_as_they_do_under_compose(
+    vendor: Any, prepared: Callable[..., Prepared], tmp_path: Path
+) -> None:
+    node = machine_with(vendor, 0, 1)
+    services = prepared(vendor=vendor, runtime="compose", machine=node).stack.services
+    write_export(made(node, vendor=vendor), tmp_path)
+    objects = kustomized(tmp_path / "overlays" / vendor)
+    for role_ in ("producer", "consumer"):
+        (service,) = (one for one in services if one.role == role_)
+        engine = main_container(objects, role_)
+        assert (*engine["command"], *engine["args"]) == service.argv
+        env = {one["name"]: one["value"] for one in engine["env"]}
+        other = {
+            key for key in env.keys() | service.env.keys() if env.get(key) != service.env.get(key)
+        }
+        assert other == {
+            "HOME", "TORCHINDUCTOR_CACHE_DIR", "HF_TOKEN_PATH", "LMCACHE_CONFIG_FILE",
+        }  # fmt: skip
+
+
+def test_a_dollar_is_no_variable_of_kubernetes(tmp_path: Path) -> None:
+    engine = {"args": ["--seed", "$(HOME)"], "env": {"A": "$$x"}}
+    found = main_container(build_one(tmp_path, engine=engine), "producer")
+    assert "$$(HOME)" in found["args"]
+    assert {"name": "A", "value": "$$$$x"} in found["env"]
+
+
+def mounted(objects: list[Object], workload: str, volume: str) -> dict[str, str]:
+    """Return path → text of what a projected volume shows a pod."""
+    (found,) = (one for one in pods(objects)[workload]["volumes"] if one["name"] == volume)
+    texts = {}
+    for source in found["projected"]["sources"]:
+        data = named(objects, "ConfigMap", source["configMap"]["name"])["data"]
+        texts |= {item["path"]: data[item["key"]] for item in source["configMap"]["items"]}
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("workload", "root"), [("consumer", connector_path()), ("router", router_path())]
+)
+def test_pods_have_all_of_the_kits_code(
+    workload: str, root: Path, built: dict[str, list[Object]]
+) -> None:
+    there = {file.relative_to(root).as_posix(): file.read_text() for file in root.rglob("*.py")}
+    assert mounted(built["cpu"], workload, "code") == there
+
+
+def run_in(folder: Path, objects: list[Object], name: str, **environ: str) -> int:
+    """Run an init container's program, with its folders below one of the test's."""
+    container = next(one for one in containers(objects) if one["name"] == name)
+    program = container["command"][-1]
+    for mount in container["volumeMounts"]:
+        (folder / mount["name"]).mkdir(exist_ok=True)
+        program = program.replace(f'"{mount["mountPath"]}"', f'"{folder / mount["name"]}"')
+    done = subprocess.run((sys.executable, "-c", program), env=environ, timeout=60, check=False)
+    return done.returncode
+
+
+def test_secrets_are_filled_into_configuration(
+    tmp_path: Path, built: dict[str, list[Object]]
+) -> None:
+    objects = built["cuda"]
+    data = named(objects, "ConfigMap", "producer-config")["data"]
+    for name in ("config", "passwords"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "config" / "lmcache.yaml").write_text(data["lmcache.yaml"])
+    assert run_in(tmp_path, objects, "fill-in-secrets") != 0, "without a password"
+    (tmp_path / "passwords" / "redis_password").write_text("p\\1 \n")
+    assert run_in(tmp_path, objects, "fill-in-secrets") == 0
+    filled = yaml.safe_load((tmp_path / "filled" / "lmcache.yaml").read_text())
+    assert filled["extra_config"]["pdkit.url"] == "redis://:p\\1@redis-0.redis:6379"
+
+
+def test_the_tiny_model_is_made_in_the_pod(tmp_path: Path, built: dict[str, list[Object]]) -> None:
+    for path, text in mounted(built["cpu"], "producer", "tiny-model").items():
+        (tmp_path / "code" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / path).write_text(text)
+    assert run_in(tmp_path, built["cpu"], "tiny-model", PYTHONPATH=str(tmp_path / "code")) == 0
+    assert is_whole(tmp_path / "model" / model_folder_name())
+    engine = main_container(built["cpu"], "producer")
+    assert f"/models/{model_folder_name()}" in engine["args"]
+
+
+def test_a_loading_engine_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    engine = main_container(build_one(tmp_path, timeouts={"ready_s": 1801}), "consumer")
+    start = engine["startupProbe"]
+    assert start["periodSeconds"] * start["failureThreshold"] >= 1801
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert engine[probe]["httpGet"] == {"path": "/health", "port": "http"}
+    router = main_container(build_one(tmp_path), "router")
+    assert router["livenessProbe"]["httpGet"]["path"] == "/liveness"
+
+
+def test_each_shard_of_redis_has_a_name_that_engines_know(tmp_path: Path) -> None:
+    objects = build_one(tmp_path, "cuda", redis={"shards": 3})
+    assert named(objects, "StatefulSet", "redis")["spec"]["replicas"] == 3
+    assert named(objects, "Service", "redis")["spec"]["clusterIP"] == "None"
+    (text,) = named(objects, "ConfigMap", "consumer-config")["data"].values()
+    urls = yaml.safe_load(text)["extra_config"]["pdkit.url"]
+    assert urls == [f"redis://:@{{redis_password}}@redis-{n}.redis:6379" for n in range(3)]
+
+
+def test_aggregated_engines_without_redis(tmp_path: Path) -> None:
+    objects = build_one(tmp_path, topology="3a")
+    assert set(pods(objects)) == {"engine", "router"}
+    assert "initContainers" not in pods(objects)["router"]
+    assert "engine-2=engine-2.engine:8000" in main_container(objects, "router")["args"]
+
+
+def test_engines_are_built_once_for_each_role(tmp_path: Path) -> None:
+    """However many there are: thousands take no longer."""
+    with mock.patch.object(build, "engine_argv", wraps=build.engine_argv) as built_argv:
+        found = made(vendor="cpu", topology="20p30d")
+    assert built_argv.call_count == 2
+    write_export(found, tmp_path)
+    args = main_container(kustomized(tmp_path / "overlays" / "cpu"), "router")["args"]
+    assert args.count("--producer") == 20
+    assert args.count("--consumer") == 30
+
+
+# Monitoring.
+
+
+def test_series_have_the_labels_that_the_rules_ask_for(built: dict[str, list[Object]]) -> None:
+    objects = built["components"]
+    for name in ("engines", "router"):
+        (endpoint,) = named(objects, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+        labels = {one["targetLabel"]: one for one in endpoint["relabelings"]}
+        assert labels["job"]["replacement"] == name
+        assert labels["stack"]["replacement"] == "pdkit"
+        assert labels.keys() >= {"service", "role"}
+        assert endpoint["port"] in [
+            port["name"]
+            for workload in ("producer", "router")
+            for port in main_container(objects, workload)["ports"]
+        ]
+    (engines,) = named(objects, "PodMonitor", "engines")["spec"]["podMetricsEndpoints"]
+    assert engines["authorization"]["credentials"] == {"name": "pdkit", "key": "engine_key"}
+
+
+def test_the_rules_are_the_kits(built: dict[str, list[Object]], repo: Path) -> None:
+    rules = yaml.safe_load((repo / "compose/monitoring/rules.yml").read_text())
+    assert named(built["components"], "PrometheusRule", "pdkit")["spec"] == rules
+
+
+# The folder.
+
+
+def test_the_same_spec_gives_the_same_bytes() -> None:
+    assert made(gpus=16, vendor="cuda").files == made(gpus=16, vendor="cuda").files
+
+
+def test_an_export_replaces_its_own_files_alone(tmp_path: Path) -> None:
+    write_export(made(vendor="rocm"), tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    write_export(made(vendor="cuda"), tmp_path)
+    assert not (tmp_path / "overlays/rocm/kustomization.yaml").exists()
+    assert (tmp_path / "overlays/cuda/kustomization.yaml").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("left", ["edited", "foreign", "unmarked"])
+def test_what_is_not_its_own_is_never_replaced(left: str, tmp_path: Path) -> None:
+    write_export(made(vendor="cpu"), tmp_path)
+    file = tmp_path / "overlays" / ("cuda" if left == "foreign" else "cpu") / "router.yaml"
+    if left == "unmarked":
+        (tmp_path / MARKER).unlink()
+    else:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    before = {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()}
+    with pytest.raises(ConfigError, match="not written by an export") as caught:
+        write_export(made(), tmp_path)
+    assert str(file) in caught.value.details
+    assert {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()} == before
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_export(made(vendor="cpu"), tmp_path / "file" / "deep")
+
+
+def shown(vendor: str) -> dict[str, Any]:
+    """Return a vendor's folder for people to read: without the kit's code and the lists of it."""
+    found: dict[str, Any] = {}
+    for path, text in made(vendor=vendor).files.items():
+        name = path.replace(f"overlays/{vendor}", "overlays/VENDOR")
+        if name.endswith(".yaml") and "/config/" not in name:
+            found[name] = [without_code(one) for one in yaml.safe_load_all(text)]
+        elif not name.endswith((".py", ".json")):
+            found[name] = text
+    del found["components/monitoring/objects.yaml"]  # it has all alert rules
+    return found
+
+
+def without_code(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_code(one) for key, one in value.items()}
+    if isinstance(value, list) and value and all(is_variable(one) for one in value):
+        return {one["name"]: one["value"] for one in value}
+    if isinstance(value, list):
+        return [without_code(one) for one in value if not is_code(one)]
+    return value
+
+
+def is_variable(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"name", "value"}
+
+
+def is_code(value: Any) -> bool:
+    """Tell whether a value is a path of code, or an item of a ConfigMap that has one."""
+    path = value.get("path") if isinstance(value, dict) else value
+    return isinstance(path, str) and path.endswith(".py")
+
+
+def test_golden_of_a_vendor(golden: Callable[[str, str], None]) -> None:
+    golden("kubernetes/cuda.yaml", document_yaml(shown("cuda")))
+
+
+@pytest.mark.parametrize("vendor", ["rocm", "cpu"])
+def test_goldens_of_the_others(vendor: str, golden: Callable[[str, str], None]) -> None:
+    base = "tests/golden/kubernetes/cuda.yaml"
+    golden(f"kubernetes/{vendor}.yaml", golden_text(base, shown(vendor)))
+
+
+def test_the_base_is_the_same_for_all_vendors() -> None:
+    bases = [
+        {name: text for name, text in made(vendor=vendor).files.items() if name.startswith("base/")}
+        for vendor in VENDORS
+    ]
+    assert bases[0] == bases[1] == bases[2]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "hint"),
+    [
+        ({"vendor": "cuda", "gpus": 1}, "gpus: 1 is too few", "--gpus 2"),
+        ({"image": "mine/vllm:1"}, "an image for one vendor", "--vendor cuda"),
+        ({"name": "a-", "space": "a"}, "'a-' cannot be a label", "another name"),
+        ({"space": "No"}, "'No' cannot name a namespace", "--namespace NAME"),
+        ({"name": "a_b"}, "'pdkit-a_b' cannot name a namespace", "--namespace NAME"),
+    ],
+)
+def test_refused(fields: dict[str, Any], words: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(**fields)
+    assert words in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_model_of_this_machine_is_refused(tmp_path: Path) -> None:
+    shape = {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 2,
+        "hidden_size": 8, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="a folder of this machine"):
+        made(vendor="cpu", model=str(tmp_path))
+
+
+def test_a_node_of_an_inventory_decides_the_vendor() -> None:
+    found = made(machine_with("rocm", 0, 1))
+    assert set(found.pods) == {"rocm"}
+    assert "--inventory" in found.notes[0]
+    assert "64 CPUs and 1024 GiB" in found.notes[0]
