@@ -104,6 +104,10 @@ class Layout(Protocol):
         ...
 
     def engine(self, engine: EnginePlan) -> Endpoint: ...
+    def engine_source(self, role: str) -> str:
+        """Return the URL by which the router finds a role's engines; "" where it is told each."""
+        ...
+
     def router(self, plan: Plan) -> Endpoint: ...
     def router_metrics(self, plan: Plan) -> Endpoint: ...
     def prometheus(self, plan: Plan) -> Endpoint: ...
@@ -195,6 +199,9 @@ class ProcessLayout:
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         return _on_loopback(engine.port)
+
+    def engine_source(self, role: str) -> str:  # noqa: ARG002 - the plan has all of them
+        return ""
 
     def router(self, plan: Plan) -> Endpoint:
         return Endpoint(plan.bind, plan.port, host_port(plan.bind, plan.port))
@@ -309,6 +316,9 @@ class ContainerLayout:
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         return _in_network(engine.name, ENGINE_PORT)
+
+    def engine_source(self, role: str) -> str:  # noqa: ARG002 - the plan has all of them
+        return ""
 
     def router(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
         return _in_network("router", _ROUTER_PORT)

@@ -8,10 +8,6 @@ from deploy.stack.layout import ENGINE_KEY, Layout
 
 def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, ...]:
     """Return the arguments after the interpreter's name."""
-
-    def named(engine: EnginePlan) -> str:
-        return f"{engine.name}={layout.engine(engine).reached_at}"
-
     front, metrics = layout.router(plan), layout.router_metrics(plan)
     return (
         "-m", "pdkit_router",
@@ -19,7 +15,7 @@ def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, 
         "--port", str(front.port),
         "--metrics-host", metrics.bind,
         "--metrics-port", str(metrics.port),
-        *(part for role, engine in _roles(plan) for part in (f"--{role}", named(engine))),
+        *(part for role, engine in _roles(plan) for part in _engine(role, engine, layout)),
         # With Redis every engine finds a prompt's KV: the one with the least work serves it.
         *(("--follow-prefixes",) if plan.aggregated and not plan.shares_kv else ()),
         *(() if plan.aggregated else ("--degrade", plan.spec.router.degrade)),
@@ -27,6 +23,12 @@ def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, 
         "--drain-file", layout.drain_file.seen_at,
         *(("--key-file", key_file) if key_file else ()),
     )  # fmt: skip
+
+
+def _engine(role: str, engine: EnginePlan, layout: Layout) -> tuple[str, str]:
+    if source := layout.engine_source(role):
+        return "--engines-from", source
+    return f"--{role}", f"{engine.name}={layout.engine(engine).reached_at}"
 
 
 def _roles(plan: Plan) -> list[tuple[str, EnginePlan]]:

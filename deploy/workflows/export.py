@@ -15,7 +15,7 @@ from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.detect import detected_vendor
 from deploy.runtime.home import Home
-from deploy.stack.build import API_KEY, build_stack
+from deploy.stack.build import build_stack
 from deploy.stack.cluster.folder import exported
 from deploy.stack.cluster.layout import ClusterLayout, is_engine
 from deploy.stack.cluster.overlay import VendorStack, replicas
@@ -23,7 +23,6 @@ from deploy.stack.cluster.pods import container_of, secret_keys
 from deploy.stack.compose import project_name
 from deploy.stack.containers import refuse_visible_secrets
 from deploy.stack.layout import HUB_TOKEN, MODELS
-from deploy.stack.router import router_argv
 from deploy.workflows.images import refuse_bad_pair, stack_images
 from deploy.workflows.prepare import find_model
 
@@ -158,17 +157,9 @@ def _vendor_stack(
     first = {engine.role: engine for engine in reversed(plan.engines)}
     # Pods of a role are alike: one of each is built, whatever their number.
     one_each = replace(plan, engines=tuple(reversed(first.values())))
-    key_file = layout.secret(API_KEY) if plan.keyed else None
-    argv = (layout.router_program, *router_argv(plan, layout, key_file))
     stack = build_stack(one_each, layout)
-    return VendorStack(
-        plan,
-        (
-            *stack.redis[:1],
-            *(service for service in stack.services if is_engine(service.role)),
-            replace(stack.front, argv=argv),
-        ),
-    )
+    engines = (service for service in stack.services if is_engine(service.role))
+    return VendorStack(plan, (*stack.redis[:1], *engines, stack.front))
 
 
 def _plan(spec: SettledSpec, home: Home, vendor: str, inventory: Inventory | None) -> Plan:

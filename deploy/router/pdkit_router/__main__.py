@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from pdkit_router.client_side import Clients, Limits
+from pdkit_router.discovery import ROLES, Discovery, source
 from pdkit_router.drains import Drains
 from pdkit_router.engines import Engine, Group, Watch
 from pdkit_router.forward import Forwarder
@@ -46,10 +47,18 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--port", type=int, required=True)
     options.add_argument("--metrics-host", required=True)
     options.add_argument("--metrics-port", type=int, required=True)
-    for role in ("producer", "consumer", "engine"):
+    for role in ROLES:
         options.add_argument(
             f"--{role}", action="append", default=[], metavar="NAME=HOST:PORT", type=_engine
         )
+    options.add_argument(
+        "--engines-from",
+        action="append",
+        default=[],
+        type=source,
+        metavar="dns://HOST:PORT?role=ROLE",
+        help="find the engines of a role by a name that has all their addresses, again and again",
+    )
     options.add_argument(
         "--follow-prefixes", action="store_true",
         help="send a prompt to the --engine that served its beginning",
@@ -82,10 +91,13 @@ def _limits() -> Limits:
 
 async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     loop = asyncio.get_running_loop()
+    found = {one.role for one in given.engines_from}
     aggregated = PrefixGroup if given.follow_prefixes else Group
     forwarder = Forwarder(
         Group(given.producer),
-        aggregated(given.engine) if given.engine else Group(given.consumer, slips=True),
+        aggregated(given.engine)
+        if given.engine or "engine" in found
+        else Group(given.consumer, slips=True),
         given.degrade,
         given.answer_s,
         Counter(),
@@ -97,16 +109,25 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     for engine in engines:
         engine.key = engine_key
     watch = Watch(engines, lambda tokens: _allow(limits, forwarder, tokens))
+    discoveries = [
+        Discovery(one, forwarder.producers if one.role == "producer" else forwarder.consumers,
+                  watch, engine_key)
+        for one in given.engines_from
+    ]  # fmt: skip
     left = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, left.set)
     drains = Drains(given.drain_file, engines) if given.drain_file else None
     if drains:
         drains.read()
-    watching: asyncio.Future[Any] = asyncio.gather(watch.run(), *([drains.run()] if drains else []))
+    watching: asyncio.Future[Any] = asyncio.gather(
+        watch.run(), *(one.run() for one in discoveries), *([drains.run()] if drains else [])
+    )
     metrics = await loop.create_server(watchers.connection, given.metrics_host, given.metrics_port)
     # A client that waited must not be told that there is no engine.
-    first_round: asyncio.Future[Any] = asyncio.ensure_future(watch.asked.wait())
+    first_round: asyncio.Future[Any] = asyncio.gather(
+        watch.asked.wait(), *(one.asked.wait() for one in discoveries)
+    )
     await asyncio.wait({first_round, watching}, return_when=asyncio.FIRST_COMPLETED)
     front = await _listen(clients, given.host, given.port)
     leaving: asyncio.Future[Any] = asyncio.ensure_future(left.wait())
@@ -158,8 +179,10 @@ def main() -> None:
     """Run the router until it is told to stop."""
     options = parser()
     given = options.parse_args()
-    if bool(given.producer and given.consumer) == bool(given.engine):
-        options.error("either --producer and --consumer, or --engine")
+    found = {one.role for one in given.engines_from}
+    has = {role: role in found or bool(getattr(given, role)) for role in ROLES}
+    if (has["producer"] and has["consumer"]) == has["engine"]:
+        options.error("either --producer and --consumer, or --engine; or --engines-from of each")
     key, engine_key = _key(options, given.key_file), _key(options, given.engine_key_file)
     logging.basicConfig(
         level=logging.INFO,

@@ -34,6 +34,7 @@ class Engine:
         key: that it asks for; "" if none.
         drained: it gets no new requests, because the operator said so.
         gone: it took no connection, so that its process must be another one when it answers.
+        asked: for its health, once at least.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Engine:
     key: str = field(default="", repr=False)
     drained: bool = False
     gone: bool = False
+    asked: bool = False
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +100,11 @@ class Engine:
 
 
 class Group:
-    """The engines of one role, which take turns."""
+    """The engines of one role, which take turns.
+
+    Attributes:
+        wanted: the stack has such engines, even if none is there now.
+    """
 
     def __init__(self, engines: Sequence[Engine], *, slips: bool = False) -> None:
         """Begin each round one engine later if the group `slips`.
@@ -106,9 +112,19 @@ class Group:
         Consumers do: if both roles took turns in step, each producer would always meet the same
         consumer.
         """
-        self.all = tuple(engines)
+        self._all = tuple(engines)
+        self.wanted = bool(self._all)
         self._slips = slips
         self._chosen = 0
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        """The engines, in the order in which they take turns."""
+        return self._all
+
+    def become(self, engines: Sequence[Engine]) -> None:
+        """Have other engines from now on."""
+        self._all = tuple(engines)
 
     @property
     def up(self) -> int:
@@ -128,7 +144,7 @@ class Group:
 
         A silent one may only be slow, which is better than nothing.
         """
-        count = len(self.all)
+        count = len(self.all) or 1
         first = (self._chosen + (self._chosen // count if self._slips else 0)) % count
         self._chosen += 1
         turns = (*self.all[first:], *self.all[:first])
@@ -138,6 +154,18 @@ class Group:
         return min(there, key=lambda engine: engine.busy, default=None)
 
 
+class Everyone(Group):
+    """The engines of several groups."""
+
+    def __init__(self, *groups: Group) -> None:
+        super().__init__(())
+        self._groups = groups
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        return tuple(engine for group in self._groups for engine in group.all)
+
+
 class Watch:
     """Asks each engine for its health, again and again."""
 
@@ -145,14 +173,16 @@ class Watch:
         """`on_context` is told how many tokens prompt and answer of an engine may have."""
         self._engines = engines
         self._on_context = on_context
-        self._asked: set[str] = set()
         self.asked = asyncio.Event()
+        if not engines:
+            self.asked.set()
 
     async def run(self) -> None:
         """Watch for ever; `asked` is set once each engine was asked."""
-        await asyncio.gather(*(self._watch(engine) for engine in self._engines))
+        await asyncio.gather(*(self.watch(engine) for engine in self._engines))
 
-    async def _watch(self, engine: Engine) -> None:
+    async def watch(self, engine: Engine) -> None:
+        """Watch one engine for ever."""
         missed = 0
         while True:
             state = await self._state(engine)
@@ -170,8 +200,8 @@ class Watch:
                     engine.lost()
                 elif engine.state == "up":
                     engine.state = "silent"
-            self._asked.add(engine.name)
-            if len(self._asked) == len(self._engines):
+            engine.asked = True
+            if all(one.asked for one in self._engines):
                 self.asked.set()
             await asyncio.sleep(_EVERY_S)
 

@@ -17,7 +17,7 @@ from pdkit_router.answers import TRACE, Events, Headers, Trace, pass_on, whole
 from pdkit_router.client_side import ClientResponse
 from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineLost, Exchange
-from pdkit_router.engines import Engine, Group
+from pdkit_router.engines import Engine, Everyone, Group
 from pdkit_router.errors import Refused
 from pdkit_router.request import Request, Work, work
 
@@ -83,7 +83,7 @@ class Forwarder:
     context: int = 0
 
     def __post_init__(self) -> None:
-        self._everyone = Group((*self.consumers.all, *self.producers.all))
+        self._everyone = Everyone(self.consumers, self.producers)
 
     async def serve(self, request: Request, answer: ClientResponse) -> None:
         """Answer a request; raises Refused where no engine does."""
@@ -120,7 +120,7 @@ class Forwarder:
 
         try:
             async with asyncio.timeout(self.answer_s) as limit:
-                if todo.prefill is not None and self.producers.all:
+                if todo.prefill is not None and self.producers.wanted:
                     await self._prefill(todo, trace)
                 group = self._everyone if todo.prefill is None else last
                 todo.prefill = None

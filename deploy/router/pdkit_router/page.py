@@ -39,7 +39,8 @@ class Front:
             return
         forwarder = self._forwarder
         prefill, decode = _health(forwarder.producers), _health(forwarder.consumers)
-        ready = bool(decode["healthy"] and (prefill["healthy"] or not prefill["total"]))
+        prefills = bool(prefill["healthy"]) or not forwarder.producers.wanted
+        ready = bool(decode["healthy"]) and prefills
         serves = bool(decode["healthy"]) and (ready or forwarder.degrade == "recompute")
         good = {"/liveness": True, "/health": serves, "/readiness": ready}[request.path]
         status = "ready" if ready else "degraded" if serves else "not ready"
@@ -76,7 +77,7 @@ class MetricsPage:
             yield f"# TYPE pdkit_router_{name}_total counter"
             yield f"pdkit_router_{name}_total {counts[name]}"
         producers, consumers = self._forwarder.producers, self._forwarder.consumers
-        last = "consumer" if producers.all else "aggregated"
+        last = "consumer" if producers.wanted else "aggregated"
         groups = (("producer", producers), (last, consumers))
         for name, said in _GAUGES.items():
             yield f"# HELP pdkit_router_engine_{name} {said}"

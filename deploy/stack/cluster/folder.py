@@ -23,7 +23,6 @@ _BASE_HEAD = """\
 _OVERLAY_HEAD = """\
 # Written by `deploy export kubernetes`. To change it, or to add a folder of components, write a
 # kustomization of your own with this folder as its resource: an export replaces no edited file.
-# router.yaml lists the engines: to change their number, export again.
 """
 _MONITORING_HEAD = """\
 # For clusters with the Prometheus Operator. Prometheus is expected in the namespace `monitoring`.

@@ -40,6 +40,10 @@ class ClusterLayout(ContainerLayout):
         pod = f"{engine.name}.{workload(engine.role)}"
         return Endpoint(EVERYWHERE, ENGINE_PORT, f"{pod}:{ENGINE_PORT}")
 
+    def engine_source(self, role: str) -> str:
+        # A headless Service has the addresses of all its pods, and is called as their role is.
+        return f"dns://{role}:{ENGINE_PORT}?role={role}"
+
     def redis(self, shard: RedisPlan) -> Endpoint:
         own = super().redis(shard)
         number = shard.name.removeprefix(REDIS).removeprefix("-") or "0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from deploy.stack.cluster.pods import (
     container_name,
     container_of,
     locked_down,
+    ports,
     small_resources,
 )
 from deploy.stack.layout import ENGINE_CACHE, HUB_CACHE, MODELS
@@ -25,6 +27,9 @@ _ROUTERS = 2
 _CACHE_GIB = 20
 _UNKNOWN_WEIGHTS_GIB = 200
 _GIB = 2**30
+# An engine that ends may finish its requests for as long, from when the routers have noticed.
+_LEAVES_S = 300
+_NOTICED_S = 15
 # Below it kubelets look for profiles; files of nodes, not of the cluster.
 SECCOMP = "pdkit"
 _MAKE_MODEL = f"""\
@@ -132,6 +137,12 @@ def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
         {"name": name, "mountPath": path} for name, path in mounts
     ]
     pod["volumes"] = volumes
+    program, port = service.argv[0], str(ports(service)["http"])
+    leave = [program, "-m", "pdkit_connector.leave", port, str(_LEAVES_S)]
+    pod["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
+    pod["terminationGracePeriodSeconds"] = (
+        _NOTICED_S + _LEAVES_S + math.ceil(plan.spec.timeouts.stop_s)
+    )
     if plan.vendor.has_gpus:
         pod["tolerations"] = [
             {"key": plan.vendor.container.cdi_kind, "operator": "Exists", "effect": "NoSchedule"}

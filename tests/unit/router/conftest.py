@@ -81,7 +81,11 @@ def start_router(loop: Loop, eventually: Callable[..., None]) -> Iterator[Start]
     """Start routers, each with engines of its own, and end them."""
     ended: list[Callable[[], object]] = []
 
-    def start(*options: str, names: Sequence[str] = DISAGGREGATED) -> Router:
+    def start(
+        *options: str,
+        names: Sequence[str] = DISAGGREGATED,
+        expected: tuple[int, int] | None = None,
+    ) -> Router:
         engines = tuple(StandIn(loop, name) for name in names)
         port, metrics = unused_port(), unused_port()
         named = [
@@ -100,7 +104,8 @@ def start_router(loop: Loop, eventually: Callable[..., None]) -> Iterator[Start]
         ended.extend((client.close, process.terminate, lambda: process.wait(20)))
         router = Router(client, port, metrics, engines, psutil.Process(process.pid))
         producers = len(router.producers)
-        eventually(lambda: router.ready(producers, len(engines) - producers), 20.0)
+        up = expected or (producers, len(engines) - producers)
+        eventually(lambda: router.ready(*up), 20.0)
         return router
 
     yield start

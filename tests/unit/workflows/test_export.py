@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -491,7 +492,9 @@ def test_aggregated_engines_without_redis(tmp_path: Path) -> None:
     objects = build_one(tmp_path, topology="3a")
     assert set(pods(objects)) == {"engine", "router"}
     assert "initContainers" not in pods(objects)["router"]
-    assert "engine-2=engine-2.engine:8000" in main_container(objects, "router")["args"]
+    assert named(objects, "StatefulSet", "engine")["spec"]["replicas"] == 3
+    router = main_container(objects, "router")["args"]
+    assert sources(router) == ["dns://engine:8000?role=engine"]
 
 
 def test_engines_are_built_once_for_each_role(tmp_path: Path) -> None:
@@ -500,9 +503,39 @@ def test_engines_are_built_once_for_each_role(tmp_path: Path) -> None:
         found = made(vendor="cpu", topology="20p30d")
     assert built_argv.call_count == 2
     write_export(found, tmp_path)
-    args = main_container(kustomized(tmp_path / "overlays" / "cpu"), "router")["args"]
-    assert args.count("--producer") == 20
-    assert args.count("--consumer") == 30
+    objects = kustomized(tmp_path / "overlays" / "cpu")
+    assert named(objects, "StatefulSet", "producer")["spec"]["replicas"] == 20
+    assert named(objects, "StatefulSet", "consumer")["spec"]["replicas"] == 30
+
+
+def sources(args: list[str]) -> list[str]:
+    return [value for name, value in pairwise(args) if name == "--engines-from"]
+
+
+def test_the_router_finds_engines_by_services_that_are_there(
+    built: dict[str, list[Object]],
+) -> None:
+    found = sources(main_container(built["cuda"], "router")["args"])
+    assert found == ["dns://producer:8000?role=producer", "dns://consumer:8000?role=consumer"]
+    for role_ in ("producer", "consumer"):
+        service = named(built["cuda"], "Service", role_)["spec"]
+        assert service["clusterIP"] == "None"
+        assert service["ports"][0]["port"] == 8000
+        assert matches({"matchLabels": service["selector"]}, role(role_))
+        assert "publishNotReadyAddresses" not in service
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_an_engine_that_ends_has_time_for_its_requests(
+    vendor: str, built: dict[str, list[Object]]
+) -> None:
+    engine = main_container(built[vendor], "consumer")
+    program, *rest, limit_s = engine["lifecycle"]["preStop"]["exec"]["command"]
+    assert [program] == engine["command"]
+    assert rest == ["-m", "pdkit_connector.leave", "8000"]
+    noticed_s, stop_s = 10, 15
+    grace_s = pods(built[vendor])["consumer"]["terminationGracePeriodSeconds"]
+    assert grace_s >= noticed_s + int(limit_s) + stop_s
 
 
 # Monitoring.

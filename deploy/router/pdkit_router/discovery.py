@@ -1,0 +1,122 @@
+"""Engines that are found by name: a headless Service of Kubernetes has the addresses of its pods.
+
+A pod is among them while it is ready. One that ends, or that does not answer its probes, leaves
+them, and gets no new requests; those that it has go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
+
+from pdkit_router.engines import Engine, Group, Watch
+
+_log = logging.getLogger("router")
+_EVERY_S = 1.0
+ROLES = ("producer", "consumer", "engine")
+
+Resolve = Callable[[str, int], Awaitable[Collection[str]]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A name that has the addresses of all engines of a role."""
+
+    role: str
+    host: str
+    port: int
+
+
+def source(text: str) -> Source:
+    """Return the source that a text names, as `dns://producer:8000?role=producer`."""
+    try:
+        parts = urlsplit(text)
+        (role,) = parse_qs(parts.query)["role"]
+        if parts.scheme == "dns" and parts.hostname and parts.port and role in ROLES:
+            return Source(role, parts.hostname, parts.port)
+    except (ValueError, KeyError):
+        pass
+    roles = ", ".join(ROLES)
+    raise argparse.ArgumentTypeError(f"'{text}' is not dns://HOST:PORT?role=ROLE, one of {roles}")
+
+
+async def resolved(host: str, port: int) -> Collection[str]:
+    """Return the addresses of a name."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port)
+    return {str(address[0]) for *_, address in found}
+
+
+class Discovery:
+    """Keeps a group's engines those of a source.
+
+    Attributes:
+        asked: set once the engines that were found first were asked for their health.
+    """
+
+    def __init__(
+        self, found_by: Source, group: Group, watch: Watch, key: str, resolve: Resolve = resolved
+    ) -> None:
+        self._source, self._group, self._watch = found_by, group, watch
+        self._key, self._resolve = key, resolve
+        self._watched: dict[Engine, asyncio.Task[None]] = {}
+        self._unknown = False
+        self.asked = asyncio.Event()
+        group.wanted = True
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            if all(engine.asked for engine in self._watched):
+                self.asked.set()
+            await asyncio.sleep(_EVERY_S if self.asked.is_set() else _EVERY_S / 10)
+
+    async def look(self) -> None:
+        """Use the engines that the source has now.
+
+        A name without addresses changes nothing: where it is a fault of DNS, engines serve on, and
+        where they are gone, they answer no question for their health.
+        """
+        for task in self._watched.values():
+            if task.done():
+                task.result()
+        addresses = await self._addresses()
+        if not addresses:
+            return
+        here = {engine.host for engine in self._watched}
+        for address in sorted(set(addresses) - here):
+            self._add(address)
+        for engine in list(self._watched):
+            if engine.drained != (engine.host not in addresses):
+                engine.drained = not engine.drained
+                _log.info("%s %s", engine.name, "leaves" if engine.drained else "is back")
+            if engine.drained and not engine.busy:
+                self._forget(engine)
+        self._group.become(tuple(self._watched))
+
+    async def _addresses(self) -> Collection[str]:
+        try:
+            found = await self._resolve(self._source.host, self._source.port)
+        except OSError as exc:
+            if not self._unknown:
+                _log.warning("%s: no addresses (%s)", self._source.host, exc)
+            self._unknown = True
+            return ()
+        self._unknown = False
+        return found
+
+    def _add(self, address: str) -> None:
+        engine = Engine(f"{self._source.role}-{address}", address, self._source.port, key=self._key)
+        # One that comes later was started anew: it gets a request of the router's own first.
+        engine.gone = self.asked.is_set()
+        self._watched[engine] = asyncio.ensure_future(self._watch.watch(engine))
+        _log.info("%s is found", engine.name)
+
+    def _forget(self, engine: Engine) -> None:
+        self._watched.pop(engine).cancel()
+        engine.connections.drop_idle()
+        _log.info("%s is forgotten", engine.name)

@@ -1,0 +1,80 @@
+"""An engine that is about to end waits for its requests, and not for what will never come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from pdkit_connector import leave
+
+KEY = "engines-only"
+PAGE = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="m"}} {running}
+vllm:num_requests_waiting{{engine="0",model_name="m"}} {waiting}
+vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} 7.0
+"""
+
+
+class Engine(HTTPServer):
+    """An engine's metrics page; each time it is read, one request has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Page)
+        self.running, self.waiting, self.read = 0, 0, 0
+
+
+class Page(BaseHTTPRequestHandler):
+    server: Engine
+
+    def do_GET(self) -> None:
+        engine = self.server
+        known = self.headers["Authorization"] == f"Bearer {KEY}"
+        self.send_response(200 if known and self.path == "/metrics" else 401)
+        self.end_headers()
+        page = PAGE.format(running=float(engine.running), waiting=float(engine.waiting))
+        self.wfile.write(page.encode())
+        engine.read += 1
+        if engine.waiting:
+            engine.waiting -= 1
+        elif engine.running:
+            engine.running -= 1
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    (tmp_path / "key").write_text(KEY + "\n")
+    monkeypatch.setenv("PDKIT_ENGINE_KEY_FILE", str(tmp_path / "key"))
+    with Engine() as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def test_it_waits_for_running_and_waiting_requests(engine: Engine) -> None:
+    engine.running, engine.waiting = 1, 2
+    slept: list[float] = []
+    assert leave.wait(engine.server_port, 60, slept.append)
+    assert engine.read == 4
+    assert slept == [10, 1, 1, 1], "ten seconds for routers, then until all have ended"
+
+
+def test_it_does_not_wait_for_ever(engine: Engine) -> None:
+    engine.running = 100
+    assert not leave.wait(engine.server_port, 3, lambda _: None)
+    assert engine.read == 3
+
+
+def test_a_dead_engine_has_nothing_to_wait_for(engine: Engine) -> None:
+    port = engine.server_port
+    engine.server_close()
+    assert leave.wait(port, 60, lambda _: None)
+    assert engine.read == 0

@@ -1,0 +1,223 @@
+"""Engines that are found by the name of a Service; the resolver does what a test tells it to."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import pytest
+from pdkit_router.discovery import Discovery, Source, resolved, source
+from pdkit_router.engines import Engine, Everyone, Group, Watch
+from pdkit_router.forward import Forwarder
+from pdkit_router.page import Front
+
+from tests.unit.router.conftest import Router, Start
+from tests.unit.router.stand_in import Loop, StandIn
+
+FIRST, SECOND, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+class Answers(Watch):
+    """Every engine answers at once; what is wrong with the watcher, a test says."""
+
+    def __init__(self) -> None:
+        super().__init__((), lambda _: None)
+        self.problem: Exception | None = None
+
+    async def watch(self, engine: Engine) -> None:
+        engine.state, engine.asked = "up", True
+        while self.problem is None:
+            await asyncio.sleep(0)
+        raise self.problem
+
+
+class Lab:
+    """A source of engines, and who follows it."""
+
+    def __init__(self) -> None:
+        self.addresses: Collection[str] | OSError = ()
+        self.group, self.watch = Group(()), Answers()
+        found_by = Source("consumer", "consumers", 8000)
+        self.discovery = Discovery(found_by, self.group, self.watch, "key", self.resolve)
+
+    async def resolve(self, host: str, port: int) -> Collection[str]:
+        assert (host, port) == ("consumers", 8000)
+        if isinstance(self.addresses, OSError):
+            raise self.addresses
+        return self.addresses
+
+    async def sees(self, *addresses: str) -> list[str]:
+        """Show these addresses; return those that get requests."""
+        self.addresses = addresses
+        return await self.look()
+
+    async def look(self) -> list[str]:
+        await self.discovery.look()
+        await asyncio.sleep(0)  # the watchers of new engines begin
+        return [engine.host for engine in self.group.all if engine.serves]
+
+
+def in_lab(story: Callable[[Lab], Awaitable[None]]) -> None:
+    async def tell() -> None:
+        await story(Lab())
+
+    asyncio.run(tell())
+
+
+def test_engines_come_without_a_restart() -> None:
+    async def story(lab: Lab) -> None:
+        assert lab.group.wanted
+        assert await lab.sees(FIRST) == [FIRST]
+        assert await lab.sees(SECOND, FIRST) == [FIRST, SECOND]
+        assert [engine.name for engine in lab.group.all] == [
+            "consumer-10.0.0.1",
+            "consumer-10.0.0.2",
+        ]
+        assert {engine.key for engine in lab.group.all} == {"key"}
+
+    in_lab(story)
+
+
+def test_one_that_comes_later_is_warmed_up() -> None:
+    async def story(lab: Lab) -> None:
+        running = asyncio.ensure_future(lab.discovery.run())
+        await lab.sees(FIRST)
+        await lab.discovery.asked.wait()
+        await lab.sees(FIRST, SECOND)
+        assert [engine.gone for engine in lab.group.all] == [False, True]
+        running.cancel()
+
+    in_lab(story)
+
+
+def test_one_that_leaves_ends_what_it_has() -> None:
+    async def story(lab: Lab) -> None:
+        await lab.sees(FIRST, SECOND)
+        leaving = lab.group.all[0]
+        leaving.busy = 1
+        assert await lab.sees(SECOND, THIRD) == [SECOND, THIRD]
+        assert leaving in lab.group.all
+        assert {lab.group.choose(()) for _ in range(6)} == {*lab.group.all} - {leaving}
+        leaving.busy = 0
+        await lab.look()
+        assert leaving not in lab.group.all
+
+    in_lab(story)
+
+
+def test_one_that_is_back_in_time_goes_on() -> None:
+    async def story(lab: Lab) -> None:
+        await lab.sees(FIRST, SECOND)
+        first = lab.group.all[0]
+        first.busy = 1
+        assert await lab.sees(SECOND) == [SECOND]
+        assert await lab.sees(FIRST, SECOND) == [FIRST, SECOND]
+        assert lab.group.all[0] is first
+
+    in_lab(story)
+
+
+@pytest.mark.parametrize("answer", [(), socket.gaierror(socket.EAI_AGAIN, "try again")])
+def test_without_an_answer_engines_stay(answer: Any) -> None:
+    async def story(lab: Lab) -> None:
+        await lab.sees(FIRST)
+        lab.addresses = answer
+        assert await lab.look() == [FIRST]
+
+    in_lab(story)
+
+
+def test_a_watcher_that_ends_is_no_secret() -> None:
+    async def story(lab: Lab) -> None:
+        await lab.sees(FIRST)
+        lab.watch.problem = RuntimeError("a bug")
+        await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError, match="a bug"):
+            await lab.look()
+
+    in_lab(story)
+
+
+def test_a_forgotten_engine_is_asked_no_more() -> None:
+    async def story(lab: Lab) -> None:
+        await lab.sees(FIRST)
+        await lab.sees(SECOND)
+        await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert len(others) == 1
+
+    in_lab(story)
+
+
+def test_no_engine_yet_is_not_the_same_as_none_ever() -> None:
+    class Answer:
+        def whole(self, status: int, _: object, body: bytes) -> None:
+            self.status, self.body = status, json.loads(body)
+
+    async def story(lab: Lab) -> None:
+        await lab.sees(FIRST)
+        producers = Group(())
+        forwarder = Forwarder(producers, lab.group, "recompute", 1.0, Counter())
+        front, answer = Front(forwarder), Answer()
+        request: Any = type("Ready", (), {"path": "/readiness"})
+        await front.serve(request, answer)  # type: ignore[arg-type]
+        assert answer.status == 200, "aggregated engines"
+        producers.wanted = True
+        await front.serve(request, answer)  # type: ignore[arg-type]
+        assert (answer.status, answer.body["status"]) == (503, "degraded")
+
+    in_lab(story)
+
+
+def test_a_group_without_engines_has_none_to_choose() -> None:
+    group = Group((), slips=True)
+    assert group.choose(()) is None
+    assert Everyone(group).all == ()
+    group.become([engine := Engine("a", "a", 1)])
+    assert Everyone(group).all == (engine,)
+
+
+@pytest.mark.parametrize("text", [
+    "http://a:1?role=producer", "dns://a?role=producer", "dns://a:1", "dns://a:1?role=router",
+    "dns://:1?role=producer", "dns://a:x?role=producer", "",
+])  # fmt: skip
+def test_a_source_that_is_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not dns://HOST:PORT"):
+        source(text)
+
+
+def test_a_source() -> None:
+    assert source("dns://producer:8000?role=producer") == Source("producer", "producer", 8000)
+
+
+def test_a_name_has_its_addresses_once() -> None:
+    assert asyncio.run(_addresses("127.0.0.1")) == {"127.0.0.1"}
+
+
+async def _addresses(name: str) -> set[str]:
+    return set(await resolved(name, 80))
+
+
+def test_the_program_serves_with_engines_that_it_found(start_router: Start, loop: Loop) -> None:
+    roles = ("producer", "consumer")
+    engines = {role: StandIn(loop, role) for role in roles}
+    options = [
+        part
+        for role, engine in engines.items()
+        for part in ("--engines-from", f"dns://127.0.0.1:{engine.port}?role={role}")
+    ]
+    router: Router = start_router(*options, names=(), expected=(1, 1))
+    answer = router.client.post(
+        "/v1/completions", json={"model": "m", "prompt": "x"}, headers={"x-pdkit-trace": "1"}
+    )
+    assert answer.status_code == 200
+    assert (
+        "producer=producer-127.0.0.1; consumer=consumer-127.0.0.1"
+        in answer.headers["x-pdkit-trace"]
+    )
+    assert 'engine="consumer-127.0.0.1",role="consumer"' in router.metrics()
