@@ -76,6 +76,8 @@ def require_fixes(planned: Prepared, home: Home, report: Report) -> bool:
     Raises:
         FixFailed: a needed one does not take; nothing was started.
     """
+    if planned.plan.kv_server:  # they are for LMCache inside the engines
+        return True
     connector = connector_path()
     place = place_of(planned)
     seen = home.cache / "fixes" / f"{place.key(connector)}.json"

@@ -203,7 +203,7 @@ def _programs(spec: StackSpec, vendor: str, policy: Policy, report: Report) -> P
     programs = policy.take(
         "programs",
         lambda: found_programs(spec, vendor),
-        lambda found: f"{found.engine_python}, {found.redis_server or 'no Redis of its own'}",
+        lambda found: f"{found.engine_python}, {found.redis_server or 'no redis-server needed'}",
     )
     if programs is None:
         return named_programs(spec)

@@ -91,8 +91,7 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
         complete = prepare(planned.spec, home, facts, model=planned.model)
     # First, for without a driver that fits, fixes fail for no reason of their own.
     require_code(complete, home, report)
-    if not complete.plan.kv_server:  # the fixes are for LMCache inside the engines
-        require_fixes(complete, home, report)
+    require_fixes(complete, home, report)
     return complete
 
 

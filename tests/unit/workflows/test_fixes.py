@@ -35,6 +35,12 @@ def require(lab: Lab, **fields: object) -> None:
     fixes.require_fixes(prepare_here(spec, lab.home, lambda _: None), lab.home, lab.lines.append)
 
 
+def test_none_is_tried_for_lmcaches_server(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_TRIED", FAILS)
+    require(lab, connector="lmcache-mp", redis={}, lmcache={"chunk_size": 64})
+    assert asked(lab) == 0
+
+
 def test_a_fix_that_fails_refuses_the_stack_before_anything_starts(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
