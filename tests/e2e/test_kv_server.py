@@ -1,0 +1,119 @@
+"""Engines that share KV through LMCache's server: all that is eligible is loaded; it may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import psutil
+import pytest
+
+from deploy.verify.equivalence import Completion
+from tests.e2e.conftest import Deploy, eventually, running_stack
+from tests.e2e.engines import CHUNK, Engines
+from tests.e2e.traffic import MODEL
+from tests.ports import free_row
+
+NAME = "mp"
+PORT = free_row()
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def kit(shared_home: Path) -> Deploy:
+    return Deploy(shared_home)
+
+
+@pytest.fixture(scope="module")
+def up(kit: Deploy) -> Iterator[Any]:
+    before = set(SHARED_MEMORY.glob("pdkit-*"))
+    with running_stack(kit, NAME, PORT, "--connector", "lmcache-mp") as data:
+        yield data
+    assert set(SHARED_MEMORY.glob("pdkit-*")) <= before
+
+
+@pytest.fixture(scope="module")
+def engines(kit: Deploy, up: Any) -> Engines:
+    return Engines(kit, NAME, PORT)
+
+
+def prompt(word: str) -> str:
+    return f"{word} " * (3 * CHUNK // (len(word) + 1))
+
+
+def computed(engines: Engines, asked: str) -> Completion:
+    """Return the producer's answer to a prompt whose KV it shares with nobody."""
+    with engines.api("producer-0") as api:
+        return api.complete(MODEL, list(asked.encode()), max_tokens=16, salt=token_hex(4))
+
+
+def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
+    assert set(up["started"]) == {"kv-server", "producer-0", "consumer-0", "router"}
+    found = kit.ok("check", "--name", NAME)
+    assert found["hit_rate"]["eligible_rate"] == 1.0
+    assert found["store_race"]["eligible_rate"] == 1.0
+    assert found["turns"]["hits"] == found["turns"]["eligible"] > 0
+    assert found["burst"]["failed"] == 0
+    assert found["equivalence"]["mismatched"] == 0
+    assert found["equivalence"]["compared"] > 0
+    assert found["redis"] is None
+    assert len(found["left_out"]) == 2
+
+
+def test_nothing_listens_on_a_port(kit: Deploy, up: Any) -> None:
+    server = psutil.Process(kit.pid(NAME, "kv-server"))
+    assert [one for one in server.net_connections("inet") if one.status == "LISTEN"] == []
+    services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
+    socket = Path(services["kv-server"]["url"])
+    assert services["kv-server"]["condition"] == "ready"
+    assert socket.is_socket()
+    assert socket.parent.stat().st_mode & 0o077 == 0, "other users may not enter"
+    assert kit.ok("patches", "--name", NAME)["not_for"]
+
+
+def test_a_server_that_is_killed_costs_no_answer(
+    kit: Deploy, engines: Engines, up: Any
+) -> None:  # fmt: skip
+    engines.ask("front", prompt("before"))
+    os.kill(kit.pid(NAME, "kv-server"), signal.SIGKILL)
+    asked = prompt("while it is gone")
+    through = engines.ask("front", asked)
+    assert through.tokens == computed(engines, asked).tokens
+    failed = kit.run("check", "--name", NAME)
+    assert failed.code == 4, failed
+    assert "not running: kv-server" in failed.stderr
+    again = kit.ok("up", "--resume", "--name", NAME)
+    assert set(again["started"]) == {"kv-server"}
+    assert kit.ok("check", "--name", NAME, "--quick")["hit_rate"]["eligible_rate"] == 1.0
+
+
+def test_a_slow_server_touches_no_other_requests_kv(
+    kit: Deploy, engines: Engines, up: Any
+) -> None:  # fmt: skip
+    pid = kit.pid(NAME, "kv-server")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        other = prompt("other")
+        assert engines.ask("front", other).tokens == computed(engines, other).tokens
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert eventually(
+        lambda: kit.run("check", "--name", NAME, "--quick").code == 0, within_s=60, every_s=3
+    )
+
+
+def test_an_engine_that_is_killed_leaves_no_shared_memory(kit: Deploy, up: Any) -> None:
+    def segments() -> list[str]:
+        return sorted(file.name for file in SHARED_MEMORY.glob("pdkit-*-producer-0-*"))
+
+    before = segments()
+    assert before
+    os.kill(kit.pid(NAME, "producer-0"), signal.SIGKILL)
+    kit.ok("restart", "producer-0", "--name", NAME)
+    assert len(segments()) == len(before)
+    assert segments() != before
+    assert kit.ok("check", "--name", NAME, "--quick")["passed"]
