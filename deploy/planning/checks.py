@@ -44,7 +44,7 @@ def check_spec(spec: StackSpec, model: Model, block_size: int, topology: Topolog
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
     _check_gpu_access(spec)
-    check_kv_server(spec, topology)
+    check_kv_server(spec, topology, model)
     check_redis(spec, topology)
     _check_equal_ranks(spec)
     _check_tensor_parallel(spec, model, topology)

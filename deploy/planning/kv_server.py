@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.planning.topology import Topology
@@ -45,7 +46,7 @@ def kv_server(spec: StackSpec, topology: Topology, default_mib: int) -> KvServer
     return KvServerPlan("kv-server", round(asked * 1024) if asked else default_mib)
 
 
-def check_kv_server(spec: StackSpec, topology: Topology) -> None:
+def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:
     """Refuse what the server cannot do, or not yet.
 
     Raises:
@@ -61,6 +62,12 @@ def check_kv_server(spec: StackSpec, topology: Topology) -> None:
             )
         return
     _check_place(spec)
+    if "@" in model.ref:
+        raise ConfigError(
+            f"{model.ref} has an @, which keys of LMCache's server cannot have",
+            setting="model",
+            hint="name a link to it without @",
+        )
     if not topology.redis:
         raise ConfigError(
             f"the engines of {topology} share no KV", setting="connector",

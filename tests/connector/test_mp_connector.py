@@ -8,11 +8,17 @@ import socket
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from pdkit_connector import kv_server, mp_connector
-from pdkit_connector.mp_connector import GuardedAdapter, Server, remove_left
+from pdkit_connector.mp_connector import (
+    GuardedAdapter,
+    PatchedLMCacheMPConnector,
+    Server,
+    remove_left,
+)
 from pdkit_connector.serve import MP_MODULE, check
 from pdkit_connector.store_barrier import answer
 from pdkit_connector.worker_socket import listener_pid
@@ -136,6 +142,37 @@ def test_a_process_is_held_by_more_than_its_number(process):
     assert server.ended
     with pytest.raises(OSError, match="No such process"):
         Server(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("more", "stored"),
+    [
+        ({}, True),
+        ({"lora_request": object()}, False),
+        ({"prompt_embeds": object()}, False),
+        ({"cache_salt": "tenant"}, False),
+    ],
+)
+def test_what_tokens_do_not_tell_apart_is_neither_loaded_nor_stored(monkeypatch, more, stored):
+    monkeypatch.setattr(
+        mp_connector.upstream.LMCacheMPConnector,
+        "get_num_new_matched_tokens",
+        lambda self, request, _: (self._get_or_create_request_tracker(request), 64)[1:],
+    )
+    scheduler = object.__new__(PatchedLMCacheMPConnector)
+    scheduler.request_trackers, scheduler.lazy_offload = {}, False
+    request = SimpleNamespace(
+        request_id="one", status=None, all_token_ids=[1] * 64, prompt_token_ids=[1] * 64,
+        num_prompt_tokens=64, sampling_params=None, mm_features=[],
+        **{"cache_salt": None, **more},
+    )  # fmt: skip
+    found = scheduler.get_num_new_matched_tokens(request, 0)
+    assert found == ((64,) if stored else (0, False))
+    tracker = scheduler.request_trackers["one"]
+    tracker.append_block_ids(([1, 2],))
+    tracker.increase_num_scheduled_tokens(64)
+    store = mp_connector.upstream.LMCacheMPRequestMetadata.GetStoreMetadata(tracker, 32, [32])
+    assert (store is not None) == stored
 
 
 def test_who_listens_is_known(tmp_path):

@@ -1,8 +1,9 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
-LMCache's own `LMCacheMPConnector`, with three things added: the store barrier, a guard that keeps
-blocks that the server may still read or write from being reused, and names of shared memory by
-which what a killed engine left can be found.
+LMCache's own `LMCacheMPConnector`, with four things added: the store barrier; a guard that keeps
+blocks that the server may still read or write from being reused; one that keeps KV apart that
+tokens alone do not tell apart; and names of shared memory by which what a killed engine left can be
+found.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.log import get_logger
 from pdkit_connector.releases import installed_lmcache
+from pdkit_connector.request_view import foreign
 from pdkit_connector.store_barrier import answer
 from pdkit_connector.worker import open_socket
 from pdkit_connector.worker_socket import listener_pid
@@ -117,6 +119,22 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
             if role == KVConnectorRole.WORKER:
                 remove_left(prefix)
         super().__init__(vllm_config, role, kv_cache_config)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return how many tokens of a prompt can be loaded; none where tokens are not its key.
+
+        The server's keys know no LoRA adapter and no embeddings. They know salts; but that a
+        salted request keeps to itself is what `deploy check` measures noise by.
+        """
+        if foreign(request) is None:
+            answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+                request, num_computed_tokens
+            )
+            return answer
+        self._get_or_create_request_tracker(request).max_offload_tokens = 0  # nor stored
+        return 0, False
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Give vLLM's KV tensors to the server, then answer the API server's questions."""

@@ -1,10 +1,26 @@
-"""A vLLM request as LMCache's adapter should see it, without a change to vLLM's own."""
+"""A vLLM request as LMCache's adapters should see it, without a change to vLLM's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
+
+# What a request's KV depends on besides its tokens; vLLM puts all of it into its own block hashes.
+FOREIGN = {
+    "lora_request": "a LoRA adapter",
+    "cache_salt": "a cache salt",
+    "prompt_embeds": "prompt embeddings",
+}
+
+
+def foreign(request: Any) -> str | None:
+    """Return what a request's KV depends on besides its tokens, None where on nothing."""
+    for name, told in FOREIGN.items():
+        # Tensors have no truth of their own, and vLLM takes no empty salt.
+        if getattr(request, name, None) is not None:
+            return told
+    return None
 
 
 class RequestView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from deploy.errors import ConfigError
 from deploy.output.plan_view import plan_data, plan_view
 from deploy.planning.plan import ENGINE_ROLES
 from deploy.workflows.prepare import Prepared
+from tests.unit.conftest import TINY
 from tests.unit.stack.cases import machine_with
 
 Make = Callable[..., Prepared]
@@ -97,6 +99,7 @@ def test_plan_shows_the_server(prepared: Make) -> None:
         ({"layerwise": True}, "--layerwise"),
         ({"save_decode_cache": True}, "--save-decode-cache"),
         ({"tp": 2}, "--tp"),
+        ({"given": replace(TINY, ref="/models/tiny@2")}, "--model"),
         ({"topology": "2a"}, "--connector"),
         ({"runtime": "compose"}, "--connector"),
         ({"vendor": "cuda", "machine": machine_with("cuda", 0, 1)}, "--connector"),

@@ -10,20 +10,15 @@ from pdkit_connector.adapter_miniature import CHUNK, LookupClient, miniature, ne
 from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.request_view import FOREIGN, foreign
 from pdkit_connector.setting import Setting
 
-# What a request's KV depends on besides its tokens; vLLM puts all of it into its own block hashes.
-_FOREIGN = {
-    "lora_request": "a LoRA adapter",
-    "cache_salt": "a cache salt",
-    "prompt_embeds": "prompt embeddings",
-}
 _told: set[str] = set()
 
 
 def probe(_setting: Setting) -> Finding:
     """Look up a request of each kind whose tokens are all held."""
-    found = [told for name, told in _FOREIGN.items() if _is_looked_up(name)]
+    found = [told for name, told in FOREIGN.items() if _is_looked_up(name)]
     if found:
         return Finding(Verdict.NEEDED, f"KV is found whatever {', '.join(found)} a request has")
     return Finding(Verdict.NOT_NEEDED, "only what depends on tokens alone is looked up and stored")
@@ -38,19 +33,10 @@ def apply(_setting: Setting) -> str:
     return "requests with any of these neither load nor store through LMCache"
 
 
-def _foreign(request: Any) -> str | None:
-    """Return what a request's KV depends on besides its tokens, None where on nothing."""
-    for name, told in _FOREIGN.items():
-        # Tensors have no truth of their own, and vLLM takes no empty salt.
-        if getattr(request, name, None) is not None:
-            return told
-    return None
-
-
 def _missing(match: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(match)
     def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int) -> Any:
-        told = _foreign(request)
+        told = foreign(request)
         if told is None:
             return match(self, request, num_computed_tokens)
         _tell(told)
@@ -80,7 +66,7 @@ def _storing_none(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
         if metadata.requests:
             requests = self._unfinished_requests
             metadata.requests = [
-                meta for meta in metadata.requests if _foreign(requests.get(meta.req_id)) is None
+                meta for meta in metadata.requests if foreign(requests.get(meta.req_id)) is None
             ]
         return metadata
 
