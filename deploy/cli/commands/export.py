@@ -33,7 +33,7 @@ def kubernetes(
     json: Json = False,
 ) -> CommandResult:
     """Write a kustomize base, and an overlay for each vendor. Needs no cluster; holds no secret."""
-    from deploy.runtime.detect import read_inventory
+    from deploy.runtime.detect.inventory_file import read_inventory
     from deploy.runtime.home import Home
     from deploy.workflows.export import export as exported
     from deploy.workflows.export_folder import next_commands, write_export

@@ -335,5 +335,6 @@ class TestFingerprint:
         considered |= {"producer_tp", "consumer_tp"}  # equal to `tp`, or refused
         considered |= {"allow_unproven", "allow_keyless"}  # decides whether, not how
         considered |= {"supervise"}  # of who watches them
+        considered |= {"slo"}  # of alerts: monitoring/test_rules.py
         considered |= {"api_key_file"}
         assert considered == set(StackSpec.model_fields)

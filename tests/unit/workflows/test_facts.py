@@ -17,6 +17,7 @@ from deploy.errors import ConfigError, DockerUnavailable, MissingGpus, StateErro
 from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.workflows import facts as facts_module
+from deploy.workflows import images as images_module
 from deploy.workflows import running
 from deploy.workflows import survey as survey_module
 from deploy.workflows.facts import (
@@ -134,7 +135,7 @@ class TestHere:
         monkeypatch.setattr(survey_module, "detect_inventory", detect)
         monkeypatch.setattr(survey_module, "require_compose", lambda: (2, 26, 1))
         monkeypatch.setattr(survey_module, "docker_info", lambda: {"SecurityOptions": []})
-        monkeypatch.setattr(facts_module, "found_images", lambda images, *_: images.by_name)
+        monkeypatch.setattr(images_module, "found_images", lambda images, *_: images.by_name)
         monkeypatch.setattr(survey_module, "found_programs", lambda *_: Programs("py", "redis"))
         monkeypatch.setattr(survey_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
 
@@ -176,7 +177,7 @@ class TestHere:
         self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch, runtime: str
     ) -> None:
         monkeypatch.setattr(survey_module, "found_programs", lambda *_: pytest.fail("looked"))
-        monkeypatch.setattr(facts_module, "found_images", lambda *_: pytest.fail("looked"))
+        monkeypatch.setattr(images_module, "found_images", lambda *_: pytest.fail("looked"))
         with pytest.raises(MissingGpus, match="2 GPUs for --vendor rocm asked for, none seen"):
             facts_here(spec(runtime=runtime, vendor="rocm"), home, lambda _: None)
 
