@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
+from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path import health
+from pdkit_connector.redis_path.attempts import Attempts
 from pdkit_connector.redis_path.health import Health
+from pdkit_connector.redis_path.link import ReplyError
 from redis_chunks import LIMITS as PATIENT
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
 from redis_limits import BACK_S, LIMITS, SLACK_S, all_miss_in_time, unpaused, within, works
@@ -283,3 +287,22 @@ def test_pauses_are_short_and_end_with_the_first_success(monkeypatch):
         # What is new is told, whatever was told a moment ago.
         tried.failed("another kind", "why else")
         assert len(told) == 2
+
+
+def test_a_server_that_invents_errors_fills_nothing():
+    """Each kind is kept, told and scraped: a server does not choose how many there are."""
+    counters = Counters()
+    tried = Attempts("testing", counters)
+
+    def refused(word):
+        raise ReplyError(f"{word} said")
+
+    links = SimpleNamespace(changed=lambda: None)
+    words = ["".join(chosen) for chosen in product("ABCDEFG", repeat=3)]
+    with Warnings() as told:
+        for word in (*words, "", "\x1b", "OOM"):
+            tried.run(lambda word=word: refused(word), links)
+        assert len(told) == 2
+    kinds = {labels["kind"] for _, labels, _ in counters.all()}
+    assert kinds == {"error", "oom"}
+    assert counters.value("failures", kind="error") == len(words) + 2

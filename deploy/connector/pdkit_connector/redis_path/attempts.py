@@ -18,6 +18,12 @@ R = TypeVar("R")
 _MOVED = frozenset({"MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"})
 # Errors that concern one key only: not a string, or moving to another server of the cluster.
 OF_ONE_KEY = frozenset({"WRONGTYPE", "ASK", "TRYAGAIN"})
+# Redis's own errors, each a kind of its own. A server may answer any word: kept by that, they would
+# fill the engine's memory, its metrics page and whoever scrapes that.
+_CODES = OF_ONE_KEY | _MOVED | {
+    "BUSY", "CROSSSLOT", "ERR", "EXECABORT", "LOADING", "MISCONF", "NOAUTH", "NOPERM",
+    "NOREPLICAS", "NOSCRIPT", "OOM", "WRONGPASS",
+}  # fmt: skip
 
 
 class Attempts:
@@ -83,8 +89,7 @@ def _kind(error: Exception) -> str:
     if isinstance(error, ReplyError):
         if error.code == "NOAUTH":
             return "auth"
-        plain = error.code.isascii() and error.code.isalpha() and len(error.code) <= 16
-        return error.code.lower() if plain else "error"
+        return error.code.lower() if error.code in _CODES else "error"
     name = type(error).__name__  # redis-py has a TimeoutError of its own
     if name.startswith("Authentication"):
         return "auth"
