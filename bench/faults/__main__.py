@@ -1,8 +1,8 @@
 """Kill and restart each process of a real stack under load: `python -m bench.faults --port PORT`.
 
 Starts a CPU stack of its own, has clients ask prompts with known answers, kills one process after
-the other at a random moment, restarts all engines and the router by command, and takes the stack
-down.
+the other at a random moment, has faults come that pass, restarts engines, router and Redis by
+command, and takes the stack down.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import httpx
 
 from bench.faults.clients import Clients
 from bench.faults.history import History
+from bench.faults.passing import faults_of
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.workflows.running import RunningStack, require_stack
@@ -34,6 +35,7 @@ _PROMPTS, _CHARACTERS, _TOKENS = 8, 700, 24
 _BEFORE_S, _AFTER_S = (2.0, 6.0), 4.0
 _BACK_S = 300.0
 _LATE_S = 60.0
+_REFUSED = 503
 
 
 def deploy(home: Path, *arguments: str) -> Any:
@@ -126,6 +128,46 @@ def kill_under_load(
     }  # fmt: skip
 
 
+def pass_under_load(
+    home: Home, fault: str, answers: dict[int, str], prompts: list[str], given: Any, seed: int
+) -> dict[str, Any]:
+    """Have a fault come and pass under load, and return what became of requests and stack."""
+    running = require_stack(home, NAME)
+    model, url = running.prepared.plan.model.served_name, running.stack.front.url
+    file = given.history / f"{fault}-{seed}.jsonl".replace(" ", "-") if given.history else None
+    history = History(file)
+    choice = random.Random(seed)  # noqa: S311 - as above
+    happen, service = faults_of(running)[fault]
+    restarts = {name: record.starts for name, record in running.state.services.items()}
+    with Clients(url, model, prompts, history, count=given.clients, tokens=_TOKENS, seed=seed):
+        time.sleep(choice.uniform(*_BEFORE_S))
+        began = time.monotonic()
+        happen(running, service)
+        passed = time.monotonic()
+        while not is_whole(running):
+            if time.monotonic() - passed > _BACK_S:
+                raise SystemExit(f"{fault}: the stack is not whole any more")
+            time.sleep(0.1)
+        whole_s = time.monotonic() - passed
+        time.sleep(_AFTER_S)
+    found = history.verdicts(answers, _LATE_S)
+    lost = history.named(("lost",), answers, _LATE_S)
+    refused = [one for one in lost if one.status == _REFUSED]
+    for one in history.named(("wrong", "lost", "late", "ended"), answers, _LATE_S):
+        if one not in refused:
+            print(f"  {fault}: {one}", file=sys.stderr)
+    meanwhile = [one for one in history.requests if one.ended_s >= began and one.sent_s <= passed]
+    after = require_stack(home, NAME).state.services
+    return {
+        "fault": fault, "requests": len(history.requests), "meanwhile": len(meanwhile),
+        "refused": len(refused), "lost": len(lost) - len(refused),
+        "wrong": found["wrong"], "ended by an event": found["ended"], "late": found["late"],
+        "longest s": round(max(one.ended_s - one.sent_s for one in history.requests), 1),
+        "whole after s": round(whole_s, 1),
+        "started again": [name for name in after if after[name].starts != restarts[name]],
+    }  # fmt: skip
+
+
 def restart_under_load(
     home: Home, folder: Path, what: tuple[str, ...], answers: dict[int, str], prompts: list[str],
     given: Any,
@@ -156,7 +198,7 @@ def main() -> None:
     options.add_argument("--port", type=int, default=18000)
     options.add_argument("--clients", type=int, default=8)
     options.add_argument("--rounds", type=int, default=1)
-    options.add_argument("--only", choices=("kill", "restart"))
+    options.add_argument("--only", choices=("kill", "pass", "restart"))
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--history", type=Path, help="folder for one line a request")
     given = options.parse_args()
@@ -174,13 +216,17 @@ def main() -> None:
         url, model = running.stack.front.url, running.prepared.plan.model.served_name
         answers = known_answers(url, model, prompts)
         print(f"starts: {json.dumps(started)}", flush=True)
-        if given.only != "kill":
-            for what in ((), ("router",)):
+        if given.only in (None, "restart"):
+            engines = () if given.topology != "1p1d" else None
+            for what in [one for one in (engines, ("router",), ("redis",)) if one is not None]:
                 row = restart_under_load(home, Path(folder), what, answers, prompts, given)
                 print(json.dumps(row), flush=True)
-        for number in range(given.rounds if given.only != "restart" else 0):
-            for service in running.stack.services:
-                seed = given.seed + 100 * number
+        for number in range(given.rounds):
+            seed = given.seed + 100 * number
+            for fault in faults_of(running) if given.only in (None, "pass") else ():
+                row = pass_under_load(home, fault, answers, prompts, given, seed)
+                print(json.dumps(row), flush=True)
+            for service in running.stack.services if given.only in (None, "kill") else ():
                 row = kill_under_load(home, service.name, answers, prompts, given, seed)
                 print(json.dumps(row), flush=True)
 
