@@ -9,14 +9,14 @@ from pathlib import Path
 from deploy.assets import connector_path, router_path
 from deploy.config.spec import SettledSpec, StackSpec, settle
 from deploy.config.vendors import VENDORS, vendor_named
-from deploy.errors import ConfigError
+from deploy.errors import ConfigError, Setting
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.detect import detected_vendor
 from deploy.runtime.home import Home
 from deploy.stack.build import build_stack
-from deploy.stack.cluster.folder import exported
+from deploy.stack.cluster.folder import Form, exported
 from deploy.stack.cluster.layout import ClusterLayout, is_engine
 from deploy.stack.cluster.overlay import VendorStack, replicas
 from deploy.stack.cluster.pods import container_of, secret_keys
@@ -32,12 +32,16 @@ _NODE_CPUS, _NODE_MIB = 12, 96 * 1024
 _CPU_NODE_CPUS, _CPU_NODE_MIB = 8, 16 * 1024
 
 
+PLAIN, SET = FLAVOURS = ("plain", "disaggregatedset")
+
+
 @dataclass(frozen=True)
 class Export:
     """What was made of a spec.
 
     Attributes:
         files: path → text.
+        flavour: which objects hold the engines.
         pods: vendor → workload → number of pods.
         secrets: names of those that the Secret must have.
         images: that nodes must be able to pull.
@@ -45,6 +49,7 @@ class Export:
     """
 
     namespace: str
+    flavour: str
     files: dict[str, str]
     pods: dict[str, dict[str, int]]
     secrets: tuple[str, ...]
@@ -53,7 +58,12 @@ class Export:
 
 
 def export(
-    spec: StackSpec, home: Home, inventory: Inventory | None = None, namespace: str | None = None
+    spec: StackSpec,
+    home: Home,
+    inventory: Inventory | None = None,
+    *,
+    namespace: str | None = None,
+    flavour: str = PLAIN,
 ) -> Export:
     """Return the folder's files. Looks at no machine but this one's copy of the model's config.
 
@@ -66,16 +76,20 @@ def export(
     """
     space = namespace or project_name(spec.name)
     _require_names(spec.name, space)
+    _require_flavour(flavour)
     refuse_visible_secrets(spec)
     # What watches a stack is a component here.
     spec = spec.model_copy(update={"monitoring": False})
     stacks = {
         vendor: _vendor_stack(spec, vendor, home, inventory) for vendor in _vendors(spec, inventory)
     }
+    if flavour == SET:
+        _require_roles(next(iter(stacks.values())).plan)
     containers = [container_of(one) for stack in stacks.values() for one in stack.services]
     return Export(
         space,
-        exported(stacks, spec.name, space),
+        flavour,
+        exported(stacks, Form(spec.name, space, as_set=flavour == SET)),
         {vendor: replicas(stack) for vendor, stack in stacks.items()},
         _secrets(next(iter(stacks.values()))),
         tuple(sorted({container.image for container in containers})),
@@ -94,6 +108,22 @@ def _require_names(stack: str, space: str) -> None:
             f"'{stack}' cannot be a label of Kubernetes, which ends with a letter or a digit",
             setting="name",
             hint="choose another name",
+        )
+
+
+def _require_flavour(flavour: str) -> None:
+    if flavour not in FLAVOURS:
+        raise ConfigError(
+            f"--flavour: '{flavour}' is not one of {', '.join(FLAVOURS)}",
+            hint=f"deploy export kubernetes --flavour {PLAIN}",
+        )
+
+
+def _require_roles(plan: Plan) -> None:
+    if plan.aggregated:
+        raise ConfigError(
+            (Setting("topology"), f" {plan.topology} has one role, and a DisaggregatedSet two"),
+            retry=({"--flavour": PLAIN},),
         )
 
 

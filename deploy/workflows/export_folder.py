@@ -12,7 +12,7 @@ from deploy.errors import ConfigError
 from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.pods import SECRET
-from deploy.workflows.export import Export
+from deploy.workflows.export import PLAIN, Export
 
 MARKER = ".pdkit-export.json"
 _ANOTHER = "deploy export kubernetes -o FOLDER, with another folder"
@@ -83,9 +83,16 @@ def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
         f"{kubectl} create secret generic {SECRET}"
         + "".join(f" {_secret_option(name, spec)}" for name in made.secrets),
         f"kubectl apply -k {there}/overlays/{vendor}",
-        *(f"{kubectl} rollout status statefulset/{name} --timeout={patience}" for name in engines),
+        *(f"{kubectl} {waiting} --timeout={patience}" for waiting in _waits(made, engines)),
         f"{kubectl} port-forward service/{workload('router')} 8000:8000",
     ]
+
+
+def _waits(made: Export, engines: list[str]) -> list[str]:
+    if made.flavour == PLAIN:
+        return [f"rollout status statefulset/{name}" for name in engines]
+    roles = f"app.kubernetes.io/component in ({','.join(engines)})"
+    return [f"wait pod --for=condition=Ready -l '{roles}'"]
 
 
 def _secret_option(name: str, spec: StackSpec) -> str:

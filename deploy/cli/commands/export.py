@@ -21,7 +21,7 @@ app.add_typer(export, name="export")
 
 @export.command("kubernetes")
 @takes_stack_options
-def kubernetes(
+def kubernetes(  # noqa: PLR0913 - one parameter an option
     *,
     file: File,
     flags: dict[str, Any],
@@ -29,6 +29,12 @@ def kubernetes(
     namespace: Annotated[
         str | None, typer.Option(help="Namespace (default: pdkit, or pdkit-NAME with --name).")
     ] = None,
+    flavour: Annotated[
+        str,
+        typer.Option(
+            help="plain (StatefulSets) or disaggregatedset (of LeaderWorkerSet, from version 0.9)."
+        ),
+    ] = "plain",
     inventory: Inventory = None,
     json: Json = False,
 ) -> CommandResult:
@@ -41,7 +47,9 @@ def kubernetes(
     source = load_source(flags, file)
     with naming_origins(source.origins):
         machine = read_inventory(inventory) if inventory else None
-        made = exported(source.spec, Home.from_environ(), machine, namespace)
+        made = exported(
+            source.spec, Home.from_environ(), machine, namespace=namespace, flavour=flavour
+        )
         files = write_export(made, output)
     then = next_commands(made, source.spec, output)
     pods = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import yaml
 
 from deploy.assets import monitoring_path
-from deploy.stack.cluster.layout import is_engine, workload
+from deploy.stack.cluster.layout import is_engine
 from deploy.stack.cluster.objects import Object, pods_of, policy, tcp
 from deploy.stack.cluster.overlay import HUB
 from deploy.stack.cluster.pods import SECRET, ports
@@ -18,7 +19,6 @@ from deploy.stack.service import Service
 # Where kube-prometheus puts Prometheus.
 _PROMETHEUS_NAMESPACE = "monitoring"
 _NAME_LABEL = "kubernetes.io/metadata.name"
-_CLAIMS = "/spec/volumeClaimTemplates"
 _ENFORCE = "/metadata/labels/pod-security.kubernetes.io~1enforce"
 NODE_FOLDER = "/var/lib/pdkit/hub"
 
@@ -75,21 +75,31 @@ def _pod_monitor(job: str, services: Sequence[Service], stack: str, own: Object)
     }
 
 
-def node_folder(services: Sequence[Service], namespace: str) -> list[Object]:
+@dataclass(frozen=True)
+class ClaimHolder:
+    """An object that has engines' claims, and JSON pointers to those and to the pods' volumes."""
+
+    kind: str
+    name: str
+    claims: str = "/spec/volumeClaimTemplates"
+    volumes: str = "/spec/template/spec/volumes"
+
+
+def node_folder(namespace: str, holders: Sequence[ClaimHolder]) -> list[Object]:
     """Return kustomize's patches that keep models in a folder of each node, not in claims."""
-    privileged = {"op": "replace", "path": _ENFORCE, "value": "privileged"}
+    privileged: Object = {"op": "replace", "path": _ENFORCE, "value": "privileged"}
     volume = {"name": HUB, "hostPath": {"path": NODE_FOLDER, "type": "Directory"}}
-    instead = [
-        {"op": "test", "path": f"{_CLAIMS}/0/metadata/name", "value": HUB},
-        {"op": "remove", "path": f"{_CLAIMS}/0"},
-        {"op": "add", "path": "/spec/template/spec/volumes/-", "value": volume},
-    ]
-    names = [workload(service.role) for service in services if is_engine(service.role)]
-    targets = [
-        ({"kind": "Namespace", "name": namespace}, [privileged]),
-        *(({"kind": "StatefulSet", "name": name}, instead) for name in names),
-    ]
-    return [
-        {"target": target, "patch": yaml.safe_dump(patch, sort_keys=False)}
-        for target, patch in targets
-    ]
+    patches = [_patch("Namespace", namespace, [privileged])]
+    for holder in holders:
+        instead: list[Object] = [
+            {"op": "test", "path": f"{holder.claims}/0/metadata/name", "value": HUB},
+            {"op": "remove", "path": f"{holder.claims}/0"},
+            {"op": "add", "path": f"{holder.volumes}/-", "value": volume},
+        ]
+        patches.append(_patch(holder.kind, holder.name, instead))
+    return patches
+
+
+def _patch(kind: str, name: str, operations: list[Object]) -> Object:
+    text = yaml.safe_dump(operations, sort_keys=False)
+    return {"target": {"kind": kind, "name": name}, "patch": text}

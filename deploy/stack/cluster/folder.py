@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.stack.cluster.code import FOLDER, CodeMap, code_of, tiny_model_code
-from deploy.stack.cluster.components import NODE_FOLDER, monitoring, node_folder
-from deploy.stack.cluster.layout import workload
+from deploy.stack.cluster.components import NODE_FOLDER, ClaimHolder, monitoring, node_folder
+from deploy.stack.cluster.disaggregated_set import (
+    KIND,
+    NAME,
+    disaggregated_set,
+    name_references,
+    template_paths,
+)
+from deploy.stack.cluster.layout import is_engine, workload
 from deploy.stack.cluster.objects import Object, namespace, network_policies, workload_objects
 from deploy.stack.cluster.overlay import SECCOMP, VendorStack, patch, replicas
-from deploy.stack.cluster.pods import config_map, container_of
+from deploy.stack.cluster.pods import config_map
 from deploy.stack.containers import call_filters
 from deploy.stack.document import document_yaml
 from deploy.stack.service import Stack
@@ -34,46 +42,64 @@ _NODE_HEAD = f"""\
 """
 
 
-def exported(stacks: Mapping[str, VendorStack], name: str, space: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class Form:
+    """What is exported of a spec.
+
+    Attributes:
+        name: of the stack.
+        space: the namespace.
+        as_set: the engines are one DisaggregatedSet, not a StatefulSet for each role.
+    """
+
+    name: str
+    space: str
+    as_set: bool = False
+
+
+def exported(stacks: Mapping[str, VendorStack], form: Form) -> dict[str, str]:
     """Return path → text of all files; equal input gives equal bytes.
 
     Args:
         stacks: by vendor, of one spec.
-        name: of the stack.
-        space: the namespace.
     """
     first = next(iter(stacks.values()))
-    files = {f"base/{path}": text for path, text in _base(first, name, space).items()}
+    files = {f"base/{path}": text for path, text in _base(first, form).items()}
     for vendor, stack in stacks.items():
-        own = _overlay(stack, name, space)
+        own = _overlay(stack, form)
         files |= {f"overlays/{vendor}/{path}": text for path, text in own.items()}
     component = {"resources": ["objects.yaml"]}
     files["components/monitoring/kustomization.yaml"] = _MONITORING_HEAD + _yaml(
         [{**_COMPONENT, **component}]
     )
-    files["components/monitoring/objects.yaml"] = _yaml(monitoring(first.services, name))
+    files["components/monitoring/objects.yaml"] = _yaml(monitoring(first.services, form.name))
     if first.plan.model.source == "hub":
-        patches = {"patches": node_folder(first.services, space)}
+        patches = {"patches": node_folder(form.space, _claim_holders(first, form))}
         files["components/node-cache/kustomization.yaml"] = _NODE_HEAD + _yaml(
             [{**_COMPONENT, **patches}]
         )
     return files
 
 
-def _base(stack: VendorStack, name: str, space: str) -> dict[str, str]:
-    program = (container_of(stack.router).image, stack.router.argv[0])
-    objects = {
-        "namespace.yaml": [namespace(space)],
-        **{
-            f"{workload(service.role)}.yaml": workload_objects(service, name, program)
-            for service in stack.services
-        },
-        "network-policies.yaml": network_policies(stack.services, name),
-    }
+def _claim_holders(stack: VendorStack, form: Form) -> list[ClaimHolder]:
+    engines = [service for service in stack.services if is_engine(service.role)]
+    if form.as_set:
+        paths = template_paths(len(engines))
+        return [ClaimHolder(KIND, NAME, claims, volumes) for claims, volumes in paths]
+    return [ClaimHolder("StatefulSet", workload(service.role)) for service in engines]
+
+
+def _base(stack: VendorStack, form: Form) -> dict[str, str]:
+    objects = {"namespace.yaml": [namespace(form.space)]}
+    for service in stack.services:
+        own = workload_objects(service, form.name, stack.program)
+        in_set = form.as_set and is_engine(service.role)
+        objects[f"{workload(service.role)}.yaml"] = own[1:] if in_set else own
+    objects["network-policies.yaml"] = network_policies(stack.services, form.name)
     maps = {code.name: code for service in stack.services for code in code_of(service.role)}
     kustomization = {
         **_KUSTOMIZATION,
-        "namespace": space,
+        "namespace": form.space,
         "resources": list(objects),
         **_generator(_code_map(code) for code in maps.values()),
     }
@@ -84,10 +110,14 @@ def _base(stack: VendorStack, name: str, space: str) -> dict[str, str]:
     }
 
 
-def _overlay(stack: VendorStack, name: str, space: str) -> dict[str, str]:
-    patches = {
-        f"{workload(service.role)}.yaml": patch(service, stack) for service in stack.services
-    }
+def _overlay(stack: VendorStack, form: Form) -> dict[str, str]:
+    patched = [one for one in stack.services if not (form.as_set and is_engine(one.role))]
+    patches = {f"{workload(service.role)}.yaml": patch(service, stack) for service in patched}
+    own: dict[str, Object] = {}
+    if form.as_set:
+        own["engines.yaml"] = disaggregated_set(stack, form.name)
+        own["names.yaml"] = name_references()
+    counts = {workload(one.role): replicas(stack)[workload(one.role)] for one in patched}
     tiny = [tiny_model_code()] if stack.plan.model.source == "tiny" else []
     configs = {
         f"config/{workload(service.role)}/{file.path.rpartition('/')[2]}": (service, file.text)
@@ -100,16 +130,17 @@ def _overlay(stack: VendorStack, name: str, space: str) -> dict[str, str]:
     ]
     kustomization = {
         **_KUSTOMIZATION,
-        "namespace": space,
-        "resources": ["../../base"],
-        "replicas": [{"name": key, "count": count} for key, count in replicas(stack).items()],
+        "namespace": form.space,
+        "resources": ["../../base", *(["engines.yaml"] if own else [])],
+        **({"configurations": ["names.yaml"]} if own else {}),
+        "replicas": [{"name": key, "count": count} for key, count in counts.items()],
         "patches": [{"path": path} for path in patches],
         **_generator([*maps, *(_code_map(code) for code in tiny)]),
     }
-    filters = call_filters(Stack(name, "compose", stack.services, ()))
+    filters = call_filters(Stack(form.name, "compose", stack.services, ()))
     return {
         "kustomization.yaml": _OVERLAY_HEAD + _yaml([kustomization]),
-        **{path: _yaml([one]) for path, one in patches.items()},
+        **{path: _yaml([one]) for path, one in {**own, **patches}.items()},
         **{path: text for path, (_, text) in configs.items()},
         **_code_files(tiny),
         **{f"nodes/seccomp/{SECCOMP}/{path}": text for path, text in filters.items()},

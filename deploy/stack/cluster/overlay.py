@@ -59,6 +59,11 @@ class VendorStack:
     def router(self) -> Service:
         return next(service for service in self.services if service.role == "router")
 
+    @property
+    def program(self) -> tuple[str, str]:
+        """Image and interpreter of what runs before the containers of a pod."""
+        return container_of(self.router).image, self.router.argv[0]
+
 
 def replicas(stack: VendorStack) -> dict[str, int]:
     """Return workload → number of pods."""

@@ -50,9 +50,14 @@ components: [../components/monitoring, ../components/node-cache]
 """
 
 
-def made(inventory: Inventory | None = None, space: str | None = None, **fields: Any) -> Export:
+def made(
+    inventory: Inventory | None = None,
+    space: str | None = None,
+    flavour: str = "plain",
+    **fields: Any,
+) -> Export:
     with mock.patch.object(namespace, "__version__", "1.2.3"):
-        return export(StackSpec(**fields), HOME, inventory, space)
+        return export(StackSpec(**fields), HOME, inventory, namespace=space, flavour=flavour)
 
 
 def kustomized(folder: Path) -> list[Object]:
@@ -538,6 +543,84 @@ def test_an_engine_that_ends_has_time_for_its_requests(
     assert grace_s >= noticed_s + int(limit_s) + stop_s
 
 
+# The engines as a DisaggregatedSet.
+
+
+@pytest.fixture(scope="module")
+def in_set(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]]:
+    target = tmp_path_factory.mktemp("set")
+    write_export(made(flavour="disaggregatedset", producers=1, consumers=1), target)
+    (target / "mine").mkdir()
+    (target / "mine" / "kustomization.yaml").write_text(WITH_COMPONENTS)
+    return {
+        **{vendor: kustomized(target / "overlays" / vendor) for vendor in VENDORS},
+        "components": kustomized(target / "mine"),
+    }
+
+
+def roles_of(objects: list[Object]) -> dict[str, Object]:
+    found = named(objects, "DisaggregatedSet", "engines")
+    assert found["apiVersion"] == "disaggregatedset.x-k8s.io/v1"
+    return {one["name"]: one["spec"] for one in found["spec"]["roles"]}
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_pods_of_a_set_are_those_of_the_plain_flavour(
+    vendor: str, in_set: dict[str, list[Object]], built: dict[str, list[Object]]
+) -> None:
+    """As kustomize merges them: the names of ConfigMaps among them, which follow the contents."""
+    assert set(pods(in_set[vendor])) == {"redis", "router"}
+    assert roles_of(in_set[vendor]).keys() == {"producer", "consumer"}
+    for name, spec in roles_of(in_set[vendor]).items():
+        template = spec["leaderWorkerTemplate"]
+        plain = named(built[vendor], "StatefulSet", name)["spec"]
+        assert sorted_lists(template["workerTemplate"]) == sorted_lists(plain["template"])
+        assert template.get("volumeClaimTemplates") == plain.get("volumeClaimTemplates")
+        assert template["size"] == 1
+
+
+def sorted_lists(value: Any) -> Any:
+    """Return a value whose lists of named things, which have no order, have one."""
+    if isinstance(value, dict):
+        return {key: sorted_lists(one) for key, one in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return sorted(map(sorted_lists, value), key=json.dumps)
+    return value
+
+
+def test_a_set_has_as_many_engines_as_the_plan(tmp_path: Path) -> None:
+    write_export(made(flavour="disaggregatedset", topology="2p5d", vendor="cpu"), tmp_path)
+    found = roles_of(kustomized(tmp_path / "overlays" / "cpu"))
+    assert {name: spec["replicas"] for name, spec in found.items()} == {
+        "producer": 2, "consumer": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_templates_of_a_set_fit_the_schema(
+    vendor: str, in_set: dict[str, list[Object]], misfits: Callable[[Object, str], str]
+) -> None:
+    for name, spec in roles_of(in_set[vendor]).items():
+        template = spec["leaderWorkerTemplate"]["workerTemplate"]
+        one = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}}
+        assert not misfits({**one, "template": template}, VERSIONS[-1])
+        assert breaches(template["spec"]) == []
+
+
+def test_components_fit_a_set(in_set: dict[str, list[Object]]) -> None:
+    for spec in roles_of(in_set["components"]).values():
+        template = spec["leaderWorkerTemplate"]
+        assert [one["metadata"]["name"] for one in template["volumeClaimTemplates"]] == ["cache"]
+        assert breaches(template["workerTemplate"]["spec"]) == ["hub"]
+
+
+def test_what_waits_for_a_set(tmp_path: Path) -> None:
+    found = made(flavour="disaggregatedset", vendor="cpu")
+    wait = next_commands(found, StackSpec(), tmp_path)[3]
+    assert "wait pod --for=condition=Ready" in wait
+    assert "in (producer,consumer)" in wait
+
+
 # Monitoring.
 
 
@@ -662,6 +745,8 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
         ({"image": "mine/vllm:1"}, "an image for one vendor", "--vendor cuda"),
         ({"name": "a-", "space": "a"}, "'a-' cannot be a label", "another name"),
         ({"space": "No"}, "'No' cannot name a namespace", "--namespace NAME"),
+        ({"flavour": "helm"}, "'helm' is not one of plain, disagg", "--flavour plain"),
+        ({"flavour": "disaggregatedset", "topology": "2a"}, "2a has one role", "--flavour plain"),
         ({"name": "a_b"}, "'pdkit-a_b' cannot name a namespace", "--namespace NAME"),
     ],
 )
