@@ -31,7 +31,7 @@ from deploy.runtime.state import ServiceRecord
 from deploy.runtime.supervisor import inherited_sockets
 from deploy.stack.service import STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
-from deploy.workflows.pulse import Pulse
+from deploy.workflows.liveness import Liveness
 from deploy.workflows.running import RunningStack, find_stack
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 
@@ -71,11 +71,11 @@ class Life:
         due: when it is started; None once it was.
         started: by this supervisor, which can tell its exit code.
         given_up: it died too often.
-        pulse: tells whether it hangs.
+        liveness: tells whether it hangs.
     """
 
     record: ServiceRecord
-    pulse: Pulse
+    liveness: Liveness
     deaths: int = 0
     serves_since: float = field(default_factory=time.monotonic)
     died_at: float | None = None
@@ -144,7 +144,7 @@ class Supervisor:
             self._lives = {
                 name: life
                 if (life := self._lives.get(name)) and life.record == record
-                else Life(record, Pulse(self._asking.submit))
+                else Life(record, Liveness(self._asking.submit))
                 for name, record in records.items()
             }
         return self._running
@@ -165,24 +165,24 @@ class Supervisor:
             if now - life.serves_since > self._patience.calm_s:
                 life.deaths = 0
             if service.role in ENGINE_ROLES:
-                self._feel(running, service, life)
+                self._check_liveness(running, service, life)
 
-    def _feel(self, running: RunningStack, service: Service, life: Life) -> None:
+    def _check_liveness(self, running: RunningStack, service: Service, life: Life) -> None:
         """End an engine that hangs, unless a command is at work; then it has died."""
-        life.pulse.look(
+        life.liveness.probe(
             lambda: running.is_ready(service),
             time.monotonic(),
             lambda: running.launcher.uptime_s(life.record) > service.ready_s,
         )
-        if life.pulse.silent_s <= running.prepared.spec.timeouts.hung_s:
+        if life.liveness.silent_s <= running.prepared.spec.timeouts.hung_s:
             return
         with suppress(StackLocked), supervisor_turn(self._lock, self._name):
             if self._is_another(life):
                 return
-            self._note(service, "hung", f"has not answered for {life.pulse.silent_s:g} s; ended")
+            self._note(service, "hung", f"has not answered for {life.liveness.silent_s:g} s; ended")
             running.launcher.stop({service.name: life.record}, grace_s=ABORT_GRACE_S)
             life.started = None  # its exit code tells of us
-            life.pulse = Pulse(self._asking.submit)
+            life.liveness = Liveness(self._asking.submit)
 
     def _died(self, service: Service, life: Life) -> None:
         """Note a death, unless a command is at work, whose doing it may be."""

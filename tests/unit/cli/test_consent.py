@@ -80,7 +80,8 @@ def test_every_setting_was_looked_at() -> None:
         "save_decode_cache", "model", "port", "supervise",
         "engine.dtype", "engine.block_size", "engine.max_model_len",
         "engine.kv_cache_gib", "engine.gpu_memory", "engine.memory_gib", "lmcache.chunk_size",
-        "lmcache.staging_gib", "lmcache.server_gib", "redis.client", "redis.integrity", "redis.memory_gib",
+        "lmcache.staging_gib", "lmcache.server_gib", "redis.client", "redis.integrity",
+        "redis.memory_gib",
         "redis.shards", "router.degrade", "slo.ttft_s", "slo.itl_s", "timeouts.ready_s",
         "timeouts.stop_s", "timeouts.hung_s",
     }  # fmt: skip

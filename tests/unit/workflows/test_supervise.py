@@ -24,9 +24,9 @@ from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
-from deploy.workflows import pulse, start, supervise
+from deploy.workflows import liveness, start, supervise
 from deploy.workflows.down import stop_stack
-from deploy.workflows.pulse import Pulse
+from deploy.workflows.liveness import Liveness
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.supervise import Patience, Supervisor
@@ -341,7 +341,7 @@ class TestTheSupervisorItself:
 class TestAnEngineThatHangs:
     @pytest.fixture
     def quick(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
-        monkeypatch.setattr(pulse, "_EVERY_S", 0.1)
+        monkeypatch.setattr(liveness, "_EVERY_S", 0.1)
         monkeypatch.setattr(engine_api, "_HEALTH_S", 1.0)
         timeouts = {**SMALL["timeouts"], "hung_s": 0.15}
         watched.spec = watched.lab.spec(supervise=True, timeouts=timeouts)
@@ -352,7 +352,7 @@ class TestAnEngineThatHangs:
         """Tell whether the supervisor has seen the consumer answer."""
         assert watched.supervisor is not None
         life = watched.supervisor._lives.get("consumer-0")
-        return life is not None and life.pulse._answered
+        return life is not None and life.liveness._answered
 
     def test_is_ended_and_comes_back(self, quick: Watched, eventually: Eventually) -> None:
         eventually(lambda: self.answers(quick), 20.0)
@@ -374,18 +374,18 @@ class TestAnEngineThatHangs:
             old = quick.pid("consumer-0")
             os.kill(old, signal.SIGSTOP)
             assert quick.supervisor is not None
-            felt = quick.supervisor._lives["consumer-0"].pulse
-            eventually(lambda: felt.silent_s > 0.35, 20.0)
+            seen = quick.supervisor._lives["consumer-0"].liveness
+            eventually(lambda: seen.silent_s > 0.35, 20.0)
             assert quick.events() == []
             os.kill(old, signal.SIGCONT)
-            eventually(lambda: felt.silent_s == 0, 20.0)
+            eventually(lambda: seen.silent_s == 0, 20.0)
         assert quick.pid("consumer-0") == old
 
 
-class TestPulse:
+class TestLiveness:
     """By hand: each question is answered at once, five seconds apart."""
 
-    def felt(self, answers: str, *, loaded: bool = False) -> float:
+    def seen(self, answers: str, *, loaded: bool = False) -> float:
         """Return the silence after these answers: `+` is one, `-` is none."""
         left = iter(answers)
 
@@ -394,22 +394,22 @@ class TestPulse:
             asked.set_result(next(left) == "+")
             return asked
 
-        made = Pulse(submit)
+        made = Liveness(submit)
         for look in range(len(answers)):
-            made.look(lambda: True, look * 5.0, lambda: loaded)
+            made.probe(lambda: True, look * 5.0, lambda: loaded)
         made._due_s = float("inf")  # only the last answer is taken
-        made.look(lambda: True, 0.0, lambda: loaded)
+        made.probe(lambda: True, 0.0, lambda: loaded)
         return made.silent_s
 
     @pytest.mark.parametrize(
         ("answers", "silent_s"), [("+---", 15), ("+--+", 0), ("+--+-", 5), ("----", 0), ("--+-", 5)]
     )
     def test_silence_is_counted_after_an_answer(self, answers: str, silent_s: float) -> None:
-        assert self.felt(answers) == silent_s
+        assert self.seen(answers) == silent_s
 
     def test_one_that_has_loaded_for_certain_needs_no_answer_first(self) -> None:
         """As when the supervisor is the one that was started anew."""
-        assert self.felt("---", loaded=True) == 15
+        assert self.seen("---", loaded=True) == 15
 
     def test_a_question_without_an_answer_yet_is_not_asked_again(self) -> None:
         asked: list[Future[bool]] = []
@@ -418,9 +418,9 @@ class TestPulse:
             asked.append(Future())
             return asked[-1]
 
-        made = Pulse(submit)
+        made = Liveness(submit)
         for look in range(100):
-            made.look(lambda: True, look * 5.0, lambda: True)
+            made.probe(lambda: True, look * 5.0, lambda: True)
         assert len(asked) == 1
         assert made.silent_s == 0, "whoever asks was held up"
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 _EVERY_S = 5.0
 
 
-class Pulse:
+class Liveness:
     """Asks one engine for its health, without making the caller wait for the answer.
 
     Silence is counted by questions without an answer, not by the clock: the machine may have slept,
@@ -23,7 +23,7 @@ class Pulse:
         self._answered = False
         self._due_s = 0.0
 
-    def look(self, ask: Callable[[], bool], now_s: float, has_loaded: Callable[[], bool]) -> None:
+    def probe(self, ask: Callable[[], bool], now_s: float, has_loaded: Callable[[], bool]) -> None:
         """Take the last answer, and ask again when it is time.
 
         An engine that never answered is loading its model, unless it `has_loaded` for certain.
