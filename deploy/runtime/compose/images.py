@@ -152,7 +152,7 @@ def probe_versions(image: FoundImage, interpreter: str) -> Versions:
 
 
 def _fill(context: Path, folder: Path, wheelhouse: Path | None) -> None:
-    """Put a build's files into its context: the folder's, and the wheels that its lists name."""
+    """Put a build's files into its context: the folder's, and the wheels that its files name."""
     shutil.copytree(folder, context, dirs_exist_ok=True)
     target = context / WHEELHOUSE
     target.mkdir(exist_ok=True)
@@ -167,10 +167,9 @@ def _fill(context: Path, folder: Path, wheelhouse: Path | None) -> None:
 
 
 def _wanted(folder: Path) -> set[str]:
-    """Return the packages that the lists in a folder name."""
-    lists = [*folder.glob("*.lock"), *folder.glob("*.txt")]
-    names = (re.findall(r"^([\w.-]+)==", file.read_text(encoding="utf-8"), re.M) for file in lists)
-    return {_plain(name) for found in names for name in found}
+    """Return the packages that a folder's lists and its Dockerfile name with a version."""
+    texts = (file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file())
+    return {_plain(name) for text in texts for name in re.findall(r"\b([\w.-]+)==", text)}
 
 
 def _plain(name: str) -> str:

@@ -102,8 +102,8 @@ class TestBuilding:
     def wheels(self, tmp_path: Path) -> Path:
         wheels = tmp_path / "wheels"
         wheels.mkdir()
-        for name in ("a_b-1-py3-none-any.whl", "of_another_image-1-py3-none-any.whl"):
-            (wheels / name).write_text("wheel")
+        for name in ("a_b-1-py3-none-any", "lmcache-1-cp312-x", "of_another_image-1-py3-none-any"):
+            (wheels / f"{name}.whl").write_text("wheel")
         return wheels
 
     SHOW = (
@@ -130,9 +130,10 @@ class TestBuilding:
         wheels: Path,
         capfd: pytest.CaptureFixture[str],
     ) -> None:
-        """Those that the image's lists name, however they write a name."""
+        """Those that the image's files name, however they write a name."""
         docker_command(self.SHOW)
         (folder / "requirements.lock").write_text("A.b==1 \\\n    --hash=sha256:00\n")
+        (folder / "Dockerfile").write_text('RUN pip download "lmcache==$LMCACHE"\n')
         build_image("a:1", folder, {}, wheelhouse=wheels)
         command, _, *files = capfd.readouterr().err.splitlines()
         assert "--network none" in command
@@ -140,6 +141,7 @@ class TestBuilding:
             "./Dockerfile",
             "./requirements.lock",
             "./wheelhouse/a_b-1-py3-none-any.whl",
+            "./wheelhouse/lmcache-1-cp312-x.whl",
         ]
         assert not (folder / "wheelhouse").exists(), "the kit's own folder is left alone"
 
