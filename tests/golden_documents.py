@@ -27,9 +27,14 @@ _REMOVED = {"$removed": True}
 _SAME = object()
 
 
+def read(text: str) -> Any:
+    """Return what a document says; by libyaml, where it is, in a tenth of the time."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+
+
 def load(file: Path) -> Any:
     """Return the document of a golden, its differences applied to its base."""
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    document = read(file.read_text(encoding="utf-8"))
     if set(document) != {"base", "differs"}:
         return document
     return applied(load(REPO / document["base"]), document["differs"])
@@ -37,7 +42,7 @@ def load(file: Path) -> Any:
 
 def golden_text(base: str, document: Any) -> str:
     """Return the text of a golden that differs from the one at `base`, a path in the checkout."""
-    new = yaml.safe_load(yaml.safe_dump(document))
+    new = read(yaml.safe_dump(document))
     change = differences(load(REPO / base), new)
     assert applied(load(REPO / base), change) == new
     return yaml.safe_dump({"base": base, "differs": change}, sort_keys=False, width=110)

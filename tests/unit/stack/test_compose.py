@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
 from deploy.stack.document import document_yaml
+from tests.golden_documents import read
 from tests.unit.stack.cases import FOLDER_MODEL, OPTIONS, TOKEN, machine_with
 from tests.unit.stack.conftest import Case
 
@@ -33,17 +33,19 @@ FOREIGN = {
 UNESCAPED = re.compile(r"(?<!\$)(?:\$\$)*\$(?!\$)")
 
 
-def texts(value: Any) -> Iterator[str]:
-    """Yield every text in a document, keys among them."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield str(key)
-            yield from texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from texts(inner)
-    else:
-        yield str(value)
+def texts(value: Any) -> list[str]:
+    """Return every text in a document, keys among them."""
+    found, left = list[str](), [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found += map(str, one)
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+        else:
+            found.append(str(one))
+    return found
 
 
 def devices(service: dict[str, Any]) -> list[str]:
@@ -529,7 +531,7 @@ class TestDocument:
     def test_it_reads_back_and_holds_no_empty_things(self, cases: list[Case]) -> None:
         for case in cases[::7]:
             text = document_yaml(case.document)
-            assert yaml.safe_load(text) == case.document, case.name
+            assert read(text) == case.document, case.name
             for service in case.services.values():
                 assert [key for key, value in service.items() if value in ([], {}, None)] == []
 

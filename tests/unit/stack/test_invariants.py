@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy.config.spec import StackSpec
 from deploy.planning.plan import ENGINE_ROLES
@@ -18,6 +17,7 @@ from deploy.stack.document import document_yaml, stack_document
 from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Prepared
+from tests.golden_documents import read
 
 Make = Callable[..., Prepared]
 
@@ -65,7 +65,7 @@ def argument(service: Service, option: str) -> str:
 def lmcache(service: Service) -> dict[str, Any]:
     (file,) = service.files
     assert service.env["LMCACHE_CONFIG_FILE"] == file.path
-    return dict(yaml.safe_load(file.text))
+    return dict(read(file.text))
 
 
 def test_all_that_keys_depend_on_is_equal_in_all_engines(made: Prepared) -> None:
@@ -147,7 +147,7 @@ def test_engines_have_all_shards_in_one_order(made: Prepared) -> None:
     assert len(set(sockets)) == (made.spec.redis.shards or 1)
     wanted = [f"unix://:@{{redis_password}}@{path}" for path in sockets]
     for engine in engines_of(made.stack):
-        config = yaml.safe_load(engine.files[0].text)
+        config = read(engine.files[0].text)
         urls = config["extra_config"]["pdkit.url"]
         assert urls == (wanted if len(wanted) > 1 else wanted[0])
 
@@ -223,7 +223,7 @@ def test_rendering_twice_gives_the_same_bytes(made: Prepared, prepared: Make) ->
 
 def test_the_document_is_yaml_that_reads_back(made: Prepared) -> None:
     document = stack_document(made.stack)
-    assert yaml.safe_load(document_yaml(document)) == document
+    assert read(document_yaml(document)) == document
     assert list(document["services"]) == [service.name for service in made.stack.services]
 
 
