@@ -93,6 +93,10 @@ class Events:
         self._begun = False
 
     def feed(self, data: bytes) -> None:
+        if not self._part and data.endswith(b"\n\n"):  # as engines send them
+            self._begun = False
+            self._send(data)
+            return
         searched = max(0, len(self._part) - 1)
         self._part += data
         end = self._part.rfind(b"\n\n", searched) + 2
@@ -105,6 +109,9 @@ class Events:
             return
         ready = bytes(self._part[:end])
         del self._part[:end]
+        self._send(ready)
+
+    def _send(self, ready: bytes) -> None:
         if self.told.asks:
             note = self.told.note
             ready = b"".join([note(event) + b"\n\n" for event in ready[:-2].split(b"\n\n")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 import httptools
 
@@ -32,20 +31,19 @@ class Exchange:
         content_type: of the answer.
         held: its body as far as it has come and was not taken.
         started: done with the first of the body, or its end.
-        full: done when as much is held as may be before it is passed on, or all of it came.
-        ended: done when all of it came. All three fail with EngineLost.
-        pause: read no more of it, or go on.
+        ended: done when all of it came. Both fail with EngineLost.
     """
 
-    def __init__(self, pause: Callable[[Exchange, bool], None]) -> None:
-        self.pause = partial(pause, self)
+    def __init__(self, connection: EngineConnection) -> None:
+        self._connection = connection
         loop = asyncio.get_running_loop()
         self.status = 0
         self.content_type = ""
         self.held = bytearray()
         self.sink: Callable[[bytes], None] | None = None
         self.started: asyncio.Future[None] = loop.create_future()
-        self.full: asyncio.Future[None] = loop.create_future()
+        self._full: asyncio.Future[None] | None = None
+        self._unlimited = False
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def feed(self, piece: bytes) -> None:
@@ -55,9 +53,14 @@ class Exchange:
         self.held += piece
         if not self.started.done():
             self.started.set_result(None)
-        if len(self.held) >= HELD_BYTES and not self.full.done():
-            self.full.set_result(None)
+        if len(self.held) >= HELD_BYTES and not self._unlimited:
             self.pause(True)
+            if self._full is not None and not self._full.done():
+                self._full.set_result(None)
+
+    def pause(self, wanted: bool) -> None:
+        """Read no more of it, or go on."""
+        self._connection.pause(self, wanted)
 
     def pass_to(self, sink: Callable[[bytes], None]) -> None:
         """Hand on what is held, and then all that comes; the sink may pause it."""
@@ -69,14 +72,19 @@ class Exchange:
 
     async def rest(self) -> None:
         """Hold all of it, however long it is."""
-        if not self.full.done():
-            self.full.set_result(None)
+        self._unlimited = True
         self.pause(False)
         await self.ended
 
+    async def beginning(self) -> None:
+        """Wait until as much is held as may be before it is passed on, or all of it came."""
+        if not self.ended.done() and len(self.held) < HELD_BYTES:
+            self._full = asyncio.get_running_loop().create_future()
+            await self._full
+
     def finish(self, problem: Exception | None) -> None:
-        for future in (self.started, self.full, self.ended):
-            if future.done():
+        for future in (self.started, self._full, self.ended):
+            if future is None or future.done():
                 continue
             if problem is None:
                 future.set_result(None)
@@ -90,6 +98,7 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, home: Connections) -> None:
         self._home = home
+        self._paused = False
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
 
@@ -99,7 +108,7 @@ class EngineConnection(asyncio.Protocol):
     def start(self, request: bytes) -> Exchange:
         """Send a request."""
         self._parser = httptools.HttpResponseParser(self)
-        self.exchange = Exchange(self._pause)
+        self.exchange = Exchange(self)
         self.transport.write(request)
         return self.exchange
 
@@ -136,8 +145,7 @@ class EngineConnection(asyncio.Protocol):
             exchange.status = 0
             return
         self._end(None)
-        if not self.transport.is_closing():
-            self.transport.resume_reading()  # the next answer is not this one's client's
+        self._read(True)  # the next answer is not this one's client's
         if self._parser.should_keep_alive():
             self._home.keep(self)
         else:
@@ -150,10 +158,15 @@ class EngineConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         """Let the transport close."""
 
-    def _pause(self, exchange: Exchange, wanted: bool) -> None:
+    def pause(self, exchange: Exchange, wanted: bool) -> None:
         """Read no further, or go on, as long as it is this answer that comes."""
-        if self.exchange is exchange and not self.transport.is_closing():
-            (self.transport.pause_reading if wanted else self.transport.resume_reading)()
+        if self.exchange is exchange:
+            self._read(not wanted)
+
+    def _read(self, wanted: bool) -> None:
+        if self._paused is wanted and not self.transport.is_closing():
+            self._paused = not wanted
+            (self.transport.resume_reading if wanted else self.transport.pause_reading)()
 
     def abandon(self) -> None:
         """Break off, which makes the engine stop computing."""

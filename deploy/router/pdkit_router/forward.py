@@ -98,7 +98,7 @@ class Forwarder:
             trace.consumer = engine.name
             streams = exchange.content_type.startswith(_EVENTS)
             if not streams:
-                await exchange.full
+                await exchange.beginning()
                 trace.read(exchange.held)
             headers: Headers = (("x-request-id", todo.name),)
             if traced:

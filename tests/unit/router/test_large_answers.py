@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -198,14 +199,35 @@ class TestConnectionsOfEngines:
 
         async def full() -> None:
             exchange = connection.start(b"")
+            waiting = asyncio.ensure_future(exchange.beginning())
             connection.data_received(b"HTTP/1.1 200 X\r\ncontent-length: 999999\r\n\r\n")
             connection.data_received(b"7" * (HELD_BYTES - 1))
-            assert not exchange.full.done()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting.done()
             connection.data_received(b"7")
-            assert exchange.full.done()
             assert calls[-1] == mock.call.pause_reading()
+            await waiting
+            await exchange.beginning()
             exchange.pass_to(lambda _: None)
             assert calls[-1] == mock.call.resume_reading()
             connection.abandon()
 
         loop.run(full())
+
+    def test_all_of_an_answer_for_the_router_itself(
+        self, loop: Loop, connection: EngineConnection
+    ) -> None:
+        async def rest() -> None:
+            exchange = connection.start(b"")
+            head = b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % (3 * HELD_BYTES)
+            connection.data_received(head + b"7" * HELD_BYTES)
+            waiting = asyncio.ensure_future(exchange.rest())
+            await asyncio.sleep(0)
+            connection.data_received(b"7" * HELD_BYTES)
+            assert not connection._paused
+            connection.data_received(b"7" * HELD_BYTES)
+            await waiting
+            assert len(exchange.held) == 3 * HELD_BYTES
+
+        loop.run(rest())
