@@ -82,7 +82,10 @@ def get(url: str, path: str, *, timeout_s: float, headers: Mapping[str, str] | N
         connection.sock = measured
         connection.request("GET", path, headers=dict(headers or {}))
         answer = connection.getresponse()
-        text = b"".join(iter(lambda: answer.read(_PIECE), b""))  # never what it only announces
+        try:
+            text = b"".join(iter(lambda: answer.read(_PIECE), b""))  # never what it only announces
+        except ValueError as exc:  # http.client takes any number for a chunk's length
+            raise HTTPException(str(exc)) from exc
         if answer.length:
             raise IncompleteRead(text, answer.length)
         return Page(answer.status, text.decode("utf-8", "replace"))

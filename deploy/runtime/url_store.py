@@ -26,6 +26,10 @@ class FoundKeys:
     all_seen: bool
 
 
+# What redis-py, and who reads its answers here, make of those that no Redis gives.
+_NOT_OF_REDIS = (TypeError, ValueError, LookupError, AttributeError)
+
+
 class UrlStore:
     """Connections to all servers that have keys: the server, the master, or a cluster's masters.
 
@@ -44,7 +48,7 @@ class UrlStore:
         from redis.retry import Retry
 
         self._url = url
-        self._errors = (redis.RedisError, OSError)
+        self._errors = (redis.RedisError, OSError, *_NOT_OF_REDIS)
         self._denied = redis.exceptions.NoPermissionError
         self._refused = redis.exceptions.AuthenticationError
         bounds = {
@@ -171,6 +175,8 @@ class UrlStore:
 
     def said(self, error: Exception) -> str:
         """Return what an error says, without the password."""
+        if isinstance(error, _NOT_OF_REDIS):
+            return "it does not answer as Redis does"
         text = str(error) or type(error).__name__
         for options in (self._options, self._to_sentinels):
             if secret := options.get("password"):

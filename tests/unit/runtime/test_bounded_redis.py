@@ -79,3 +79,43 @@ def test_a_wait_that_is_short_stays_short() -> None:
         measured.settimeout(bounded_redis.STEP_S)
         other.send(b"x")
         assert measured.recv(1) == b"x"
+
+
+OTHER_ANSWERS = [
+    b":5\r\n", b"+OK\r\n", b"*0\r\n", b"*2\r\n$1\r\nx\r\n*0\r\n", b"*2\r\n:0\r\n:0\r\n", b"$-1\r\n",
+    b"$1\r\n\xff\r\n", b"*2\r\n$1\r\n0\r\n*1\r\n:5\r\n", b"*2\r\n$1\r\n0\r\n*1\r\n-ERR x\r\n",
+]  # fmt: skip
+QUESTIONS: dict[str, Callable[[UrlStore], object]] = {
+    "trouble": lambda store: store.trouble(),
+    "stats": lambda store: store.stats(),
+    "count_marked": lambda store: store.count_marked("@m"),
+    "remove_marked": lambda store: store.remove_marked("@m"),
+    "settings": lambda store: store.settings(),
+    "count_keys": lambda store: store.count_keys("pdkit:", within_s=5),
+}
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis-cluster"])
+@pytest.mark.parametrize("answer", OTHER_ANSWERS)
+def test_answers_that_no_redis_gives(kind: str, answer: bytes) -> None:
+    """Each question says that, or that it knows nothing; none fails in another way."""
+
+    def again_and_again(server: Hostile, taker: socket.socket) -> None:
+        server.send(taker, answer)
+        while taker.recv(4096):
+            server.send(taker, answer)
+
+    for question in QUESTIONS.values():
+        with hostile(after_log_in(again_and_again)) as server:
+            url = parse_redis_url(server.url.replace("redis", kind, 1))
+            with open_url_store(url) as store:
+                try:
+                    question(store)
+                except store.errors as error:
+                    assert "password" not in store.said(error)
+
+
+def test_what_is_no_redis_is_said_in_words() -> None:
+    with open_url_store(parse_redis_url("redis://nobody:1")) as store:
+        said = store.said(ValueError("not enough values to unpack (expected 2, got 0)"))
+        assert said == "it does not answer as Redis does"
