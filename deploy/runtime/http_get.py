@@ -84,7 +84,7 @@ def get(url: str, path: str, *, timeout_s: float, headers: Mapping[str, str] | N
         answer = connection.getresponse()
         try:
             text = b"".join(iter(lambda: answer.read(_PIECE), b""))  # never what it only announces
-        except ValueError as exc:  # http.client takes any number for a chunk's length
+        except (ValueError, OverflowError) as exc:  # http.client takes any number for a length
             raise HTTPException(str(exc)) from exc
         if answer.length:
             raise IncompleteRead(text, answer.length)

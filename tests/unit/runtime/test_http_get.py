@@ -127,6 +127,7 @@ def test_a_page_byte_by_byte_ends(begin: bytes) -> None:
         HEAD + b"Content-Length: 99000000000000\r\n\r\npage",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFF\r\npage",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n-2\r\npage",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n-" + b"F" * 17 + b"\r\npage",
         b"",
         b"-ERR unknown command 'GET'\r\n",
     ],
