@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -206,7 +207,7 @@ class EngineApi:
         timeout = self._client.timeout if timeout_s is None else _timeout(timeout_s)
         try:
             with self._client.stream(method, path, json=body, timeout=timeout) as begun:
-                content = _bounded(begun.iter_bytes())
+                content = _bounded(begun.iter_bytes(), timeout_s or self._timeout_s)
         except httpx.HTTPError as exc:
             url = self._client.base_url
             kind = TimedOut if isinstance(exc, httpx.TimeoutException) else ApiError
@@ -230,10 +231,12 @@ def _require_ok(status: int, text: str) -> None:
         raise ApiError(status, f"HTTP {status}: {text[:300]}")
 
 
-def _bounded(pieces: Iterable[bytes]) -> bytes:
-    content = bytearray()
+def _bounded(pieces: Iterable[bytes], within_s: float) -> bytes:
+    content, until = bytearray(), time.monotonic() + within_s
     for piece in pieces:
         content += piece
+        if time.monotonic() > until:
+            raise TimedOut(0, f"an answer that did not end within {within_s:g} s")
         if len(content) > _ANSWER_BYTES:
             raise ApiError(0, f"an answer of more than {_ANSWER_BYTES >> 20} MiB")
     return bytes(content)
