@@ -16,11 +16,16 @@ _LARGEST = 8 * 2**20  # bytes of an answer that is for the router itself, and of
 
 
 class EngineLost(Exception):
-    """No engine there, or it broke off; `asked` tells whether it may have begun to compute."""
+    """No engine there, or it broke off.
 
-    def __init__(self, why: str, *, asked: bool) -> None:
+    Attributes:
+        asked: it may have begun to compute.
+        stale: the connection was used before, so that the engine may only have closed that.
+    """
+
+    def __init__(self, why: str, *, asked: bool, stale: bool = False) -> None:
         super().__init__(why)
-        self.asked = asked
+        self.asked, self.stale = asked, stale
 
 
 class Exchange:
@@ -153,7 +158,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._home.forget(self)
-        self._end(EngineLost(f"it broke off ({exc or 'closed'})", asked=True))
+        stale = self.idle_since > 0 and self.exchange is not None and not self.exchange.status
+        self._end(EngineLost(f"it broke off ({exc or 'closed'})", asked=True, stale=stale))
 
     def eof_received(self) -> None:
         """Let the transport close."""

@@ -75,6 +75,10 @@ class Engine:
         try:
             await exchange.started
             yield exchange
+        except EngineLost as exc:
+            if exc.stale:
+                self.connections.drop_idle()  # so that the next try is on a new one
+            raise
         finally:
             if connection.exchange is exchange:
                 connection.abandon()
@@ -82,7 +86,16 @@ class Engine:
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Return status and body of a small answer."""
         headers = (("content-type", "application/json"),) if body else ()
-        async with self.exchange(self.request(method, path, headers, body)) as exchange:
+        request = self.request(method, path, headers, body)
+        try:
+            return await self._answer(request)
+        except EngineLost as exc:
+            if not exc.stale:
+                raise
+            return await self._answer(request)
+
+    async def _answer(self, request: bytes) -> tuple[int, bytes]:
+        async with self.exchange(request) as exchange:
             await exchange.rest()
             return exchange.status, bytes(exchange.held)
 

@@ -167,14 +167,18 @@ class Forwarder:
         Raises:
             NoEngine: none is left, or no try.
         """
-        tried = set(lost)
+        tried, stale = set(lost), set[Engine]()
         answer, broken = None, 0
         headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
-        while broken < _MOST_BROKEN and (engine := group.choose(tried, todo.beginning)):
+        while broken < _MOST_BROKEN and (
+            engine := group.choose(tried, todo.beginning)
+            or (group.choose(tried - stale) if stale else None)
+        ):
             if tried:
                 if not self.budget.take():
                     break
                 self.counts["retries"] += 1
+            stale.discard(engine)
             tried.add(engine)
             trace.tries += 1
             engine.busy += 1
@@ -189,6 +193,8 @@ class Forwarder:
                     broken += 1
             except EngineLost as exc:
                 broken += exc.asked
+                if exc.stale:  # asked once more, if there is no other
+                    stale.add(engine)
                 if not exc.asked:
                     engine.lost()
             finally:

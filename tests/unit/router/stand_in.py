@@ -58,6 +58,7 @@ class StandIn:
 
     Attributes:
         frozen: its health is not answered either.
+        once: it closes a connection on its second request, as if that had been idle for long.
         left: requests whose client went away before it had an answer.
         go: lets those go on that wait for it.
     """
@@ -69,6 +70,7 @@ class StandIn:
     left: int = 0
     healthy: bool = True
     frozen: bool = False
+    once: bool = False
 
     def __post_init__(self) -> None:
         self.loop.run(self._start())
@@ -109,7 +111,9 @@ class StandIn:
         self._open.add(writer)
         try:
             while await self._one(reader, writer):
-                pass
+                if self.once:
+                    await reader.readuntil(b"\r\n\r\n")
+                    break
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:

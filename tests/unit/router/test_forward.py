@@ -57,6 +57,16 @@ def test_one_name_for_both_phases(router: Router) -> None:
     assert "x-pdkit-trace" not in answer.headers, "only for who asks"
 
 
+def test_a_connection_that_was_closed_meanwhile_is_no_lost_engine(start_router: Start) -> None:
+    """Where it is the only one, its requests would be refused."""
+    router = start_router(names=("producer-0", "consumer-0"))
+    for engine in router.engines:
+        engine.once = True
+    answers = [router.client.post(COMPLETIONS, json=BODY).status_code for _ in range(20)]
+    assert answers == [200] * 20
+    assert router.count("degraded") == 0
+
+
 class TestCachedTokens:
     """What the engine says of them: before a whole answer, and behind a stream's usage."""
 
