@@ -179,10 +179,15 @@ class Supervisor:
         with suppress(StackLocked), supervisor_turn(self._lock, self._name):
             if self._is_another(life):
                 return
-            self._note(service, "hung", f"has not answered for {life.liveness.silent_s:g} s; ended")
-            running.launcher.stop({service.name: life.record}, grace_s=ABORT_GRACE_S)
+            text = f"has not answered for {life.liveness.silent_s:g} s"
+            life.liveness = Liveness(self._asking.submit)  # as long again, if it cannot be ended
+            try:
+                running.launcher.stop({service.name: life.record}, grace_s=ABORT_GRACE_S)
+            except (PdkitError, OSError) as exc:
+                self._note(service, "failed", f"{text}, and cannot be ended: {exc}")
+                return
+            self._note(service, "hung", f"{text}; ended")
             life.started = None  # its exit code tells of us
-            life.liveness = Liveness(self._asking.submit)
 
     def _died(self, service: Service, life: Life) -> None:
         """Note a death, unless a command is at work, whose doing it may be."""

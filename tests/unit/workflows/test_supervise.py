@@ -18,12 +18,14 @@ import psutil
 import pytest
 
 from deploy.config.spec import StackSpec
+from deploy.errors import MachineError
 from deploy.output.views import status_view
 from deploy.runtime import boot, engine_api
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
+from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.workflows import liveness, start, supervise
 from deploy.workflows.down import stop_stack
 from deploy.workflows.liveness import Liveness
@@ -365,6 +367,24 @@ class TestAnEngineThatHangs:
         assert died.text == "died; started again now"
         running = require_stack(quick.lab.home, "pdkit")
         assert running.launcher.restarts(running.state.services["consumer-0"]) == 1
+
+    def test_that_cannot_be_ended_keeps_nothing_else_from_coming_back(
+        self, quick: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    ) -> None:
+        real = ProcessLauncher.stop
+
+        def stop(self: ProcessLauncher, records: Any, **how: Any) -> None:
+            if "consumer-0" in records:
+                raise MachineError("it is in the way", hint="none")
+            real(self, records, **how)
+
+        eventually(lambda: self.answers(quick), 20.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(ProcessLauncher, "stop", stop)
+            os.kill(quick.pid("consumer-0"), signal.SIGSTOP)
+            eventually(lambda: "failed" in quick.events("consumer-0"), 20.0)
+            old = quick.kill("router")  # behind it in the order of services
+            eventually(lambda: quick.pid("router") != old, 20.0)
 
     def test_is_left_alone_while_a_command_works(
         self, quick: Watched, eventually: Eventually
