@@ -144,7 +144,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
 def _is_older(running: RunningStack, service: Service) -> bool:
     """Tell whether another version of the kit started a service that runs the kit's code."""
     record = running.state.services.get(service.name)
-    runs_ours = service.role in (*ENGINE_ROLES, "router")
+    runs_ours = service.role in (*ENGINE_ROLES, "kv-server", "router")
     return runs_ours and record is not None and record.version != __version__
 
 
@@ -152,13 +152,14 @@ def _older(running: RunningStack) -> list[str]:
     older = [service for service in running.stack.services if _is_older(running, service)]
     if not older:
         return []
-    records, which = running.state.services, f" --name {running.stack.name}"
+    records, name = running.state.services, running.stack.name
     versions = sorted({records[one.name].version or "of an older version" for one in older})
-    engines = [f"deploy restart{which}"] if any(one.role != "router" for one in older) else []
-    router = [f"deploy restart router{which}"] if older[-1].role == "router" else []
+    # All engines by one command, each other service by its own, in the order of the stack.
+    what = dict.fromkeys("" if one.role in ENGINE_ROLES else f" {one.name}" for one in older)
+    commands = [f"deploy restart{service} --name {name}" for service in what]
     return [
         f"pdkit {', '.join(versions)} started {', '.join(one.name for one in older)}; this is "
-        f"{__version__}, so start them anew: {', then '.join((*engines, *router))}"
+        f"{__version__}, so start them anew: {', then '.join(commands)}"
     ]
 
 

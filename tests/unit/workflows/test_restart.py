@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -18,8 +20,10 @@ from deploy.errors import StackUnhealthy, StateError
 from deploy.output.views import status_view
 from deploy.runtime.drains import drained_engines
 from deploy.runtime.events import read_events
+from deploy.runtime.state import ServiceRecord
 from deploy.workflows import status
 from deploy.workflows.drain import Patience, drain, engine_views, undrain
+from deploy.workflows.prepare import Prepared
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
@@ -207,6 +211,20 @@ class TestAnOlderVersion:
         assert warning.endswith(
             "deploy restart --name pdkit, then deploy restart router --name pdkit"
         )
+
+    def test_a_store_that_runs_the_kits_code_comes_first(
+        self, prepared: Callable[..., Prepared]
+    ) -> None:
+        stack = prepared(connector="lmcache-mp", runtime="process").stack
+        records = {one.name: ServiceRecord(one.name, version="0.0.7") for one in stack.services}
+        running: Any = SimpleNamespace(stack=stack, state=SimpleNamespace(services=records))
+        (warning,) = status._older(running)
+        commands = warning.partition("start them anew: ")[2].split(", then ")
+        assert commands == [
+            "deploy restart kv-server --name pdkit",
+            "deploy restart --name pdkit",
+            "deploy restart router --name pdkit",
+        ]
 
     def test_is_gone_after_these_commands(self, stack: Lab) -> None:
         self.started_by(stack, "0.0.7")
