@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+from deploy import __version__
 from deploy.runtime.home import Home
 from deploy.runtime.process import sessions
 from deploy.runtime.process.front import ask, end, open_door
@@ -19,15 +22,22 @@ _MODULE = "deploy.workflows.supervise"
 def start_supervisor(home: Home, name: str, front: socket.socket | None) -> None:
     """Start a supervisor that holds the router's socket, unless there is one that will do.
 
-    One that runs will do where the socket is its own, that is where `front` is None.
+    One that runs will do where the socket is its own, that is where `front` is None. Another
+    version of the kit would start services as it did: it hands its socket on.
     """
-    files = home.stack(name)
-    if there := ask(files.supervisor_socket):
-        if front is None:
-            if there.front:
-                there.front.close()
+    there = ask(home.stack(name).supervisor_socket)
+    if there is None:
+        _start(home, name, front)
+        return
+    with there.front or nullcontext():
+        if front is None and there.version == __version__:
             return
-        end(there)
+        end(replace(there, front=None))
+        _start(home, name, front or there.front)
+
+
+def _start(home: Home, name: str, front: socket.socket | None) -> None:
+    files = home.stack(name)
     make_private(files.temp_dir)
     files.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open_door(files.supervisor_socket) as door:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy import __version__
 from deploy.runtime.home import is_private
 from deploy.runtime.process import sessions
 
@@ -20,6 +21,7 @@ LISTEN_ENV = "PDKIT_LISTEN_FD"
 _BACKLOG = 1024
 # A supervisor that was just started imports the kit before it answers.
 _ANSWER_S = 30.0
+_ANSWER_BYTES = 128
 _STOP_S = 10.0
 
 
@@ -29,10 +31,12 @@ class Supervisor:
 
     Attributes:
         front: the router's listening socket, a copy of the caller's own; None if it has none.
+        version: of the kit that it is of; "" if that does not say.
     """
 
     pid: int
     front: socket.socket | None
+    version: str = ""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -73,13 +77,14 @@ def ask(path: Path) -> Supervisor | None:
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_ANSWER_S)
             asking.connect(str(path))
-            said, descriptors, _, _ = socket.recv_fds(asking, 32, 1)
+            said, descriptors, _, _ = socket.recv_fds(asking, _ANSWER_BYTES, 1)
     except OSError:
         return None
-    if not said.isdigit():
+    pid, _, version = said.decode("ascii", "replace").partition(" ")
+    if not pid.isdigit():
         return None
     front = socket.socket(fileno=descriptors[0]) if descriptors else None
-    return Supervisor(int(said), front)
+    return Supervisor(int(pid), front, version)
 
 
 def end(there: Supervisor) -> None:
@@ -135,4 +140,4 @@ class Holder:
                 return  # closed
             with asking, suppress(OSError):
                 held = [self.front.fileno()] if self.front else []
-                socket.send_fds(asking, [str(self._pid).encode()], held)
+                socket.send_fds(asking, [f"{self._pid} {__version__}".encode()], held)

@@ -21,6 +21,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import MachineError
 from deploy.output.views import status_view
 from deploy.runtime import boot, engine_api
+from deploy.runtime import supervisor as runtime_supervisor
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
@@ -326,6 +327,21 @@ class TestTheSupervisorItself:
             )
 
         eventually(back, 30.0)
+
+    def test_of_another_version_hands_its_socket_to_one_of_this(
+        self, supervised: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old, spec = self.keeper(supervised), require_stack(supervised.home, "pdkit").prepared.spec
+        supervised.up(spec)
+        assert self.keeper(supervised) == old, "one of this version goes on"
+        monkeypatch.setattr(runtime_supervisor, "__version__", "99.0")
+        supervised.up(spec)
+        there = ask(supervised.home.stack("pdkit").supervisor_socket)
+        assert there and there.front and there.pid != old.pid
+        with there.front:
+            assert there.front.getsockname()[1] == spec.port
+            assert there.front.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        supervised.ask()
 
     def test_whole_is_told_and_brought_back_by_up(self, supervised: Lab) -> None:
         keeper = self.keeper(supervised)
