@@ -14,7 +14,7 @@ import pytest
 from deploy.runtime.engine_api import bearer
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT
-from tests.unit.monitoring.shipped import BOARDS, RECORDED, RULES
+from tests.unit.monitoring.shipped import BOARDS, LIMITS, RECORDED, RULES
 
 PAGES = {"producer": PORT + 10, "consumer": PORT + 11, "router": PORT + 2}
 PROMETHEUS = PORT + 3
@@ -82,7 +82,7 @@ def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
     use_the_stack()
     groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
     rules = {rule["name"]: rule for group in groups for rule in group["rules"]}
-    assert rules.keys() == {rule.get("alert") or rule["record"] for rule in RULES}
+    assert rules.keys() == LIMITS | {rule.get("alert") or rule["record"] for rule in RULES}
     assert {rule["health"] for rule in rules.values()} == {"ok"}, rules
     recorded = [rule for rule in rules if rule.startswith("pdkit:")]
     assert recorded

@@ -8,14 +8,21 @@ import pytest
 from grafana_foundation_sdk.models.dashboard import VariableRefresh
 
 from scripts import dashboards
-from tests.unit.monitoring.shipped import BOARDS, FOLDER, METRIC, PROMETHEUS_OWN, RECORDED, RULES
+from tests.unit.monitoring.shipped import (
+    BOARDS,
+    FOLDER,
+    LIMITS,
+    METRIC,
+    PROMETHEUS_OWN,
+    RECORDED,
+    RULES,
+)
 
 
 def known() -> set[str]:
     """Return what may be named: a stack's metrics, recorded rules, and Prometheus's own."""
     names = {name for file in RECORDED.glob("*.txt") for name in file.read_text().split()}
-    names |= {"pdkit:ttft_limit_seconds", "pdkit:itl_limit_seconds"}  # `latency_limits` has them
-    return names | PROMETHEUS_OWN | {rule["record"] for rule in RULES if "record" in rule}
+    return names | PROMETHEUS_OWN | LIMITS | {rule["record"] for rule in RULES if "record" in rule}
 
 
 def expressions() -> dict[str, str]:

@@ -16,6 +16,7 @@ import yaml
 from deploy.assets import asset
 from deploy.stack.monitoring import latency_limits
 from deploy.workflows.prepare import Prepared
+from tests.unit.monitoring.shipped import LIMITS
 
 RULES = asset("compose", "monitoring", "rules.yml")
 _GROUPS = yaml.safe_load(RULES.read_text())["groups"]
@@ -197,7 +198,8 @@ def test_limits_of_latency_are_those_of_the_stack(
     """A first token after 4 s is to fire, and one after 0.9 s is not."""
     made = prepared(name=name, monitoring=True, slo={"ttft_s": limit_s})
     file = tmp_path / "limits.yml"
-    file.write_text(latency_limits(made.plan))
+    file.write_text(text := latency_limits(made.plan))
+    assert {rule["record"] for rule in yaml.safe_load(text)["groups"][0]["rules"]} == LIMITS
     ran = judged(tmp_path, ["PdkitSlowFirstToken"], limits=(file,))
     assert (ran.returncode == 0) is agree, ran.stdout + ran.stderr
 
