@@ -10,9 +10,11 @@ from deploy.assets import connector_path, router_path
 from deploy.config.spec import SettledSpec, StackSpec, settle
 from deploy.config.vendors import VENDORS, vendor_named
 from deploy.errors import ConfigError, Setting
+from deploy.planning.boxes import across, network_note
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
+from deploy.planning.rates import rate_note
 from deploy.runtime.detect import detected_vendor
 from deploy.runtime.home import Home
 from deploy.stack.build import build_stack
@@ -27,12 +29,30 @@ from deploy.workflows.images import refuse_bad_pair, stack_images
 from deploy.workflows.prepare import find_model
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-# What a node is taken to have for each GPU, or for each engine on CPUs.
-_NODE_CPUS, _NODE_MIB = 12, 96 * 1024
-_CPU_NODE_CPUS, _CPU_NODE_MIB = 8, 16 * 1024
-
-
+# What a box is taken to have for each GPU, or for each engine on CPUs.
+_GPU_CPUS, _GPU_MIB = 12, 96 * 1024
+_ENGINE_CPUS, _ENGINE_MIB = 8, 16 * 1024
 PLAIN, SET = FLAVOURS = ("plain", "disaggregatedset")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for beside the spec.
+
+    Attributes:
+        namespace: by default, the Compose project's name.
+        flavour: which objects hold the engines.
+        boxes: how many times the spec's engines, and the Redis for them.
+        link_gbit: what a box's network link carries each way, in Gbit/s.
+    """
+
+    namespace: str | None = None
+    flavour: str = PLAIN
+    boxes: int = 1
+    link_gbit: float | None = None
+
+
+_DEFAULT = Wanted()
 
 
 @dataclass(frozen=True)
@@ -61,39 +81,45 @@ def export(
     spec: StackSpec,
     home: Home,
     inventory: Inventory | None = None,
-    *,
-    namespace: str | None = None,
-    flavour: str = PLAIN,
+    wanted: Wanted = _DEFAULT,
 ) -> Export:
     """Return the folder's files. Looks at no machine but this one's copy of the model's config.
 
     Args:
-        inventory: what a node has; without one it is assumed.
+        inventory: what a box has; without one it is assumed.
 
     Raises:
         ConfigError: the spec contradicts itself, or holds what pods cannot have.
-        MissingGpus, NotEnoughMemory: the node of the inventory has too little.
+        MissingGpus, NotEnoughMemory: the box of the inventory has too little.
     """
-    space = namespace or project_name(spec.name)
+    space = wanted.namespace or project_name(spec.name)
     _require_names(spec.name, space)
-    _require_flavour(flavour)
+    _require_flavour(wanted.flavour)
     refuse_visible_secrets(spec)
     # What watches a stack is a component here.
     spec = spec.model_copy(update={"monitoring": False})
+    boxes: dict[str, Plan] = {}
+    for vendor in _vendors(spec, inventory):
+        settled = settle(spec, vendor=vendor, runtime="compose")
+        boxes[vendor] = _plan(settled, home, _box(spec, vendor, inventory))
     stacks = {
-        vendor: _vendor_stack(spec, vendor, home, inventory) for vendor in _vendors(spec, inventory)
+        vendor: _vendor_stack(spec, across(plan, wanted.boxes)) for vendor, plan in boxes.items()
     }
-    if flavour == SET:
-        _require_roles(next(iter(stacks.values())).plan)
+    if wanted.flavour == SET:
+        _require_roles(next(iter(boxes.values())))
     containers = [container_of(one) for stack in stacks.values() for one in stack.services]
     return Export(
         space,
-        flavour,
-        exported(stacks, Form(spec.name, space, as_set=flavour == SET)),
+        wanted.flavour,
+        exported(stacks, Form(spec.name, space, as_set=wanted.flavour == SET)),
         {vendor: replicas(stack) for vendor, stack in stacks.items()},
         _secrets(next(iter(stacks.values()))),
         tuple(sorted({container.image for container in containers})),
-        tuple(_assumed(spec, vendor, inventory) for vendor in stacks),
+        tuple(
+            f"{vendor}: {note}"
+            for vendor, plan in boxes.items()
+            for note in _notes(plan, _box(spec, vendor, inventory), inventory is None, wanted)
+        ),
     )
 
 
@@ -133,11 +159,14 @@ def _secrets(stack: VendorStack) -> tuple[str, ...]:
     return tuple(sorted(names - {HUB_TOKEN}))
 
 
-def _assumed(spec: StackSpec, vendor: str, inventory: Inventory | None) -> str:
-    node = _node(spec, vendor, inventory)
-    how = "--inventory" if inventory else "assumed: --inventory FILE tells yours"
-    memory_gib = node.memory_mib // 1024
-    return f"{vendor}: planned for {node.cpus} CPUs and {memory_gib} GiB of memory ({how})"
+def _notes(plan: Plan, box: Inventory, assumed: bool, wanted: Wanted) -> list[str]:
+    how = "assumed: --inventory FILE tells yours" if assumed else "--inventory"
+    memory_gib = box.memory_mib // 1024
+    return [
+        f"planned for {box.cpus} CPUs and {memory_gib} GiB of memory ({how})",
+        *rate_note(plan),
+        *network_note(plan, wanted.boxes, wanted.link_gbit),
+    ]
 
 
 def _vendors(spec: StackSpec, inventory: Inventory | None) -> tuple[str, ...]:
@@ -154,23 +183,21 @@ def _vendors(spec: StackSpec, inventory: Inventory | None) -> tuple[str, ...]:
     return tuple(VENDORS)
 
 
-def _node(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory:
-    """Return what the stack is planned for: one node, as large as it takes."""
+def _box(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory:
+    """Return the machine that the spec is planned for: if none is named, as large as it takes."""
     if inventory:
         return inventory
     row = vendor_named(vendor)
     need = gpu_need(spec, row, Inventory(cpus=1, memory_mib=1))
     if not row.has_gpus:
         count = need.topology.engines
-        return Inventory(cpus=count * _CPU_NODE_CPUS, memory_mib=count * _CPU_NODE_MIB)
-    node = Inventory(cpus=need.needed * _NODE_CPUS, memory_mib=need.needed * _NODE_MIB)
-    return with_assumed_gpus(node, row, need.needed)
+        return Inventory(cpus=count * _ENGINE_CPUS, memory_mib=count * _ENGINE_MIB)
+    box = Inventory(cpus=need.needed * _GPU_CPUS, memory_mib=need.needed * _GPU_MIB)
+    return with_assumed_gpus(box, row, need.needed)
 
 
-def _vendor_stack(
-    spec: StackSpec, vendor: str, home: Home, inventory: Inventory | None
-) -> VendorStack:
-    plan = _plan(settle(spec, vendor=vendor, runtime="compose"), home, vendor, inventory)
+def _vendor_stack(spec: StackSpec, plan: Plan) -> VendorStack:
+    vendor = plan.vendor.name
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
         refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
@@ -192,8 +219,8 @@ def _vendor_stack(
     return VendorStack(plan, (*stack.redis[:1], *engines, stack.front))
 
 
-def _plan(spec: SettledSpec, home: Home, vendor: str, inventory: Inventory | None) -> Plan:
-    model = find_model(spec, home, vendor)
+def _plan(spec: SettledSpec, home: Home, box: Inventory) -> Plan:
+    model = find_model(spec, home, spec.vendor)
     if model.source == "folder":
         raise ConfigError(
             f"{model.ref} is a folder of this machine, which no pod has",
@@ -202,7 +229,7 @@ def _plan(spec: SettledSpec, home: Home, vendor: str, inventory: Inventory | Non
         )
     if model.source == "tiny":
         model = replace(model, ref=str(MODELS / Path(model.ref).name))
-    plan = make_plan(spec, model, _node(spec, vendor, inventory))
+    plan = make_plan(spec, model, box)
     if plan.shares_gpus:
         raise ConfigError(
             "1 is too few: in Kubernetes, each engine has GPUs of its own",

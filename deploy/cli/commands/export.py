@@ -35,21 +35,30 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
             help="plain (StatefulSets) or disaggregatedset (of LeaderWorkerSet, from version 0.9)."
         ),
     ] = "plain",
+    boxes: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of boxes, each with these engines.")
+    ] = 1,
+    link_gbit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, help="With --boxes: speed of a box's network link, to compare with the KV."
+        ),
+    ] = None,
     inventory: Inventory = None,
     json: Json = False,
 ) -> CommandResult:
     """Write a kustomize base, and an overlay for each vendor. Needs no cluster; holds no secret."""
     from deploy.runtime.detect.inventory_file import read_inventory
     from deploy.runtime.home import Home
+    from deploy.workflows.export import Wanted
     from deploy.workflows.export import export as exported
     from deploy.workflows.export_folder import next_commands, write_export
 
     source = load_source(flags, file)
+    wanted = Wanted(namespace, flavour, boxes, link_gbit)
     with naming_origins(source.origins):
         machine = read_inventory(inventory) if inventory else None
-        made = exported(
-            source.spec, Home.from_environ(), machine, namespace=namespace, flavour=flavour
-        )
+        made = exported(source.spec, Home.from_environ(), machine, wanted)
         files = write_export(made, output)
     then = next_commands(made, source.spec, output)
     pods = [

@@ -26,7 +26,7 @@ from deploy.stack import build, namespace
 from deploy.stack.document import document_yaml
 from deploy.tiny_model import model_folder_name
 from deploy.tiny_model.store import is_whole
-from deploy.workflows.export import Export, export
+from deploy.workflows.export import Export, Wanted, export
 from deploy.workflows.export_folder import MARKER, next_commands, write_export
 from deploy.workflows.prepare import Prepared
 from tests.golden_documents import golden_text
@@ -53,11 +53,15 @@ components: [../components/monitoring, ../components/node-cache]
 def made(
     inventory: Inventory | None = None,
     space: str | None = None,
+    *,
     flavour: str = "plain",
+    boxes: int = 1,
+    link_gbit: float | None = None,
     **fields: Any,
 ) -> Export:
+    wanted = Wanted(space, flavour, boxes, link_gbit)
     with mock.patch.object(namespace, "__version__", "1.2.3"):
-        return export(StackSpec(**fields), HOME, inventory, namespace=space, flavour=flavour)
+        return export(StackSpec(**fields), HOME, inventory, wanted)
 
 
 def kustomized(folder: Path) -> list[Object]:
@@ -619,6 +623,40 @@ def test_what_waits_for_a_set(tmp_path: Path) -> None:
     wait = next_commands(found, StackSpec(), tmp_path)[3]
     assert "wait pod --for=condition=Ready" in wait
     assert "in (producer,consumer)" in wait
+
+
+# Several boxes.
+
+
+def test_each_box_brings_its_engines_and_its_redis(tmp_path: Path) -> None:
+    node = machine_with("cuda", *range(4))
+    found = made(node, boxes=3, gpus=4, topology="1p3d")
+    assert found.pods == {"cuda": {"redis": 12, "producer": 3, "consumer": 9, "router": 2}}
+    write_export(found, tmp_path)
+    objects = kustomized(tmp_path / "overlays" / "cuda")
+    (text,) = named(objects, "ConfigMap", "consumer-config")["data"].values()
+    assert len(yaml.safe_load(text)["extra_config"]["pdkit.url"]) == 12
+    one = made(node, gpus=4, topology="1p3d").files["overlays/cuda/config/redis/redis.conf"]
+    assert found.files["overlays/cuda/config/redis/redis.conf"] == one
+
+
+def test_a_thousand_engines_take_no_more_files_than_two() -> None:
+    many, few = made(boxes=16, gpus=64, vendor="cuda"), made(gpus=2, vendor="cuda")
+    assert many.pods["cuda"] == {"redis": 16, "producer": 512, "consumer": 512, "router": 2}
+    assert many.files.keys() == few.files.keys()
+
+
+def test_what_the_network_must_carry_is_said(tmp_path: Path) -> None:
+    node, spec = machine_with("cuda", *range(8)), {"gpus": 8, "boxes": 2}
+    assert not [note for note in made(node, gpus=8).notes if "Gbit/s" in note]
+    *_, note = made(node, **spec).notes
+    computed, gbit = map(
+        float, re.findall(r"up to ([\d.]+) GB/s .* receives (\d+) Gbit/s", note)[0]
+    )
+    assert gbit == pytest.approx(16 * computed, rel=0.02)
+    assert "loading KV is slower" in made(node, link_gbit=10, **spec).notes[-1]
+    assert made(node, link_gbit=10000, **spec).notes[-1].endswith("its link carries 10000")
+    assert "is unknown" in made(vendor="cuda", **spec).notes[-1]
 
 
 # Monitoring.

@@ -1,0 +1,75 @@
+"""Several boxes alike, as one plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.config.model import Model, ModelShape
+from deploy.config.spec import StackSpec, settle
+from deploy.planning.boxes import across, network_note
+from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.plan import Plan, make_plan
+from deploy.planning.rates import computed_gb_s
+
+LLAMA_8B = Model("/m", "llama-8b", "folder", ModelShape(32, 32, 8, 128, 131072), 16_060_522_496)
+
+
+def planned(name: str = "NVIDIA H100 80GB HBM3", **fields: Any) -> Plan:
+    gpus = tuple(Gpu(index, "cuda", name, 81559, uuid=f"GPU-{index}") for index in range(4))
+    machine = Inventory(cpus=64, memory_mib=1 << 20, gpus=gpus)
+    spec = settle(StackSpec(gpus=4, **fields), vendor="cuda", runtime="compose")
+    return make_plan(spec, LLAMA_8B, machine)
+
+
+def test_engines_are_numbered_by_role() -> None:
+    names = [engine.name for engine in across(planned(topology="1p3d"), 2).engines]
+    assert names == [
+        "producer-0", "producer-1", *(f"consumer-{number}" for number in range(6)),
+    ]  # fmt: skip
+
+
+def test_one_box_is_the_plan_itself() -> None:
+    plan = planned()
+    assert across(plan, 1) is plan
+
+
+@pytest.mark.parametrize(("boxes", "shards"), [(2, 8), (4, 16), (5, 16)])
+def test_each_box_brings_its_redis_as_far_as_engines_know_so_many(boxes: int, shards: int) -> None:
+    plan = planned()
+    many = across(plan, boxes)
+    assert len(plan.redis) == 4
+    assert [shard.name for shard in many.redis] == [f"redis-{number}" for number in range(shards)]
+    assert many.redis_memory_mib == pytest.approx(boxes * plan.redis_memory_mib, abs=shards)
+
+
+def test_a_redis_of_the_users_own_stays_one(tmp_path: Any) -> None:
+    assert across(planned(redis={"url_file": tmp_path / "url"}), 3).redis == ()
+
+
+def test_a_box_sends_and_receives_twice_what_it_computes() -> None:
+    plan = planned()
+    computed = computed_gb_s(plan)
+    assert computed is not None
+    (note,) = network_note(plan, 2, None)
+    assert f"up to {computed:.1f} GB/s of KV, for which it sends and receives" in note
+    assert f"receives {16 * computed:.0f} Gbit/s" in note
+
+
+@pytest.mark.parametrize("spare", [-1, 1])
+def test_a_link_that_is_too_slow_is_warned_of(spare: int) -> None:
+    plan = planned()
+    link = round(16 * (computed_gb_s(plan) or 0)) + spare
+    (note,) = network_note(plan, 2, link)
+    assert ("loading KV is slower" in note) == (spare < 0)
+
+
+def test_where_nothing_crosses_nothing_is_said() -> None:
+    assert network_note(planned(), 1, 10) == []
+    assert network_note(planned(topology="4a"), 2, 10) == []
+
+
+def test_an_unknown_gpu_gives_no_number() -> None:
+    (note,) = network_note(planned("a GPU of tomorrow"), 2, 10)
+    assert "is unknown" in note
