@@ -229,6 +229,12 @@ def _plan(spec: SettledSpec, home: Home, box: Inventory) -> Plan:
         )
     if model.source == "tiny":
         model = replace(model, ref=str(MODELS / Path(model.ref).name))
+    if spec.connector != "lmcache":
+        raise ConfigError(
+            f"{spec.connector} is not exported yet",
+            setting="connector",
+            retry=({"--connector": "lmcache"},),
+        )
     plan = make_plan(spec, model, box)
     if plan.shares_gpus:
         raise ConfigError(

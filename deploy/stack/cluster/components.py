@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import yaml
 
-from deploy.assets import monitoring_path
+from deploy.assets import yaml_asset
+from deploy.planning.plan import Plan
 from deploy.stack.cluster.layout import is_engine
 from deploy.stack.cluster.objects import Object, pods_of, policy, tcp
 from deploy.stack.cluster.overlay import HUB
 from deploy.stack.cluster.pods import SECRET, ports
 from deploy.stack.layout import ENGINE_KEY
-from deploy.stack.monitoring import DROPPED, SCRAPE_S
+from deploy.stack.monitoring import DROPPED, SCRAPE_S, latency_limits
 from deploy.stack.service import Service
 
 # Where kube-prometheus puts Prometheus.
@@ -23,8 +24,9 @@ _ENFORCE = "/metadata/labels/pod-security.kubernetes.io~1enforce"
 NODE_FOLDER = "/var/lib/pdkit/hub"
 
 
-def monitoring(services: Sequence[Service], stack: str) -> list[Object]:
+def monitoring(services: Sequence[Service], plan: Plan) -> list[Object]:
     """Return whom to scrape, the kit's alert rules, and who may reach the pods for it."""
+    stack = plan.name
     engines = [service for service in services if is_engine(service.role)]
     router = [service for service in services if service.role == "router"]
     from_engines = {
@@ -32,7 +34,8 @@ def monitoring(services: Sequence[Service], stack: str) -> list[Object]:
         "authorization": {"credentials": {"name": SECRET, "key": ENGINE_KEY}},
         "metricRelabelings": [{"sourceLabels": ["__name__"], "regex": DROPPED, "action": "drop"}],
     }
-    rules = yaml.safe_load((monitoring_path() / "rules.yml").read_text(encoding="utf-8"))
+    limits = yaml.safe_load(latency_limits(plan))["groups"]
+    groups = [*yaml_asset("compose", "monitoring", "rules.yml")["groups"], *limits]
     watched = [*engines, *router]
     open_to = {"namespaceSelector": {"matchLabels": {_NAME_LABEL: _PROMETHEUS_NAMESPACE}}}
     scraped = sorted({ports(engines[0])["http"], ports(router[0])["metrics"]})
@@ -44,7 +47,7 @@ def monitoring(services: Sequence[Service], stack: str) -> list[Object]:
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "PrometheusRule",
             "metadata": {"name": "pdkit"},
-            "spec": rules,
+            "spec": {"groups": groups},
         },
         policy("prometheus", pods_of(watched, stack), ["Ingress"], {"ingress": [let_in]}),
     ]

@@ -680,8 +680,18 @@ def test_series_have_the_labels_that_the_rules_ask_for(built: dict[str, list[Obj
 
 
 def test_the_rules_are_the_kits(built: dict[str, list[Object]], repo: Path) -> None:
-    rules = yaml.safe_load((repo / "compose/monitoring/rules.yml").read_text())
-    assert named(built["components"], "PrometheusRule", "pdkit")["spec"] == rules
+    groups = named(built["components"], "PrometheusRule", "pdkit")["spec"]["groups"]
+    assert (
+        groups[:-1] == yaml.safe_load((repo / "compose/monitoring/rules.yml").read_text())["groups"]
+    )
+
+
+def test_latency_has_the_limits_of_the_spec() -> None:
+    objects = made(vendor="cpu", slo={"ttft_s": 7}).files["components/monitoring/objects.yaml"]
+    (rules,) = (one for one in yaml.safe_load_all(objects) if one["kind"] == "PrometheusRule")
+    limit = rules["spec"]["groups"][-1]["rules"][0]
+    assert (limit["record"], limit["expr"]) == ("pdkit:ttft_limit_seconds", "vector(7)")
+    assert limit["labels"] == {"stack": "pdkit"}
 
 
 # The folder.
@@ -783,6 +793,11 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
         ({"image": "mine/vllm:1"}, "an image for one vendor", "--vendor cuda"),
         ({"name": "a-", "space": "a"}, "'a-' cannot be a label", "another name"),
         ({"space": "No"}, "'No' cannot name a namespace", "--namespace NAME"),
+        (
+            {"vendor": "cpu", "connector": "lmcache-mp"},
+            "lmcache-mp is not exported",
+            "--connector lmcache",
+        ),
         ({"flavour": "helm"}, "'helm' is not one of plain, disagg", "--flavour plain"),
         ({"flavour": "disaggregatedset", "topology": "2a"}, "2a has one role", "--flavour plain"),
         ({"name": "a_b"}, "'pdkit-a_b' cannot name a namespace", "--namespace NAME"),
