@@ -68,6 +68,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--drain-file", type=Path, help="with the names of engines to leave alone")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
     options.add_argument("--answer-s", type=float, default=1800.0)
+    options.add_argument(
+        "--leave-s", type=float, default=_LEAVE_S, help="for requests to end after SIGTERM"
+    )
     return options
 
 
@@ -136,7 +139,7 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
         watching.result()  # without it nobody would notice an engine's return
     front.close()
     clients.leaving = True
-    await _emptied(clients)
+    await _emptied(clients, given.leave_s)
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
@@ -158,11 +161,11 @@ def _allow(limits: Limits, forwarder: Forwarder, tokens: int) -> None:
     limits.body_bytes = max(_BODY_BYTES, _BYTES_A_TOKEN * tokens)
 
 
-async def _emptied(clients: Clients) -> None:
+async def _emptied(clients: Clients, leave_s: float) -> None:
     """Let requests end that are being answered, and those come that are on their way."""
     loop = asyncio.get_running_loop()
     now = loop.time()
-    idle_until, until = now + _LEAVE_IDLE_S, now + _LEAVE_S
+    idle_until, until = now + _LEAVE_IDLE_S, now + leave_s
     while (now < until and clients.busy) or (now < idle_until and clients.waiting):
         await asyncio.sleep(0.02)
         now = loop.time()

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deploy.stack.cluster.layout import is_engine, workload
-from deploy.stack.cluster.pods import labels, pod_template, ports
+from deploy.stack.cluster.pods import LEAVES_S, labels, pod_template, ports
 from deploy.stack.service import Service
 
 Object = dict[str, Any]
 _DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
-# A router waits this long for the requests that it serves, and a moment before for those that come.
-_ROUTER_LEAVES_S = 30
 _NOTICED_S = 5
 
 
@@ -33,7 +31,7 @@ def workload_objects(service: Service, stack: str, program: Sequence[str]) -> li
     spec: Object = {"selector": {"matchLabels": own}, "template": template}
     stateless = service.role == "router"
     if stateless:
-        template["spec"]["terminationGracePeriodSeconds"] = _ROUTER_LEAVES_S
+        template["spec"]["terminationGracePeriodSeconds"] = _NOTICED_S + LEAVES_S + _NOTICED_S
         # Until no Service sends it new connections.
         wait = {"preStop": {"exec": {"command": ["sleep", str(_NOTICED_S)]}}}
         template["spec"]["containers"][0]["lifecycle"] = wait

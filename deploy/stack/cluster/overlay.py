@@ -12,6 +12,7 @@ from deploy.stack.cluster.code import TINY_MODEL, tiny_model_code
 from deploy.stack.cluster.layout import is_engine, workload
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.pods import (
+    LEAVES_S,
     code_source,
     container_name,
     container_of,
@@ -27,8 +28,7 @@ _ROUTERS = 2
 _CACHE_GIB = 20
 _UNKNOWN_WEIGHTS_GIB = 200
 _GIB = 2**30
-# An engine that ends may finish its requests for as long, from when the routers have noticed.
-_LEAVES_S = 300
+# Until all routers have noticed that an engine ends.
 _NOTICED_S = 15
 # Below it kubelets look for profiles; files of nodes, not of the cluster.
 SECCOMP = "pdkit"
@@ -79,11 +79,13 @@ def replicas(stack: VendorStack) -> dict[str, int]:
 def patch(service: Service, stack: VendorStack) -> Object:
     """Return the strategic merge patch that completes a workload of the base."""
     container = container_of(service)
+    # Streams may take minutes; where a router is started again on its machine, clients wait for it.
+    leave = ("--leave-s", str(LEAVES_S)) if service.role == "router" else ()
     own: Object = {
         "name": container_name(service.role),
         "image": container.image,
         "command": [service.argv[0]],
-        "args": [_escaped(argument) for argument in service.argv[1:]],
+        "args": [_escaped(argument) for argument in (*service.argv[1:], *leave)],
         "env": [
             {"name": name, "value": _escaped(text)} for name, text in sorted(service.env.items())
         ],
@@ -143,10 +145,10 @@ def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
     ]
     pod["volumes"] = volumes
     program, port = service.argv[0], str(ports(service)["http"])
-    leave = [program, "-m", "pdkit_connector.leave", port, str(_LEAVES_S)]
+    leave = [program, "-m", "pdkit_connector.leave", port, str(LEAVES_S)]
     pod["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
     pod["terminationGracePeriodSeconds"] = (
-        _NOTICED_S + _LEAVES_S + math.ceil(plan.spec.timeouts.stop_s)
+        _NOTICED_S + LEAVES_S + math.ceil(plan.spec.timeouts.stop_s)
     )
     if plan.vendor.has_gpus:
         pod["tolerations"] = [

@@ -18,6 +18,8 @@ CONFIG = "/config"
 TMP_SIZE = "4Gi"
 _USER = 10001
 _GROUP = "app.kubernetes.io"
+# A pod that ends may finish its requests for as long, from when nobody sends it new ones.
+LEAVES_S = 300
 _EVERY_S = 5
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 # The password is no argument; whether its Secret ends with a line break does not matter.

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from pdkit_router.discovery import Discovery, Source, resolved, source
 from pdkit_router.engines import Engine, Everyone, Group, Watch
+from pdkit_router.errors import Refused
 from pdkit_router.forward import Forwarder
 from pdkit_router.page import Front
+from pdkit_router.request import Request
 
 from tests.unit.router.conftest import Router, Start
 from tests.unit.router.stand_in import Loop, StandIn
@@ -170,6 +172,20 @@ def test_no_engine_yet_is_not_the_same_as_none_ever() -> None:
         producers.wanted = True
         await front.serve(request, answer)  # type: ignore[arg-type]
         assert (answer.status, answer.body["status"]) == (503, "degraded")
+
+    in_lab(story)
+
+
+def test_without_a_producer_yet_requests_are_refused_where_they_must_be() -> None:
+    async def story(lab: Lab) -> None:
+        await lab.sees(FIRST)
+        producers = Group(())
+        producers.wanted = True
+        forwarder = Forwarder(producers, lab.group, "refuse", 1.0, Counter())
+        body = bytearray(b'{"model": "m", "prompt": "x"}')
+        with pytest.raises(Refused, match="no producer can compute"):
+            await forwarder.serve(Request("POST", "/v1/completions", (), body), None)  # type: ignore[arg-type]
+        assert forwarder.counts["degraded"] == 1
 
     in_lab(story)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pdkit_router.__main__ import _emptied, parser
 
 from tests.ports import free_row
 from tests.unit.router.conftest import KEY, ROUTER, Router, Start
@@ -165,3 +167,31 @@ def test_it_ends_without_a_traceback(tmp_path: Path, eventually: Callable[..., N
         process.terminate()
         _, told = process.communicate(timeout=20)
     assert process.returncode == 0 and not told, told
+
+
+class Served:
+    """Clients of which one less is busy each time that somebody asks."""
+
+    waiting = False
+
+    def __init__(self, busy: int) -> None:
+        self.left = busy
+
+    @property
+    def busy(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_it_leaves_when_requests_have_ended_or_its_time_has() -> None:
+    three, many = Served(3), Served(10**6)
+    asyncio.run(_emptied(three, 600))  # type: ignore[arg-type]
+    assert three.left == -1
+    asyncio.run(_emptied(many, 0))  # type: ignore[arg-type]
+    assert many.left == 10**6
+
+
+def test_how_long_is_an_option() -> None:
+    given = ["--host", "h", "--port", "1", "--metrics-host", "h", "--metrics-port", "2"]
+    assert parser().parse_args(given).leave_s == 10
+    assert parser().parse_args([*given, "--leave-s", "300"]).leave_s == 300

@@ -208,6 +208,7 @@ def test_every_pod_is_restricted(vendor: str, built: dict[str, list[Object]]) ->
     for pod in pods(built[vendor]).values():
         assert breaches(pod) == []
         assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "else REDIS_PORT and the like are set"
     levels = named(built[vendor], "Namespace", "pdkit")["metadata"]["labels"]
     assert levels["pod-security.kubernetes.io/enforce"] == "restricted"
 
@@ -486,6 +487,17 @@ def test_a_loading_engine_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
         assert engine[probe]["httpGet"] == {"path": "/health", "port": "http"}
     router = main_container(build_one(tmp_path), "router")
     assert router["livenessProbe"]["httpGet"]["path"] == "/liveness"
+
+
+def test_a_router_that_ends_has_time_for_its_streams(built: dict[str, list[Object]]) -> None:
+    args = main_container(built["cpu"], "router")["args"]
+    leave_s = int(args[args.index("--leave-s") + 1])
+    sleep, before_s = main_container(built["cpu"], "router")["lifecycle"]["preStop"]["exec"][
+        "command"
+    ]
+    assert sleep == "sleep"
+    grace_s = pods(built["cpu"])["router"]["terminationGracePeriodSeconds"]
+    assert grace_s > leave_s + int(before_s) > 300
 
 
 def test_each_shard_of_redis_has_a_name_that_engines_know(tmp_path: Path) -> None:
