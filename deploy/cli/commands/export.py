@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, takes_stack_options
 from deploy.cli.result import CommandResult
 from deploy.cli.shared import load_source
+
+if TYPE_CHECKING:
+    from deploy.workflows.export import Export
 
 export = typer.Typer(
     help="Write a stack for something else than this machine.", no_args_is_help=True
@@ -61,21 +65,6 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
         made = exported(source.spec, Home.from_environ(), machine, wanted)
         files = write_export(made, output)
     then = next_commands(made, source.spec, output)
-    pods = [
-        f"{vendor}: {', '.join(f'{count} {name}' for name, count in pods.items())}"
-        for vendor, pods in made.pods.items()
-    ]
-    text = "\n".join(
-        (
-            f"wrote {len(files)} files to {output}",
-            *made.notes,
-            *(f"pods of overlays/{line}" for line in pods),
-            f"nodes pull {', '.join(made.images)}",
-            "",
-            "next:",
-            *(f"  {line}" for line in then),
-        )
-    )
     data = {
         "namespace": made.namespace,
         "files": [str(path) for path in files],
@@ -84,4 +73,15 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
         "notes": list(made.notes),
         "then": then,
     }
-    return CommandResult("export kubernetes", data, text)
+    wrote = f"wrote {len(files)} files to {output}"
+    return CommandResult("export kubernetes", data, "\n".join((wrote, *_lines(made, then))))
+
+
+def _lines(made: Export, then: list[str]) -> Iterator[str]:
+    yield from made.notes
+    for vendor, pods in made.pods.items():
+        counted = ", ".join(f"{count} {name}" for name, count in pods.items())
+        yield f"pods of overlays/{vendor}: {counted}"
+    yield f"nodes pull {', '.join(made.images)}"
+    yield from ("", "next:")
+    yield from (f"  {line}" for line in then)
