@@ -127,6 +127,13 @@ def main_container(objects: list[Object], workload: str) -> Object:
     return dict(found)
 
 
+def container_in(found: Export, file: str) -> Object:
+    """Return the one lasting container of a workload, as a file of the folder has it."""
+    one = next(iter(yaml.safe_load_all(found.files[file])))
+    (container,) = one["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
 # Schemas.
 
 
@@ -241,18 +248,19 @@ def test_every_container_has_limits(vendor: str, built: dict[str, list[Object]])
 @pytest.mark.parametrize(
     ("vendor", "resource"), [("cuda", "nvidia.com/gpu"), ("rocm", "amd.com/gpu")]
 )
-def test_engines_get_as_many_gpus_as_ranks(vendor: str, resource: str, tmp_path: Path) -> None:
-    found = build_one(tmp_path, vendor, tp=4, topology="1p3d")
-    for role, count in (("producer", 1), ("consumer", 3)):
-        engine = main_container(found, role)
+def test_engines_get_as_many_gpus_as_ranks(vendor: str, resource: str) -> None:
+    found = made(vendor=vendor, tp=4, topology="1p3d")
+    for role in ("producer", "consumer"):
+        file = f"overlays/{vendor}/{role}.yaml"
+        engine = container_in(found, file)
         assert engine["resources"]["limits"][resource] == "4"
         assert engine["resources"]["requests"][resource] == "4"
         assert engine["args"][(at := engine["args"].index("--tensor-parallel-size")) : at + 2] == [
             "--tensor-parallel-size",
             "4",
         ]
-        assert pods(found)[role]["tolerations"][0]["key"] == resource
-        assert named(found, "StatefulSet", role)["spec"]["replicas"] == count
+        pod = yaml.safe_load(found.files[file])["spec"]["template"]["spec"]
+        assert pod["tolerations"][0]["key"] == resource
 
 
 def test_amd_gpus_need_groups_and_a_filter_of_calls(
@@ -352,16 +360,15 @@ def test_a_secret_in_a_variable_is_refused() -> None:
         made(engine={"env": {"MY_TOKEN": SECRET}})
 
 
-@pytest.mark.parametrize("vendor", VENDORS)
-def test_the_command_makes_every_key_that_pods_mount(vendor: str, tmp_path: Path) -> None:
-    fields = {"vendor": vendor, "redis": {"integrity": "mac"}}
+def test_the_command_makes_every_key_that_pods_mount(tmp_path: Path) -> None:
+    fields = {"vendor": "cpu", "redis": {"integrity": "mac"}}
     found = made(**fields)
     create = next_commands(found, StackSpec(**fields), tmp_path)[1]
     assert re.findall(r"--from-literal=(\w+)=", create) == [
         "api_key", "engine_key", "kv_key", "redis_password",
     ]  # fmt: skip
     write_export(found, tmp_path / "out")
-    keys = set(secret_keys(kustomized(tmp_path / "out" / "overlays" / vendor)))
+    keys = set(secret_keys(kustomized(tmp_path / "out" / "overlays" / "cpu")))
     assert keys - set(re.findall(r"=(\w+)=", create)) == {"hf_token"}
 
 
@@ -386,10 +393,11 @@ def test_a_redis_of_the_users_own(tmp_path: Path) -> None:
     assert f"--from-file=ca.pem={ca}" in create
 
 
-def test_without_a_key_only_where_that_is_allowed(tmp_path: Path) -> None:
-    assert "--key-file" in main_container(build_one(tmp_path), "router")["args"]
-    router = main_container(build_one(tmp_path, allow_keyless=True), "router")
-    assert "--key-file" not in router["args"]
+def test_without_a_key_only_where_that_is_allowed() -> None:
+    file = "overlays/cpu/router.yaml"
+    assert "--key-file" in container_in(made(vendor="cpu"), file)["args"]
+    keyless = made(vendor="cpu", allow_keyless=True)
+    assert "--key-file" not in container_in(keyless, file)["args"]
 
 
 # What runs in the pods.
@@ -416,9 +424,9 @@ def test_engines_run_as_they_do_under_compose(
         }  # fmt: skip
 
 
-def test_a_dollar_is_no_variable_of_kubernetes(tmp_path: Path) -> None:
+def test_a_dollar_is_no_variable_of_kubernetes() -> None:
     engine = {"args": ["--seed", "$(HOME)"], "env": {"A": "$$x"}}
-    found = main_container(build_one(tmp_path, engine=engine), "producer")
+    found = container_in(made(vendor="cpu", engine=engine), "overlays/cpu/producer.yaml")
     assert "$$(HOME)" in found["args"]
     assert {"name": "A", "value": "$$$$x"} in found["env"]
 
@@ -479,13 +487,14 @@ def test_the_tiny_model_is_made_in_the_pod(tmp_path: Path, built: dict[str, list
     assert f"/models/{model_folder_name()}" in engine["args"]
 
 
-def test_a_loading_engine_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
-    engine = main_container(build_one(tmp_path, timeouts={"ready_s": 1801}), "consumer")
+def test_a_loading_engine_is_not_taken_for_a_dead_one() -> None:
+    found = made(vendor="cpu", timeouts={"ready_s": 1801})
+    engine = container_in(found, "base/consumer.yaml")
     start = engine["startupProbe"]
     assert start["periodSeconds"] * start["failureThreshold"] >= 1801
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert engine[probe]["httpGet"] == {"path": "/health", "port": "http"}
-    router = main_container(build_one(tmp_path), "router")
+    router = container_in(found, "base/router.yaml")
     assert router["livenessProbe"]["httpGet"]["path"] == "/liveness"
 
 
@@ -604,9 +613,9 @@ def sorted_lists(value: Any) -> Any:
     return value
 
 
-def test_a_set_has_as_many_engines_as_the_plan(tmp_path: Path) -> None:
-    write_export(made(flavour="disaggregatedset", topology="2p5d", vendor="cpu"), tmp_path)
-    found = roles_of(kustomized(tmp_path / "overlays" / "cpu"))
+def test_a_set_has_as_many_engines_as_the_plan() -> None:
+    files = made(flavour="disaggregatedset", topology="2p5d", vendor="cpu").files
+    found = roles_of([yaml.safe_load(files["overlays/cpu/engines.yaml"])])
     assert {name: spec["replicas"] for name, spec in found.items()} == {
         "producer": 2, "consumer": 5,
     }  # fmt: skip
