@@ -180,8 +180,8 @@ class TimeoutSpec(_Strict):
     stop_s: Seconds = Field(15.0, description="time from SIGTERM to SIGKILL")
     hung_s: Seconds = Field(
         120.0,
-        description="how long an engine that served may not answer before the supervisor restarts "
-        "it",
+        description="how long an engine or LMCache's server that served may not answer before the "
+        "supervisor restarts it",
     )
 
 

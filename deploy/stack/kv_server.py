@@ -12,7 +12,7 @@ from deploy.stack.service import Health, Service
 
 # Seconds between an engine's pings, and for the answer to one. An engine that lost the server
 # computes prompts itself until a ping is answered again.
-HEARTBEAT_S = 3.0
+HEARTBEAT_S = 5.0
 # Silence after which the server forgets an engine that was killed; LMCache's least is 30.
 _FORGET_S = 30
 

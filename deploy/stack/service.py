@@ -14,6 +14,8 @@ ServiceRole = Literal[
     "redis", "kv-server", "producer", "consumer", "aggregated", "router", "prometheus", "grafana"
 ]
 STORE_ROLES: tuple[ServiceRole, ...] = ("redis", "kv-server")
+# Services of these roles are restarted by the supervisor if they hang, too.
+PROBED_ROLES: tuple[ServiceRole, ...] = ("kv-server", "producer", "consumer", "aggregated")
 MONITORING_ROLES: tuple[ServiceRole, ...] = ("prometheus", "grafana")
 
 

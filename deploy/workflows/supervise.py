@@ -29,7 +29,7 @@ from deploy.runtime.process.launcher import describe_exit
 from deploy.runtime.process.sessions import wait_for_an_end
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.supervisor import inherited_sockets
-from deploy.stack.service import STORE_ROLES, Service
+from deploy.stack.service import PROBED_ROLES, STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
 from deploy.workflows.liveness import Liveness
 from deploy.workflows.running import RunningStack, find_stack
@@ -164,11 +164,11 @@ class Supervisor:
         else:
             if now - life.serves_since > self._patience.calm_s:
                 life.deaths = 0
-            if service.role in ENGINE_ROLES:
+            if service.role in PROBED_ROLES:
                 self._check_liveness(running, service, life)
 
     def _check_liveness(self, running: RunningStack, service: Service, life: Life) -> None:
-        """End an engine that hangs, unless a command is at work; then it has died."""
+        """End a service that hangs, unless a command is at work; then it has died."""
         life.liveness.probe(
             lambda: running.is_ready(service),
             time.monotonic(),

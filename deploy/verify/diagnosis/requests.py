@@ -103,8 +103,7 @@ def not_found(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "not_found",
-        f"KV reached {evidence.store.name} but not all of it was found, although all compared "
-        "settings agree"
+        f"{_found_in(evidence.store.name)}, although all compared settings agree"
         + (
             f"; {evidence.not_loaded:.0f} chunks were found but not loaded"
             if evidence.not_loaded
@@ -113,6 +112,12 @@ def not_found(evidence: Evidence) -> Diagnosis | None:
         f"deploy logs {join(evidence.names[-1:])} --name {evidence.stack}, and look for LMCache's "
         "warnings",
     )
+
+
+def _found_in(store: str) -> str:
+    if store == "Redis":
+        return "KV reached Redis but not all of it was found"
+    return f"not all KV was found in {store}, which does not tell whether it was stored"
 
 
 def unexplained(evidence: Evidence) -> Diagnosis | None:

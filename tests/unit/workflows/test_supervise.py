@@ -402,6 +402,32 @@ class TestAnEngineThatHangs:
             old = quick.kill("router")  # behind it in the order of services
             eventually(lambda: quick.pid("router") != old, 20.0)
 
+    def test_lmcaches_server_is_ended_too(
+        self, watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    ) -> None:
+        monkeypatch.setattr(liveness, "_EVERY_S", 0.1)
+        monkeypatch.setattr(engine_api, "_HEALTH_S", 1.0)
+        renewed: list[str] = []
+        monkeypatch.setattr(
+            supervise, "renew_store_connections", lambda *_: renewed.append("kv-server")
+        )
+        timeouts = {**SMALL["timeouts"], "hung_s": 0.15}
+        lmcache = {"chunk_size": SMALL["lmcache"]["chunk_size"]}
+        watched.spec = watched.lab.spec(
+            supervise=True, timeouts=timeouts, connector="lmcache-mp", redis={}, lmcache=lmcache
+        )
+        watched.up()
+        supervisor = watched.supervisor
+        assert supervisor is not None
+        eventually(
+            lambda: (life := supervisor._lives.get("kv-server")) and life.liveness._answered, 20.0
+        )
+        old = watched.pid("kv-server")
+        os.kill(old, signal.SIGSTOP)
+        eventually(lambda: watched.is_back("kv-server", old), 30.0)
+        eventually(lambda: watched.events() == ["hung", "died", "back"], 10.0)
+        eventually(lambda: renewed, 10.0)
+
     def test_is_left_alone_while_a_command_works(
         self, quick: Watched, eventually: Eventually
     ) -> None:

@@ -1,0 +1,54 @@
+"""Stands in for LMCache's server: keys in memory, as a Redis takes them, and its pages."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
+
+KEYS: set[bytes] = set()
+USED = 'lmcache_mp_l1_memory_usage_bytes{{backend="dram"}} {}\n'
+
+
+class Requests(StreamRequestHandler):
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            words = [self._word() for _ in range(int(line[1:]))]
+            if words[0] == b"SET":
+                KEYS.add(words[1])
+            self.wfile.write(b":%d\r\n" % (words[1] in KEYS))
+
+    def _word(self) -> bytes:
+        self.rfile.readline()
+        return self.rfile.readline().strip()
+
+
+class Pages(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        known = {"/healthcheck": "{}", "/metrics": USED.format(len(KEYS))}
+        body = known.get(self.path, "").encode()
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Server(ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        with suppress(FileNotFoundError):
+            Path(self.server_address).unlink()
+        super().server_bind()
+
+
+if __name__ == "__main__":
+    requests, pages = sys.argv[1:3]
+    threading.Thread(target=Server(requests, Requests).serve_forever, daemon=True).start()
+    Server(pages, Pages).serve_forever()

@@ -1,0 +1,115 @@
+"""A stack that shares KV through LMCache's server, by stand-ins for it and for its engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.errors import StackUnhealthy
+from deploy.output.check_view import check_view
+from deploy.runtime.process import launcher as launcher_module
+from deploy.workflows.check import check_stack, run
+from deploy.workflows.down import stop_stack
+from deploy.workflows.drain import Patience
+from deploy.workflows.patches import patches_of
+from deploy.workflows.restart import restart_services
+from deploy.workflows.running import require_stack
+from deploy.workflows.status import stack_status
+from tests.unit.workflows.conftest import SMALL, Lab, opened
+
+MP = {
+    "connector": "lmcache-mp",
+    "redis": {},
+    "lmcache": {"chunk_size": SMALL["lmcache"]["chunk_size"]},
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with opened(tmp_path_factory.mktemp("mp")) as made:
+        made.up(made.spec(**MP))
+        yield made
+        stop_stack(made.home, "pdkit", made.lines.append)
+
+
+@pytest.fixture(autouse=True)
+def _engines_find_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "HEARTBEAT_S", 0.0)
+
+
+def kill(lab: Lab, service: str) -> None:
+    running = require_stack(lab.home, "pdkit")
+    process = psutil.Process(running.state.services[service].pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(20)
+
+
+def test_a_check_passes_and_names_what_it_left_out(shared: Lab) -> None:
+    report = check_stack(shared.home, "pdkit", shared.lines.append)
+    assert report.passed, report.failures
+    assert report.total.eligible_rate == 1.0
+    assert report.store is None
+    assert len(report.left_out) == 2
+    assert "Redis" not in check_view(report)
+
+
+def test_a_check_that_fails_does_not_speak_of_redis(shared: Lab) -> None:
+    shared.faults.write_text("producer:stores-nothing")
+    try:
+        report = check_stack(shared.home, "pdkit", shared.lines.append)
+    finally:
+        shared.faults.unlink()
+    assert not report.passed
+    (cause,) = report.diagnosis
+    assert cause.code == "not_found"
+    assert "Redis" not in check_view(report)
+
+
+def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
+    status = stack_status(shared.home, "pdkit")
+    assert status.healthy
+    (server,) = (one for one in status.services if one.role == "kv-server")
+    assert server.url.endswith("/kv-pages.sock")
+    assert status.store is None
+    assert not [line for line in status.warnings if "fix" in line]
+    assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
+
+
+def test_one_that_died_is_named_and_started_again(shared: Lab) -> None:
+    kill(shared, "kv-server")
+    with pytest.raises(StackUnhealthy, match="not running: kv-server"):
+        check_stack(shared.home, "pdkit", shared.lines.append)
+    shared.ask()
+    again = shared.up(require_stack(shared.home, "pdkit").prepared.spec)
+    assert set(again.started) == {"kv-server"}
+    assert again.outlived_store
+    assert check_stack(shared.home, "pdkit", shared.lines.append).passed
+
+
+def test_engines_are_asked_until_they_find_one_that_was_restarted(
+    shared: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed: list[str] = []
+    monkeypatch.setattr(
+        "deploy.workflows.restart.renew_store_connections",
+        lambda _, running: renewed.append(running.stack.name),
+    )
+    restart_services(shared.home, "pdkit", "kv-server", shared.lines.append, Patience())
+    assert renewed == ["pdkit"]
+
+
+def test_down_removes_the_shared_memory_of_killed_engines(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launcher_module, "_SHARED_MEMORY", tmp_path)
+    lab.up(lab.spec(**MP))
+    prefix = lab.home.stack("pdkit").temp_dir.name
+    (tmp_path / f"{prefix}-producer-0-7_0").touch()
+    (tmp_path / "pdkit-of-another-producer-0-7_0").touch()
+    stop_stack(lab.home, "pdkit", lab.lines.append)
+    assert [file.name for file in tmp_path.glob("pdkit-*")] == ["pdkit-of-another-producer-0-7_0"]
