@@ -11,6 +11,7 @@ from deploy.output.table import duration, percent, size, table, told, told_size
 from deploy.verify.store_path import StorePath
 
 if TYPE_CHECKING:  # each command imports its own workflow alone
+    from deploy.metrics.kv_server import KvServerUse
     from deploy.workflows.catalog_images import ImageRow
     from deploy.workflows.down import DownResult
     from deploy.workflows.history import HistoryEntry
@@ -97,6 +98,8 @@ def status_view(status: StackStatus) -> str:
     ]
     if status.store or status.user_redis:
         lines += ["", _store_line(status)]
+    if status.kv_server:
+        lines += ["", _server_line(status.kv_server)]
     if paths := [(service.name, service.path) for service in status.services if service.path]:
         lines += ["", _path_table(paths)]
     lines += [f"warning: {line}" for line in status.warnings]
@@ -119,6 +122,14 @@ def _store_line(status: StackStatus) -> str:
     return (
         f"{whose}: {told(store.keys)} keys, {told_size(store.used_memory_bytes)} of {most}, "
         f"{told(store.evicted_keys)} evicted"
+    )
+
+
+def _server_line(use: KvServerUse) -> str:
+    found = percent(use.found_tokens / use.asked_tokens) if use.asked_tokens else "nothing"
+    return (
+        f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}; "
+        f"{found} of {use.asked_tokens:,} tokens that engines asked for was there"
     )
 
 

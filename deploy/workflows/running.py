@@ -16,10 +16,12 @@ from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import StackUnhealthy, StateError
+from deploy.metrics.kv_server import KvServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.address import host_port
 from deploy.planning.inventory import inventory_from
+from deploy.planning.memory import MIB
 from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
@@ -118,6 +120,19 @@ def metrics_page(
     try:
         with page as api:
             return api.metrics()
+    except ApiError:
+        return None
+
+
+def kv_server_use(running: RunningStack) -> KvServerUse | None:
+    """Return how LMCache's server is used; None where there is none, or it does not answer."""
+    server = running.prepared.plan.kv_server
+    if server is None:
+        return None
+    service = running.stack.service(server.name)
+    try:
+        with EngineApi(service.url, timeout_s=_PROBE_TIMEOUT_S) as api:
+            return KvServerUse.read(api.metrics(), server.kv_mib * MIB)
     except ApiError:
         return None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy import __version__
 from deploy.metrics.engine import CacheCounters
+from deploy.metrics.kv_server import KvServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
@@ -22,7 +23,13 @@ from deploy.verify.store_path import StorePath
 from deploy.workflows.history import HistoryEntry, stack_history
 from deploy.workflows.patches import stack_warnings
 from deploy.workflows.prepare import engine_image
-from deploy.workflows.running import RunningStack, answering_pages, find_stack, store_of
+from deploy.workflows.running import (
+    RunningStack,
+    answering_pages,
+    find_stack,
+    kv_server_use,
+    store_of,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class StackStatus:
         image: of the engines; "" where they are processes.
         store: of Redis; None where it does not answer.
         user_redis: that is the user's own, and none of the services.
+        kv_server: of LMCache's server; None where there is none, or it does not answer.
         history: what was up before, and what was tried; the newest first.
         events: what died, came back, was restarted or drained; the oldest first.
         warnings: what somebody should know before trusting the KV, or the stack to stay up.
@@ -80,6 +88,7 @@ class StackStatus:
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
     user_redis: bool = False
+    kv_server: KvServerUse | None = None
     history: Sequence[HistoryEntry] = ()
     events: Sequence[ServiceEvent] = ()
     warnings: Sequence[str] = ()
@@ -135,6 +144,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         services=_all_services(running, pages, drained_engines(home.stack(name).drain_file)),
         store=stats,
         user_redis=plan.user_redis,
+        kv_server=kv_server_use(running),
         history=stack_history(running.state),
         events=read_events(home.stack(name).events_file),
         warnings=[*_older(running), *_of_engines(running, pages), *_unwatched(running, home)],

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from deploy.metrics.store import StoreStats
 from deploy.output.contract.check import Check
+from deploy.output.contract.kv_server import KvServerUse, PlannedServer
 from deploy.planning.inventory import Inventory
 from deploy.workflows.history import HistoryEntry
 from deploy.workflows.patches import FixRow
@@ -95,22 +96,6 @@ class PlannedEngine(TypedDict):
     devices: list[int]
     cpu_threads: int | None
     memory_mib: int
-
-
-class PlannedServer(TypedDict):
-    """LMCache's server.
-
-    Attributes:
-        kv_mib: its memory for KV.
-        memory_mib: that is expected of it, all in all.
-        tokens: of KV that it holds, if known.
-        shared_memory_mib: of the engines' KV in /dev/shm, where it reaches it.
-    """
-
-    kv_mib: int
-    memory_mib: int
-    tokens: int | None
-    shared_memory_mib: int
 
 
 class Plan(TypedDict):
@@ -225,6 +210,7 @@ class Status(TypedDict):
         url: what clients talk to.
         store: what Redis tells; null where it does not answer.
         user_redis: Redis is the user's own.
+        kv_server: what LMCache's server tells; null where there is none, or no answer.
         history: earlier plans, the newest first.
         events: what died, came back, was restarted or drained, the oldest first.
         warnings: what to know before trusting the KV.
@@ -243,6 +229,7 @@ class Status(TypedDict):
     services: Sequence[ServiceStatus]
     store: StoreStats | None
     user_redis: bool
+    kv_server: KvServerUse | None
     history: Sequence[HistoryEntry]
     events: list[ServiceEvent]
     warnings: list[str]

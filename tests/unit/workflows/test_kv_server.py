@@ -12,6 +12,7 @@ import pytest
 
 from deploy.errors import StackUnhealthy
 from deploy.output.check_view import check_view
+from deploy.output.views import status_view
 from deploy.runtime.process import launcher as launcher_module
 from deploy.workflows.check import check_stack, run
 from deploy.workflows.down import stop_stack
@@ -76,6 +77,10 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     (server,) = (one for one in status.services if one.role == "kv-server")
     assert server.url.endswith("/kv-pages.sock")
     assert status.store is None
+    assert status.kv_server is not None
+    assert status.kv_server.max_bytes == 2**30
+    assert status.kv_server.used_bytes > 0, "chunks, in the stand-in"
+    assert "of 1.0 GiB; 50.0 % of 2 tokens that engines asked for" in status_view(status)
     assert not [line for line in status.warnings if "fix" in line]
     assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 
 KEYS: set[bytes] = set()
-USED = 'lmcache_mp_l1_memory_usage_bytes{{backend="dram"}} {}\n'
+USED = """lmcache_mp_l1_memory_usage_bytes{{backend="dram"}} {}
+lmcache_mp_lookup_requested_tokens_total{{cache_salt=""}} 2
+lmcache_mp_lookup_hit_l1_tokens_total{{cache_salt=""}} 1
+"""
 
 
 class Requests(StreamRequestHandler):

@@ -1,0 +1,37 @@
+"""What LMCache's server tells of itself. The names are those of LMCache 0.5.6."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deploy.metrics.page import MetricsPage
+
+_USED = "lmcache_mp_l1_memory_usage_bytes"
+# In tokens of whole chunks, since the server's start. What an engine held itself is among them.
+_ASKED = "lmcache_mp_lookup_requested_tokens_total"
+_FOUND = "lmcache_mp_lookup_hit_l1_tokens_total"
+
+
+@dataclass(frozen=True)
+class KvServerUse:
+    """How full the server is, and what engines found there.
+
+    Attributes:
+        max_bytes: its memory for KV.
+        asked_tokens, found_tokens: of prompts' whole chunks, since its start.
+    """
+
+    used_bytes: int
+    max_bytes: int
+    asked_tokens: int
+    found_tokens: int
+
+    @classmethod
+    def read(cls, page: MetricsPage, max_bytes: int) -> KvServerUse | None:
+        """Return what a page tells; None where it does not tell how much is used."""
+        used = page.total(_USED)
+        if used is None:
+            return None
+        # Counters without a count yet are not on the page.
+        asked, found = (int(page.total(name) or 0) for name in (_ASKED, _FOUND))
+        return cls(int(used), max_bytes, asked, found)
