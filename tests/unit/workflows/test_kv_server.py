@@ -10,10 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.benchmark.results import read_requests
+from deploy.benchmark.workloads import Span, WorkloadOptions
 from deploy.errors import StackUnhealthy
 from deploy.output.check_view import check_view
 from deploy.output.views import status_view
+from deploy.output.watch_view import watch_view
 from deploy.runtime.process import launcher as launcher_module
+from deploy.workflows.bench import BenchOptions, bench_stack
 from deploy.workflows.check import check_stack, run
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import Patience
@@ -21,6 +25,7 @@ from deploy.workflows.patches import patches_of
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
+from deploy.workflows.watch import Watch
 from tests.unit.workflows.conftest import SMALL, Lab, opened
 
 MP = {
@@ -83,6 +88,23 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     assert "of 1.0 GiB; 50.0 % of 2 tokens that engines asked for" in status_view(status)
     assert not [line for line in status.warnings if "fix" in line]
     assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
+
+
+def test_it_is_watched(shared: Lab) -> None:
+    frame = Watch(shared.home, "pdkit").frame()
+    assert frame.conditions["kv-server"] == "ready"
+    assert not frame.sick
+    assert "Redis" not in watch_view(frame, ())
+
+
+def test_it_can_be_measured(shared: Lab, tmp_path: Path) -> None:
+    sizes = WorkloadOptions(input_tokens=Span(200, 200), output_tokens=Span(4, 4))
+    options = BenchOptions(workload=sizes, requests=4, repeats=1, warmup=1, hop_requests=1)
+    result = bench_stack(
+        shared.home, "pdkit", options, folder=tmp_path, command=[], report=shared.lines.append
+    )
+    assert not result.stack.redis
+    assert all(record.error is None for record in read_requests(tmp_path))
 
 
 def test_one_that_died_is_named_and_started_again(shared: Lab) -> None:
