@@ -114,7 +114,7 @@ def gather_evidence(
     return Evidence(
         stack=running.stack.name,
         engines=engines,
-        store=_store_facts(running, seen, store),
+        store=_store_facts(running, found, seen, store),
         chunk_size=plan.chunk_size,
         # Where nobody tells, nothing speaks for stores that failed.
         stored_chunks=found.expected_chunks
@@ -182,11 +182,13 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
     return str(config.get("kv_connector") or ""), bool(extra.get("use_native"))
 
 
-def _store_facts(running: RunningStack, seen: Readings, store: Store) -> StoreFacts:
+def _store_facts(
+    running: RunningStack, found: Findings, seen: Readings, store: Store
+) -> StoreFacts:
     if running.prepared.plan.kv_server:
-        # What became of it, the check itself says.
         names = [one.name for one in running.stack.stores]
-        return StoreFacts(services=names, name="LMCache's server")
+        restarted = any(name in (*found.ended, *found.restarted) for name in names)
+        return StoreFacts(restarted=restarted, services=names, name="LMCache's server")
     before, after = seen.store_before, seen.store_after
     known, refusal = after or before, store.refusal()
     return StoreFacts(

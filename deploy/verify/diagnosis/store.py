@@ -83,7 +83,8 @@ def full(evidence: Evidence) -> Diagnosis | None:
 def lost_keys(evidence: Evidence) -> Diagnosis | None:
     """Keys lost to a flush, a restart or a deletion."""
     if evidence.store.restarted:
-        what = "Redis was restarted during the check and lost its keys"
+        how = "was restarted" if evidence.store.name == "Redis" else "ended"
+        what = f"{evidence.store.name} {how} during the check and lost its keys"
     elif evidence.store.flushes:
         what = f"Redis was flushed during the check ({evidence.store.flushes} times)"
     elif evidence.vanished and not evidence.store.evicted:
@@ -93,7 +94,8 @@ def lost_keys(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "keys_lost",
         f"{what}, after a prefill stored KV and before its decode read it",
-        f"deploy check --name {evidence.stack}, without flushing or restarting Redis meanwhile",
+        f"deploy check --name {evidence.stack}, without flushing or restarting "
+        f"{evidence.store.name} meanwhile",
     )
 
 

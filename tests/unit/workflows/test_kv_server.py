@@ -19,6 +19,7 @@ from deploy.output.watch_view import watch_view
 from deploy.runtime.process import launcher as launcher_module
 from deploy.workflows.bench import BenchOptions, bench_stack
 from deploy.workflows.check import check_stack, run
+from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import Patience
 from deploy.workflows.patches import patches_of
@@ -128,6 +129,25 @@ def test_engines_are_asked_until_they_find_one_that_was_restarted(
     )
     restart_services(shared.home, "pdkit", "kv-server", shared.lines.append, Patience())
     assert renewed == ["pdkit"]
+
+
+def test_an_end_during_the_check_is_the_cause(shared: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = run.check_pair
+
+    def interrupted(session: Session, producer: str, consumer: str, *, quick: bool) -> None:
+        restart_services(shared.home, "pdkit", "kv-server", shared.lines.append, Patience())
+        shared.faults.write_text("producer:stores-nothing")
+        real(session, producer, consumer, quick=quick)
+
+    monkeypatch.setattr("deploy.workflows.restart.renew_store_connections", lambda *_: None)
+    monkeypatch.setattr(run, "check_pair", interrupted)
+    try:
+        report = check_stack(shared.home, "pdkit", shared.lines.append)
+    finally:
+        shared.faults.unlink()
+    assert "kv-server exited during the check" in report.failures
+    assert [cause.code for cause in report.diagnosis] == ["keys_lost"]
+    assert report.diagnosis[0].message.startswith("LMCache's server ended")
 
 
 def test_down_removes_the_shared_memory_of_killed_engines(
