@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -60,7 +61,9 @@ def made(
     **fields: Any,
 ) -> Export:
     wanted = Wanted(space, flavour, boxes, link_gbit)
-    with mock.patch.object(namespace, "__version__", "1.2.3"):
+    # A hub's cache of the machine's own would tell a model's sizes; a user may have no home.
+    hub = mock.patch.dict(os.environ, HF_HUB_CACHE="/nonexistent/hub")
+    with hub, mock.patch.object(namespace, "__version__", "1.2.3"):
         return export(StackSpec(**fields), HOME, inventory, wanted)
 
 
