@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from deploy.doctor.archs import arch_name, runs_on
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
 from deploy.doctor.seen import EngineCode, Seen
@@ -101,42 +102,12 @@ def arch(seen: Seen) -> Verdict | None:
         if not runs_on(gpu, archs):
             return Verdict(
                 "fail",
-                f"GPU {gpu.index} ({gpu.name}) is {_shown(gpu)}, but torch is built for "
+                f"GPU {gpu.index} ({gpu.name}) is {arch_name(gpu)}, but torch is built for "
                 + ", ".join(archs),
                 "no kernel runs on it, and engines exit at their first step",
                 "use an image for this GPU: --image REF; deploy images list",
             )
-    return ok(f"built for {', '.join(sorted({_shown(gpu) for gpu in gpus}))}")
-
-
-def _shown(gpu: Gpu) -> str:
-    return gpu.arch if gpu.vendor == "rocm" else f"sm_{gpu.arch.replace('.', '')}"
-
-
-def runs_on(gpu: Gpu, archs: tuple[str, ...]) -> bool:
-    """Return whether code for these GPUs runs on this one.
-
-    CUDA machine code runs on the same major capability and the same or a newer minor one; with a
-    letter suffix only on exactly that one; `compute_…` is compiled for any newer GPU on load.
-    """
-    if gpu.vendor == "rocm":
-        return gpu.arch in {one.partition(":")[0] for one in archs}
-    major, _, minor = gpu.arch.partition(".")
-    capability = (int(major), int(minor))
-    for one in archs:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", one)
-        if found is None:
-            continue
-        kind, letter, built = found[1], found[4], (int(found[2]), int(found[3]))
-        if letter:
-            fits = built == capability
-        elif kind == "compute":
-            fits = built <= capability
-        else:
-            fits = built[0] == capability[0] and built <= capability
-        if fits:
-            return True
-    return False
+    return ok(f"built for {', '.join(sorted({arch_name(gpu) for gpu in gpus}))}")
 
 
 def containers(seen: Seen) -> Verdict | None:

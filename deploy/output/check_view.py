@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from deploy.output.table import percent, table, told, told_size
 from deploy.verify.eligible import is_pinned, pinned_range
+from deploy.verify.hits import Hits, Phase
 from deploy.verify.report import (
     BURST,
     DECODE_REUSE,
@@ -13,8 +14,6 @@ from deploy.verify.report import (
     TURNS,
     CheckReport,
     Equivalence,
-    Hits,
-    Phase,
     StoreUse,
 )
 from deploy.verify.store_path import StorePath

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deploy.verify.equivalence import MOST_NOISE, Completion, Noise, compare, self_differences
+from deploy.verify.hits import Counted, Hits, PairResult, Phase
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.report import (
     BURST,
@@ -17,13 +18,9 @@ from deploy.verify.report import (
     ROUTER,
     STORE,
     TURNS,
-    Counted,
     EngineHealth,
     Equivalence,
     Failure,
-    Hits,
-    PairResult,
-    Phase,
 )
 from deploy.verify.store_path import StorePath
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from deploy.verify.eligible import is_pinned
 from deploy.verify.equivalence import LOGPROB_TOLERANCE
+from deploy.verify.hits import Counted, Hits, PairResult, Phase
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.store_path import StorePath
 
@@ -21,106 +22,6 @@ OWN_PROMPT = "your prompt"
 EQUIVALENCE = "equivalence"
 STORE = "redis"
 ENGINES = "engines"
-
-
-@dataclass(frozen=True)
-class Hits:
-    """Tokens that were to be loaded from the store, and those that were.
-
-    Attributes:
-        queries: tokens that the consumer asked the store for: all it did not hold itself.
-    """
-
-    queries: int = 0
-    hits: int = 0
-    eligible: int = 0
-
-    def __add__(self, other: Hits) -> Hits:
-        return Hits(
-            self.queries + other.queries, self.hits + other.hits, self.eligible + other.eligible
-        )
-
-    @property
-    def rate(self) -> float:
-        """vLLM's own external prefix cache hit rate: hits / queries."""
-        return self.hits / self.queries if self.queries else 0.0
-
-    @property
-    def eligible_rate(self) -> float:
-        """Hits / eligible: 1.0 where all that can be found is found."""
-        return self.hits / self.eligible if self.eligible else 0.0
-
-
-@dataclass(frozen=True)
-class PairResult:
-    """One producer with one consumer."""
-
-    producer: str
-    consumer: str
-    hits: Hits
-
-    @property
-    def name(self) -> str:
-        return f"{self.producer} → {self.consumer}"
-
-    @property
-    def complete(self) -> bool:
-        """Exactly what is eligible was loaded; more would be as wrong as less."""
-        return self.hits.eligible > 0 and self.hits.hits == self.hits.eligible
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Prompts of one kind beside the pairs.
-
-    Attributes:
-        failed: of the requests, those that were not answered.
-        skipped: why there were none; "" where there were.
-        blurred: others' requests moved the counters that tell the hits.
-    """
-
-    hits: Hits = Hits()
-    requests: int = 0
-    failed: int = 0
-    skipped: str = ""
-    blurred: bool = False
-
-    def __add__(self, other: Phase) -> Phase:
-        return Phase(
-            self.hits + other.hits,
-            self.requests + other.requests,
-            self.failed + other.failed,
-            blurred=self.blurred or other.blurred,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        if self.skipped:
-            return {"skipped": self.skipped}
-        return {
-            "requests": self.requests,
-            "failed": self.failed,
-            "eligible": self.hits.eligible,
-            "hits": self.hits.hits,
-            "eligible_rate": round(self.hits.eligible_rate, 6),
-            "blurred": self.blurred,
-        }
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What vLLM itself counted on the consumers meanwhile, in tokens.
-
-    Attributes:
-        queries, hits: of the store: prefix cache queries are the tokens an engine had not itself.
-        local_hits: tokens that engines had in their own prefix caches.
-        others: requests of others that engines finished meanwhile, whose tokens are among it; at
-            least 1 where only tokens tell of them, since they are not done or their clients left.
-    """
-
-    queries: int = 0
-    hits: int = 0
-    local_hits: int = 0
-    others: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,7 +114,7 @@ class CheckReport:
     turns: Phase | None = None
     decode_reuse: Phase | None = None
     burst: Phase | None = None
-    counted: Counted = Counted()
+    counted: Counted = field(default_factory=Counted)
     others: int = 0
     vllm: str = ""
     prompts: Sequence[OwnPrompt] = ()

@@ -36,9 +36,9 @@ from deploy.workflows.images import looked_into, stack_images
 from deploy.workflows.preflight import quick_look, see_code
 from deploy.workflows.prepare import Containers, Facts, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, launcher_for
+from deploy.workflows.same_plan import same_plan
 from deploy.workflows.start import require_host_memory, require_ports
 from deploy.workflows.survey import Steps, Survey, survey
-from deploy.workflows.up import same_plan
 from deploy.workflows.user_files import require_user_files
 from deploy.workflows.user_redis import redis_url
 

@@ -15,12 +15,7 @@ from deploy.errors import PdkitError
 from deploy.home_folder import default_hub_cache
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
-from deploy.runtime.compose.docker import (
-    docker_answers,
-    docker_info,
-    engine_answers,
-    is_rootless,
-)
+from deploy.runtime.compose.docker import docker_answers, docker_info, engine_answers, is_rootless
 from deploy.runtime.detect import detect_host, detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.host import (

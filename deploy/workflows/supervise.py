@@ -14,74 +14,30 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.errors import PdkitError, StackLocked
 from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home, StackHome
-from deploy.runtime.launcher import Started
 from deploy.runtime.lock import supervisor_turn
 from deploy.runtime.process.front import Holder
 from deploy.runtime.process.keeper import Keeper
 from deploy.runtime.process.launcher import describe_exit
 from deploy.runtime.process.sessions import wait_for_an_end
-from deploy.runtime.state import ServiceRecord
 from deploy.runtime.supervisor import inherited_sockets
 from deploy.stack.service import PROBED_ROLES, STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
 from deploy.workflows.liveness import Liveness
 from deploy.workflows.running import RunningStack, find_stack
+from deploy.workflows.service_life import LONGEST_PAUSE_S, Life, Patience
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 
 # Docker is asked by HTTP. While all processes run, the kernel tells of the first that ends.
 _POLL_S = {"process": 0.2, "compose": 2.0}
 _CALM_S = 1.0
 _LOCKED_S = 0.5
-_LONGEST_PAUSE_S = 60.0
 _ASKED_AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class Patience:
-    """When a service that dies again and again is left alone.
-
-    Attributes:
-        deaths: so many, none of which followed `calm_s` of serving.
-        pause_s: before the second start; doubled each time, the first is at once.
-    """
-
-    deaths: int = 5
-    calm_s: float = 600.0
-    pause_s: float = 1.0
-
-    def pause_before(self, start: int) -> float:
-        """Return the pause before the first, second, … start."""
-        return min(_LONGEST_PAUSE_S, self.pause_s * 2 ** (start - 2)) if start > 1 else 0.0
-
-
-@dataclass
-class Life:
-    """What became of one service.
-
-    Attributes:
-        record: of the process that is watched.
-        died_at: when it died that is to come back; None while it serves.
-        due: when it is started; None once it was.
-        started: by this supervisor, which can tell its exit code.
-        given_up: it died too often.
-        liveness: tells whether it hangs.
-    """
-
-    record: ServiceRecord
-    liveness: Liveness
-    deaths: int = 0
-    serves_since: float = field(default_factory=time.monotonic)
-    died_at: float | None = None
-    due: float | None = None
-    started: Started | None = None
-    given_up: bool = False
 
 
 class Supervisor:
@@ -223,7 +179,7 @@ class Supervisor:
             life.due = None  # counts as another death
             self._note(service, "failed", f"cannot be started: {exc.message}")
         except OSError as exc:
-            life.due = time.monotonic() + _LONGEST_PAUSE_S
+            life.due = time.monotonic() + LONGEST_PAUSE_S
             self._note(service, "failed", f"cannot be started yet: {exc}")
 
     def _start_now(self, service: Service, life: Life) -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from deploy.config.model import Model
 from deploy.config.spec import StackSpec
-from deploy.errors import StateError
 from deploy.runtime.boot import require_systemd, starts_without_login, write_unit
 from deploy.runtime.home import Home
 from deploy.runtime.lock import planning_lock
@@ -26,10 +22,10 @@ from deploy.workflows.facts import with_images
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.history import following, new_state, with_outcome
 from deploy.workflows.hub import described_model, fetch_weights
-from deploy.workflows.images import stack_images
 from deploy.workflows.preflight import require_code, require_fit, require_gpus_beside
-from deploy.workflows.prepare import Containers, Facts, Prepared, Report, find_model, prepare
+from deploy.workflows.prepare import Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
+from deploy.workflows.same_plan import same_plan
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 from deploy.workflows.survey import facts_here
 from deploy.workflows.user_files import outdated_services, require_user_files
@@ -254,85 +250,3 @@ def _start_missing(start: StackStart, report: Report) -> dict[str, float]:
         start.require_room(missing)
         start.require_redis()
         return start.run(missing)
-
-
-def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
-    """Return the running stack's own plan, if it is what is asked for.
-
-    Both are planned for the machine and the model as they were when the stack was started: a shell
-    with fewer processors, or a hub model fetched since, makes no other stack of it; other weights
-    in the model's place do.
-
-    Raises:
-        StateError: services of another plan are running under this name.
-    """
-    was = existing.prepared
-    if _same_software(spec, was.facts):
-        model = find_model(spec, home, was.facts.vendor)
-        if model.ref == was.model.ref and not _other_files(model, was.model):
-            model = was.model
-        asked = prepare(spec, home, was.facts, model=model)
-        if existing.state.fingerprint == asked.stack.fingerprint() and _unseen(spec) == _unseen(
-            was.spec
-        ):
-            return was
-    name = existing.stack.name
-    changed = list(_changed(was.spec.model_dump(), spec.model_dump()))
-    if not changed and _other_files(find_model(spec, home, was.facts.vendor), was.model):
-        changed = ["the model's files"]
-    raise StateError(
-        f"the stack '{name}' is up with another plan; "
-        + (
-            f"what differs: {', '.join(changed)}"
-            if changed
-            else "it was started by another version of pdkit"
-        ),
-        hint=_way_on(spec, was.spec, name),
-    )
-
-
-def _unseen(spec: StackSpec) -> tuple[object, ...]:
-    """Return what changes a stack and does not show in its fingerprint."""
-    return spec.engine.python, spec.redis.server, spec.redis.url_file, spec.supervise
-
-
-def _other_files(model: Model, was: Model) -> bool:
-    """Tell whether what is here now is not what the stack serves; not, where nothing says it."""
-    return "" not in (model.version, was.version) and model.version != was.version
-
-
-def _same_software(spec: StackSpec, facts: Facts) -> bool:
-    """Tell whether a spec asks for the vendor, the runtime and the images that were found."""
-    if spec.vendor not in ("auto", facts.vendor) or spec.runtime not in ("auto", facts.runtime):
-        return False
-    if not isinstance(facts.software, Containers):
-        return True
-    asked, was = stack_images(spec, facts.vendor).by_name, facts.software.images
-    return (asked.engine, asked.router, asked.redis) == (was.engine, was.router, was.redis)
-
-
-def _way_on(spec: StackSpec, was: StackSpec, name: str) -> str:
-    """Return the command by which the running stack becomes the one that is asked for."""
-    only = {
-        field for field in StackSpec.model_fields if getattr(spec, field) != getattr(was, field)
-    }
-    which = "" if name == "pdkit" else f" --name {name}"
-    if only == {"vendor"} and spec.vendor != "auto":
-        return f"deploy swap {spec.vendor}{which}"
-    if only == {"image"} and spec.image:
-        return f"deploy swap --image {spec.image}{which}"
-    return (
-        f"deploy down --name {name}; to start what is missing of it as it is: "
-        f"deploy up --resume --name {name}"
-    )
-
-
-def _changed(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the settings that differ, with both values; values of an environment stay unsaid."""
-    for field, value in new.items():
-        if isinstance(value, dict) and field != "env":
-            yield from _changed(old[field], value, f"{prefix}{field}.")
-        elif value not in (old[field], "auto"):
-            was, asked = ("not set" if v is None else v for v in (old[field], value))
-            shown = "" if field == "env" else f" ({was}, asked for: {asked})"
-            yield f"{prefix}{field}{shown}"

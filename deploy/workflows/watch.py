@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from deploy.errors import PdkitError
-from deploy.metrics.frame import Frame, Memory, next_frame
+from deploy.metrics.frame import Frame
 from deploy.metrics.reading import Complaint, ServiceReading, StackReading
 from deploy.metrics.store import StoreStats
+from deploy.metrics.watching import Memory, next_frame
 from deploy.runtime.home import Home
 from deploy.runtime.logs import LogReader, complaints
 from deploy.stack.service import Service

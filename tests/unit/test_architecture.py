@@ -49,7 +49,13 @@ EFFECTS = {
 }  # fmt: skip
 
 MAX_FUNCTION_LINES = 60
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 300
+# Modules that are longer still, each with its own limit.
+LONGER = {
+    "planning/plan.py": 400,
+    "router/pdkit_router/client_side.py": 310,
+    "stack/layout.py": 400,
+}
 
 
 def part_of(path: Path) -> str:
@@ -154,7 +160,7 @@ def test_processes_are_started_without_a_shell(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_sizes(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= MAX_MODULE_LINES
+    assert len(source.splitlines()) <= LONGER.get(name_of(path), MAX_MODULE_LINES)
     for node in ast.walk(tree(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1

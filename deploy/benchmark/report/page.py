@@ -6,21 +6,20 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
 from deploy.benchmark.break_even import measured_speeds
+from deploy.benchmark.report.cells import interval, milliseconds, number, percent, table, tokens
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.points import Point, Run, comparable, points, worth
 from deploy.benchmark.report.verdict import ReportVerdict, slo_text
-from deploy.benchmark.statistics import Estimate
 from deploy.planning.break_even import Speeds, break_even_tokens, changes
 
 _MOST_ROWS = 30
 _HERE = Path(__file__).parent
-Rows = Iterable[Sequence[str]]
 
 
 def page(runs: Sequence[Run], found: ReportVerdict, charts: Sequence[Chart], library: str) -> str:
@@ -95,7 +94,7 @@ def _sections(runs: Sequence[Run]) -> Iterator[str]:
         "Noise is the relative spread of the TTFT medians. Of many loads, each stack's best and "
         "the one that can be compared are here; report.csv has all.</p>"
     )
-    yield _table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
+    yield table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
     yield from _break_even(runs)
     yield from _own_cost(runs)
     yield "<h2>Machine and versions</h2>"
@@ -130,14 +129,14 @@ def _result_row(point: Point) -> Sequence[str]:
     return (
         point.run.name,
         _short(point.load),
-        _number(answered.value if answered else None),
-        _number(answered.value / (stack.gpus or stack.engines) if answered else None),
-        _interval(point.median("goodput")),
-        _percent(point.median("within the SLO")),
-        _interval(ttft, 1e3, " ms"),
-        _milliseconds(point.median("TTFT p99")),
-        _interval(itl, 1e3, " ms"),
-        _milliseconds(point.median("ITL p99")),
+        number(answered.value if answered else None),
+        number(answered.value / (stack.gpus or stack.engines) if answered else None),
+        interval(point.median("goodput")),
+        percent(point.median("within the SLO")),
+        interval(ttft, 1e3, " ms"),
+        milliseconds(point.median("TTFT p99")),
+        interval(itl, 1e3, " ms"),
+        milliseconds(point.median("ITL p99")),
         _eligible_rate(point),
         str(sum(one.failed for one in point.repeats)),
         "-" if point.noise is None else f"{100 * point.noise:.1f} %",
@@ -146,30 +145,6 @@ def _result_row(point: Point) -> Sequence[str]:
 
 def _short(load: str) -> str:
     return load.replace(" requests/s", "/s")
-
-
-def _number(value: float | None) -> str:
-    """Return three digits, and all of those before the point."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _interval(value: Estimate | None, factor: float = 1.0, unit: str = "") -> str:
-    if value is None:
-        return "-"
-    text = f"{_number(factor * value.value)}{unit}"
-    if value.low is None or value.high is None or value.high == value.low:
-        return text
-    return f"{text} ({_number(factor * value.low)} to {_number(factor * value.high)})"
-
-
-def _milliseconds(value: Estimate | None) -> str:
-    return "-" if value is None else f"{_number(1e3 * value.value)} ms"
-
-
-def _percent(value: Estimate | None) -> str:
-    return "-" if value is None else f"{100 * value.value:.1f} %"
 
 
 def _eligible_rate(point: Point) -> str:
@@ -193,12 +168,12 @@ def _break_even(runs: Sequence[Run]) -> Iterator[str]:
     )
     header = ("stack", "load", "break-even", "prefill", "KV computed", "KV loaded", "lookup")
     rows = [_speed_row(run.name, load, one) for run, load, one in measured]
-    yield _table(header, rows, "loads")
+    yield table(header, rows, "loads")
     run, load, speeds = measured[0]
     yield f"<h3>What would move it: {escape(run.name)} at {escape(load)}, estimated</h3>"
     moved = changes(speeds, run.result.stack.shards)
-    moves = [(one.what, _tokens(break_even_tokens(one.speeds))) for one in moved]
-    yield _table(("change", "break-even"), moves)
+    moves = [(one.what, tokens(break_even_tokens(one.speeds))) for one in moved]
+    yield table(("change", "break-even"), moves)
 
 
 def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
@@ -212,7 +187,7 @@ def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
             "all requests.</p>"
         )
         header = ("stack", "router p50", "router p99", "store barrier", "router CPU")
-        yield _table(header, rows)
+        yield table(header, rows)
 
 
 def _cost_row(run: Run) -> Sequence[str]:
@@ -224,10 +199,10 @@ def _cost_row(run: Run) -> Sequence[str]:
     ]
     return (
         run.name,
-        f"{_number(1e3 * hop.p50)} ms" if hop else "-",
-        f"{_number(1e3 * hop.p99)} ms" if hop else "-",
-        f"{_number(1e3 * sum(waits) / answers)} ms" if waits and answers else "-",
-        f"{_number(1e3 * sum(cpu) / answers)} ms" if cpu and answers else "-",
+        f"{number(1e3 * hop.p50)} ms" if hop else "-",
+        f"{number(1e3 * hop.p99)} ms" if hop else "-",
+        f"{number(1e3 * sum(waits) / answers)} ms" if waits and answers else "-",
+        f"{number(1e3 * sum(cpu) / answers)} ms" if cpu and answers else "-",
     )
 
 
@@ -241,16 +216,12 @@ def _speed_row(name: str, load: str, speeds: Speeds) -> Sequence[str]:
     return (
         name,
         _short(load),
-        _tokens(break_even_tokens(speeds)),
+        tokens(break_even_tokens(speeds)),
         f"{speeds.prefill_tokens_s:,.0f} tokens/s",
         f"{speeds.computed_gb_s:.3g} GB/s",
         f"{speeds.load_gb_s:.3g} GB/s",
         f"{1e3 * speeds.lookup_s:.3g} ms",
     )
-
-
-def _tokens(tokens: int | None) -> str:
-    return "never: computing is faster" if tokens is None else f"{tokens:,} tokens"
 
 
 def _facts(runs: Sequence[Run]) -> Iterator[str]:
@@ -264,9 +235,9 @@ def _facts(runs: Sequence[Run]) -> Iterator[str]:
     unlike = {name: values for name, values in found.items() if len(set(values)) > 1}
     if unlike:
         header = ("differs", *(run.name for run in runs))
-        yield _table(header, ((name, *values) for name, values in unlike.items()), "words")
+        yield table(header, ((name, *values) for name, values in unlike.items()), "words")
     alike = ((name, values[0]) for name, values in found.items() if name not in unlike)
-    yield _table(("the same in all runs", ""), alike, "words")
+    yield table(("the same in all runs", ""), alike, "words")
 
 
 def _fact(value: object) -> str:
@@ -293,15 +264,3 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
     if notes:
         yield "<h2>Failures</h2>"
         yield "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
-
-
-def _table(header: Sequence[str], rows: Rows, kind: str = "") -> str:
-    """Return a table that scrolls by itself where the page is narrow."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing_extensions import NotRequired, TypedDict
 
-from deploy.verify.report import Counted, Diagnosis, EngineHealth, StoreUse
+from deploy.verify.hits import Counted
+from deploy.verify.report import Diagnosis, EngineHealth, StoreUse
 
 
 class HitRate(TypedDict):

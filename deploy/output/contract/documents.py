@@ -11,14 +11,13 @@ from deploy.benchmark.results import Result
 from deploy.benchmark.statistics import Estimate, Ratio
 from deploy.benchmark.sweep import Sweep
 from deploy.output.contract.check import Check
+from deploy.output.contract.plan import Plan, Rendered
 from deploy.output.contract.stack import (
     Drained,
     Examination,
     Exported,
     Logs,
     Patches,
-    Plan,
-    Rendered,
     Restarted,
     Status,
     Swap,

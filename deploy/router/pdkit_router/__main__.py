@@ -20,11 +20,12 @@ from typing import Any
 
 import uvloop
 
-from pdkit_router.client_side import Clients, Limits
+from pdkit_router.client_side import Clients
 from pdkit_router.discovery import ROLES, Discovery, source
 from pdkit_router.drains import Drains
 from pdkit_router.engines import Engine, Group, Watch
 from pdkit_router.forward import Forwarder
+from pdkit_router.limits import Limits
 from pdkit_router.log_files import bound_logs
 from pdkit_router.page import Front, MetricsDoor, MetricsPage
 from pdkit_router.prefixes import PrefixGroup

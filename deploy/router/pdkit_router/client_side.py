@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,36 +10,14 @@ from typing import Protocol
 
 import httptools
 
+from pdkit_router.client_response import ClientResponse, response_head
 from pdkit_router.errors import Refused, error_body
+from pdkit_router.limits import HEAD_BYTES, Limits, long_head, too_many
 from pdkit_router.request import Request
 
 _log = logging.getLogger("router")
-_HEAD_BYTES = 32 * 1024
 _HEADERS = 100
 _LINGER_S = 2.0  # for a client that still sends when its answer is on its way
-
-
-@dataclass
-class Limits:
-    """What clients may take.
-
-    Attributes:
-        body_bytes: of one request; follows from the model's context.
-        held_bytes: of all bodies together. What a request takes beside its body (a second copy,
-            its token ids once more) is in proportion, so that a GiB is enough for all of it.
-        head_s, body_s: for sending them.
-        idle_s: between two requests of a connection.
-        stuck_s: that a client may leave its answer unread.
-    """
-
-    connections: int = 2048
-    requests: int = 1024
-    body_bytes: int = 2**20
-    held_bytes: int = 128 * 2**20
-    head_s: float = 10.0
-    body_s: float = 60.0
-    idle_s: float = 120.0
-    stuck_s: float = 60.0
 
 
 class Door(Protocol):
@@ -83,7 +60,7 @@ class Clients:
         if length > self.limits.body_bytes:
             raise self.too_large()
         if self.busy >= self.limits.requests:
-            raise _too_many()
+            raise too_many()
 
     def hold(self, size: int) -> None:
         """Count bytes of a body; raise Refused if there is no room for them.
@@ -94,54 +71,14 @@ class Clients:
         while self.held > self.limits.held_bytes:
             oldest = next((one for one in self.waiting if one.taken), None)
             if oldest is None:
-                raise _too_many()
-            oldest.refuse(_too_many())
+                raise too_many()
+            oldest.refuse(too_many())
 
     def too_large(self) -> Refused:
         return Refused(
             413, f"the body is larger than the {self.limits.body_bytes} bytes that the model's "
             "context can need",
         )  # fmt: skip
-
-
-class ClientResponse:
-    """The answer to one request, on its way to the client."""
-
-    def __init__(self, connection: ClientConnection, *, chunked: bool) -> None:
-        self._connection = connection
-        self._chunked = chunked
-        self.began = False
-        self.on_pause: Callable[[bool], None] = lambda _: None
-
-    def whole(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
-        """Send everything at once."""
-        self.began = True
-        self._connection.send_whole(status, headers, body)
-
-    def begin(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
-        """Send the head of an answer that comes in pieces."""
-        self.began = True
-        framing = (("transfer-encoding", "chunked"),) if self._chunked else ()
-        self._connection.send(_head(status, (*headers, *framing), keep=self._connection.keeps))
-
-    def piece(self, data: bytes) -> None:
-        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
-    def end(self) -> None:
-        """Say that the answer is complete."""
-        if self._chunked:
-            self._connection.send(b"0\r\n\r\n")
-
-    def break_off(self) -> None:
-        """Close without that: what was sent is not the whole answer."""
-        self._connection.abort()
-
-
-def _head(status: int, headers: tuple[tuple[str, str], ...], *, keep: bool) -> bytes:
-    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    lines += [] if keep else ["connection: close"]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
 class ClientConnection(asyncio.Protocol):
@@ -232,8 +169,8 @@ class ClientConnection(asyncio.Protocol):
         else:
             # What is no body: the head, extensions of chunks, trailers.
             self._beside = self._beside + len(data) if self.taken == taken else 0
-            if self._beside > 2 * _HEAD_BYTES and not self._closing:
-                self.refuse(_long_head())
+            if self._beside > 2 * HEAD_BYTES and not self._closing:
+                self.refuse(long_head())
 
     def on_message_begin(self) -> None:
         if self._task is not None or self._request is not None:
@@ -256,8 +193,8 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._head_done = True
         size = len(self._target) + sum(len(name) + len(value) for name, value in self._headers)
-        if size > _HEAD_BYTES or len(self._headers) > _HEADERS:
-            raise _long_head()
+        if size > HEAD_BYTES or len(self._headers) > _HEADERS:
+            raise long_head()
         method = self._parser.get_method().decode("latin-1")
         request = Request(method, self._target.decode("latin-1"), self._headers)
         self.keeps = self._parser.should_keep_alive() and not self._clients.leaving
@@ -360,7 +297,7 @@ class ClientConnection(asyncio.Protocol):
         if not any(name == "content-type" for name, _ in headers):
             headers = (*headers, ("content-type", "application/json"))
         headers = (*headers, ("content-length", str(len(body))))
-        self.send(_head(status, headers, keep=self.keeps) + body)
+        self.send(response_head(status, headers, keep=self.keeps) + body)
 
     def send(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -369,11 +306,3 @@ class ClientConnection(asyncio.Protocol):
 
 class _Pipelined(Exception):
     """A second request before the first was answered."""
-
-
-def _too_many() -> Refused:
-    return Refused(429, "too many requests are being answered", retry_after_s=1)
-
-
-def _long_head() -> Refused:
-    return Refused(431, f"the head of the request is larger than {_HEAD_BYTES} bytes")

@@ -6,24 +6,18 @@ import contextlib
 import shutil
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from deploy.errors import (
-    MachineError,
-    MissingGpus,
-    MissingImage,
-    OutOfMemory,
-    PortTaken,
-    StackUnhealthy,
-)
+from deploy.errors import MachineError, OutOfMemory, StackUnhealthy
+from deploy.runtime.compose.containers import LET_DIE, docker_error, end_containers, reloaded
 from deploy.runtime.compose.docker import docker_client, run_docker
 from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.project import COMPOSE_FILE, write_project
+from deploy.runtime.compose.refusals import describe_end, refusal
 from deploy.runtime.compose.store import ContainerStore, open_container_store
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
@@ -36,7 +30,6 @@ from deploy.stack.service import Service, Stack
 _CREATE_TIMEOUT_S = 300
 _NO_MEMORY = "Available memory on node"
 _KEEP_UP = {"Name": "unless-stopped"}
-_LET_DIE = {"Name": "no"}
 
 
 @dataclass(frozen=True)
@@ -49,13 +42,13 @@ class StartedContainer:
 
     @property
     def ended(self) -> str | None:
-        found = _reloaded(self.container)
+        found = reloaded(self.container)
         if found is None:
             return "removed by somebody"
         state = found.attrs["State"]
         if state["Running"] or state["Status"] == "created":
             return None
-        return _describe_end(state)
+        return describe_end(state)
 
 
 class ComposeLauncher:
@@ -91,7 +84,7 @@ class ComposeLauncher:
         self._compose("up", "--no-start", "--no-deps", "--no-build", service.name)
         container = self._require(service.name)
         # While it starts, a container that dies is to stay dead, so that its end can be read.
-        container.update(restart_policy=_LET_DIE)
+        container.update(restart_policy=LET_DIE)
         began = time.monotonic()
         self._run(service, container)
         record = ServiceRecord(service.name, starts=starts)
@@ -204,7 +197,7 @@ class ComposeLauncher:
         found = [container for name in records if (container := self._find(name))]
         for container in found:
             self._keep_log(_service_of(container))
-        _end(found, grace_s)
+        end_containers(found, grace_s)
 
     def marked(self) -> int:
         """Return how many containers carry this stack's mark."""
@@ -213,10 +206,10 @@ class ComposeLauncher:
     def stop_marked(self, *, grace_s: float) -> int:
         """End the stack's containers and remove its networks, by their marks."""
         found = self._containers()
-        _end(found, grace_s)
+        end_containers(found, grace_s)
         if not self._project_containers():  # none of another folder's stack of that name
             for network in docker_client().networks.list(filters={"label": self._project}):
-                with contextlib.suppress(_docker_error()):
+                with contextlib.suppress(docker_error()):
                     network.remove()
         return len(found)
 
@@ -252,14 +245,14 @@ class ComposeLauncher:
         command = ("compose", "-p", project_name(self._name), "-f", str(self._file))
         done = run_docker((*command, *arguments), timeout_s=_CREATE_TIMEOUT_S, check=False)
         if done.returncode:
-            raise _refusal(done.stderr, arguments[-1])
+            raise refusal(done.stderr, arguments[-1])
 
     def _run(self, service: Service, container: Any) -> None:
         try:
             container.start()
-        except _docker_error() as exc:
-            error = _refusal(str(getattr(exc, "explanation", exc)), service.name)
-            with contextlib.suppress(_docker_error()):
+        except docker_error() as exc:
+            error = refusal(str(getattr(exc, "explanation", exc)), service.name)
+            with contextlib.suppress(docker_error()):
                 container.remove(force=True)
             raise error from exc
 
@@ -293,83 +286,3 @@ class ComposeLauncher:
 
 def _service_of(container: Any) -> str:
     return str(container.labels["com.docker.compose.service"])
-
-
-def _reloaded(container: Any) -> Any | None:
-    from docker.errors import NotFound
-
-    try:
-        container.reload()
-    except NotFound:
-        return None
-    return container
-
-
-def _docker_error() -> type[Exception]:
-    from docker.errors import DockerException
-
-    found: type[Exception] = DockerException
-    return found
-
-
-def _end(containers: list[Any], grace_s: float) -> None:
-    """Stop containers together, then remove them."""
-
-    def end(container: Any) -> None:
-        with contextlib.suppress(_docker_error()):
-            container.update(restart_policy=_LET_DIE)
-            container.stop(timeout=max(1, round(grace_s)))
-        with contextlib.suppress(_docker_error()):
-            container.remove(force=True, v=True)
-
-    with ThreadPoolExecutor(max_workers=max(1, len(containers))) as pool:
-        list(pool.map(end, containers))
-    left = [container.name for container in containers if _reloaded(container) is not None]
-    if left:
-        raise MachineError(
-            f"Docker could not remove {', '.join(left)}; what they held is still held",
-            hint=f"docker rm -f {' '.join(left)}, else restart Docker; then deploy down again",
-        )
-
-
-def _describe_end(state: Mapping[str, Any]) -> str:
-    code = int(state["ExitCode"])
-    if state["OOMKilled"]:
-        return f"its memory ran out and the kernel killed it, exit code {code}"
-    if code > 128:
-        return f"killed by signal {code - 128}"
-    return f"exit code {code}" + (f", {state['Error']}" if state.get("Error") else "")
-
-
-def _refusal(said: str, service: str) -> MachineError:
-    """Return Docker's refusal to create or start a container as an error with its remedy."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it said nothing"
-    low = said.lower()
-    details = tuple(lines[-4:])
-    if "no such image" in low or "image not found" in low or "pull access denied" in low:
-        return MissingImage(f"{service}: {last}", hint="deploy images list", details=details)
-    if "could not select device driver" in low or "unresolvable cdi" in low:
-        return MissingGpus(
-            f"{service}: Docker cannot give GPUs to containers here: {last}",
-            hint="install the NVIDIA Container Toolkit (then: sudo nvidia-ctk runtime configure "
-            "--runtime=docker), or deploy up --runtime process",
-            details=details,
-        )
-    if "unsatisfied condition: cuda" in low:
-        return MissingGpus(
-            f"{service}: the image is built for a newer CUDA than the driver's: {last}",
-            hint="install a newer driver, or --image REF of an image for the driver's CUDA; "
-            "nvidia-smi shows both versions",
-            details=details,
-        )
-    if "no such file or directory" in low and ("/dev/kfd" in low or "/dev/dri" in low):
-        return MissingGpus(
-            f"{service}: the GPU's device node is not on this machine: {last}",
-            hint="look at ls /dev/kfd /dev/dri, and that the amdgpu driver is loaded",
-            details=details,
-        )
-    if "port is already allocated" in low or "address already in use" in low:
-        return PortTaken(f"{service}: {last}", hint="deploy up --port PORT", details=details)
-    return MachineError(f"{service}: Docker refuses it: {last}", hint="docker info",
-                        details=details)  # fmt: skip

@@ -1,12 +1,8 @@
 """`deploy check`: prove on the running stack that KV crosses, and that it is right."""
 
 from deploy.workflows.check.keys import lock_guarded
-from deploy.workflows.check.run import (
-    CheckOptions,
-    check_running,
-    check_stack,
-    renew_store_connections,
-)
+from deploy.workflows.check.renewal import renew_store_connections
+from deploy.workflows.check.run import CheckOptions, check_running, check_stack
 from deploy.workflows.check.session import require_answers
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
-from deploy.stack.kv_server import HEARTBEAT_S
 from deploy.verify.diagnosis import diagnose
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
@@ -22,15 +20,13 @@ from deploy.verify.store_path import StorePath, moved
 from deploy.workflows.check.aggregated import check_alike, check_shared_turns, check_spread
 from deploy.workflows.check.keys import CheckKeys, guarded
 from deploy.workflows.check.probes import (
-    check_burst,
     check_decode_reuse,
     check_own_prompt,
     check_pair,
-    check_router,
-    check_turns,
     lengths,
     measure_noise,
 )
+from deploy.workflows.check.routed import check_burst, check_router, check_turns
 from deploy.workflows.check.session import Session, require_answers
 from deploy.workflows.evidence import (
     LAYERWISE_TAGS,
@@ -45,7 +41,6 @@ from deploy.workflows.evidence import (
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_running, require_stack
 
-_RENEWALS = 5
 _DYING_S = 5.0
 _ALL_PAIRS = ("*:*",)
 _OF_REDIS_ALONE = (
@@ -99,36 +94,12 @@ def check_running(
     pairs = choose(running, options)
     require_running(running)
     require_answers(running)
-    with _session(home, running, report) as session:
+    with open_session(home, running, report) as session:
         return _checked(session, pairs, options)
 
 
-def renew_store_connections(home: Home, running: RunningStack) -> None:
-    """Send throw-away prompts until engines that outlived their Redis have found the new one.
-
-    An engine notices a dead connection by the request that fails on it.
-
-    Raises:
-        StackUnhealthy: the stack stopped answering.
-    """
-    # An engine that lost LMCache's server comes back to it with a ping.
-    pause_s = HEARTBEAT_S if running.prepared.plan.kv_server else 0
-    with _session(home, running, lambda _: None) as session:
-        for attempt, length in enumerate(lengths(session)[:1] * _RENEWALS):
-            time.sleep(pause_s if attempt else 0)
-            prompt, tag = session.fresh(length), session.keys.new_tag()
-            found = 0
-            for name in session.engines:
-                with contextlib.suppress(ApiError):
-                    cached = session.ask(name, prompt, tag=tag).cached_tokens
-                    found += name in session.consumers and cached > 0
-            if found == len(session.consumers):
-                break
-        session.keys.remove(session.store)
-
-
 @contextmanager
-def _session(home: Home, running: RunningStack, report: Report) -> Iterator[Session]:
+def open_session(home: Home, running: RunningStack, report: Report) -> Iterator[Session]:
     """Converse with a stack.
 
     Raises:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy
 from deploy.metrics.engine import CacheCounters
@@ -20,8 +19,9 @@ from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion
 from deploy.verify.findings import Findings
-from deploy.verify.report import Counted
+from deploy.verify.hits import Counted
 from deploy.workflows.check.keys import CheckKeys
+from deploy.workflows.check.reading import Reading
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, store_of
 
@@ -74,44 +74,6 @@ def _answers(running: RunningStack, service: Service) -> bool:
         return False
     with store_of(running) as store:
         return store.refusal() is not None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What engines have counted at one time, and what the check has sent them.
-
-    Attributes:
-        finished, sent: requests, to producers and consumers.
-        sent_tokens: of prompts sent to consumers, by the router too, answered or not.
-        tokens: the consumers' own counters, added up.
-    """
-
-    finished: int
-    sent: int
-    sent_tokens: int
-    tokens: CacheCounters
-
-    def since(self, earlier: Reading) -> Counted:
-        """Return what consumers counted since then, and how many others were among it.
-
-        A request that is not done, or whose client left, never counts as finished. But an engine
-        counts a prompt's tokens in the moment in which it counts its hits, at its admission: each
-        is one that it held itself, or one that it asked the store for. A request that is admitted
-        again, after it was preempted, counts as neither. So more tokens than were sent are others'.
-        """
-        grown = self.tokens.since(earlier.tokens)
-        admitted = grown.external_queries + grown.local_hits
-        strange = admitted > self.sent_tokens - earlier.sent_tokens
-        return Counted(
-            grown.external_queries,
-            grown.external_hits,
-            grown.local_hits,
-            max(int(strange), self.ahead(earlier)),
-        )
-
-    def ahead(self, earlier: Reading) -> int:
-        """Return how many more requests were finished since then than were sent."""
-        return self.finished - earlier.finished - (self.sent - earlier.sent)
 
 
 class Session:

@@ -13,7 +13,8 @@ import pytest
 from deploy.cli import watching
 from deploy.cli.main import main
 from deploy.errors import StateError
-from deploy.metrics.frame import Frame, next_frame
+from deploy.metrics.frame import Frame
+from deploy.metrics.watching import next_frame
 from tests.conftest import Ended, plain_environ
 from tests.unit.metrics.readings import reading, service
 

@@ -10,8 +10,8 @@ import pytest
 
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
+from deploy.doctor.archs import runs_on
 from deploy.doctor.finding import Finding, Verdict
-from deploy.doctor.gpus import runs_on
 from deploy.doctor.rules import RULES, failed, findings, warned
 from deploy.doctor.seen import (
     DisksSeen,

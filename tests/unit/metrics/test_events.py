@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from deploy.metrics.events import Event, remembered
-from deploy.metrics.frame import next_frame
 from deploy.metrics.reading import Complaint, ServiceCondition, StackReading
+from deploy.metrics.watching import next_frame
 from tests.unit.metrics.readings import BEGAN, page, reading, service, stats
 
 

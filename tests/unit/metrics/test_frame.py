@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from deploy.metrics.frame import Frame, next_frame
+from deploy.metrics.frame import Frame
 from deploy.metrics.reading import StackReading
+from deploy.metrics.watching import next_frame
 from tests.unit.metrics.readings import page, reading, service, stats
 
 

@@ -17,16 +17,8 @@ from deploy.output.plan_view import plan_data, plan_view
 from deploy.output.views import images_view, status_view, swap_view
 from deploy.planning.inventory import Inventory
 from deploy.runtime.advisories import Advisory
-from deploy.verify.report import (
-    CheckReport,
-    Diagnosis,
-    Equivalence,
-    Failure,
-    Hits,
-    PairResult,
-    Phase,
-    StoreUse,
-)
+from deploy.verify.hits import Hits, PairResult, Phase
+from deploy.verify.report import CheckReport, Diagnosis, Equivalence, Failure, StoreUse
 from deploy.verify.store_path import StorePath
 from deploy.workflows.catalog_images import ImageRow
 from deploy.workflows.history import HistoryEntry

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from deploy.metrics.events import Event, remembered
-from deploy.metrics.frame import Frame, next_frame
+from deploy.metrics.frame import Frame
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceReading, StackReading
+from deploy.metrics.watching import next_frame
 from deploy.output.watch_view import WIDTH, watch_view
 from deploy.verify.store_path import Sample
 from tests.unit.metrics.readings import BEGAN, page, reading, service, stats

@@ -11,7 +11,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from pdkit_router.client_side import ClientResponse, Clients, Limits
+from pdkit_router.client_response import ClientResponse
+from pdkit_router.client_side import Clients
+from pdkit_router.limits import Limits
 from pdkit_router.request import Doorkeeper, Request
 
 from tests.unit.router.stand_in import Loop

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.verify.equivalence import LOGPROB_TOLERANCE, MOST_NOISE, Completion
 from deploy.verify.findings import Findings, failures
-from deploy.verify.report import Counted, Hits, PairResult, Phase
+from deploy.verify.hits import Counted, Hits, PairResult, Phase
 
 
 def sound() -> Findings:

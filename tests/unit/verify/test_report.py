@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
+from deploy.verify.hits import Hits, PairResult, Phase
 from deploy.verify.report import (
     CheckReport,
     Diagnosis,
     EngineHealth,
     Equivalence,
     Failure,
-    Hits,
-    PairResult,
-    Phase,
     StoreUse,
 )
 

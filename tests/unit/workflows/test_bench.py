@@ -15,8 +15,7 @@ from deploy.benchmark.load import Load, Target
 from deploy.benchmark.results import RequestRecord, Result, Slo, read_requests, read_result
 from deploy.benchmark.workloads import Conversation, Span, WorkloadOptions
 from deploy.errors import MachineUnfit, StackUnhealthy, StateError, UsageError
-from deploy.workflows.bench import BenchOptions, bench_stack, hop, open_folder
-from deploy.workflows.bench import run as module
+from deploy.workflows.bench import BenchOptions, bench_stack, hop, open_folder, passes
 from tests.unit.workflows.conftest import Lab
 
 CHUNK = 64  # of the lab's stacks
@@ -163,15 +162,15 @@ class TestInterrupted:
     def test_finished_repeats_stay(
         self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        passes = iter(range(2))
-        load = module.run_load
+        turns = iter(range(2))
+        load = passes.run_load
 
         def interrupted(*args: Any, **named: Any) -> Any:
-            if "repeat" in named and next(passes) == 1:
+            if "repeat" in named and next(turns) == 1:
                 raise KeyboardInterrupt
             return load(*args, **named)
 
-        monkeypatch.setattr(module, "run_load", interrupted)
+        monkeypatch.setattr(passes, "run_load", interrupted)
         with pytest.raises(KeyboardInterrupt):
             bench()
         kept = read_result(tmp_path)

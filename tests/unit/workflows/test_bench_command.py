@@ -11,7 +11,7 @@ import pytest
 
 from deploy.cli import main as main_module
 from deploy.runtime.engine_api import ApiError
-from deploy.workflows.bench import run as module
+from deploy.workflows.bench import passes
 from tests.unit.workflows.conftest import Lab
 
 Run = Callable[..., tuple[int, str, str]]
@@ -58,14 +58,14 @@ def test_no_answer_fails(run: Run, tmp_path: Path, with_faults: Callable[..., No
 def test_stack_that_dies_keeps_the_finished_repeats(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages, reads = module.settled_pages, iter(range(1, 10))
+    pages, reads = passes.settled_pages, iter(range(1, 10))
 
     def settled_pages(*args: Any) -> Any:
         if next(reads) == 2:
             raise ApiError(0, "no answer from consumer-0")
         return pages(*args)
 
-    monkeypatch.setattr(module, "settled_pages", settled_pages)
+    monkeypatch.setattr(passes, "settled_pages", settled_pages)
     code, _, err = run("--out", str(tmp_path))
     assert code == 4
     assert "an engine stopped answering during the benchmark: no answer from consumer-0" in err
@@ -74,14 +74,14 @@ def test_stack_that_dies_keeps_the_finished_repeats(
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Press Ctrl-C in this pass."""
-    load, passes = module.run_load, iter(range(1, 10))
+    load, turns = passes.run_load, iter(range(1, 10))
 
     def run_load(*args: Any, **named: Any) -> Any:
-        if "repeat" in named and next(passes) == number:
+        if "repeat" in named and next(turns) == number:
             raise KeyboardInterrupt
         return load(*args, **named)
 
-    monkeypatch.setattr(module, "run_load", run_load)
+    monkeypatch.setattr(passes, "run_load", run_load)
 
 
 def test_interrupt_names_the_finished_repeats(

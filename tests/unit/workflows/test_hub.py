@@ -11,7 +11,7 @@ import pytest
 from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.runtime.home import Home
-from deploy.workflows import up
+from deploy.workflows import same_plan
 from deploy.workflows.hub import described_model
 from deploy.workflows.prepare import Prepared, find_model
 from tests.unit.conftest import MACHINE
@@ -143,7 +143,7 @@ class TestInPlans:
 def test_a_download_makes_no_other_stack_of_a_running_one() -> None:
     """Whatever was known first: the commit by the hub, or nothing at all."""
     planned, unknown = (Model("o/n", "o/n", "hub", None, None, text) for text in (COMMIT, ""))
-    assert not up._other_files(planned, planned)
-    assert not up._other_files(unknown, planned)
-    assert not up._other_files(planned, unknown)
-    assert up._other_files(Model("o/n", "o/n", "hub", None, None, "f" * 40), planned)
+    assert not same_plan._other_files(planned, planned)
+    assert not same_plan._other_files(unknown, planned)
+    assert not same_plan._other_files(planned, unknown)
+    assert same_plan._other_files(Model("o/n", "o/n", "hub", None, None, "f" * 40), planned)

@@ -15,8 +15,9 @@ from deploy.verify.equivalence import Completion
 from deploy.verify.findings import failures
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
-from deploy.workflows.check.probes import check_burst, check_router, check_turns
-from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Reading, Session
+from deploy.workflows.check.reading import Reading
+from deploy.workflows.check.routed import check_burst, check_router, check_turns
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Session
 
 CHUNK = 256
 EARLIER = Reading(10, 10, 5000, CacheCounters(5000, 4000, 5000, 0))

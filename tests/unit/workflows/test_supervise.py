@@ -31,8 +31,9 @@ from deploy.workflows import liveness, start, supervise
 from deploy.workflows.down import stop_stack
 from deploy.workflows.liveness import Liveness
 from deploy.workflows.running import RunningStack, require_stack
+from deploy.workflows.service_life import Patience
 from deploy.workflows.status import stack_status
-from deploy.workflows.supervise import Patience, Supervisor
+from deploy.workflows.supervise import Supervisor
 from deploy.workflows.up import come_back_on_boot
 from tests.unit.workflows.conftest import SMALL, Lab
 
@@ -250,7 +251,7 @@ def test_a_full_disk_ends_nothing(
         real(*arguments)
 
     monkeypatch.setattr(start, "write_state", write)
-    monkeypatch.setattr(supervise, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(supervise, "LONGEST_PAUSE_S", 0.1)
     old = watched.kill("router")
     eventually(lambda: "failed" in watched.events("router"), 20.0)
     assert watched.pid("router") == old

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+from deploy.workflows.exchange import Exchange
 
 from deploy.errors import ConfigError, Interrupted, MissingGpus, StateError, SwapFailed
 from deploy.planning.inventory import Inventory
@@ -266,11 +267,11 @@ class TestKilledInTheMiddle:
     """By signal 9, after which the command puts nothing back."""
 
     @staticmethod
-    def exchange(lab: Lab, vendor: str = "cuda") -> swap._Exchange:
+    def exchange(lab: Lab, vendor: str = "cuda") -> Exchange:
         running = require_stack(lab.home, "pdkit")
         spec = running.prepared.spec.model_copy(update={"vendor": vendor})
         target = prepare(spec, lab.home, swap.facts_here(spec, lab.home, lab.lines.append))
-        return swap._Exchange(lab.home, running, target, "swap", lab.lines.append)
+        return Exchange(lab.home, running, target, "swap", lab.lines.append)
 
     def test_after_the_old_engines_were_stopped(self, lasting: Lab) -> None:
         spec = require_stack(lasting.home, "pdkit").prepared.spec

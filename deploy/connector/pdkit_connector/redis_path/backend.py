@@ -13,11 +13,9 @@ Every chunk, or layer of a chunk in layerwise mode, is one value.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
@@ -27,17 +25,17 @@ from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.kv_report import public_address
 from pdkit_connector.log import get_logger
-from pdkit_connector.redis_path.client import Client, Limits
+from pdkit_connector.redis_path.client import Client
 from pdkit_connector.redis_path.failures import failures
 from pdkit_connector.redis_path.link import Deadline, ReplyError
 from pdkit_connector.redis_path.names import Names
 from pdkit_connector.redis_path.servers import SERVERS
+from pdkit_connector.redis_path.settings import limits_of, read_settings, required, secret_of
 from pdkit_connector.redis_path.tensors import OwnTensors
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 from pdkit_connector.registry import describe
 from pdkit_connector.worker import open_socket
 
-_SETTING = "pdkit."
 _RESULTS = {
     "store": ("stored", "failed", "late", "paused", "no_room"),
     "load": ("loaded", "missing", "corrupt", "foreign", "paused", "no_memory"),
@@ -76,17 +74,17 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             raise
 
     def _start(self, config: Any, metadata: Any) -> None:
-        settings = _settings(config)
-        self._codec = Codec(layout_of(config, metadata), secret=_secret(settings))
-        self._namespace = str(_required(settings, "namespace"))
-        url = _required(settings, "url")
+        settings = read_settings(config)
+        self._codec = Codec(layout_of(config, metadata), secret=secret_of(settings))
+        self._namespace = str(required(settings, "namespace"))
+        url = required(settings, "url")
         self._urls = [str(one) for one in url] if isinstance(url, list) else [str(url)]
         self._names = Names(
             f"{self._namespace}:{self._codec.layout.hex()[:8]}:",
             # All ranks of an MLA model hold the same KV, and LMCache stores that of the first.
             first_rank_only=bool(metadata.use_mla and metadata.world_size > 1),
         )
-        self._client = Client(self._urls, self._codec, COUNTERS, _limits(settings))
+        self._client = Client(self._urls, self._codec, COUNTERS, limits_of(settings))
         self._tensors = OwnTensors(config, metadata)
         # All values have the same length, known from the first one that fits this engine.
         self._value_bytes: int | None = None
@@ -298,43 +296,3 @@ def _is_refusal(error: Exception) -> bool:
     if isinstance(error, ReplyError):
         return error.code in ("NOAUTH", "WRONGPASS", "NOPERM")
     return type(error).__name__ in ("AuthenticationError", "NoPermissionError")
-
-
-def _settings(config: Any) -> dict[str, Any]:
-    extra = config.extra_config or {}
-    return {
-        name.removeprefix(_SETTING): value
-        for name, value in extra.items()
-        if name.startswith(_SETTING)
-    }
-
-
-def _secret(settings: dict[str, Any]) -> bytes:
-    """Return the secret that values are signed with; b"" without one."""
-    if "mac_key_file" not in settings:
-        return b""
-    file = Path(str(settings["mac_key_file"]))
-    try:
-        secret = file.read_bytes().strip()
-    except OSError as exc:
-        raise ConnectorError(f"{_SETTING}mac_key_file: {file} cannot be read ({exc})") from exc
-    if not secret:
-        raise ConnectorError(f"{_SETTING}mac_key_file: {file} is empty")
-    return secret
-
-
-def _required(settings: dict[str, Any], name: str) -> Any:
-    if not settings.get(name):
-        raise ConnectorError(f"extra_config of LMCache's configuration has no {_SETTING}{name}")
-    return settings[name]
-
-
-def _limits(settings: dict[str, Any]) -> Limits:
-    known = {name: type(value) for name, value in dataclasses.asdict(Limits()).items()}
-    given = {name: kind(settings[name]) for name, kind in known.items() if name in settings}
-    if unknown := sorted(set(settings) - set(known) - {"url", "namespace", "mac_key_file"}):
-        raise ConnectorError(
-            f"extra_config of LMCache's configuration has {_SETTING}{unknown[0]}, which is none "
-            f"of {', '.join(sorted(known))}"
-        )
-    return Limits(**given)

@@ -27,13 +27,9 @@ from deploy.errors import (
     StackUnhealthy,
 )
 from deploy.runtime.compose import launcher as launcher_module
-from deploy.runtime.compose.launcher import (
-    ComposeLauncher,
-    StartedContainer,
-    _describe_end,
-    _refusal,
-)
+from deploy.runtime.compose.launcher import ComposeLauncher, StartedContainer
 from deploy.runtime.compose.project import write_project
+from deploy.runtime.compose.refusals import describe_end, refusal
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import ServiceRecord
@@ -125,7 +121,7 @@ class TestRefusal:
         ],
     )
     def test_each_has_its_remedy(self, said: str, kind: type[PdkitError], hint: str) -> None:
-        error = _refusal(SAID[said], "producer-0")
+        error = refusal(SAID[said], "producer-0")
         assert type(error) is kind
         assert error.exit_code == 3
         assert error.message.startswith("producer-0: ")
@@ -134,7 +130,7 @@ class TestRefusal:
 
     @pytest.mark.parametrize("said", [name for name in SAID if name != "nothing"])
     def test_dockers_own_last_words_are_kept(self, said: str) -> None:
-        error = _refusal(SAID[said], "redis")
+        error = refusal(SAID[said], "redis")
         assert SAID[said].splitlines()[-1] in error.message
         assert error.details[-1] == SAID[said].splitlines()[-1]
 
@@ -155,7 +151,7 @@ class TestEnd:
         ],
     )
     def test_in_words(self, state: Mapping[str, Any], words: str) -> None:
-        assert words in _describe_end(state)
+        assert words in describe_end(state)
 
     @pytest.mark.parametrize(
         ("state", "ended"),

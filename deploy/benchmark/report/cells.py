@@ -1,0 +1,54 @@
+"""Tables of the report, and numbers as their cells show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from deploy.benchmark.statistics import Estimate
+
+Rows = Iterable[Sequence[str]]
+
+
+def number(value: float | None) -> str:
+    """Return three digits, and all of those before the point."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def interval(value: Estimate | None, factor: float = 1.0, unit: str = "") -> str:
+    """Return a value times a factor, with its confidence interval where there is one."""
+    if value is None:
+        return "-"
+    text = f"{number(factor * value.value)}{unit}"
+    if value.low is None or value.high is None or value.high == value.low:
+        return text
+    return f"{text} ({number(factor * value.low)} to {number(factor * value.high)})"
+
+
+def milliseconds(value: Estimate | None) -> str:
+    """Return seconds as milliseconds."""
+    return "-" if value is None else f"{number(1e3 * value.value)} ms"
+
+
+def percent(value: Estimate | None) -> str:
+    """Return a share of 1 in percent."""
+    return "-" if value is None else f"{100 * value.value:.1f} %"
+
+
+def tokens(count: int | None) -> str:
+    """Return a break-even in tokens; None means that loading is never faster."""
+    return "never: computing is faster" if count is None else f"{count:,} tokens"
+
+
+def table(header: Sequence[str], rows: Rows, kind: str = "") -> str:
+    """Return a table that scrolls by itself where the page is narrow."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )

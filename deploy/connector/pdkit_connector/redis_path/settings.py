@@ -1,0 +1,67 @@
+"""The Redis path's settings, from `extra_config` of LMCache's configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from pdkit_connector.errors import ConnectorError
+from pdkit_connector.redis_path.client import Limits
+
+_SETTING = "pdkit."
+
+
+def read_settings(config: Any) -> dict[str, Any]:
+    """Return the `pdkit.` settings of LMCache's configuration, without that prefix."""
+    extra = config.extra_config or {}
+    return {
+        name.removeprefix(_SETTING): value
+        for name, value in extra.items()
+        if name.startswith(_SETTING)
+    }
+
+
+def secret_of(settings: dict[str, Any]) -> bytes:
+    """Return the secret that values are signed with; b"" without one.
+
+    Raises:
+        ConnectorError: its file cannot be read, or is empty.
+    """
+    if "mac_key_file" not in settings:
+        return b""
+    file = Path(str(settings["mac_key_file"]))
+    try:
+        secret = file.read_bytes().strip()
+    except OSError as exc:
+        raise ConnectorError(f"{_SETTING}mac_key_file: {file} cannot be read ({exc})") from exc
+    if not secret:
+        raise ConnectorError(f"{_SETTING}mac_key_file: {file} is empty")
+    return secret
+
+
+def required(settings: dict[str, Any], name: str) -> Any:
+    """Return a setting.
+
+    Raises:
+        ConnectorError: it is missing or empty.
+    """
+    if not settings.get(name):
+        raise ConnectorError(f"extra_config of LMCache's configuration has no {_SETTING}{name}")
+    return settings[name]
+
+
+def limits_of(settings: dict[str, Any]) -> Limits:
+    """Return the client's limits; those that are not set have their defaults.
+
+    Raises:
+        ConnectorError: a setting is unknown.
+    """
+    known = {name: type(value) for name, value in dataclasses.asdict(Limits()).items()}
+    given = {name: kind(settings[name]) for name, kind in known.items() if name in settings}
+    if unknown := sorted(set(settings) - set(known) - {"url", "namespace", "mac_key_file"}):
+        raise ConnectorError(
+            f"extra_config of LMCache's configuration has {_SETTING}{unknown[0]}, which is none "
+            f"of {', '.join(sorted(known))}"
+        )
+    return Limits(**given)

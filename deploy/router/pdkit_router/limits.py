@@ -1,0 +1,42 @@
+"""What clients may take of the router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdkit_router.errors import Refused
+
+HEAD_BYTES = 32 * 1024  # of a request
+
+
+@dataclass
+class Limits:
+    """What clients may take.
+
+    Attributes:
+        body_bytes: of one request; follows from the model's context.
+        held_bytes: of all bodies together. What a request takes beside its body (a second copy,
+            its token ids once more) is in proportion, so that a GiB is enough for all of it.
+        head_s, body_s: for sending them.
+        idle_s: between two requests of a connection.
+        stuck_s: that a client may leave its answer unread.
+    """
+
+    connections: int = 2048
+    requests: int = 1024
+    body_bytes: int = 2**20
+    held_bytes: int = 128 * 2**20
+    head_s: float = 10.0
+    body_s: float = 60.0
+    idle_s: float = 120.0
+    stuck_s: float = 60.0
+
+
+def too_many() -> Refused:
+    """Return the refusal of a request for which there is no room now."""
+    return Refused(429, "too many requests are being answered", retry_after_s=1)
+
+
+def long_head() -> Refused:
+    """Return the refusal of a request whose head, or what is beside its body, is too long."""
+    return Refused(431, f"the head of the request is larger than {HEAD_BYTES} bytes")
