@@ -152,85 +152,125 @@ def options_text(changes: Changes) -> str:
 
 
 class CheckFailed(PdkitError):
+    """The stack serves, and its KV is not reused or not right."""
+
     code = "check_failed"
     exit_code = 1
 
 
 class UsageError(PdkitError):
+    """The command line is wrong: an option, a value, or options that exclude each other."""
+
     code = "usage"
     exit_code = 2
 
 
 class ConfigError(UsageError):
+    """A setting is wrong, or contradicts another, the model or the machine."""
+
     code = "config"
 
 
 class StateError(UsageError):
+    """There is no such stack, or it is not in a state in which the command makes sense."""
+
     code = "state"
 
 
 class MachineError(PdkitError):
+    """This machine lacks something, or something on it is in the way."""
+
     code = "machine"
     exit_code = 3
 
 
 class MissingTool(MachineError):
+    """A program or library that the stack needs is not installed."""
+
     code = "missing_tool"
 
 
 class PortTaken(MachineError):
+    """Another program listens on a port of the stack."""
+
     code = "port_taken"
 
 
 class NotEnoughMemory(MachineError):
+    """The stack is expected to need more host memory than is available."""
+
     code = "not_enough_memory"
 
 
 class MissingGpus(MachineError):
+    """There are too few GPUs, or containers cannot get them."""
+
     code = "missing_gpus"
 
 
 class MissingImage(MachineError):
+    """An image is neither on this machine, nor can it be pulled or built."""
+
     code = "missing_image"
 
 
 class MissingModel(MachineError):
+    """The model's files are neither on this machine, nor can they be downloaded."""
+
     code = "missing_model"
 
 
 class MachineUnfit(MachineError):
+    """The machine has what is needed, and it does not suffice or fit: a driver, a disk."""
+
     code = "machine_unfit"
 
 
 class RedisUnreachable(MachineError):
+    """The user's own Redis does not answer, or refuses the log-in."""
+
     code = "redis_unreachable"
 
 
 class FixFailed(MachineError):
+    """A fix of the connector does not take effect with the installed LMCache or vLLM."""
+
     code = "fix_failed"
 
 
 class DockerUnavailable(MachineError):
+    """No Docker engine of this machine answers, or it has no usable Compose plugin."""
+
     code = "docker_unavailable"
 
 
 class StackLocked(MachineError):
+    """Another command is at work on the stack."""
+
     code = "stack_locked"
 
 
 class StackUnhealthy(PdkitError):
+    """A service died, was too slow to start, or does not answer."""
+
     code = "stack_unhealthy"
     exit_code = 4
 
 
 class OutOfMemory(StackUnhealthy):
+    """A service ended because its memory ran out."""
+
     code = "out_of_memory"
 
 
 class SwapFailed(StackUnhealthy):
+    """The new plan of a swap did not serve; the message says what serves now."""
+
     code = "swap_failed"
 
 
 class Interrupted(PdkitError):
+    """The user pressed Ctrl-C, or the command was told to end."""
+
     code = "interrupted"
     exit_code = 130

@@ -61,6 +61,7 @@ class Row:
         return self.ratio.difference
 
     def as_dict(self) -> dict[str, Any]:
+        """Return what `bench compare --json` says of the metric."""
         return {
             "metric": self.metric.name,
             "unit": self.metric.unit,

@@ -76,6 +76,7 @@ class Sweep(Strict):
     verdict: SweepVerdict | None = None
 
     def of(self, topology: str) -> list[Run]:
+        """Return the runs of a topology, in the order in which they ended."""
         return [run for run in self.runs if run.topology == topology]
 
     def has(self, topology: str, number: int) -> bool:

@@ -52,6 +52,7 @@ class Span:
         return cls(low, high)
 
     def draw(self, chance: random.Random) -> int:
+        """Return a length between both ends, each as likely as any other."""
         return chance.randint(self.low, self.high)
 
     def __str__(self) -> str:

@@ -25,4 +25,5 @@ class CommandResult:
 
     @property
     def exit_code(self) -> int:
+        """The first error's exit code; 0 without errors."""
         return self.errors[0].exit_code if self.errors else 0

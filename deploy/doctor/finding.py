@@ -76,14 +76,17 @@ class Rule:
 
     @property
     def area(self) -> Area:
+        """The part of the machine or stack that the rule is about: what its id begins with."""
         return self.id.partition(".")[0]  # type: ignore[return-value]
 
 
 def ok(message: str) -> Verdict:
+    """Return a verdict that all is well; `message` says what was seen."""
     return Verdict("ok", message)
 
 
 def unknown(message: str) -> Verdict:
+    """Return a verdict that nothing could be seen; `message` says why."""
     return Verdict("unknown", message)
 
 

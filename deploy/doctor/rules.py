@@ -31,4 +31,5 @@ def failed(found: Sequence[Finding]) -> list[Finding]:
 
 
 def warned(found: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that do not stop `up`."""
     return [one for one in found if one.status == "warn"]

@@ -53,6 +53,7 @@ class CacheCounters:
         )
 
     def since(self, earlier: CacheCounters) -> CacheCounters:
+        """Return what was counted between an earlier reading and this one."""
         return CacheCounters(
             self.external_queries - earlier.external_queries,
             self.external_hits - earlier.external_hits,

@@ -86,6 +86,7 @@ class StoreInterval:
 
 
 def store_interval(before: StoreStats, now: StoreStats, seconds: float) -> StoreInterval:
+    """Return what Redis did between two readings; None for what one of them does not tell."""
     return StoreInterval(
         seconds,
         now.grown("received_bytes", before),

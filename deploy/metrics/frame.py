@@ -38,13 +38,16 @@ class EngineFrame:
 
     @property
     def prompt_tokens_s(self) -> float | None:
+        """Prompt tokens a second since the last frame; None where nothing is known."""
         return _rate(self.counts.prompt_tokens, self.seconds) if self.counts else None
 
     @property
     def generation_tokens_s(self) -> float | None:
+        """Generated tokens a second since the last frame; None where nothing is known."""
         return _rate(self.counts.generation_tokens, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
+        """Return what `status --watch --json` says of the engine."""
         rates = {
             "seconds": round(self.seconds, 3),
             "prompt_tokens_s": _rounded(self.prompt_tokens_s),
@@ -69,6 +72,7 @@ class StoreFrame:
     evicted_keys: int
 
     def as_dict(self) -> dict[str, Any]:
+        """Return what `status --watch --json` says of Redis."""
         interval = self.interval
         rates = interval and {
             "received_bytes_s": _rounded(interval.rate(interval.received_bytes)),
@@ -93,9 +97,11 @@ class RouterFrame:
 
     @property
     def requests_s(self) -> float | None:
+        """Requests a second since the last frame; None where nothing is known."""
         return _rate(self.counts.requests, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
+        """Return what `status --watch --json` says of the router."""
         rates = {"seconds": round(self.seconds, 3), "requests_s": _rounded(self.requests_s)}
         return {
             "engines": asdict(self.view),
@@ -133,6 +139,7 @@ class Totals:
         return cls(cache, ends.answers, every.path)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return what `status --watch --json` says of all engines together."""
         return {
             **hits_as_dict(self.cache),
             "answers": self.answers,
@@ -176,6 +183,7 @@ class Frame:
         return (ill + redis) if self.up else []
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the frame as `status --watch --json` prints it."""
         return {
             "name": self.name,
             "at": self.at.isoformat(timespec="milliseconds"),

@@ -81,6 +81,7 @@ class EngineApi:
             self._client.close()
 
     def is_healthy(self, path: str = "/health") -> bool:
+        """Tell whether a GET of this path answers 200, within seconds."""
         try:
             return get(self._url, path, timeout_s=_HEALTH_S).status == _OK
         except (OSError, HTTPException):

@@ -38,30 +38,37 @@ class StackHome:
 
     @property
     def state_file(self) -> Path:
+        """The plan that was started, its history, and the services' records."""
         return self.root / "state.json"
 
     @property
     def events_file(self) -> Path:
+        """What happened to services since: one JSON object a line."""
         return self.root / "events.jsonl"
 
     @property
     def drain_file(self) -> Path:
+        """The names of drained engines, which the router reads."""
         return self.run_dir / "router" / "drained"
 
     @property
     def supervisor_socket(self) -> Path:
+        """The socket on which the supervisor listens while it runs."""
         return self.temp_dir / "supervisor.sock"
 
     @property
     def secrets_dir(self) -> Path:
+        """One file for each secret, which only this user may read."""
         return self.root / "secrets"
 
     @property
     def run_dir(self) -> Path:
+        """The configuration files of services."""
         return self.root / "run"
 
     @property
     def logs_dir(self) -> Path:
+        """One log for each service."""
         return self.root / "logs"
 
     @property
@@ -84,6 +91,7 @@ class Home:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Home:
+        """Return the home that the environment names. It need not exist."""
         if environ.get("PDKIT_HOME"):
             base = expanded(environ["PDKIT_HOME"]).absolute()
             return cls(base, base / "cache")
@@ -93,6 +101,7 @@ class Home:
 
     @property
     def models(self) -> Path:
+        """The folder of tiny models."""
         return self.cache / "models"
 
     def engine_cache(self, image: str) -> Path:
@@ -104,13 +113,16 @@ class Home:
         return Home(self.state, self.cache, folder.absolute())
 
     def stack(self, name: str) -> StackHome:
+        """Return the folders of a stack, whether or not it exists."""
         return StackHome(self.stack_folder or self.state / "stacks" / name)
 
     def lock_file(self, name: str) -> Path:
+        """Return the file that a command locks while it changes a stack."""
         return self.state / "locks" / f"{name}.lock"
 
     @property
     def bench_lock_file(self) -> Path:
+        """Locked while a benchmark runs: two at once would measure each other."""
         return self.state / "bench.lock"
 
     @property
@@ -125,6 +137,7 @@ class Home:
 
     @property
     def planning_lock_file(self) -> Path:
+        """Locked from planning to writing the state, so that no two stacks get the same GPUs."""
         return self.state / "planning.lock"
 
     def stacks_beside(self, name: str) -> tuple[str, ...]:

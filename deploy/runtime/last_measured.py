@@ -20,6 +20,7 @@ def last_measured(home: Home, plan: Plan) -> Measured | None:
 
 
 def key_of(model: str, processor: str, gpu: str) -> str:
+    """Return under what a measurement is kept: it holds for this model on this hardware."""
     return " | ".join((model, processor, gpu))
 
 

@@ -23,9 +23,15 @@ class Started(Protocol):
     """A service that this command itself started."""
 
     @property
-    def record(self) -> ServiceRecord: ...
+    def record(self) -> ServiceRecord:
+        """What the state file keeps of it."""
+        ...
+
     @property
-    def started_monotonic(self) -> float: ...
+    def started_monotonic(self) -> float:
+        """When it was started, in seconds of `time.monotonic`."""
+        ...
+
     @property
     def ended(self) -> str | None:
         """How it ended, in words; None while it runs."""
@@ -63,11 +69,17 @@ class Launcher(Protocol):
         """Return the error for a service that ended during the start."""
         ...
 
-    def state(self, record: ServiceRecord | None) -> ServiceState: ...
+    def state(self, record: ServiceRecord | None) -> ServiceState:
+        """Return whether the service runs; without a record it was never started."""
+        ...
 
-    def pid(self, record: ServiceRecord) -> int: ...
+    def pid(self, record: ServiceRecord) -> int:
+        """Return the process ID of the service's first process; 0 if it does not run."""
+        ...
 
-    def uptime_s(self, record: ServiceRecord) -> float: ...
+    def uptime_s(self, record: ServiceRecord) -> float:
+        """Return the seconds since its last start; 0.0 if it does not run."""
+        ...
 
     def restarts(self, record: ServiceRecord) -> int:
         """Return how often it was started again since the stack was."""

@@ -19,6 +19,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
+        """Return the secret itself, to be passed on and never shown."""
         return self._value
 
     def __repr__(self) -> str:

@@ -58,6 +58,7 @@ class StackState:
     history: tuple[dict[str, Any], ...] = ()
 
     def with_service(self, record: ServiceRecord) -> StackState:
+        """Return the state with this service's record, in place of an older one."""
         return replace(self, services={**self.services, record.name: record})
 
 

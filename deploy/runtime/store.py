@@ -57,7 +57,9 @@ class Store(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connections."""
+        ...
 
 
 def plain_twin(key: bytes, mark: bytes) -> bytes:

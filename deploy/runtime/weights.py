@@ -34,6 +34,7 @@ class Wanted:
 
     @property
     def folder(self) -> Path:
+        """The model's folder in the cache of the hub, whether or not it is there."""
         return self.cache / f"models--{self.model.replace('/', '--')}"
 
     @property

@@ -102,6 +102,7 @@ class Findings:
 
     @property
     def equivalence(self) -> Equivalence:
+        """How the compared answers agreed, beside how far each engine agrees with itself."""
         return Equivalence(
             self.compared,
             self.mismatched,

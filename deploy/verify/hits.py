@@ -44,6 +44,7 @@ class PairResult:
 
     @property
     def name(self) -> str:
+        """The pair, as messages name it."""
         return f"{self.producer} → {self.consumer}"
 
     @property
@@ -77,6 +78,7 @@ class Phase:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the phase as `check --json` shows it; only the reason if it was skipped."""
         if self.skipped:
             return {"skipped": self.skipped}
         return {

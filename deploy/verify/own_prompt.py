@@ -30,6 +30,7 @@ class OwnPrompt:
 
     @property
     def name(self) -> str:
+        """The pair, as other results name it."""
         return f"{self.producer} → {self.consumer}"
 
     @property
@@ -44,6 +45,7 @@ class OwnPrompt:
 
     @property
     def under_chunk(self) -> bool:
+        """Whether the prompt is too short to be stored at all."""
         return not self.eligible
 
     @property
@@ -77,4 +79,5 @@ class OwnPrompt:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the result as `check --json` shows it."""
         return {**asdict(self), "chunks": self.chunks, "eligible": self.eligible}

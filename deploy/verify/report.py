@@ -61,6 +61,8 @@ class StoreUse:
 
 @dataclass(frozen=True)
 class EngineHealth:
+    """What became of one engine during a check."""
+
     name: str
     role: str
     healthy: bool
@@ -122,6 +124,7 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
+        """Whether nothing failed."""
         return not self.failed
 
     @property
@@ -131,6 +134,7 @@ class CheckReport:
 
     @property
     def total(self) -> Hits:
+        """The hits of all pairs together."""
         return sum((pair.hits for pair in self.pairs), Hits())
 
     @property
@@ -152,6 +156,7 @@ class CheckReport:
         return found
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the report as `check --json` shows it; the schema says what each field means."""
         total = self.total
         phases = {"turns": self.turns, "decode_reuse": self.decode_reuse, "burst": self.burst}
         return {

@@ -35,6 +35,7 @@ class Readings:
 
     @property
     def store_answered(self) -> bool:
+        """Whether Redis answered before and after."""
         return None not in (self.store_before, self.store_after)
 
     def grown(self, name: str) -> int | None:

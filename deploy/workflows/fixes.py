@@ -157,6 +157,7 @@ def _refusal(failed: list[FixReport], tried: FixReports, place: FixTarget) -> Fi
 
 
 def remember(file: Path, what: Mapping[str, object]) -> None:
+    """Write a result into the cache; a disk that is full only costs the next command time."""
     with suppress(OSError):  # it is asked again then
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")

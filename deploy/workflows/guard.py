@@ -32,6 +32,7 @@ def mark(tag: str) -> str:
 
 
 def main() -> None:
+    """Wait on stdin; if it ends without the word that the check is done, remove what it left."""
     state, cache, name, run = sys.argv[1:]
     if sys.stdin.buffer.read() == DONE:
         return

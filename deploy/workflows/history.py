@@ -66,6 +66,7 @@ def following(old: StackState, new: StackState) -> StackState:
 
 
 def with_outcome(state: StackState, outcome: PlanOutcome) -> StackState:
+    """Return the state with how the present plan went."""
     return replace(state, generation={**state.generation, "outcome": outcome})
 
 

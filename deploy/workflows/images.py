@@ -48,6 +48,7 @@ class StackImages:
 
     @property
     def by_name(self) -> ContainerImages:
+        """The references of the images, as a layout takes them; ids are not known yet."""
         return ContainerImages(
             engine=self.engine.image,
             router=self.router.image,

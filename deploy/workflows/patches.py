@@ -41,6 +41,7 @@ class FixRow:
 
     @property
     def answered(self) -> bool:
+        """Whether no engine has the bug without the fix."""
         return not any(state in UNANSWERED for state in self.states)
 
 

@@ -91,6 +91,7 @@ class Prepared:
 
     @property
     def inventory(self) -> Inventory:
+        """The machine that the plan is for."""
         return self.facts.inventory
 
     @property

@@ -52,15 +52,19 @@ class RunningStack:
 
     @property
     def stack(self) -> Stack:
+        """The services as they were planned."""
         return self.prepared.stack
 
     def service_state(self, service: Service) -> ServiceState:
+        """Return whether a service runs; that it serves is not looked at."""
         return self.launcher.state(self.state.services.get(service.name))
 
     def is_ready(self, service: Service) -> bool:
+        """Ask a service whether it serves; it has two seconds to answer."""
         return service_is_ready(service, self.launcher, self.secrets.get(REDIS_PASSWORD))
 
     def condition(self, service: Service) -> ServiceCondition:
+        """Return a service's state; of one that runs, whether it is ready."""
         state = self.service_state(service)
         if state != "running":
             return state
@@ -77,6 +81,7 @@ class RunningStack:
         return self.secrets.get(API_KEY) if service.role == "router" else None
 
     def any_running(self) -> bool:
+        """Tell whether any service runs."""
         return any(self.service_state(service) == "running" for service in self.stack.services)
 
 

@@ -96,6 +96,7 @@ class StackStatus:
 
     @property
     def healthy(self) -> bool:
+        """Whether the stack is up and every service is ready."""
         return self.up and not self.sick
 
     @property
@@ -112,6 +113,7 @@ class StackStatus:
         return sum(cache.external_hits for cache in caches) / queries if queries else 0.0
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the data of `deploy status --json`."""
         return {
             **asdict(self),
             "healthy": self.healthy,

@@ -50,6 +50,7 @@ class UpResult:
 
     @property
     def slowest_engine_s(self) -> float:
+        """Seconds that the slowest engine took to start; 0.0 if none was started."""
         return max((self.started.get(name, 0.0) for name in self._engines), default=0.0)
 
     @property

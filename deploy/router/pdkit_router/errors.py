@@ -20,6 +20,7 @@ class Refused(Exception):
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers of the answer, beside those that every answer has."""
         return () if self.retry_after_s is None else (("retry-after", str(self.retry_after_s)),)
 
     def body(self) -> bytes:

@@ -54,6 +54,7 @@ class Request:
 
     @property
     def path(self) -> str:
+        """The target without its query."""
         return self.target.partition("?")[0]
 
     def header(self, name: str) -> str | None:

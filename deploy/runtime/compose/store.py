@@ -118,4 +118,5 @@ def _quoted(word: bytes) -> str:
 
 @contextmanager
 def open_container_store(container: Any | None) -> Iterator[ContainerStore]:
+    """Open Redis in a container, for a with block; None is one that does not run."""
     yield ContainerStore(container)

@@ -134,6 +134,7 @@ class Evidence:
 
     @property
     def names(self) -> list[str]:
+        """The names of all engines."""
         return [engine.name for engine in self.engines]
 
     def calls_failed(self) -> dict[str, Mapping[str, float]]:
@@ -147,6 +148,7 @@ class Evidence:
         return {name: kinds for name, kinds in counted.items() if kinds}
 
     def kinds_failed(self) -> set[str]:
+        """Return the kinds of calls that failed, of any engine."""
         return {kind for kinds in self.calls_failed().values() for kind in kinds}
 
     def restart_hint(self) -> str:
@@ -155,4 +157,5 @@ class Evidence:
 
 
 def join(names: Sequence[str]) -> str:
+    """Return names as a list for people."""
     return ", ".join(names)

@@ -16,6 +16,7 @@ from deploy.workflows.running import RunningStack, metrics_page, store_of
 
 
 def machine_facts(running: RunningStack) -> Machine:
+    """Return what the result says about the machine: processor, GPUs in use, load."""
     plan = running.prepared.plan
     used = {index for engine in plan.engines for index in engine.devices}
     gpus = running.prepared.inventory.gpus_of(plan.vendor.name)
@@ -46,6 +47,7 @@ def versions(running: RunningStack, vllm: str) -> Versions:
 
 
 def model_facts(running: RunningStack, context: int) -> ModelFacts:
+    """Return what the result says about the model; `context` is in tokens."""
     plan = running.prepared.plan
     return ModelFacts(
         name=plan.model.served_name,
@@ -56,6 +58,7 @@ def model_facts(running: RunningStack, context: int) -> ModelFacts:
 
 
 def stack_facts(running: RunningStack) -> StackFacts:
+    """Return what the result says about the stack's shape and settings."""
     plan = running.prepared.plan
     held = {index for engine in plan.engines for index in engine.devices}
     return StackFacts(

@@ -102,6 +102,7 @@ class Bench:
 
     @property
     def engines(self) -> int:
+        """The number of engines."""
         return len(self.running.prepared.plan.engines)
 
     @property

@@ -131,6 +131,7 @@ class Session:
 
     @property
     def engines(self) -> list[str]:
+        """The names of all engines that are checked, each once."""
         return list(dict.fromkeys((*self.producers, *self.consumers)))
 
     def fresh(self, length: int) -> list[int]:
@@ -247,6 +248,7 @@ class Session:
         return self._apis[self.producers[0]].tokenize(self._model, text, special=True)
 
     def cache_counters(self, name: str) -> CacheCounters:
+        """Return an engine's counts of queries and hits, since it was started."""
         return self._apis[name].cache_counters()
 
     def counted_for(self, name: str, earlier: CacheCounters) -> CacheCounters:

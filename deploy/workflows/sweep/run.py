@@ -42,11 +42,17 @@ _STEPS = 5  # that a search takes, once it knows where to begin
 class Stacks(Protocol):
     """What brings stacks up, loads them and takes them down; one at a time."""
 
-    def up(self, spec: StackSpec) -> None: ...
+    def up(self, spec: StackSpec) -> None:
+        """Start a stack with this spec, and wait until it serves."""
+        ...
 
-    def load(self, options: BenchOptions, folder: Path) -> Result: ...
+    def load(self, options: BenchOptions, folder: Path) -> Result:
+        """Benchmark the stack that is up; the result is kept in `folder`."""
+        ...
 
-    def down(self) -> None: ...
+    def down(self) -> None:
+        """Stop the stack that is up."""
+        ...
 
 
 def run_sweep(
