@@ -1,4 +1,4 @@
-"""Where systemd finds the unit of a stack, for the user who started it."""
+"""The systemd unit that starts a stack at boot, for the user who ran `up --on-boot`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.stack.boot_unit import boot_unit
 
 _RUNS = Path("/run/systemd/system")
 _LINGER = Path("/var/lib/systemd/linger")
-# What the command reads; no secret is among them.
+# The variables that the command reads; none holds a secret.
 _KEPT = ("PATH", "PDKIT_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HF_HOME", "LD_LIBRARY_PATH")
 
 
@@ -57,7 +57,7 @@ def remove_unit(home: Home, name: str) -> None:
     try:
         file = unit_file(home, name)
     except ConfigError:
-        return  # without a home folder, none was ever written
+        return  # without a home folder, no unit was ever written
     _link(file).unlink(missing_ok=True)
     file.unlink(missing_ok=True)
 
@@ -66,7 +66,7 @@ def starts_without_login() -> bool:
     """Tell whether systemd starts this user's units at boot, rather than at the first login."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # such as of a container
+    except KeyError:  # for example, a user of a container
         return False
     return (_LINGER / user).exists()
 

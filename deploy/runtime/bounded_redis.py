@@ -1,7 +1,7 @@
 """Connections to Redis that a hostile or broken server cannot fill or hold up.
 
-redis-py reads what a server announces, however much that is, and waits anew after every byte. Here
-the answer to each question is limited in bytes and time. Engines limit theirs in the connector,
+redis-py reads as many bytes as a server announces, and its timeout starts again with every byte.
+Here, each answer is limited in size and in total time. Engines have such limits in the connector,
 which the kit does not import.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from deploy.runtime.measured_socket import MeasuredSocket
 
-# Limit of each step: to reach the server, TLS, some bytes of an answer.
+# Limit of each step: connecting, TLS, one read.
 STEP_S = 2.0
-# Limits of the answers to one question; a page of keys has some 100 KiB.
+# Limits of one answer; a page of keys has about 100 KiB.
 ANSWER_S = 6.0
 ANSWER_BYTES = 4 << 20
 

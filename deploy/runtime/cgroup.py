@@ -24,8 +24,8 @@ class Limits:
 
     Attributes:
         memory_bytes: the least of all limits.
-        room_bytes: up to the limit that is nearest; file pages that could be dropped count as room.
-        cpus: processors' worth of time.
+        room_bytes: left up to the nearest limit; file pages that can be dropped count as room.
+        cpus: number of processors that may be kept busy.
     """
 
     memory_bytes: int | None = None
@@ -83,7 +83,7 @@ def _groups(mount: Path, proc: Path, controller: str) -> Iterator[Path]:
 
 
 def _own_path(proc: Path, controller: str) -> list[str]:
-    """Return our group and those above it, as paths below the root; [] where nothing says it."""
+    """Return our group and its parents, as paths below the root; [] if unknown."""
     try:
         lines = [line.split(":", 2) for line in proc.read_text(encoding="utf-8").splitlines()]
     except OSError:

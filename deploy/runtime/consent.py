@@ -1,4 +1,7 @@
-"""Which stack files the user has named: those of a folder may be another's, and name programs."""
+"""Remember which stack files the user named with -f or PDKIT_FILE.
+
+A deploy.yaml that merely lies in the current folder may be somebody else's, and can name programs.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from deploy.runtime.state import write_private
 
 
 def remember(home: Home, file: Path) -> None:
-    """Note that the user named this file, as it is now; where nothing can be noted, that is all."""
+    """Remember this file with its present content; ignore a home folder that is not writable."""
     with suppress(OSError):
         write_private(_note(home, file), "")
 
 
 def is_known(home: Home, file: Path) -> bool:
-    """Tell whether the user named this file before, as it is now."""
+    """Tell whether the user named this file before, with the same content."""
     return _note(home, file).exists()
 
 

@@ -1,4 +1,4 @@
-"""The engines that the router leaves alone, in a file that it follows.
+"""The file with the drained engines, which the router reads again whenever it changes.
 
 A line is the name of an engine. `deploy restart` adds its process id: such a line counts only while
 that command holds a lock beside the file, which the kernel takes from it however it ends.
@@ -74,7 +74,8 @@ def _lock_file(file: Path) -> Path:
 def _write(file: Path, lines: list[str]) -> None:
     """Replace the file in one step.
 
-    Others may read it, but not its stack's folder: a router's container has another user.
+    All users may read the file, since a router's container has another user; the stack's folder
+    is closed to them.
     """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = file.with_suffix(".tmp")

@@ -29,7 +29,7 @@ __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer"]
 class ApiError(Exception):
     """A request that was not answered as asked; `status` is 0 where there was no answer at all.
 
-    The message may quote the answer, without what a terminal would obey.
+    The message may quote the answer, with control characters removed.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -38,11 +38,11 @@ class ApiError(Exception):
 
 
 class TimedOut(ApiError):
-    """No answer came in time; whoever asks again may wait as long."""
+    """No answer came in time; another attempt may take as long."""
 
 
 def bearer(key: Secret | None) -> dict[str, str]:
-    """Return the header that shows a key; {} without one."""
+    """Return the Authorization header for a key; {} without a key."""
     return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
 
 
@@ -66,8 +66,8 @@ class EngineApi:
             base_url=self._url,
             headers=self._headers,
             timeout=_timeout(self._timeout_s),
-            # vLLM and the router close what was idle for five seconds. Whoever waits as long may
-            # send into a connection that is being closed.
+            # vLLM and the router close connections that were idle for five seconds. A request sent
+            # on an older connection may meet that close.
             limits=httpx.Limits(keepalive_expiry=2.0),
             trust_env=False,
             verify=False,  # noqa: S501
@@ -152,7 +152,7 @@ class EngineApi:
             )
 
     def metrics(self) -> MetricsPage:
-        """Read the metrics page, once for all that it tells.
+        """Read the metrics page.
 
         Raises:
             ApiError: no answer.

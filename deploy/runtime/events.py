@@ -1,4 +1,4 @@
-"""What became of a stack's services, written down as it happens: one JSON object a line."""
+"""A stack's events (service died, restarted, drained), as one JSON object a line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServiceEvent:
 
 
 def note_event(file: Path, service: str, kind: EventKind, text: str) -> None:
-    """Add an event to a stack's file, in one write, so that two writers do not mix."""
+    """Append an event in a single write, so that lines of two writers do not mix."""
     at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     line = json.dumps(asdict(ServiceEvent(at, service, kind, text))) + "\n"
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -50,7 +50,7 @@ def read_events(file: Path) -> Sequence[ServiceEvent]:
 
 
 def _event(line: str) -> ServiceEvent | None:
-    """Read a line; None where it was cut off, or a later version wrote it."""
+    """Parse a line; None if it is incomplete, or written by a later version."""
     try:
         return ServiceEvent(**json.loads(line))
     except (ValueError, TypeError):

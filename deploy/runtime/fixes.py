@@ -1,4 +1,4 @@
-"""The connector's fixes: what they are, and what becomes of them with some LMCache."""
+"""The connector's fixes: the list, and which of them apply to an installed LMCache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class FixReport:
-    """What became of one fix.
+    """The result of one fix.
 
     Attributes:
         state: applied, guarded, not needed, not applicable, failed or disabled.
@@ -43,7 +43,7 @@ class FixReport:
 
 @dataclass(frozen=True)
 class FixReports:
-    """The fixes with one LMCache.
+    """The results of all fixes with one LMCache.
 
     Attributes:
         lmcache: its version.
@@ -86,7 +86,7 @@ def fixes_of_image(
 ) -> FixReports:
     """Try the fixes with the LMCache of an image, in a container without a network.
 
-    Without `devices`, no GPU is given to it, and a library that needs the driver does not load.
+    Without `devices` the container has no GPU, and libraries that need the driver do not load.
 
     Raises:
         MissingTool: it has no LMCache where `interpreter` finds it.
@@ -104,7 +104,7 @@ def fixes_of_image(
 
 
 def _variables(connector: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the connector needs, as an engine has it: its folder is before the user's."""
+    """Return the variables that fixes need; the connector's folder is first on PYTHONPATH."""
     path = [str(connector), *filter(None, [environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": ":".join(path), "LMCACHE_TRACK_USAGE": "false"}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from deploy.home_folder import expanded
 
-# Not by TMPDIR: the shell that stops a stack may have another than the one that started it.
+# Not TMPDIR, which may differ between the shell that starts a stack and the one that stops it.
 _TEMP = Path("/tmp")  # noqa: S108 - what is made there is made private before it is used
-# How many names a stack's folder there may have, where other users took some.
+# How many names are tried for a stack's folder, in case other users took some.
 _TEMP_NAMES = 10
 
 
@@ -30,8 +30,8 @@ def is_private(folder: Path) -> bool:
 class StackHome:
     """The folders and files of one stack.
 
-    Everything is below `root`, save what engines keep while they run: among it are sockets, whose
-    paths may have only about 100 characters, which a long home folder would use up.
+    Everything is below `root`, except `temp_dir`: it holds Unix sockets, whose paths are limited to
+    about 100 characters, too few for a long home folder.
     """
 
     root: Path
@@ -73,7 +73,7 @@ class StackHome:
 
     @property
     def temp_dir(self) -> Path:
-        """The folder that is ours, else the first that nobody has: others may take a name."""
+        """The stack's folder for sockets: ours if it exists, else the first name that is free."""
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:10]
         first = _TEMP / f"pdkit-{digest}"
         folders = (first, *(_TEMP / f"{first.name}-{n}" for n in range(1, _TEMP_NAMES)))

@@ -70,13 +70,13 @@ def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
 
 
 def machine_memory_mib() -> int:
-    """Return all memory there is: the machine's, or the limit of a container or service."""
+    """Return the total memory: the machine's, or the limit of a container or service."""
     total = _memory_bytes("MemTotal")
     return int(min(total, read_limits(_CGROUP).memory_bytes or total) // 2**20)
 
 
 def available_memory_mib() -> int:
-    """Return the memory that can be had now: the machine's, or what such a limit leaves."""
+    """Return the memory that is available now, within the limit of a container or service."""
     free = _memory_bytes("MemAvailable")
     room = read_limits(_CGROUP).room_bytes
     return int((free if room is None else min(free, room)) // 2**20)
@@ -128,7 +128,7 @@ def find_engine_python(asked: Path | None) -> str:
 
 
 def engine_versions(python: str) -> tuple[str | None, str | None]:
-    """Return the versions of vLLM and LMCache that an interpreter has; None where none is said."""
+    """Return an interpreter's versions of vLLM and LMCache; None for one that is not installed."""
     vllm, lmcache = (line or None for line in _probe(python, _FIND_VERSIONS).split("|"))
     return vllm, lmcache
 

@@ -49,7 +49,7 @@ class _Reader(io.RawIOBase):
 
 
 class _UnixConnection(HTTPConnection):
-    """HTTP over a Unix socket. Docker refuses a path in the place of the host."""
+    """HTTP over a Unix socket. The Host header is localhost, as Docker refuses a path there."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=_CONNECT_S)

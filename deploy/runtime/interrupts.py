@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Gate:
-    """Whether an interrupt may come through now, has come, or waits."""
+    """Whether interrupts are held back, one has come, or one waits."""
 
     depth = 0
     waiting = False
@@ -22,7 +22,7 @@ _gate = _Gate()
 
 
 def interrupt_once() -> None:
-    """Let the first of the signals raise KeyboardInterrupt; what follows it is clean-up."""
+    """Let the first signal raise KeyboardInterrupt; later ones do not disturb the clean-up."""
     _gate.depth, _gate.waiting, _gate.used = 0, False, False
     for number in _SIGNALS:
         signal.signal(number, _on_signal)
@@ -30,7 +30,7 @@ def interrupt_once() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold an interrupt back until the end of the block."""
+    """Delay an interrupt until the end of the block."""
     _gate.depth += 1
     try:
         yield

@@ -25,7 +25,7 @@ def key_of(model: str, processor: str, gpu: str) -> str:
 
 
 def read_measured(home: Home) -> dict[str, Measured]:
-    """Return all that is known; nothing where the file cannot be read."""
+    """Return all measurements; empty if the file cannot be read."""
     try:
         found = json.loads(home.measured_file.read_text(encoding="utf-8"))
         return {key: Measured(**one) for key, one in found.items()}

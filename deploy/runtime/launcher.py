@@ -54,7 +54,7 @@ class Launcher(Protocol):
         ...
 
     def keep_up(self, records: Mapping[str, ServiceRecord]) -> None:
-        """From now on services come back by themselves, where the runtime can see to that."""
+        """From now on, let services restart when they die, if the runtime does that itself."""
         ...
 
     def take_front(self) -> socket.socket | None:
@@ -116,7 +116,7 @@ class Launcher(Protocol):
         ...
 
     def log_reader(self, names: tuple[str, ...]) -> LogReader:
-        """Return what reads on in these services' logs, from now on."""
+        """Return a reader of what these services write to their logs from now on."""
         ...
 
     def stop(self, records: Mapping[str, ServiceRecord], *, grace_s: float) -> None:
@@ -124,23 +124,23 @@ class Launcher(Protocol):
         ...
 
     def require_own_name(self) -> None:
-        """Check that nobody else has what the runtime calls this stack.
+        """Check that the name this stack has in its runtime is not used by something else.
 
         Raises:
-            MachineError: somebody has.
+            MachineError: it is.
         """
         ...
 
     def marked(self) -> int:
-        """Return how much carries this stack's mark, known or not."""
+        """Count the processes or containers with this stack's mark, also those in no state file."""
         ...
 
     def stop_marked(self, *, grace_s: float) -> int:
-        """End all that carries this stack's mark, known or not; return how much that was."""
+        """End all that has this stack's mark, also what is in no state file; return the count."""
         ...
 
     def clear(self, *, keep_logs: bool) -> None:
-        """Remove the stack's files, secrets included; logs too unless they are to be read."""
+        """Remove the stack's files, secrets included; keep its logs if `keep_logs`."""
         ...
 
 
@@ -158,5 +158,5 @@ def remove_files(root: Path, *, keep_logs: bool) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    with suppress(OSError):  # there are logs in it, or it never was
+    with suppress(OSError):  # logs are left in it, or it never existed
         root.rmdir()

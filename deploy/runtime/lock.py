@@ -1,7 +1,7 @@
-"""One lock a stack: two commands never change the same stack at once.
+"""One lock per stack, so that two commands never change it at once.
 
-The supervisor takes turns with commands by a second lock, which it holds only while it starts a
-service. Whoever holds the first waits for the second; the supervisor leaves if the first is held.
+The supervisor has a second lock, which it holds only while it starts a service. A command takes the
+first lock, then waits for the second; the supervisor gives up if the first one is held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import filelock
 from deploy.errors import StackLocked
 
 _PLANNING_S = 60.0
-# Who asks whether a lock is held takes it for a moment, which must not refuse its next holder.
+# Testing a lock takes it for a moment, which must not make another command fail.
 _MOMENT_S = 0.2
 _POLL_S = 0.02
 _TURN_S = 30.0
@@ -39,7 +39,7 @@ def planning_lock(path: Path) -> Iterator[None]:
     """Hold the lock of all stacks, while GPUs and ports are chosen for one.
 
     Raises:
-        StackLocked: another command plans for a minute already.
+        StackLocked: another command has been planning for a minute.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -47,7 +47,9 @@ def planning_lock(path: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)  # whoever waits for it sees that, and takes a new one
+                path.unlink(
+                    missing_ok=True
+                )  # a command that waits for it notices, and takes a new file
     except filelock.Timeout as exc:
         raise StackLocked(
             "another deploy command has been choosing GPUs and ports for a minute",

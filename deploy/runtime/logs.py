@@ -1,4 +1,4 @@
-"""Log files: their last lines, what is appended to them, and what of that is a complaint."""
+"""Log files: their last lines, new lines, and which of them are warnings or errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TAIL_BYTES = 256 * 1024
 # An exception as the end of a traceback names it; the connector's own say what they mean instead.
 _EXCEPTION = r"(?:pdkit_connector\.errors\.\w+|(?:\w+\.)*\w*(?:Error|Exception)): "
 _ERROR = re.compile(rf"(?:\(.*\] )?\s*(?P<said>{_EXCEPTION}.+)$")
-# How those who write into a stack's logs begin a warning or an error: vLLM, LMCache, the connector,
-# the router, Redis (whose warnings have a #), uvicorn; and an exception that nobody logged.
+# How warnings and errors begin in the logs of vLLM, LMCache, the connector, the router, Redis (a #)
+# and uvicorn; and an uncaught exception.
 _COMPLAINTS = tuple(
     re.compile(r"(?:\(\w+ pid=\d+\) )?" + form)
     for form in (
@@ -34,7 +34,7 @@ _COMPLAINTS = tuple(
 )
 _TRACEBACK = re.compile(rf"\s|Traceback |\^|$|{_EXCEPTION}")
 _RAISED = re.compile(_EXCEPTION)
-# Colours and cursor; what writes titles or the clipboard, to its end; any other.
+# Escape sequences: colours and cursor; titles and clipboard, up to their end; all others.
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])"
 )
@@ -62,31 +62,31 @@ def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple
 
 
 def plain(text: str) -> str:
-    """Return a text without what a terminal would obey: a client chooses much of what is logged."""
+    """Return a text without control sequences: clients choose much of what is logged."""
     return printable(_ESCAPES.sub("", text))
 
 
 def first_error(lines: Iterable[str]) -> str:
     """Return the first exception that log lines name, such as "OSError: no space", or "".
 
-    The first, because an engine's processes fall over one another, and what the last one says is
-    that an earlier one failed.
+    The first, because one process of an engine takes the others down, and the last ones only report
+    that another one failed.
     """
     found = (_ERROR.match(line) for line in lines)
     return next((match["said"].strip() for match in found if match), "")
 
 
 class LogReader(Protocol):
-    """What is appended to the logs of some services from its making on.
+    """Reads what services append to their logs, from the reader's creation on.
 
     Attributes:
-        poll_s: how long who follows the logs should wait before asking again.
+        poll_s: seconds to wait between two reads.
     """
 
     poll_s: float
 
     def read(self) -> list[tuple[str, str]]:
-        """Return (service, line) for what was written since it was asked last."""
+        """Return (service, line) for each line written since the last call."""
         ...
 
 
@@ -105,7 +105,7 @@ class FileReader:
     def _appended(self, name: str) -> list[str]:
         path, size = self._paths[name], _size(self._paths[name])
         if size < self._offsets[name]:
-            self._offsets[name] = 0  # begun anew
+            self._offsets[name] = 0  # the file was truncated
         if size == self._offsets[name]:
             return []
         with path.open("rb") as file:
@@ -124,9 +124,9 @@ def follow(reader: LogReader) -> Iterator[tuple[str, str]]:
 
 
 def complaints(lines: Iterable[tuple[str, str]]) -> tuple[Complaint, ...]:
-    """Return the warnings and errors of (service, line); those of one place become one.
+    """Return the warnings and errors among (service, line); equal ones are merged.
 
-    Of the many lines of a traceback, the exception is what is told.
+    Of a traceback, only the exception is kept.
     """
     found: dict[tuple[str, str, str], Complaint] = {}
     for service, line in lines:

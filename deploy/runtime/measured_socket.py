@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MeasuredSocket:
-    """A socket that takes so many bytes in so much time after each question, and then fails."""
+    """A socket that fails when an answer exceeds its limit of bytes or seconds."""
 
     def __init__(self, plain_or_tls: Any, *, answer_s: float, answer_bytes: int) -> None:
         self._inner = plain_or_tls
@@ -19,7 +19,7 @@ class MeasuredSocket:
         return getattr(self._inner, name)
 
     def restart(self) -> None:
-        """Begin to measure anew."""
+        """Start counting again, for the next answer."""
         self._left_bytes = self._answer_bytes
         self._until = time.monotonic() + self._answer_s
 

@@ -19,9 +19,9 @@ def require_free(
 ) -> None:
     """Check that each port can be listened on; `ports` is port → whose it would be.
 
-    `base` is the `--port` from which the stack's ports follow. `others` is port → stack of those
-    that belong to other stacks: an engine that still loads its model does not listen yet, and vLLM
-    lets two engines listen on one port.
+    `base` is the stack's `--port`, from which its other ports follow. `others` maps the ports of
+    other stacks to their names: an engine that is still loading does not listen yet, and vLLM lets
+    two engines listen on one port.
 
     Raises:
         PortTaken: one is taken; the hint names a `--port` with room for the whole stack.
@@ -61,7 +61,7 @@ def free_base(offsets: Iterable[int], first: int, host: str) -> int | None:
 
 
 def _is_free(port: int, host: str) -> bool:
-    """Tell whether a server could listen; one that just closed does not count as taken."""
+    """Tell whether a server could listen; a port that was just closed counts as free."""
     for address in {host, "127.0.0.1"}:
         with socket.socket(_family(address), socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -23,7 +23,7 @@ def wait_ready(
 ) -> dict[str, float]:
     """Wait until the services in `only` are ready; return seconds from each one's start till then.
 
-    All of `started` are watched meanwhile: one that served and then died is a failure as well.
+    All of `started` are watched: a service that became ready and then died is a failure, too.
 
     Raises:
         StackUnhealthy: one died, or was not ready by its deadline; its last log lines are details.
@@ -36,7 +36,7 @@ def wait_ready(
                 raise launcher.died(one)
             if name not in only or name in took:
                 continue
-            ready = is_ready(service)  # which may wait for its answer
+            ready = is_ready(service)  # takes a while if the service is slow to answer
             elapsed = time.monotonic() - one.started_monotonic
             if ready:
                 took[name] = elapsed

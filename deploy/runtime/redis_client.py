@@ -1,4 +1,4 @@
-"""What a server tells a client of redis-py, whose user may not be allowed to ask everything."""
+"""Questions to Redis through redis-py, as a user who may not be allowed to ask all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.runtime.store import Refusal, Scan, manner, optional_int, traffic
 
 
 def server_stats(client: Any) -> StoreStats:
-    """Return what a server tells this client's user, who may not be allowed to ask.
+    """Return a reading of a server; fields that this user may not ask for are left out.
 
     Raises:
         RedisError, OSError: it does not answer, or does not let the user in.
@@ -44,7 +44,7 @@ def refusal_of(client: Any) -> Refusal | None:
     try:
         client.ping()
     except NoPermissionError:
-        return None  # who may store and load need not be allowed to ping
+        return None  # a user who may store and load need not be allowed to PING
     except (AuthenticationError, ResponseError) as exc:
         return Refusal(str(exc), isinstance(exc, AuthenticationError))
     except (RedisError, OSError):
@@ -63,5 +63,5 @@ def if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
 
 
 def scan_of(client: Any) -> Scan:
-    """Return what asks a client for a page of keys."""
+    """Return a function that asks this client for a page of keys."""
     return lambda cursor, pattern, count: client.scan(cursor, match=pattern, count=count)

@@ -17,10 +17,10 @@ class RedisError(Exception):
 
 
 class RedisSocket:
-    """Asks one question after another; each answer has the limits of `bounded_redis`.
+    """Sends one command after another; each answer has the limits of `bounded_redis`.
 
-    It connects at the first question, and again after one that was not answered. Nothing is
-    retried: whoever asks decides that.
+    It connects with the first command, and again after one that was not answered. Retries are
+    up to the caller.
     """
 
     def __init__(self, path: str, password: Secret | None) -> None:
@@ -33,7 +33,7 @@ class RedisSocket:
 
         Raises:
             RedisError: Redis refuses the command, or the password.
-            OSError: no answer, no whole one in time, one too long, or none of Redis.
+            OSError: no answer, an incomplete, late or too long one, or one that is not Redis's.
         """
         try:
             if self._connection is None:
@@ -41,7 +41,7 @@ class RedisSocket:
             return self._connection.exchange(*words)
         except RedisError:  # a whole answer
             raise
-        except BaseException:  # an interrupt, too: the next question would get this one's answer
+        except BaseException:  # also on an interrupt: the next command would get this one's answer
             self.close()
             raise
 

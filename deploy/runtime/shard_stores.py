@@ -1,4 +1,4 @@
-"""A stack's Redis where several share the keys, as one store."""
+"""Several Redis servers that share a stack's keys, used as one store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deploy.runtime.store import Refusal, Store, plain_twin
 
 
 class ShardStore(Store, Protocol):
-    """One of them. A key's twin (see `Store.remove_marked`) may lie on another."""
+    """One of the servers. A key's twin (see `Store.remove_marked`) may be on another one."""
 
     def marked_keys(self, mark: str) -> set[bytes] | None:
         """Return the keys that contain a mark; None where Redis does not tell."""
@@ -23,7 +23,7 @@ class ShardStore(Store, Protocol):
 
 
 class ShardStores:
-    """All of them: a stack has a store as long as all answer. There may be none."""
+    """All servers of a stack. The store is down if one of them is; a stack may have no server."""
 
     def __init__(self, shards: Sequence[ShardStore]) -> None:
         self._shards = shards

@@ -20,7 +20,7 @@ class ServiceRecord:
 
     Attributes:
         pid: of a process, also the id of its session; 0 for a container, which goes by its name.
-        start_time: seconds since the boot, by which a reused pid is told.
+        start_time: seconds since the boot, which differs if another process got the same pid.
         starts: how often it was started since `up`; more than one means it was repaired.
         version: of the kit that started it; "" if that was too old to write it down.
     """
@@ -42,7 +42,8 @@ class StackState:
         machine: what was detected when the stack was planned, for the same reason.
         model: what `--model` meant then: reference, name, source, shape.
         fingerprint: of the stack as it was started.
-        boot: within which pids and start times hold; "" for containers, which outlive it.
+        boot: the boot id for which pids and start times are valid; "" for containers, which survive
+            a reboot.
         generation: what was started, when, and how that went.
         history: the plans before this one, the newest first.
     """
@@ -63,7 +64,7 @@ class StackState:
 
 
 def boot_id() -> str:
-    """Return what tells this run of the kernel from others; pids and start times hold within it."""
+    """Return the kernel's boot id; pids and start times are valid within one boot only."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 

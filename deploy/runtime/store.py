@@ -1,4 +1,4 @@
-"""Redis as its operator sees it: is it there, how full is it, was it flushed."""
+"""Redis as its operator sees it: reachable or not, how full, flushed or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCAN_COUNT = 1000
 # For all keys of a server, and for those of a check. A hostile one never says that this was all.
 _SCAN_S = 300.0
 _MOST_MARKED = 1 << 20
-# Errors by their first word: of a server that serves, and that does not let this client in.
+# First words of errors: the server serves all the same; it does not let this client in.
 _NO_REFUSAL = ("NOPERM", "LOADING")
 _DENIED = ("NOAUTH", "WRONGPASS")
 
@@ -24,7 +24,7 @@ Scan = Callable[[int, str, int], tuple[int, list[bytes]]]
 
 
 class Refusal(NamedTuple):
-    """What Redis says instead of serving; `denied`: to those whom it does not know."""
+    """An error that Redis gives instead of serving; `denied`: because of the log-in."""
 
     said: str
     denied: bool
@@ -50,7 +50,7 @@ class Store(Protocol):
         ...
 
     def remove_marked(self, mark: str) -> int | None:
-        """Remove the keys that contain a mark, and those that are the same but for it.
+        """Remove the keys that contain a mark, and their twins, which lack only the mark.
 
         The mark is the beginning of a tag that goes on in digits and dashes. Returns how many were
         removed; None where Redis does not let its user do that.
@@ -100,7 +100,7 @@ def remove_marked(scan: Scan, mark: str, unlink: Callable[[list[bytes]], int]) -
 
 
 def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> StoreStats:
-    """Return the reading that INFO's fields, the calls of commands and DBSIZE make.
+    """Return a reading, from INFO's fields, calls by command, and the number of keys.
 
     Raises:
         KeyError, ValueError: a field is missing or no number.

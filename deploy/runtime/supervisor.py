@@ -20,10 +20,10 @@ _MODULE = "deploy.workflows.supervise"
 
 
 def start_supervisor(home: Home, name: str, front: socket.socket | None) -> None:
-    """Start a supervisor that holds the router's socket, unless there is one that will do.
+    """Start a supervisor that holds the router's socket, unless a suitable one runs.
 
-    One that runs will do where the socket is its own, that is where `front` is None. Another
-    version of the kit would start services as it did: it hands its socket on.
+    A running one is suitable if it holds the socket already, that is if `front` is None. One of
+    another version of the kit is replaced: it hands its socket on.
     """
     there = ask(home.stack(name).supervisor_socket)
     if there is None:
@@ -52,7 +52,7 @@ def _start(home: Home, name: str, front: socket.socket | None) -> None:
 
 
 def inherited_sockets() -> tuple[socket.socket, socket.socket | None]:
-    """Return the supervisor's own door and the router's socket, in the supervisor."""
+    """Return the supervisor's own socket and the router's, as inherited from the parent."""
     door, *front = (socket.socket(fileno=int(fd)) for fd in os.environ.pop(FDS_ENV).split(","))
     return door, front[0] if front else None
 

@@ -1,4 +1,4 @@
-"""A Redis that the user brings, by its URL: one server, a Sentinel's master, or a cluster."""
+"""The user's own Redis, by its URL: one server, a Sentinel's master, or a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoundKeys:
-    """How many keys begin with a prefix; more, where there was no time to look at all of them."""
+    """The number of keys with a prefix; a lower bound if not `all_seen`."""
 
     count: int
     all_seen: bool
@@ -33,7 +33,7 @@ _NOT_OF_REDIS = (TypeError, ValueError, LookupError, AttributeError)
 class UrlStore:
     """Connections to all servers that have keys: the server, the master, or a cluster's masters.
 
-    Who they are is asked each time, since another may have taken over.
+    The servers are looked up each time, since a failover may have changed them.
     """
 
     def __init__(self, url: RedisUrl) -> None:
@@ -54,9 +54,9 @@ class UrlStore:
         bounds = {
             "socket_timeout": STEP_S,
             "socket_connect_timeout": STEP_S,
-            # Whoever asks decides whether to ask again; the client's own retries hide a dead Redis.
+            # Retries are up to the caller; the client's own would hide a dead Redis.
             "retry": Retry(NoBackoff(), 0),
-            # In the newer form of the protocol, who is not let in is told of HELLO instead.
+            # With RESP3, a failed log-in is reported as a failed HELLO instead.
             "protocol": 2,
         }
         try:
@@ -64,7 +64,7 @@ class UrlStore:
             self._class: Any = bounded(self._options.pop("connection_class", Connection))
             self._class(**self._options)
         except (TypeError, ValueError, redis.RedisError):
-            # What they say may hold a part of the password.
+            # Their text may contain a part of the password.
             raise ValueError("not a Redis URL") from None
         tls = {name: value for name, value in self._options.items() if name.startswith("ssl")}
         self._to_sentinels = {**tls, **url.sentinel_options, **bounds}
@@ -75,7 +75,7 @@ class UrlStore:
         return not self.trouble()
 
     def trouble(self) -> str:
-        """Return why Redis cannot be used, in its words; "" where all servers answer."""
+        """Return why Redis cannot be used, in its own words; "" if all servers answer."""
         try:
             for client in self._servers():
                 self._ping(client)
@@ -136,7 +136,7 @@ class UrlStore:
         removed = 0
         for client, keys in self._scanned(prefix):
             pipe = client.pipeline(transaction=False)
-            for key in keys:  # one by one: those of a cluster lie in different slots
+            for key in keys:  # one by one: in a cluster they are in different slots
                 pipe.unlink(key)
             removed += sum(pipe.execute()) if keys else 0
         return removed
@@ -158,7 +158,7 @@ class UrlStore:
             return None
 
     def _unlink(self, keys: list[bytes]) -> int:
-        """Remove keys one by one: those of a cluster lie in different slots, on any server."""
+        """Remove keys one by one: in a cluster they are on different servers."""
         removed = 0
         for client in self._servers():
             pipe = client.pipeline(transaction=False)
@@ -213,7 +213,7 @@ class UrlStore:
         return self._url.nodes
 
     def _asked(self, question: Callable[[Any, Node], Any], *, sentinels: bool) -> Any:
-        """Ask the servers of the URL in turn, until one can tell."""
+        """Ask the servers of the URL in turn, until one answers."""
         error: Exception = OSError("no server was named")
         for node in self._url.nodes:
             try:
@@ -235,7 +235,7 @@ class UrlStore:
         served = sum(int(last) - int(first) + 1 for first, last, *_ in ranges)
         if served != 16384:
             raise OSError(f"the cluster serves {served} of 16384 slots")
-        # A server that does not know its own name means the one that was asked.
+        # No address in the answer means the server that was asked.
         named = (
             (_text(host or "") or asked[0], int(port)) for _, _, (host, port, *_), *_ in ranges
         )

@@ -1,4 +1,4 @@
-"""CPU time and memory of services while something else happens."""
+"""CPU time and memory of services during a `with` block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVERY_S = 0.5
 
 
 class UsageMeter:
-    """Measures services, by name and main process, for the length of a `with` block.
+    """Measures services, given by name and main process.
 
     Attributes:
         cpu_s: user and system seconds of each, its descendants included.

@@ -1,7 +1,7 @@
-"""Fetch a hub's model into its cache, by the hub's own client, which shows how far it is.
+"""Download a model into the hub's cache, with the hub's own client and its progress bar.
 
-Files that came whole are not fetched again. Within a run a file goes on where its connection broke;
-the next run begins with the file that the last one did not finish.
+Complete files are not downloaded again. Within a run, a broken download resumes where it stopped;
+the next run starts an incomplete file again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def fetch(wanted: Wanted, address: str, token: str | None) -> None:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    given = token or False  # never one that the client finds by itself
+    given = token or False  # the client must not look for a token itself
     try:
         api = HfApi(endpoint=address, token=given)
         files = api.list_repo_files(wanted.model, revision=wanted.revision)
@@ -77,7 +77,7 @@ def fetch(wanted: Wanted, address: str, token: str | None) -> None:
             token=given,
             ignore_patterns=[*_ORIGINALS, *others],
         )
-    except Exception as exc:  # the client has changed its HTTP library, and so its errors, twice
+    except Exception as exc:  # the client's errors depend on its HTTP library, which changed twice
         said = str(exc).strip().partition("\n")[0] or type(exc).__name__
         raise HubError(f"{address}: {said}") from exc
 

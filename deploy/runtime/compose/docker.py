@@ -1,4 +1,4 @@
-"""The Docker engine and its Compose plugin: reached, of which version, what they answer."""
+"""The Docker engine and its Compose plugin: address, version, and `docker info`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def docker_client() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def answering_engine() -> str:
-    """Return the address of an engine that answers; importing Docker's client takes ten times that.
+    """Return the address of an engine that answers, without importing Docker's slow client.
 
     Raises:
         DockerUnavailable: there is none, it does not answer, or it is another machine's.
@@ -164,7 +164,7 @@ def run_docker(
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the kit's to act on, between two steps
+            start_new_session=True,  # Ctrl-C is for pdkit alone, which acts between steps
         )
     except OSError as exc:
         raise DockerUnavailable(
@@ -198,7 +198,7 @@ def _engine_address() -> str:
 
 
 def last_line(text: str) -> str:
-    """Return the last thing that a program said, but for Docker's hint at its own help."""
+    """Return a program's last line of output, without Docker's hint to its own help."""
     lines = [line for line in text.splitlines() if line.strip() and not _HELP.match(line)]
     return lines[-1].strip() if lines else "it said nothing"
 

@@ -17,7 +17,7 @@ from typing import Any
 from deploy.errors import ConfigError, MissingImage
 from deploy.runtime.compose.docker import DOCKER, docker_client, run_docker
 
-# What an image of the kit says of itself.
+# Labels of images that the kit builds.
 VLLM_LABEL = "dev.pdkit.vllm"
 LMCACHE_LABEL = "dev.pdkit.lmcache"
 WHEELHOUSE = "wheelhouse"

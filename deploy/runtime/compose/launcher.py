@@ -34,7 +34,7 @@ _KEEP_UP = {"Name": "unless-stopped"}
 
 @dataclass(frozen=True)
 class StartedContainer:
-    """A container this command itself started; it stays down if it dies meanwhile."""
+    """A container that this command started. It is not restarted if it dies during the start."""
 
     record: ServiceRecord
     started_monotonic: float
@@ -83,7 +83,7 @@ class ComposeLauncher:
         """
         self._compose("up", "--no-start", "--no-deps", "--no-build", service.name)
         container = self._require(service.name)
-        # While it starts, a container that dies is to stay dead, so that its end can be read.
+        # A container that dies while it starts must stay dead, so that its exit code can be read.
         container.update(restart_policy=LET_DIE)
         began = time.monotonic()
         self._run(service, container)
@@ -110,7 +110,8 @@ class ComposeLauncher:
         lines = self.log_lines(name)
         cause = first_error(lines)
         killed = container is not None and container.attrs["State"]["OOMKilled"]
-        short = killed or _NO_MEMORY in cause  # vLLM looks before it takes, and ends by itself
+        # vLLM checks the free memory first, and exits by itself.
+        short = killed or _NO_MEMORY in cause
         kind = OutOfMemory if short else StackUnhealthy
         return kind(
             f"{name} died while starting ({started.ended}){f', {cause}' if cause else ''}; "
@@ -133,7 +134,7 @@ class ComposeLauncher:
     def uptime_s(self, record: ServiceRecord) -> float:
         if (container := self._running(record.name)) is None:
             return 0.0
-        # Docker writes up to nine digits after the point, which Python's older readers refuse.
+        # Docker writes up to nine decimals, which older Pythons cannot parse.
         text = container.attrs["State"]["StartedAt"].partition(".")[0].rstrip("Z")
         started = datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
         return (datetime.now(timezone.utc) - started).total_seconds()
@@ -143,7 +144,7 @@ class ComposeLauncher:
         return record.starts - 1 + int(container.attrs["RestartCount"] if container else 0)
 
     def resident_mib(self, record: ServiceRecord) -> int:
-        """Return what the container's processes hold, files that could be dropped left out."""
+        """Return the memory of the container's processes, without droppable file pages."""
         if (container := self._find(record.name)) is None:
             return 0
         memory = container.stats(stream=False, one_shot=True).get("memory_stats", {})
@@ -207,7 +208,7 @@ class ComposeLauncher:
         """End the stack's containers and remove its networks, by their marks."""
         found = self._containers()
         end_containers(found, grace_s)
-        if not self._project_containers():  # none of another folder's stack of that name
+        if not self._project_containers():  # no stack of that name from another folder
             for network in docker_client().networks.list(filters={"label": self._project}):
                 with contextlib.suppress(docker_error()):
                     network.remove()

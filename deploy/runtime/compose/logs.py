@@ -1,4 +1,4 @@
-"""What containers write, read on from a moment."""
+"""New lines of containers' logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.runtime.logs import plain
 
 
 class ContainerReader:
-    """What containers write from now on; asked by name, since they come and go meanwhile."""
+    """Reads what containers write from now on. They are looked up by name, as they come and go."""
 
     poll_s = 0.5
 

@@ -1,4 +1,4 @@
-"""Redis in a container that no port of this machine leads to: asked from inside."""
+"""Redis in a container without a published port: commands run inside, by redis-cli."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from deploy.metrics.store import StoreStats
 from deploy.runtime.store import Refusal, calls_of, info_fields, stats_from
 from deploy.stack.layout import SECRETS
 
-# The password goes from its file to redis-cli's input: arguments and environments could be seen.
+# The password goes to redis-cli by stdin: arguments and environments are visible to others.
 _ASK = f"{{ printf 'AUTH '; cat {SECRETS}/redis_password; printf '%s\\n' \"$@\"; }} | redis-cli"
 
-# Finds the keys that contain ARGV[1], in one question: each is a command in the container. A stack
-# of containers has no more than some ten thousand of them.
+# Finds all keys that contain ARGV[1] in one call, since each call is a process in the container. A
+# stack of containers has about ten thousand keys at most.
 _SCAN = (
     "local found, cursor = {}, '0' "
     "repeat "
@@ -52,7 +52,7 @@ class ContainerStore:
         lines = [line.strip() for line in self._ask("PING").splitlines() if line.strip()]
         if not lines or lines == ["OK", "PONG"]:
             return None
-        denied = lines[0] != "OK"  # what answers AUTH
+        denied = lines[0] != "OK"  # the answer to AUTH
         return Refusal(lines[0] if denied else lines[-1], denied)
 
     def stats(self) -> StoreStats | None:
@@ -92,7 +92,7 @@ class ContainerStore:
         return int(lines[-1]) if len(lines) == 2 and lines[-1].isdigit() else None
 
     def close(self) -> None:
-        """Do nothing: every question is a command of its own."""
+        """Do nothing: every command has its own process."""
 
     def _ask(self, *commands: str) -> str:
         """Return what Redis answers to the password and to commands, "" if it does not."""

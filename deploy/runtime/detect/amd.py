@@ -1,4 +1,4 @@
-"""AMD GPUs: which there are from the kernel, what they are called from the vendor's tools."""
+"""AMD GPUs: the list from the kernel, names and memory from the vendor's tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deploy.runtime.detect.kfd import (
 )
 from deploy.runtime.detect.tool import Tools, first_line
 
-# Less than any GPU that serves a model has, and more than a processor's own graphics takes.
+# Less than a GPU for serving has, more than the graphics unit of a processor.
 SMALL_MIB = 8 * 1024
 
 _TOOLS: tuple[tuple[tuple[str, ...], Callable[[str], tuple[Card, ...]]], ...] = (
@@ -50,7 +50,7 @@ def _ask(tools: Tools) -> tuple[tuple[Card, ...], tuple[str, ...]]:
     lines: list[str] = []
     for (name, *arguments), parse in _TOOLS:
         answer = tools.ask(name, *arguments)
-        # A tool may end with an error after a whole answer, for a value it could not read.
+        # A tool may print everything and still end with an error, for one value it could not read.
         cards = parse(answer.stdout)
         if cards:
             kinds = counted(
@@ -65,7 +65,7 @@ def _ask(tools: Tools) -> tuple[tuple[Card, ...], tuple[str, ...]]:
 def matching(gpu: KfdGpu, index: int, cards: Sequence[Card], count: int) -> Card | None:
     """Return what a tool said of this GPU: by the kernel's number, else by PCI address.
 
-    A tool that gives neither is taken to keep the kernel's order, if it lists as many.
+    If the tool gives neither, its order is taken for the kernel's, provided that it lists as many.
     """
     by_node = [card for card in cards if card.node == gpu.node]
     # Tools count partitions in the last digit of the address, where the kernel has a 0.
@@ -85,9 +85,9 @@ def _gpu(index: int, gpu: KfdGpu, card: Card | None, product: str) -> Gpu:
 
 
 def without_small(gpus: Sequence[Gpu]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs without a processor's own graphics, and a line for each one left out.
+    """Leave out the graphics units of processors, with a line for each one left out.
 
-    Small ones stay where there are no others. One whose memory nobody knows cannot be planned for.
+    Small GPUs stay if there are no others. A GPU of unknown memory is left out.
     """
     known = [gpu for gpu in gpus if gpu.memory_mib]
     large = [gpu for gpu in known if gpu.memory_mib >= SMALL_MIB]

@@ -16,7 +16,7 @@ AMD_SMI = ("amd-smi", "static", "--asic", "--bus", "--vram", "--board", "--json"
 ROCM_SMI = ("rocm-smi", "--showproductname", "--showbus", "--showmeminfo", "vram", "--json")
 
 _MIB_PER_UNIT = {"KB": 1 / 1024, "MB": 1.0, "GB": 1024.0, "TB": 1024.0 * 1024.0}
-# What a tool says where it does not know the model.
+# What a tool prints for an unknown model.
 _NAMELESS = ("", "n/a", "amd radeon graphics", "amd instinct", "unknown")
 
 
@@ -39,8 +39,8 @@ class Card:
 def json_in(text: str) -> object:
     """Return the JSON object or list in a tool's output, or None: warnings may stand before it.
 
-    Only what begins at the beginning of a line counts, so that a piece of an output that was cut
-    off is not taken for the whole.
+    It must begin at the start of a line, so that a fragment of truncated output is not taken for
+    the whole.
     """
     decoder = json.JSONDecoder()
     start = 0
@@ -113,7 +113,7 @@ def _rocm_smi_card(raw: Mapping[str, Any]) -> Card:
 
 
 def _first_name(names: Sequence[Any]) -> str:
-    """Return the first that names a model: not 'N/A', and not the number of a device."""
+    """Return the first value that is a model's name, not 'N/A' or a device number."""
     texts = [_text(name) for name in names]
     return next(
         (

@@ -29,7 +29,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 def counted(devices: Iterable[tuple[str, int]]) -> str:
     """Return '4 x NVIDIA H100 80GB HBM3, 81559 MiB' from (name, MiB) pairs; kinds by ';'.
 
-    A memory of 0 is one that is not known, and left out.
+    A memory of 0 is unknown, and not shown.
     """
     kinds = Counter(f"{name}, {mib} MiB" if mib else name for name, mib in devices)
     return "; ".join(f"{count} {_TIMES} {kind}" for kind, count in kinds.items())

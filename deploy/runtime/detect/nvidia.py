@@ -104,7 +104,7 @@ def _ask(tools: Tools) -> tuple[ToolOutput, tuple[str, ...]]:
 def usable(
     listed: Sequence[NvidiaGpu], host_memory_mib: int
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs that an engine can have whole, and the lines that say what was seen.
+    """Return the GPUs that an engine can use as a whole, and lines that say what was seen.
 
     GPUs without memory of their own are given equal parts of the host's. One that is cut into MIG
     instances is left out: an engine on it would get an instance, with a part of the memory.

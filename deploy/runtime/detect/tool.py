@@ -1,4 +1,4 @@
-"""Ask a vendor's tool, and never wait for it without a deadline."""
+"""Run a vendor's tool, always with a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 # Without its persistence daemon, the NVIDIA driver wakes each GPU for a second or two.
 TIMEOUT_S = 15.0
-# Where installers put tools without putting the folder on PATH.
+# Folders that installers use and do not add to PATH.
 _FOLDERS = ("opt/rocm/bin", "usr/lib/wsl/lib")
 _REAP_S = 1.0
 _MAX_LINE = 200

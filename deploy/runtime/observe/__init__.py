@@ -1,4 +1,4 @@
-"""What `deploy doctor` looks at beside GPUs and Docker. Every look ends soon, and none raises."""
+"""What `deploy doctor` examines beside Docker. Each probe has a deadline and never raises."""
 
 from deploy.runtime.observe.code import PROGRAM as CODE_PROGRAM
 from deploy.runtime.observe.code import code_of_image, code_of_interpreter

@@ -1,4 +1,4 @@
-"""What an interpreter or an image holds: asked by a program that imports no more than it must."""
+"""What an interpreter or an image contains, by a program that imports as little as possible."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deploy.runtime.fixes import device_options
 from deploy.stack.service import DeviceAccess
 
 _TIMEOUT_S = 60
-# Says of itself whatever it could find; what is not there is left out. vLLM and LMCache are read,
-# not imported: that takes seconds, and the fixes' trial does it. torch is imported for GPUs only.
+# Prints what it finds, and leaves out the rest. vLLM and LMCache are not imported, which takes
+# seconds and is done when fixes are tried. torch is imported for GPUs only.
 PROGRAM = r"""
 import ast, importlib.util, json, re, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -132,7 +132,7 @@ def _words(gpus: bool) -> tuple[str, ...]:
 
 
 def parsed(stdout: str, stderr: str, where: str) -> EngineCode:
-    """Return what the program printed, or why it printed nothing."""
+    """Parse what the program printed, or return why it printed nothing."""
     try:
         found: dict[str, Any] = json.loads(stdout)
         found |= {key: tuple(found.get(key, ())) for key in ("archs", "native_archs")}

@@ -1,4 +1,4 @@
-"""Room and rights where something will be written."""
+"""Free space and permissions of folders that will be written to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deploy.doctor.seen import FolderSeen
 
 
 def place(path: str | Path, *, ours: bool = True) -> FolderSeen:
-    """Return what is known of a folder, by the nearest one above it that is there.
+    """Return space and permissions of a folder, or of its nearest existing parent.
 
     `ours` is False where another user than this one writes there.
     """

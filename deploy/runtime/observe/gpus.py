@@ -1,4 +1,4 @@
-"""Drivers of GPUs, who may open them, what of their memory is taken, and near which processors.
+"""GPU drivers, permissions, memory in use and NUMA nodes.
 
 For NVIDIA's GPUs nvidia-smi is asked; for AMD's the kernel tells all of it in files.
 """
@@ -41,7 +41,7 @@ def see_gpus(gpus: Iterable[Gpu], tools: Tools | None = None, root: Path = Path(
 
 
 def _nvidia(gpus: list[Gpu], tools: Tools, root: Path) -> GpusSeen:
-    with ThreadPoolExecutor(len(_QUERIES)) as pool:  # each wakes the driver for itself
+    with ThreadPoolExecutor(len(_QUERIES)) as pool:  # each call wakes the driver
         listed, holders, page = pool.map(lambda words: tools.ask("nvidia-smi", *words), _QUERIES)
     rows = [_cells(line, len(_USE)) for line in listed.stdout.splitlines()]
     by_index = {int(row[0]): row for row in rows if row and row[0].isdigit()}

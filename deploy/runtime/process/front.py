@@ -19,7 +19,7 @@ from deploy.runtime.process import sessions
 
 LISTEN_ENV = "PDKIT_LISTEN_FD"
 _BACKLOG = 1024
-# A supervisor that was just started imports the kit before it answers.
+# A new supervisor imports the kit before it answers, which takes a moment.
 _ANSWER_S = 30.0
 _ANSWER_BYTES = 128
 _STOP_S = 10.0
@@ -88,14 +88,14 @@ def ask(path: Path) -> Supervisor | None:
 
 
 def end(there: Supervisor) -> None:
-    """End a supervisor, and close what it gave of the router's socket."""
+    """End a supervisor, and close our copy of the router's socket."""
     if there.front:
         there.front.close()
     sessions.end_sessions({there.pid: sessions.start_time(there.pid)}, grace_s=_STOP_S)
 
 
 def open_door(path: Path) -> socket.socket:
-    """Return the Unix socket on which a supervisor is asked; only this user can reach it."""
+    """Return the Unix socket on which a supervisor listens; only this user can connect."""
     path.unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(path))
@@ -120,7 +120,7 @@ class Holder:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Close both; nobody is answered any more."""
+        """Close both sockets."""
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._door.close()

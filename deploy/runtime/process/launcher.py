@@ -55,17 +55,17 @@ class ProcessLauncher:
 
     def __init__(self, home: StackHome) -> None:
         self._home = home
-        self._log_begins: dict[str, int] = {}  # of what was started, its log's size before
+        self._log_begins: dict[str, int] = {}  # service → size of its log before the start
         self._front: socket.socket | None = None
 
     def log_path(self, name: str) -> Path:
         return self._home.logs_dir / f"{name}.log"
 
     def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:
-        """Do nothing: a process needs no more than its own files."""
+        """Do nothing: each process has its own files, which `start` writes."""
 
     def keep_up(self, records: Mapping[str, ServiceRecord]) -> None:
-        """Do nothing: the supervisor starts again what died."""
+        """Do nothing: the supervisor restarts what died."""
 
     def take_front(self) -> socket.socket | None:
         """Return the listening socket that this command opened, and forget it; None without."""
@@ -130,7 +130,7 @@ class ProcessLauncher:
         if there and there.front:
             if is_bound(there.front, router.host, router.port):
                 return there.front
-            end(there)  # of a generation with another address
+            end(there)  # an earlier plan's, with another address
         try:
             self._front = listen(router.host, router.port)
         except OSError as exc:
@@ -196,7 +196,7 @@ class ProcessLauncher:
         )
 
     def require_own_name(self) -> None:
-        """Do nothing: processes of other homes carry another mark."""
+        """Do nothing: processes of other home folders have another mark."""
 
     def marked(self) -> int:
         """Return how many sessions carry this stack's mark."""
@@ -209,7 +209,7 @@ class ProcessLauncher:
         return len(found)
 
     def clear(self, *, keep_logs: bool) -> None:
-        """Remove the stack's files, secrets included; logs too unless they are to be read."""
+        """Remove the stack's files, secrets included; keep its logs if `keep_logs`."""
         temp_dir = self._home.temp_dir
         for left in _SHARED_MEMORY.glob(f"{temp_dir.name}-*"):  # of engines that were killed
             left.unlink(missing_ok=True)
@@ -230,13 +230,13 @@ class ProcessLauncher:
         )
 
     def _environment(self, service: Service) -> dict[str, str]:
-        # LMCache lets its variables overrule its file, and so the plan.
+        # LMCache's variables would take precedence over its file, and so over the plan.
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("LMCACHE_")
         }
         if service.devices:
-            # The plan's numbers count all of the machine's GPUs; a variable of the shell's that
-            # hides some, in ROCm three that must agree, would make other GPUs of them.
+            # The plan numbers all GPUs of the machine. A variable of the shell that hides some
+            # (ROCm has three, which must agree) would shift those numbers.
             for name in _HIDING_GPUS:
                 inherited.pop(name, None)
         env = {**inherited, **service.env, MARKER: str(self._home.root)}
@@ -248,7 +248,7 @@ class ProcessLauncher:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder in the shared temporary one; refuse another user's of that name.
+    """Create a private folder below the shared /tmp; refuse one that belongs to another user.
 
     Raises:
         MachineError: it is there, and not ours alone.

@@ -23,7 +23,7 @@ from deploy.runtime.usage import resident_bytes
 
 _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
-_KILL_ROUNDS = 10  # one is enough, unless a process starts others, or waits for a dead disk
+_KILL_ROUNDS = 10  # one round is enough, unless a process starts others or hangs on a dead disk
 _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ def spawn(
 def start_time(pid: int) -> float:
     """Return when a process started, in seconds since the boot; 0.0 if it is gone.
 
-    From the kernel's own count, which no change of the clock moves: equal means the same process.
+    It comes from the kernel's monotonic count, so equal values mean the same process.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -68,7 +68,7 @@ def start_time(pid: int) -> float:
 
 
 def is_running(pid: int, started: float) -> bool:
-    """Tell whether that very process runs: not another with its pid, nor one that has ended."""
+    """Tell whether this process runs, not another one with the same pid, nor a zombie."""
     try:
         return start_time(pid) == started and not has_ended(psutil.Process(pid))
     except psutil.Error:
@@ -76,7 +76,7 @@ def is_running(pid: int, started: float) -> bool:
 
 
 def wait_for_an_end(pids: Iterable[int], timeout_s: float) -> bool:
-    """Wait until one of the processes has ended, or for the time; return whether one has."""
+    """Wait until one of the processes has ended, or the time is up; tell whether one has."""
     with contextlib.ExitStack() as stack:
         ends = []
         for pid in pids:
@@ -96,9 +96,9 @@ def session_members(session: int, started: float) -> list[psutil.Process]:
 def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
     """Return session id → leader's start of every process that was started for `folder`.
 
-    They are told by `variable` in their environment. A program that gives itself a title writes it
-    over that; such a one is told by working below the folder without a terminal, as no shell does.
-    Only of this pid namespace: a container may have a stack of the same name in the same folder.
+    They have `variable` in their environment. A program that sets its title overwrites that; it is
+    recognised by a working directory below the folder and no terminal, which no shell has. Only
+    this pid namespace counts: a container may have a stack of the same name in the same folder.
     """
     found: dict[int, float] = {}
     mark = os.fsencode(f"{variable}={folder}")
@@ -109,7 +109,7 @@ def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
             if (marked or works_there) and _is_in_our_namespace(process.pid):
                 session = os.getsid(process.pid)
                 if session == os.getsid(0):
-                    continue  # this very command, run from a script there
+                    continue  # this command itself, run by a script in that folder
                 oldest = min(start_time(process.pid), found.get(session, math.inf))
                 found[session] = start_time(session) or oldest
     return found
@@ -122,9 +122,8 @@ def _is_in_our_namespace(pid: int) -> bool:
 def end_sessions(sessions: Mapping[int, float], *, grace_s: float) -> None:
     """End sessions together: TERM to the leaders, wait up to `grace_s`, KILL what is left.
 
-    A leader ends its helpers in order; helpers whose leader is dead have nobody to end them and
-    nothing to finish. Shared memory that only they had mapped is removed: a worker that is ended
-    leaves it.
+    A leader ends its helpers in order; helpers without a leader have nothing to finish. Shared
+    memory that only they had mapped is removed, because a killed worker leaves it behind.
     """
     members = _members(sessions)
     shared = _shared_memory_files(members)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import redis
-from deploy.workflows.exchange import Exchange
 
 from deploy.errors import ConfigError, Interrupted, MissingGpus, StateError, SwapFailed
 from deploy.planning.inventory import Inventory
@@ -25,6 +24,7 @@ from deploy.runtime.process import sessions
 from deploy.workflows import swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
+from deploy.workflows.exchange import Exchange
 from deploy.workflows.prepare import Facts, Programs, prepare
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import StackStatus, stack_status
