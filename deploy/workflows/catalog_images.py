@@ -27,9 +27,9 @@ class ImageRow:
         verdict: what is known of its pair of versions; "" for services.
         size_mib: 0 where it is not on this machine, or no Docker engine answers.
         pinned, age_days: when its versions were chosen, and how long ago that is.
-        by_tag: what is taken by a tag that may mean something else tomorrow; "" if nothing is.
-        advisories: of what the kit installs in it, and of vLLM, LMCache and torch; None if nobody
-            asked.
+        by_tag: the reference that is pulled by a tag, whose content may change; "" if none is.
+        advisories: known vulnerabilities of what the kit installs in it, and of vLLM, LMCache
+            and torch; None if they were not asked for.
     """
 
     name: str
@@ -53,7 +53,7 @@ def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:
     """Return images of the catalogue by name.
 
     Raises:
-        ConfigError: one has no such name.
+        ConfigError: a name is not in the catalogue.
     """
     catalog = load_catalog()
     everything: Mapping[str, EngineImage | ServiceImage] = {**catalog.engines, **catalog.services}
@@ -75,7 +75,7 @@ def build_images(
 ) -> list[str]:
     """Build images of the catalogue, and return their references.
 
-    `build_args` go before the catalogue's own.
+    `build_args` take precedence over the catalogue's.
 
     Raises:
         ConfigError: one is not in the catalogue, or is pulled instead.
@@ -94,7 +94,7 @@ def build_images(
 
 
 def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
-    """Pull images, of those that are built here their bases, and return the references.
+    """Pull images, or the bases of images that are built here; return the references.
 
     Raises:
         ConfigError: one is not in the catalogue.

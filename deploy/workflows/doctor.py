@@ -59,7 +59,7 @@ class Examination:
 
     @property
     def failed(self) -> list[Finding]:
-        """The findings with which `up` cannot succeed; what the spec is to blame for first."""
+        """The findings with which `up` cannot succeed; those about the spec come first."""
         return failed(self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Examination:
 
 
 def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
-    """Judge a spec on this machine. Starts, fetches and changes nothing but what it remembers.
+    """Examine this machine for a spec. Starts and downloads nothing; only results are cached.
 
     Raises:
         ConfigError: the spec contradicts itself, so that there is nothing to judge.
@@ -94,7 +94,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
 
 
 def _with_image_versions(spec: StackSpec, facts: Facts, steps: Steps, report: Report) -> Facts:
-    """Return the facts with what an engine image that is here holds; `up` looks once it has it."""
+    """Return the facts with the contents of an engine image that is on this machine."""
     if not isinstance(facts.software, Containers) or not facts.software.images.engine_id:
         return facts
     wanted = stack_images(spec, facts.vendor)
@@ -109,7 +109,7 @@ def _with_image_versions(spec: StackSpec, facts: Facts, steps: Steps, report: Re
 
 
 def _refuse_contradiction(spec: StackSpec, home: Home, facts: Facts, model: Model | None) -> None:
-    """Let a ConfigError through: it is the spec's, on any machine."""
+    """Raise the ConfigError of a spec that is wrong on any machine."""
     try:
         prepare(spec, home, facts, model=model)
     except MachineError:
@@ -117,7 +117,7 @@ def _refuse_contradiction(spec: StackSpec, home: Home, facts: Facts, model: Mode
 
 
 def _seen_without_plan(spec: StackSpec, home: Home, here: Survey, steps: Steps) -> Seen:
-    """Return what is seen of this machine, independent of what is to run on it."""
+    """Return what can be seen of this machine without a plan."""
     return Seen(
         spec=spec,
         inventory=here.facts.inventory,
@@ -136,7 +136,7 @@ def _fits(made: Prepared) -> str:
 def _seen(
     prepared: Prepared, home: Home, here: Survey, hub: HubSeen | None, steps: Steps, report: Report
 ) -> Seen:
-    """Return all that is seen; what takes seconds is looked at side by side."""
+    """Return all that can be seen; slow probes run in parallel."""
     software = prepared.facts.software
     has_code = steps.well("versions") and (
         not isinstance(software, Containers) or bool(software.images.engine_id)
@@ -193,7 +193,7 @@ def _see_code(prepared: Prepared, home: Home) -> EngineCode:
 
 
 def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: Steps) -> StackSeen | None:
-    """Return what there is of this name already; None where Docker would have to tell."""
+    """Return what exists under this name; None if only Docker could tell, and does not answer."""
     if here.docker and here.docker.chosen and here.docker.trouble:
         return None
     spec, files = prepared.spec, home.stack(prepared.spec.name)
@@ -248,7 +248,7 @@ def _see_room(prepared: Prepared, home: Home, stack: StackSeen | None, steps: St
 def _see_redis(prepared: Prepared, home: Home, steps: Steps) -> tuple[RedisSeen, ...]:
     """Return the servers of the user's own Redis; none where it is the kit's, or does not answer.
 
-    Other things that the user brings are looked at by the same step.
+    The user's other files are checked in the same step.
     """
     steps.take(
         "redis",
@@ -270,5 +270,5 @@ def _settings(prepared: Prepared) -> tuple[RedisSeen, ...]:
                 return store.settings()
             except store.errors:
                 return ()
-    except (ValueError, PdkitError):  # taken away since it was asked a moment ago
+    except (ValueError, PdkitError):  # removed a moment ago
         return ()

@@ -24,7 +24,7 @@ class DownResult:
     """What `down` found and did.
 
     Attributes:
-        left: what is, or was, in a Redis of the user's own; None where the stack had none.
+        left: the stack's keys in the user's own Redis; None if it had no such Redis.
     """
 
     name: str
@@ -77,7 +77,7 @@ def stop_stack(
 
 
 def _launchers(state: StackState | None, home: Home, name: str) -> Iterator[Launcher]:
-    """Yield the runtime of the stack; where nothing says which, every one that is there."""
+    """Yield the launcher of the stack's runtime; all that are available if it is unknown."""
     files = home.stack(name)
     if state is not None and "runtime" in state.machine:
         yield launcher_for(str(state.machine["runtime"]), name, files)

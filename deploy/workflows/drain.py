@@ -1,4 +1,4 @@
-"""`deploy drain` and `deploy undrain`: an engine gets no new requests, and ends those it has."""
+"""`deploy drain` and `deploy undrain`: an engine gets no new requests and finishes its own."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Patience:
     """How an engine is taken out of use.
 
     Attributes:
-        wait_s: for its requests to end.
-        force: even if nobody else serves what it serves.
+        wait_s: seconds to wait for its requests to end.
+        force: even if no other engine does the same work.
     """
 
     wait_s: float = 600.0
@@ -41,8 +41,8 @@ def drain(home: Home, name: str, engine: str, report: Report, patience: Patience
     The caller holds the stack's lock.
 
     Raises:
-        StateError: no such engine, or no other serves what it serves.
-        StackUnhealthy: it still had requests in the end; it stays drained.
+        StateError: no such engine, or no other one does the same work.
+        StackUnhealthy: it still had requests after the wait; it stays drained.
     """
     running = require_stack(home, name)
     require_engine(running, engine)
@@ -71,7 +71,7 @@ def undrain(home: Home, name: str, engine: str) -> None:
 def drained_for_now(
     home: Home, running: RunningStack, engine: str, report: Report, patience: Patience
 ) -> Iterator[None]:
-    """Keep requests from an engine for the length of a block; one that was drained stays so.
+    """Drain an engine during a with block; one that was drained before stays drained.
 
     Raises:
         StackUnhealthy: its requests did not end in time, or the router goes on leaving it out.
@@ -124,10 +124,10 @@ def require_others(running: RunningStack, engines: Iterable[str], patience: Pati
 
 
 def wait_until_idle(running: RunningStack, engine: str, report: Report, wait_s: float) -> None:
-    """Wait until the router sends an engine nothing and has nothing from it to come.
+    """Wait until an engine has no requests, as the router sees it.
 
     Raises:
-        StackUnhealthy: there are requests left.
+        StackUnhealthy: there were requests left.
     """
     began = time.monotonic()
     told = False
@@ -182,10 +182,10 @@ def await_view(
     within_s: float,
     problem: str,
 ) -> None:
-    """Wait until the router sees an engine so; not at all where no router runs.
+    """Wait until the router sees the engine in this state; return at once if no router runs.
 
     Raises:
-        StackUnhealthy: it does not in time, with the `problem`.
+        StackUnhealthy: it does not in time; the message is `problem`.
     """
     until = time.monotonic() + within_s
     while (view := _view(running, engine)) is not None and not fits(view):

@@ -1,4 +1,4 @@
-"""What a check looks up beside its prompts: how engines really run, what they and Redis count."""
+"""The evidence of a check beside its answers: how engines really run, what they and Redis count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deploy.verify.report import EngineHealth, StoreUse
 from deploy.verify.store_path import StorePath, failed_calls, late_answers
 from deploy.workflows.running import RunningStack, answering_pages
 
-# The fix without which LMCache's layerwise mode looks up what has tags, and stores it without.
+# Without this fix, LMCache's layerwise mode looks keys up with tags and stores them without.
 LAYERWISE_TAGS = "B16c"
 _ANSWERED = ("applied", "not needed")
 
@@ -39,7 +39,7 @@ class Readings:
         return None not in (self.store_before, self.store_after)
 
     def grown(self, name: str) -> int | None:
-        """Return by how much one of Redis' counts grew; None where nobody tells."""
+        """Return by how much one of Redis' counts grew; None if unknown."""
         if self.store_before is None or self.store_after is None:
             return None
         return self.store_after.grown(name, self.store_before)
@@ -49,7 +49,7 @@ class Readings:
         return self.pages_after[engine].since(self.pages_before[engine])
 
     def report(self, engine: str) -> ConnectorReport:
-        """Return what an engine's connector reported last; it may have died since."""
+        """Return the last report of an engine's connector; the engine may have died since."""
         after = self.pages_after[engine]
         return ConnectorReport.read(after if after.samples else self.pages_before[engine])
 
@@ -68,7 +68,7 @@ def engine_health(running: RunningStack) -> list[EngineHealth]:
 
 
 def service_starts(running: RunningStack) -> dict[str, str]:
-    """Return what changes for a service when it is started anew, by the services' names."""
+    """Return service → a value that changes when the service is restarted."""
     launcher = running.launcher
     return {
         name: f"{launcher.restarts(record)} {launcher.pid(record)}"
@@ -77,7 +77,7 @@ def service_starts(running: RunningStack) -> dict[str, str]:
 
 
 def is_running(running: RunningStack, name: str) -> bool:
-    """Tell whether a service that was started runs still."""
+    """Tell whether a service that was started is still running."""
     return running.launcher.state(running.state.services[name]) == "running"
 
 
@@ -109,7 +109,7 @@ def store_use(seen: Readings, removed: int | None) -> StoreUse:
 def gather_evidence(
     running: RunningStack, found: Findings, seen: Readings, store: Store, failures: Sequence[str]
 ) -> Evidence:
-    """Return what the rules of the diagnosis look at."""
+    """Collect what the rules of the diagnosis look at."""
     engines = [_engine_facts(running, found, seen, name) for name in _names(running)]
     plan = running.prepared.plan
     return Evidence(
@@ -117,7 +117,7 @@ def gather_evidence(
         engines=engines,
         store=_store_facts(running, found, seen, store),
         chunk_size=plan.chunk_size,
-        # Where nobody tells, nothing speaks for stores that failed.
+        # Unknown counts are no evidence of failed stores.
         stored_chunks=found.expected_chunks
         if found.stored_keys is None
         else min(found.stored_keys // plan.keys_per_chunk, found.expected_chunks),
@@ -222,7 +222,7 @@ def _bad_pair(running: RunningStack, engines: Sequence[EngineFacts]) -> str:
 def known_against(
     vendor: str, kv: Mapping[str, Any], *, layerwise: bool, save_decode_cache: bool
 ) -> str:
-    """Return what is known against the versions that an engine says it runs; "" for nothing."""
+    """Return why an engine's versions are known to be bad together; "" if they are not."""
     verdict = judge(
         vendor,
         _known(kv, "vllm"),

@@ -56,7 +56,7 @@ class Exchange:
         self.down_s = 0.0
 
     def run(self) -> CheckReport:
-        """Carry it out; on any failure or interrupt the old plan serves again.
+        """Do it; on any failure or interrupt, the old plan serves again.
 
         Raises:
             SwapFailed: with the reason.
@@ -77,7 +77,7 @@ class Exchange:
                 raise CheckFailed(checked.failures[0])
             self._start.save(with_outcome(self._start.state, "good"))
         except BaseException as exc:
-            # Whatever it was: a stack that served before must serve after.
+            # Whatever the reason, the stack must serve again.
             with cleaning_up():
                 raise self._put_back(exc) from exc
         return checked
@@ -94,7 +94,7 @@ class Exchange:
         old = self._running
         records = {name: rec for name, rec in old.state.services.items() if name in self._leaving}
         self._report(f"stopping {', '.join(records)}; keeping {', '.join(self.kept) or 'nothing'}")
-        with uninterrupted():  # half-stopped services would be in the way of those put back
+        with uninterrupted():  # half-stopped services would block those that are put back
             old.launcher.stop(records, grace_s=old.prepared.spec.timeouts.stop_s)
             self._start.save(self._start.state)
 
@@ -110,10 +110,10 @@ class Exchange:
             back = StackStart(old.prepared, state, self._home, self._report, before=state)
             back.save(state)
             back.run(back.missing())
-            # What went on running, the router among it, has to notice the engines' return.
+            # Services that kept running, such as the router, must notice the engines' return.
             require_answers(back.running())
         except Exception as exc:  # noqa: BLE001 - the state must be the old one's in any event
-            # With what did start of it, so that `up` and `down` know it.
+            # It includes what was started, so that `up` and `down` find it.
             self._start.save(back.state if back else self._old_state(tried, reason))
             return SwapFailed(
                 f"{_label(self._start.prepared)} failed ({reason}), and the previous stack did not "
@@ -139,7 +139,7 @@ class Exchange:
 
 
 def _differing(running: RunningStack, target: Prepared) -> set[str]:
-    """Return the names of the running stack's services that the target has not, or otherwise."""
+    """Return the running services that the target lacks or runs differently."""
     wanted = {service.name: service.fingerprint() for service in target.stack.services}
     other = {
         service.name

@@ -40,10 +40,10 @@ _UNPRIVILEGED = "10001:10001"
 def stated_facts(
     spec: StackSpec, inventory: Inventory | None, *, runtime: str, probe: bool = True
 ) -> Facts:
-    """Return facts for a plan that is only shown: nothing needs to be there.
+    """Return facts for a plan that is only shown, so that nothing needs to exist.
 
-    Without an `inventory`, this machine's is taken, and GPUs that it lacks are assumed; they are
-    not even looked for without `probe`, if the vendor is named. `runtime` is what 'auto' means.
+    Without an `inventory`, this machine's is used, and missing GPUs are assumed. Without `probe`,
+    GPUs are not even looked for if the vendor is named. `runtime` is what 'auto' means.
 
     Raises:
         ConfigError: the spec contradicts itself, or names an image that cannot be.
@@ -77,7 +77,7 @@ def runtime_here(spec: StackSpec) -> str:
 def containers_here(
     spec: StackSpec, images: StackImages, vendor: str, info: Mapping[str, Any]
 ) -> Containers:
-    """Return what containers are run with here; of images that are missing, only the names.
+    """Return what containers are run with here; of missing images, only the names.
 
     Raises:
         ConfigError: versions that the catalogue states do not belong together.

@@ -22,20 +22,20 @@ from deploy.stack.service import DeviceAccess
 from deploy.workflows.prepare import Containers, Prepared, Report
 
 DISABLE = "PDKIT_DISABLE_FIXES"
-# What of an engine's environment decides which code it imports, and which fixes are off.
+# Variables that decide which code an engine imports, and which fixes are switched off.
 _TELLING = (DISABLE, "PYTHONPATH")
 
 
 @dataclass(frozen=True)
 class FixTarget:
-    """Where engines of a plan run, as far as it decides what the fixes meet.
+    """The code that the fixes will be applied to: an interpreter or an image.
 
     Attributes:
-        what: the interpreter or the image, for people.
+        what: the interpreter or the image, for messages.
         identity: what changes when the code there does.
         interpreter: that runs engines; inside the image, where there is one.
         image_id: "" where engines are processes.
-        environ: what engines are given of `_TELLING`.
+        environ: the engines' values of the variables in `_TELLING`.
         devices: the GPUs of one engine.
     """
 
@@ -59,7 +59,7 @@ class FixTarget:
         )
 
     def key(self, connector: Path) -> str:
-        """Return the name of what is remembered: another for any other code or switch."""
+        """Return the name of the cached result, which differs for other code or variables."""
         asked = [
             self.identity, self.interpreter, self.image_id,
             sorted(self.environ.items()), code_digest(connector),
@@ -68,13 +68,13 @@ class FixTarget:
 
 
 def require_fixes(planned: Prepared, home: Home, report: Report) -> bool:
-    """Try the connector's fixes where the engines will run, unless they were seen to take there.
+    """Try the connector's fixes where the engines will run, unless a cached result says they apply.
 
-    Engines try them again themselves. Where they cannot be tried here, that is reported, and left
-    to the engines: then False is returned.
+    Engines try them again when they start. If they cannot be tried here, report that and return
+    False.
 
     Raises:
-        FixFailed: a needed one does not take; nothing was started.
+        FixFailed: a needed fix does not apply; nothing was started.
     """
     if planned.plan.kv_server:  # they are for LMCache inside the engines
         return True
@@ -136,7 +136,7 @@ def code_digest(folder: Path) -> str:
 
 
 def _inherited() -> dict[str, str]:
-    """Return what engines that are processes take over from this one; not its PYTHONPATH."""
+    """Return the variables that engine processes inherit from this one, without PYTHONPATH."""
     return {DISABLE: os.environ[DISABLE]} if os.environ.get(DISABLE) else {}
 
 

@@ -1,6 +1,6 @@
-"""Clears up behind a check that was killed: `python -m deploy.workflows.guard`.
+"""Cleans up after a check that was killed: `python -m deploy.workflows.guard`.
 
-Every check starts it and waits for its end, so it imports next to nothing until there is work.
+Every check starts it and waits for its end, so it imports little until there is work.
 
 Arguments: the kit's folders for state and caches, the stack, the run whose keys are to be removed
 ("" for none).
@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# What it reads where nothing is left to do.
+# The word that means that there is nothing to clean up.
 DONE = b"done"
 TAG = "pdkit"
-# Engines may go on storing what they were asked for; longer than one store may take, nothing comes.
+# Engines may still store KV of earlier requests, for as long as one store may take.
 _QUIET_S = 2.0
 _LIMIT_S = 15.0
 _POLL_S = 0.25

@@ -15,7 +15,7 @@ from deploy.workflows.running import stored_facts
 
 PlanOutcome = Literal["good", "unchecked", "failed"]
 _KEPT = 20
-# What makes a generation, as a state file keeps it; the rest of the state is of the moment.
+# Fields that make up a generation; the rest of a state file describes the present moment.
 _FIELDS = ("spec", "machine", "model", "fingerprint", "generation")
 
 
@@ -42,7 +42,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
     """Return the state of a stack that is about to be started."""
     made = HistoryEntry(
         action=action,
-        # Finer than a second: the history is in this order.
+        # Finer than a second, as the history is sorted by it.
         at=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         outcome="unchecked",
         vendor=prepared.plan.vendor.name,
@@ -61,7 +61,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
 
 
 def following(old: StackState, new: StackState) -> StackState:
-    """Return the new state with the old one as the newest of its history."""
+    """Return the new state; the old one becomes the newest entry of its history."""
     return replace(new, history=(_past(old), *old.history)[:_KEPT])
 
 
@@ -71,7 +71,7 @@ def with_outcome(state: StackState, outcome: PlanOutcome) -> StackState:
 
 
 def with_failure(old: StackState, tried: StackState, reason: str) -> StackState:
-    """Return the old state, with what was tried in vain noted as the newest of its history."""
+    """Return the old state; the failed attempt becomes the newest entry of its history."""
     failed = {**_past(tried), "generation": {**tried.generation, "outcome": "failed",
               "reason": reason}}  # fmt: skip
     return replace(old, history=(failed, *old.history)[:_KEPT])
@@ -80,7 +80,7 @@ def with_failure(old: StackState, tried: StackState, reason: str) -> StackState:
 def stack_history(state: StackState) -> list[HistoryEntry]:
     """Return this generation and those before it, the newest first.
 
-    By time: a swap that failed is later than the generation that serves again.
+    Sorted by time: a failed swap is newer than the generation that serves again.
     """
     kept = (state.generation, *(past["generation"] for past in state.history))
     return sorted((HistoryEntry(**one) for one in kept), key=lambda one: one.at, reverse=True)

@@ -106,8 +106,8 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
 def _wanted(prepared: Prepared) -> Wanted | None:
     """Return the model as engines would fetch it; None where it does not come from a hub.
 
-    Nor is it fetched for engines that the user's own variables send to another folder, which may be
-    one inside of their container.
+    None, too, if the user's variables send engines to another folder, which may be inside their
+    container.
     """
     spec, model, software = prepared.spec, prepared.model, prepared.facts.software
     theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
@@ -119,7 +119,7 @@ def _wanted(prepared: Prepared) -> Wanted | None:
 
 
 def may_ask(spec: StackSpec) -> bool:
-    """Tell whether this machine may ask the hub: not, where its user said so (HF_HUB_OFFLINE)."""
+    """Tell whether the hub may be asked: not with HF_HUB_OFFLINE."""
     return not is_offline(_environ(spec))
 
 
@@ -138,7 +138,7 @@ def hub_of(spec: StackSpec) -> str:
 
 
 def _environ(spec: StackSpec) -> dict[str, str]:
-    return {**os.environ, **spec.engine.env}  # engines go by the same
+    return {**os.environ, **spec.engine.env}  # engines use the same variable
 
 
 def _revision(arguments: Sequence[str]) -> str:

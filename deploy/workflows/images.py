@@ -152,7 +152,7 @@ def looked_into(
     known = images.engine
     engine = find_image(known.image)
     assert engine is not None, "it was there, or has just been obtained"  # noqa: S101
-    # Whatever its name: what is in it counts.
+    # The contents count, not the name.
     interpreter, held = _look_into(engine, known, spec)
     refuse_bad_pair(spec, vendor, held.vllm, held.lmcache, report)
     return replace(images.by_name, engine_id=engine.id, engine_program=interpreter)
@@ -161,7 +161,7 @@ def looked_into(
 def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[str, Versions]:
     """Return the interpreter that has vLLM in an engine image, and what else it has.
 
-    Of a user's own image nobody knows where its Python is, so that all of the catalogue are tried.
+    The path of Python in a user's own image is unknown, so the catalogue's paths are all tried.
 
     Raises:
         ConfigError: none of them has vLLM.
@@ -181,7 +181,7 @@ def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[
 
 
 def found_images(images: StackImages, spec: StackSpec, vendor: str) -> ContainerImages:
-    """Return the images without getting any: ids are known of what is here.
+    """Return the images without pulling or building; ids are known for those on this machine.
 
     Raises:
         ConfigError: versions that the catalogue states do not belong together.
@@ -202,7 +202,7 @@ def obtain(
     """Build an image that the kit has a Dockerfile for, pull any other.
 
     Raises:
-        MissingImage: neither goes.
+        MissingImage: it can be neither built nor pulled.
     """
     if image.build is None:
         report(f"pulling {image.image}")
@@ -223,12 +223,12 @@ def _base_argument(image: EngineImage | ServiceImage) -> dict[str, str]:
 
 
 def pinned_base(image: EngineImage | ServiceImage) -> str:
-    """Return the image that it is built from, by its digest where that is known."""
+    """Return the image's base, by its digest if that is known."""
     return f"{image.base}@{image.digest}" if image.digest else image.base or ""
 
 
 def _built_instead(image: EngineImage | ServiceImage) -> str:
-    """Return what to do where an image cannot be pulled and another can be built; else ""."""
+    """Return the hint for an image that cannot be pulled if another can be built, else ""."""
     if not isinstance(image, ServiceImage) or image.name not in _BUILT_INSTEAD:
         return ""
     name = _BUILT_INSTEAD[image.name]

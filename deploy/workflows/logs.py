@@ -11,7 +11,7 @@ from deploy.workflows.running import launcher_for
 
 
 def log_source(home: Home, name: str) -> Launcher:
-    """Return what reads a stack's logs. Also of one whose start failed: that is when logs matter.
+    """Return a reader of a stack's logs, also if its start failed: that is when logs matter.
 
     Raises:
         StateError: the stack has no logs.
@@ -22,7 +22,7 @@ def log_source(home: Home, name: str) -> Launcher:
     except PdkitError:
         state = None
     runtime = state.machine.get("runtime", "process") if state else "process"
-    # Logs of what failed are files, whatever it was to run on.
+    # Logs of a failed start are files, on both runtimes.
     source = launcher_for(runtime, name, files) if state else ProcessLauncher(files)
     if not source.logs():
         raise StateError(f"the stack '{name}' has no logs", hint=f"deploy up --name {name}")

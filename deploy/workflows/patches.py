@@ -16,7 +16,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.host import find_engine_python
 from deploy.workflows.running import RunningStack, answering_pages, find_stack
 
-# States in which a bug that is there is not answered.
+# States in which a bug exists and is not fixed.
 UNANSWERED = ("failed", "disabled")
 _NOT_FOR_MP = (
     "the fixes are for LMCache inside the engines, and this stack uses LMCache's server "
@@ -91,7 +91,7 @@ def stack_warnings(running: RunningStack, pages: Mapping[str, MetricsPage]) -> l
     """Return what to know before trusting a stack's KV."""
     found = _reported(running, pages, {})
     if all(row.answered for row in found.fixes):
-        return found.warnings  # which name no fix, so that nobody needs to ask what it is about
+        return found.warnings  # they name no fix, whose title would have to be looked up
     return stack_patches(running, pages).warnings
 
 

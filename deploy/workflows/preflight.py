@@ -1,4 +1,4 @@
-"""Preflight: whether a machine fits a plan, by checks that take no time; `up` runs them, too."""
+"""Preflight: quick checks whether a machine fits a plan, for `up` and `doctor`."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from deploy.workflows.fixes import place_of, remember
 from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Containers, Prepared, Report, find_model
 
-# What `up` sees only when the image or interpreter is there, and looked into.
+# Rules that need the contents of the image or interpreter.
 _OF_CODE = ("gpu.driver", "gpu.arch", "engine.plug_ins", "engine.native")
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
 
 def require_fit(prepared: Prepared, home: Home, report: Report) -> None:
-    """Report what may spoil the stack, a line each, and refuse what it cannot run with.
+    """Report each problem in a line, and refuse a machine that cannot run the stack.
 
     Raises:
         MachineUnfit: this machine cannot run it; nothing was started.
     """
     info = docker_info() if isinstance(prepared.facts.software, Containers) else None
     found = findings(quick_look(prepared, home, info))
-    # Images that are missing it gets, and says so.
+    # Missing images are pulled or built later.
     _act_on([one for one in found if one.id != "docker.images"], report)
 
 
 def require_gpus_beside(prepared: Prepared, running: Sequence[str], report: Report) -> None:
-    """Ask the rules on GPUs, as `require_fit` does, for engines beside those that run already.
+    """Apply the GPU rules of `require_fit` to engines that start beside running ones.
 
     Raises:
         MachineUnfit: these GPUs cannot run them; nothing was started.
@@ -71,7 +71,7 @@ def require_gpus_beside(prepared: Prepared, running: Sequence[str], report: Repo
 
 
 def refusal(stops: Sequence[Finding]) -> PdkitError:
-    """Return the error of findings with which no start succeeds; the first says its fix."""
+    """Return findings as one error; its hint is the fix of the first."""
     first = stops[0]
     kind = ConfigError if first.usage else MachineUnfit
     return kind(
@@ -82,7 +82,7 @@ def refusal(stops: Sequence[Finding]) -> PdkitError:
 
 
 def require_code(prepared: Prepared, home: Home, report: Report) -> None:
-    """Look into what engines on GPUs will import, as `require_fit` looks at the machine.
+    """Check the code that engines on GPUs will import, as `require_fit` checks the machine.
 
     Raises:
         MachineUnfit: it cannot run on these GPUs, or with the kit's connector.
@@ -101,10 +101,10 @@ def _act_on(found: list[Finding], report: Report) -> None:
 
 
 def quick_look(prepared: Prepared, home: Home, info: Mapping[str, Any] | None) -> Seen:
-    """Return what takes no time to see, and what `up` does not look at elsewhere.
+    """Return what can be seen at once, and is not checked elsewhere by `up`.
 
     Args:
-        info: what the Docker engine says of itself; None where it is not asked.
+        info: `docker info`; None if Docker was not asked.
     """
     bare = _bare(prepared)
     gpus = planned(bare)
@@ -144,7 +144,7 @@ def _image(image: EngineImage | ServiceImage) -> ImageSeen:
     catalog, name = load_catalog(), getattr(image, "profile", "") or getattr(image, "name", "")
     known = catalog.engines.get(name) or catalog.services.get(name)
     ours = known is not None and known.image == image.image
-    size_gib = image.size_gib if ours else None  # of a user's own, nobody knows
+    size_gib = image.size_gib if ours else None  # unknown for a user's own image
     get = f"deploy images {'build' if image.build else 'pull'} {name}"
     return ImageSeen(
         reference=image.image,
@@ -165,10 +165,10 @@ def _is_here(reference: str) -> bool:
 
 
 def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksSeen:
-    """Return room and rights where images, models and the kit's own files go.
+    """Return space and permissions of the folders for images, models and the kit's files.
 
     Args:
-        info: the Docker engine's, which says where it keeps images.
+        info: `docker info`, which names the folder for images.
     """
     software = prepared.facts.software
     containers = isinstance(software, Containers)
@@ -210,7 +210,7 @@ def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
 
 
 def see_code(prepared: Prepared, home: Home) -> EngineCode:
-    """Return what engines will import. That all was well is remembered, by what is in there."""
+    """Return what engines will import. A good result is cached, by the digest of the code."""
     where, gpus = place_of(prepared), prepared.plan.vendor.has_gpus
     digest = hashlib.sha256(f"{where.key(connector_path())}{gpus}{CODE_PROGRAM}".encode())
     file = home.cache / "doctor" / f"{digest.hexdigest()[:32]}.json"

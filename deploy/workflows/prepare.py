@@ -32,7 +32,7 @@ class Programs:
     """The programs that services are run with, where they are processes.
 
     Attributes:
-        redis_server: "" where the user brings a Redis.
+        redis_server: "" if the user has a Redis of their own.
         prometheus, grafana: "" where they are not wanted, or Grafana is not installed.
     """
 
@@ -122,7 +122,9 @@ def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = 
         if isinstance(facts.software, Containers):
             _require_mountable(model)
         if model.source == "folder":
-            spec = spec.model_copy(update={"model": model.ref})  # from wherever the next look is
+            spec = spec.model_copy(
+                update={"model": model.ref}
+            )  # an absolute path, valid from any folder
     plan = make_plan(settled, model, facts.inventory)
     layout = _layout(settled, home, facts.software, model)
     stack = build_stack(plan, layout)
@@ -170,7 +172,7 @@ def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model:
 
 
 def _require_mountable(model: Model) -> None:
-    """Refuse a folder whose files are links out of it: in a container they lead nowhere.
+    """Refuse a model folder with links to files outside it, which do not exist in a container.
 
     Raises:
         ConfigError: it is such a folder, as those of the hub's cache are.
@@ -189,7 +191,7 @@ def _require_mountable(model: Model) -> None:
 
 
 def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
-    """Return the model that a spec means, seen from the current folder.
+    """Return the model of a spec; a relative path is resolved from the current folder.
 
     Raises:
         ConfigError: a folder that does not hold a model.

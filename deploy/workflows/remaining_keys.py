@@ -22,7 +22,7 @@ class RemainingKeys:
 
     Attributes:
         keys: how many stay, or were removed; None where nobody could tell.
-        all_seen: there are no more than that.
+        all_seen: the count is complete.
         why_not: why they could not be counted or removed; "" where they were.
     """
 
@@ -36,7 +36,7 @@ class RemainingKeys:
 def remaining_keys_url(secrets_dir: Path, url_file: Path | None) -> str:
     """Return the URL of the Redis that a stack left keys in; "" if the user supplied none.
 
-    `url_file` is looked at where the stack itself is not there any more.
+    `url_file` is used if the stack no longer exists.
 
     Raises:
         ConfigError: that file cannot be read.

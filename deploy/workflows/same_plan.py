@@ -17,9 +17,8 @@ from deploy.workflows.running import RunningStack
 def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
     """Return the running stack's own plan, if it is what is asked for.
 
-    Both are planned for the machine and the model as they were when the stack was started: a shell
-    with fewer processors, or a hub model fetched since, makes no other stack of it; other weights
-    in the model's place do.
+    Both are planned for the machine and the model of the original start, so that a shell with fewer
+    processors, or a model downloaded since then, makes no difference; changed weights do.
 
     Raises:
         StateError: services of another plan are running under this name.
@@ -50,12 +49,12 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
 
 
 def _unseen(spec: StackSpec) -> tuple[object, ...]:
-    """Return what changes a stack and does not show in its fingerprint."""
+    """Return the settings that change a stack, but not its fingerprint."""
     return spec.engine.python, spec.redis.server, spec.redis.url_file, spec.supervise
 
 
 def _other_files(model: Model, was: Model) -> bool:
-    """Tell whether what is here now is not what the stack serves; not, where nothing says it."""
+    """Tell whether the model's files differ from those that are served; False if unknown."""
     return "" not in (model.version, was.version) and model.version != was.version
 
 
@@ -70,7 +69,7 @@ def _same_software(spec: StackSpec, facts: Facts) -> bool:
 
 
 def _way_on(spec: StackSpec, was: StackSpec, name: str) -> str:
-    """Return the command by which the running stack becomes the one that is asked for."""
+    """Return the command that turns the running stack into the requested one."""
     only = {
         field for field in StackSpec.model_fields if getattr(spec, field) != getattr(was, field)
     }
@@ -86,7 +85,7 @@ def _way_on(spec: StackSpec, was: StackSpec, name: str) -> str:
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the settings that differ, with both values; values of an environment stay unsaid."""
+    """Yield the settings that differ, with both values; without those of environment variables."""
     for field, value in new.items():
         if isinstance(value, dict) and field != "env":
             yield from _changed(old[field], value, f"{prefix}{field}.")

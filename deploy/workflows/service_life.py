@@ -14,10 +14,10 @@ LONGEST_PAUSE_S = 60.0
 
 @dataclass(frozen=True)
 class Patience:
-    """When a service that dies again and again is left alone.
+    """How often a service that keeps dying is restarted.
 
     Attributes:
-        deaths: so many, none of which followed `calm_s` of serving.
+        deaths: give up after this many, none of them after `calm_s` of serving.
         pause_s: before the second start; doubled each time, the first is at once.
     """
 
@@ -32,13 +32,13 @@ class Patience:
 
 @dataclass
 class Life:
-    """What became of one service.
+    """The state of one service, as the supervisor sees it.
 
     Attributes:
         record: of the process that is watched.
-        died_at: when it died that is to come back; None while it serves.
-        due: when it is started; None once it was.
-        started: by this supervisor, which can tell its exit code.
+        died_at: when it died; None while it serves.
+        due: when it will be restarted; None once it was.
+        started: the process, if this supervisor started it and so knows its exit code.
         given_up: it died too often.
         liveness: tells whether it hangs.
     """

@@ -1,4 +1,4 @@
-"""Start the services of a stack that do not run, in the order in which they need each other."""
+"""Start the services of a stack that do not run, in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from deploy.workflows.running import (
 from deploy.workflows.user_files import provide_caches, stack_secrets
 from deploy.workflows.user_redis import require_redis
 
-# A service that is told to stop because another one died has nothing to finish.
+# Services that are stopped because another one died have nothing to finish.
 ABORT_GRACE_S = 1.5
 
 
@@ -79,7 +79,7 @@ class StackStart:
         ]
 
     def require_room(self, missing: list[Service]) -> None:
-        """Check that ports and memory for services are there. Changes nothing.
+        """Check that ports are free and memory is available. Changes nothing.
 
         Raises:
             PortTaken, NotEnoughMemory: naming what is taken, or how much there is.
@@ -97,7 +97,7 @@ class StackStart:
         require_redis(self.prepared, self._files.secrets_dir)
 
     def run(self, missing: list[Service]) -> dict[str, float]:
-        """Start services, wait for them, and return seconds from each one's start till then.
+        """Start services and wait for them; return service → seconds from its start to readiness.
 
         Those that only watch the stack come last. If one fails, `not_watching` says why: the stack
         serves without it.
@@ -140,7 +140,7 @@ class StackStart:
         )
 
     def keep_up(self) -> None:
-        """From now on, services that die are started again, unless the spec says otherwise."""
+        """Have services that die restarted from now on, unless the spec says otherwise."""
         self.launcher.keep_up(self.state.services)
         front = self.launcher.take_front()
         if self.prepared.spec.supervise:
@@ -154,14 +154,14 @@ class StackStart:
         Raises:
             PdkitError: it cannot be started.
         """
-        self._stop_before(service)  # what it left may hold the memory that it needs
+        self._stop_before(service)  # its helpers may still hold GPU memory
         self.require_room([service])
         self._start_one(service, stack_secrets(self.prepared, self._files.secrets_dir))
         return self._started[service.name][1]
 
     @contextmanager
     def undone_on(self, causes: tuple[type[BaseException], ...]) -> Iterator[None]:
-        """Stop what was started if one of `causes` ends the block, and let nothing stop that."""
+        """Stop what was started if one of `causes` ends the block; interrupts do not disturb it."""
         try:
             yield
         except causes:
@@ -203,7 +203,7 @@ class StackStart:
 
     def _start_one(self, service: Service, secrets: dict[str, Secret]) -> None:
         before = self._stop_before(service)
-        with uninterrupted():  # a service without a record would be nobody's
+        with uninterrupted():  # no command could find a service without a record
             started = self.launcher.start(
                 service, secrets, starts=before.starts + 1 if before else 1
             )

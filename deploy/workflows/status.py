@@ -73,7 +73,7 @@ class StackStatus:
         kv_server: of LMCache's server; None where there is none, or it does not answer.
         history: what was up before, and what was tried; the newest first.
         events: what died, came back, was restarted or drained; the oldest first.
-        warnings: what somebody should know before trusting the KV, or the stack to stay up.
+        warnings: reasons not to trust the KV, or the stack to stay up.
         others: names of other stacks, looked up where this one is not up.
     """
 
@@ -101,7 +101,7 @@ class StackStatus:
 
     @property
     def sick(self) -> list[str]:
-        """What of the stack is not ready."""
+        """The services that are not ready."""
         redis = ["the Redis of redis.url_file"] if self.user_redis and not self.store else []
         return [s.name for s in self.services if s.condition != "ready"] + redis
 
@@ -195,7 +195,7 @@ def _unwatched(running: RunningStack, home: Home) -> list[str]:
 def _all_services(
     running: RunningStack, pages: Mapping[str, MetricsPage], drained: Mapping[str, str]
 ) -> list[ServiceStatus]:
-    """Look at all services at once: a container's memory takes Docker a second to tell."""
+    """Read all services at once: Docker takes a second for a container's memory."""
     services = running.stack.services
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         return list(

@@ -1,9 +1,9 @@
-"""Starts the services of a stack again that die: `python -m deploy.workflows.supervise`.
+"""The supervisor, which restarts services that die: `python -m deploy.workflows.supervise`.
 
 Arguments: the kit's folders for state and caches, the stack. It starts one service at a time with
 the code of `deploy up`, and does not wait for it, so that a router comes back while an engine loads
-its model. What a command does is left alone: the supervisor acts only while no command holds the
-stack's lock, and only on services whose record is still that of the process which died.
+its model. It never interferes with a command: it acts only while no command holds the stack's lock,
+and only on services whose record is still that of the process which died.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from deploy.workflows.running import RunningStack, find_stack
 from deploy.workflows.service_life import LONGEST_PAUSE_S, Life, Patience
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 
-# Docker is asked by HTTP. While all processes run, the kernel tells of the first that ends.
+# Seconds between two looks: Docker is asked by HTTP; of processes, the kernel reports the first
+# end.
 _POLL_S = {"process": 0.2, "compose": 2.0}
 _CALM_S = 1.0
 _LOCKED_S = 0.5
@@ -146,7 +147,7 @@ class Supervisor:
             life.started = None  # its exit code tells of us
 
     def _died(self, service: Service, life: Life) -> None:
-        """Note a death, unless a command is at work, whose doing it may be."""
+        """Record a death, unless a command is at work, which may have caused it."""
         how = life.started.ended if life.started else None
         with suppress(StackLocked), supervisor_turn(self._lock, self._name):
             if self._is_another(life):
@@ -161,7 +162,7 @@ class Supervisor:
                     f"{service.name}, then deploy restart {service.name}",
                 )  # fmt: skip
                 if service.role == "router":
-                    self._holder.drop()  # nobody would answer who connects to it
+                    self._holder.drop()  # clients that connect would never get an answer
                 return
             pause_s = self._patience.pause_before(life.deaths)
             life.due = time.monotonic() + pause_s
@@ -200,8 +201,8 @@ class Supervisor:
     def _is_missing(self, name: str) -> bool:
         """Tell whether a service is about to come back.
 
-        Without its Redis an engine would die again; beside one that is loading on the same GPU it
-        would take that one's memory for its own.
+        Without its Redis an engine would die again. While another one is loading on the same GPU,
+        it would misjudge the free memory.
         """
         life = self._lives.get(name)
         return life is not None and life.died_at is not None and not life.given_up
@@ -221,7 +222,7 @@ class Supervisor:
             _say(f"connections to the store: {exc}")
 
     def _is_another(self, life: Life) -> bool:
-        """Tell whether the state names another process by now, or none."""
+        """Tell whether the state file names another process by now, or none."""
         self._stack()
         return self._lives.get(life.record.name) is not life
 

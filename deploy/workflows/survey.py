@@ -41,15 +41,15 @@ class Policy(Protocol):
     def take(
         self, step: str, do: Callable[[], _Result], says: Callable[[_Result], str]
     ) -> _Result | None:
-        """Return what a step returns, or None where it failed and the survey goes on.
+        """Return the result of a step, or None if it failed and the survey goes on.
 
         Args:
-            says: what to say of a step that went well.
+            says: the message of a step that succeeded.
         """
         ...
 
     def without_docker(self, error: MachineError) -> None:
-        """Act on a Docker engine that cannot be used, though the stack would run there."""
+        """Handle a Docker engine that cannot be used though the stack needs it."""
         ...
 
 
@@ -79,7 +79,7 @@ class Steps:
     def take(
         self, step: str, do: Callable[[], _Result], says: Callable[[_Result], str]
     ) -> _Result | None:
-        """Take a step; whatever goes wrong is its outcome."""
+        """Take a step; a failure becomes its outcome."""
         try:
             result = do()
             self.outcomes[step] = StepOutcome(says=says(result))
@@ -90,7 +90,7 @@ class Steps:
                 details=exc.details[:_DETAIL_LINES],
                 usage=isinstance(exc, UsageError),
             )
-        except Exception as exc:  # noqa: BLE001 - a look that fails is a finding, not the end
+        except Exception as exc:  # noqa: BLE001 - a failed step is a finding, not the end
             self.outcomes[step] = StepOutcome(unknown=f"this could not be looked at: {exc!r}")
         else:
             return result
@@ -100,14 +100,14 @@ class Steps:
         """Do nothing: `DockerSeen` has it."""
 
     def well(self, step: str) -> bool:
-        """Tell whether a step was taken and went well."""
+        """Tell whether a step was taken and succeeded."""
         outcome = self.outcomes.get(step)
         return outcome is not None and not outcome.trouble and not outcome.unknown
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found here; what is missing is assumed in `facts`.
+    """What was found on this machine; `facts` assumes what is missing.
 
     Attributes:
         docker, info: what is known of Docker, and `docker info`; None where it is not wanted.
@@ -129,7 +129,7 @@ def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
 
 
 def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Survey:
-    """Look at this machine, GPUs before what would run on them.
+    """Survey this machine: first GPUs, then the software for them.
 
     Raises:
         ConfigError: the spec contradicts itself, or names an image that cannot be.
@@ -145,7 +145,7 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
         software = _programs(spec, vendor, policy, report)
     elif info is not None:
         software = containers_here(spec, stack_images(spec, vendor), vendor, info)
-    else:  # what a plan for another machine would say
+    else:  # as in a plan for another machine
         named = spec.model_copy(update={"vendor": vendor, "runtime": runtime})
         software = stated_facts(named, machine, runtime=runtime).software
     return Survey(Facts(machine, vendor, runtime, software), docker, info)
@@ -160,7 +160,7 @@ def _see_docker(
     chosen = asked
     try:
         version = require_compose()
-        chosen = True  # from here on, whatever else the engine says
+        chosen = True  # Docker is usable from here on
         info = docker_info()
     except MachineError as exc:
         if chosen:

@@ -171,7 +171,7 @@ def _exchange(
 
 
 def _same_model(old: Prepared, vendor: str) -> str | None:
-    """Return what names the present model on another vendor, whose default may be another."""
+    """Return the setting that keeps the present model on a vendor with another default."""
     default = old.plan.vendor.default_model
     unnamed = old.spec.model is None and vendor_named(vendor).default_model != default
     return default if unnamed else old.spec.model

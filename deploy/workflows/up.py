@@ -80,13 +80,13 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
     Raises:
         ConfigError, MissingImage: one cannot be had, or holds what does not belong together.
         MachineUnfit: what the engines would import does not run on these GPUs.
-        FixFailed: a fix of the connector does not take with it.
+        FixFailed: a fix of the connector does not apply to it.
     """
     facts = with_images(planned.facts, planned.spec, report)
     complete = planned
     if facts != planned.facts:
         complete = prepare(planned.spec, home, facts, model=planned.model)
-    # First, for without a driver that fits, fixes fail for no reason of their own.
+    # First, since without a suitable driver all fixes fail.
     require_code(complete, home, report)
     require_fixes(complete, home, report)
     return complete
@@ -161,8 +161,8 @@ def _claimed(
 ) -> StackStart:
     """Return the start of a stack of which nothing runs, with its images.
 
-    Its GPUs and ports are its own from here on: the state file names them, and no other command
-    plans meanwhile. What is left of it from before is cleared away.
+    From here on its GPUs and ports are reserved: the state file names them, and no other command
+    plans meanwhile. Leftovers of an earlier run are removed.
     """
     with planning_lock(home.planning_lock_file):
         planned = prepare_here(spec, home, report)
@@ -174,7 +174,7 @@ def _claimed(
         if existing is not None:
             existing.launcher.stop(existing.state.services, grace_s=ABORT_GRACE_S)
             existing.launcher.stop_marked(grace_s=ABORT_GRACE_S)
-        # Helpers whose service died before, and what a state file that is gone knew of.
+        # Helpers of services that died, and processes of a state file that is gone.
         start.launcher.stop_marked(grace_s=ABORT_GRACE_S)
         start.save(start.state)
     with start.undone_on((BaseException,)):
@@ -208,7 +208,7 @@ def _comes_back(existing: RunningStack, service: Service) -> bool:
     record = existing.state.services.get(service.name)
     return (
         record is not None
-        and service.role != "router"  # it waits itself, for the engines
+        and service.role != "router"  # it is waiting for the engines itself
         and record.starts > 1
         and existing.launcher.state(record) == "running"
         and existing.launcher.uptime_s(record) < service.ready_s
@@ -217,7 +217,7 @@ def _comes_back(existing: RunningStack, service: Service) -> bool:
 
 
 def _stop_outdated(start: StackStart, existing: RunningStack) -> None:
-    """Stop what holds an older secret than the user now brings, so that it is started again."""
+    """Stop services that have an older secret than the user's, so that they are started again."""
     outdated = outdated_services(existing.prepared, existing.secrets)
     records = {name: rec for name, rec in start.state.services.items() if name in outdated}
     if records:
@@ -228,7 +228,7 @@ def _stop_outdated(start: StackStart, existing: RunningStack) -> None:
 def _require_gpus(start: StackStart, report: Report) -> None:
     """Check that GPUs have room for engines that do not run, beside those that do.
 
-    What is left of them is ended first: an engine's helpers may outlive it, and hold its memory.
+    Leftovers of dead engines are stopped first: helpers may outlive an engine and hold its memory.
     """
     missing = {service.name for service in start.missing()}
     engines = [engine.name for engine in start.prepared.plan.engines]

@@ -1,6 +1,4 @@
-"""What the user brings to a stack: a token of the hub, a key for clients, a folder of models, and
-the URL of a Redis.
-"""
+"""The user's own files: hub token, API key for clients, model cache, URL of a Redis."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def api_key(spec: StackSpec) -> str | None:
 def provide_secrets(prepared: Prepared, folder: Path) -> None:
     """Write the user's secrets into the stack's folder of secrets, where its services see them.
 
-    One that the user has taken away since stays as it was.
+    A secret whose file was removed since then stays as it was.
 
     Raises:
         ConfigError: one is not there, and never was.
@@ -69,7 +67,7 @@ def provide_secrets(prepared: Prepared, folder: Path) -> None:
 
 
 def stack_secrets(prepared: Prepared, folder: Path) -> dict[str, Secret]:
-    """Make and provide what is not there yet; return the secrets that the stack's files hold.
+    """Create missing secrets, and return those that the stack's files contain.
 
     Raises:
         ConfigError: as `provide_secrets`.
@@ -80,7 +78,7 @@ def stack_secrets(prepared: Prepared, folder: Path) -> dict[str, Secret]:
 
 
 def require_user_files(prepared: Prepared, folder: Path) -> None:
-    """Check what the user brings, before anything is stopped, fetched or built. Changes nothing.
+    """Check the user's own files, before anything is stopped, downloaded or built.
 
     Raises:
         ConfigError, MachineError: a secret that is not there, a folder of another user's, or a
@@ -109,7 +107,7 @@ def _with_old_key(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
     try:
         key = api_key(prepared.spec)
     except ConfigError:
-        return set()  # taken away: the running one stays
+        return set()  # its file was removed: the old one stays
     held = kept.get(API_KEY)
     return {"router"} if key and held and held.reveal() != key else set()
 

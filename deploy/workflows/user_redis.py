@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deploy.runtime.url_store import UrlStore
 
 _FIELD = "redis.url_file"
-# What LMCache's own client makes of the others is not what they say.
+# LMCache's own client misreads other schemes.
 _LMCACHE_SCHEMES = ("redis", "rediss", "unix")
 _URLS = ", ".join(f"{one}://" for one in SCHEMES)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,19}")
@@ -51,7 +51,7 @@ def redis_url(prepared: Prepared) -> str | None:
 
 
 def provide_redis_url(prepared: Prepared, folder: Path) -> None:
-    """Write the URL into the stack's folder of secrets; one that was taken away stays as it was.
+    """Write the URL into the stack's secrets; if its file was removed, the old one stays.
 
     Raises:
         ConfigError: it cannot be used, or is not there and never was.
@@ -75,13 +75,13 @@ def is_other_redis(prepared: Prepared, kept: Mapping[str, Secret]) -> bool:
 
 
 def require_redis(prepared: Prepared, folder: Path) -> None:
-    """Ask the user's Redis whether it lets in who has its URL. Changes nothing.
+    """Check that the user's Redis answers and accepts the log-in. Changes nothing.
 
-    Where the user has taken the URL away, that in the stack's folder of secrets counts.
+    If the file with the URL was removed, the copy in the stack's secrets is used.
 
     Raises:
         RedisUnreachable: it does not answer or refuses, with its own words.
-        ConfigError: the URL cannot be used, or sends containers to themselves.
+        ConfigError: the URL cannot be used, or means the container itself inside a container.
     """
     file = prepared.spec.redis.url_file
     if file is None:
@@ -146,7 +146,7 @@ def _parsed(text: str, file: Path) -> RedisUrl:
 
 
 def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, software: Containers) -> None:
-    """Refuse what leads nowhere from inside a container.
+    """Refuse a URL that cannot work inside a container.
 
     Raises:
         ConfigError: a socket, an address that means the container itself, or a file that it does
@@ -175,7 +175,7 @@ def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, software: Con
 
 
 def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) -> None:
-    """Refuse what Sentinels or a cluster call their servers, if that means a container itself.
+    """Refuse server names of Sentinels or a cluster that mean the container itself.
 
     Raises:
         ConfigError: it does.
@@ -183,7 +183,7 @@ def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) ->
     try:
         hosts = store.server_names()
     except store.errors:
-        return  # it has answered a moment ago; engines ask again
+        return  # it answered a moment ago, and engines ask again
     for host in hosts:
         _refuse_loopback(host, f"{url.shown} ({file}) calls a server {host}, and that")
 
@@ -205,7 +205,7 @@ def _require_readable(file: Path, software: Containers) -> None:
             f"{file} is not a file", setting=field, hint=f"fix {field} in deploy.yaml"
         )
     found, (uid, _, gid) = file.stat(), software.user.partition(":")
-    # As the kernel decides: the first that fits.
+    # The first that fits, as the kernel does it.
     who = (uid == str(found.st_uid), 0o400), (gid == str(found.st_gid), 0o040), (True, 0o004)
     needed = next(bit for fits, bit in who if fits)
     if uid != "0" and not found.st_mode & needed:

@@ -1,4 +1,4 @@
-"""`deploy status --watch`: one reading of a stack after the other, and what is new in each."""
+"""`deploy status --watch`: repeated readings of a stack, and what is new in each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from deploy.runtime.logs import LogReader, complaints
 from deploy.stack.service import Service
 from deploy.workflows.running import RunningStack, find_stack, metrics_page, store_of
 
-_PAGE_TIMEOUT_S = 2.0  # an engine that hangs must not stop the watch of the others
+_PAGE_TIMEOUT_S = 2.0  # an engine that hangs must not block the others
 
 
 class Watch:
-    """Looks at a stack again and again, while its services, or all of it, come and go."""
+    """Reads a stack repeatedly; services, or all of it, may come and go."""
 
     def __init__(self, home: Home, name: str) -> None:
         self._home, self._name = home, name
@@ -30,10 +30,10 @@ class Watch:
         self._logged: tuple[str, ...] = ()
 
     def frame(self) -> Frame:
-        """Look at the stack, and return what is seen and what is new.
+        """Read the stack, and return its state and what is new.
 
         Raises:
-            PdkitError: the first look fails as `deploy status` would; a later one tells of it.
+            PdkitError: the first reading failed; later failures are part of the frame.
         """
         try:
             reading = self._read()
@@ -74,7 +74,7 @@ class Watch:
     def _complaints(
         self, running: RunningStack, found: Mapping[str, ServiceReading]
     ) -> tuple[Complaint, ...]:
-        """Return what the services' logs complained of since they were read last."""
+        """Return new warnings and errors in the services' logs."""
         names = tuple(found)
         if self._logs is None or self._logged != names:
             self._logs, self._logged = running.launcher.log_reader(names), names

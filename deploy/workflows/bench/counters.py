@@ -37,7 +37,7 @@ def read_pages(running: RunningStack) -> Pages:
 
 
 def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
-    """Return the pages once engines have counted all answers, or after a while.
+    """Return the pages once engines have counted all answers, or after a timeout.
 
     Raises:
         ApiError: an engine does not answer.

@@ -38,7 +38,7 @@ def measure_hop(
 
 
 def _route(running: RunningStack) -> list[EnginePlan]:
-    """Return the engines that one request meets."""
+    """Return the engines that serve one request."""
     first = {engine.role: engine for engine in reversed(running.prepared.plan.engines)}
     return list(first.values())
 

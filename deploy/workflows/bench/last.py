@@ -1,4 +1,4 @@
-"""Keeps the break-even that was measured last, which `plan` and `doctor` quote."""
+"""Stores the last measured break-even, which `plan` and `doctor` show."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ GENERATOR = "bench"  # its name among the services whose CPU time is kept
 _LETTERS = string.ascii_letters + string.digits + string.punctuation + " "
 _LEAST_REQUESTS = 20
 _PROGRESS_S = 5.0
-# From there on the generator may be what is measured.
+# Beyond these, the generator itself may be what is measured.
 _BUSY_CORE, _LATE_S = 0.7, 0.1
 
 
@@ -142,7 +142,7 @@ class Bench:
         return load.duration_s
 
     def one_pass(self, index: int, *, rate: float | None, seed: str, warmup_s: float) -> Pass:
-        """Load the stack once, and read what everybody counted meanwhile."""
+        """Load the stack once, and read what all services counted meanwhile."""
         conversations = self.source.one_pass(self.requests_at(rate), seed=seed, rate=rate)
         total = sum(len(one.turns) for one in conversations)
         before = read_pages(self.running)
@@ -195,7 +195,7 @@ class Bench:
 
 
 def _doubts(load: Load) -> Iterator[str]:
-    """Yield why the generator itself may blur the numbers."""
+    """Yield warnings that the generator itself may distort the numbers."""
     if load.cpu_s > _BUSY_CORE * load.duration_s:
         share = 100 * load.cpu_s / load.duration_s
         yield f"the load generator used {share:.0f} % of a core; latencies may be its own"

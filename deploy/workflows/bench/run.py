@@ -120,7 +120,7 @@ def _found(bench: Bench, finder: RateFinder) -> Iterator[Pass]:
 def _expected_bytes(bench: Bench) -> int:
     options = bench.options
     passes = options.steps if options.find_rate else options.repeats
-    # Of a search nobody knows the rates; each doubles the one before at most.
+    # The rates of a search are unknown; each is at most twice the one before.
     requests = bench.requests_at(options.rate) * passes
     answer = options.workload.output_tokens.high
     return _SPARE_BYTES + requests * (_LINE_BYTES + _GAP_BYTES * answer)
@@ -128,7 +128,7 @@ def _expected_bytes(bench: Bench) -> int:
 
 @contextmanager
 def _understood(name: str) -> Iterator[None]:
-    """Turn an engine's silence into an error of the stack."""
+    """Turn an ApiError of an engine into StackUnhealthy."""
     try:
         yield
     except ApiError as exc:

@@ -1,7 +1,7 @@
 """What a check asks of aggregated engines, one of which the router chooses for each request.
 
-Where they share KV, whatever one of them computed the next one must load. Where they do not, there
-is no KV to reuse: answers must be equal, and the router must use every engine.
+If they share KV, each must load what another one computed. If not, there is no KV to reuse: answers
+must be equal, and the router must use every engine.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def check_shared_turns(session: Session) -> None:
 
 
 def _stored_answer(session: Session) -> int:
-    """Return the tokens of an answer whose KV is stored; that of its last is never computed."""
+    """Return an answer's tokens whose KV is stored: all but the last, which nothing computes."""
     return ANSWER_TOKENS - 1 if session.running.prepared.plan.save_decode_cache else 0
 
 
@@ -130,7 +130,7 @@ def _reach(session: Session) -> None:
             for prompt, answer in zip(prompts, answers, strict=True):
                 session.found.add_comparison(session.ask(first, prompt), answer)
         except ApiError:
-            return  # it stands among the failures already
+            return  # already recorded as a failure
         if not idle:
             break
     session.found.unreached.update(idle)

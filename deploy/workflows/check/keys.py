@@ -25,8 +25,8 @@ _PATIENCE_S = 20.0
 class CheckKeys:
     """What marks the keys of one run of a check.
 
-    Where engines do not store what has a tag under it, prompts have none: what they leave goes when
-    Redis needs the room.
+    If engines do not store tagged prompts under their tag, prompts have no tag, and their keys stay
+    until Redis evicts them.
     """
 
     def __init__(self, *, tagged: bool = True) -> None:
@@ -35,16 +35,16 @@ class CheckKeys:
         self._names = 0
 
     def new_tag(self) -> str:
-        """Return a tag of this run that no prompt had before; "" where there can be none."""
+        """Return a new tag of this run; "" if prompts have no tags."""
         return self.new_salt() if self._tagged else ""
 
     def new_salt(self) -> str:
-        """Return a word of this run that no prompt had before, and none begins with."""
+        """Return a new cache salt of this run."""
         self._names += 1
         return f"{self.run}-{self._names}-"
 
     def count(self, store: Store, tag: str) -> int | None:
-        """Return how many keys have a tag; None where nobody can tell."""
+        """Return how many keys have a tag; None if Redis does not tell."""
         return store.count_marked(mark(tag)) if tag else None
 
     def remove(self, store: Store) -> int | None:
@@ -54,7 +54,7 @@ class CheckKeys:
 
 @contextlib.contextmanager
 def guarded(home: Home, name: str, run: str) -> Iterator[None]:
-    """Have a process of its own remove the keys of a run if this one ends before it could."""
+    """Start a guard process that removes the keys of a run if this process is killed."""
     with _guard(home, name, run) as told:
         yield
         told.write(DONE)
@@ -62,9 +62,9 @@ def guarded(home: Home, name: str, run: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_guarded(home: Home, name: str) -> Iterator[None]:
-    """Have a process of its own remove the lock's file if this one is killed while it holds it.
+    """Start a guard process that removes the lock's file if this process is killed.
 
-    For a lock that is taken inside: then no moment is left in which a kill leaves the file.
+    Take the lock inside this block, so that no kill can leave the file behind.
     """
     with _guard(home, name, "") as told:
         try:
@@ -75,10 +75,10 @@ def lock_guarded(home: Home, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
-    """Start a process that clears up behind this one, and yield its input.
+    """Start a process that cleans up after this one, and yield its stdin.
 
-    It waits for DONE there, and goes to work where the input ends without: whoever kills this
-    process closes it.
+    It waits for DONE there. If this process is killed, stdin ends without it, and the guard cleans
+    up.
     """
     package = Path(__file__).resolve().parents[3]
     guard = subprocess.Popen(
@@ -88,7 +88,7 @@ def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # what ends our group must not end it
+        start_new_session=True,  # a signal to our process group must not end it
     )  # fmt: skip
     assert guard.stdin is not None  # noqa: S101
     try:

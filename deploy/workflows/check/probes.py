@@ -1,7 +1,7 @@
 """What a check sends to a stack: each probe asks one question with prompts of its own.
 
-A probe adds what it saw to the session's findings. Requests that are not answered count as misses;
-what a probe cannot do on a stack is said, not failed.
+A probe adds its results to the session's findings. Unanswered requests count as misses. What a
+probe cannot do on a stack is reported as skipped, not as failed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def lengths(session: Session) -> tuple[int, ...]:
 def measure_noise(session: Session, engines: Sequence[str], *, quick: bool = False) -> None:
     """Have each engine compute prompts, then answer them from its prefix cache, many at once.
 
-    That reads KV back as loading does, and batches as the burst does: either may round otherwise.
-    The salt keeps the store out of it, so that wrong KV there cannot raise the floor.
+    This reads KV back as loading does, and batches as the burst does: both may change rounding. The
+    salt keeps the store out of it, so that wrong KV there cannot raise the noise floor.
     """
     for name in engines:
         prompts = [session.fresh(length) for length in lengths(session)[:1] * (1 if quick else 2)]
@@ -92,9 +92,9 @@ def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = 
 def _cuts(session: Session, prompt: Sequence[int], quarters: Sequence[int]) -> Iterator[list[int]]:
     """Yield the prompt's beginnings that end at these quarters of each whole chunk, and a tail.
 
-    The whole prompt's attention adds up the same numbers wherever they lie: two chunks exchanged,
-    or the rows of one, show only where some of them are cut off. Each tail asks anew, so that what
-    one answer hardly feels is felt by another.
+    Attention to a whole prompt adds up the same numbers in any order: exchanged chunks, or
+    exchanged rows within one, show only if some of them are cut off. Each cut has another tail, so
+    that an error that hardly changes one answer changes another.
     """
     for start in range(0, len(prompt) - session.chunk + 1, session.chunk):
         for quarter in quarters:
@@ -118,7 +118,7 @@ def check_own_prompt(session: Session, producer: str, consumer: str, prompt: lis
         prefilled = _counting(session, producer, prompt)
         decoded = _counting(session, consumer, prompt)
     except ApiError:
-        return  # it stands among the failures already
+        return  # already recorded as a failure
     found = OwnPrompt(
         producer,
         consumer,
@@ -136,8 +136,8 @@ def check_own_prompt(session: Session, producer: str, consumer: str, prompt: lis
 def _counting(session: Session, engine: str, prompt: list[int]) -> CacheCounters:
     """Ask an engine, and return what its own counters say of the answer.
 
-    Where others' requests move them, too, the answer tells how much was had from both caches, and
-    the rest is taken for the store's.
+    If other clients' requests move the counters, too, the answer's own count of cached tokens is
+    the limit, and what is not local counts as loaded from the store.
     """
     before = session.cache_counters(engine)
     answer = session.ask(engine, prompt)
@@ -150,7 +150,7 @@ def _counting(session: Session, engine: str, prompt: list[int]) -> CacheCounters
 
 def check_decode_reuse(session: Session) -> None:
     """Have a consumer decode a chunk, and a producer load it as the next turn's beginning."""
-    # Of aggregated engines the first and the last are two.
+    # The first and the last aggregated engine are different ones.
     chunk, consumer = session.chunk, session.consumers[-1]
     prompt, tag = session.fresh(chunk + chunk // 2), session.keys.new_tag()
     follow_up = len(prompt) + chunk + _CUT_TAIL
@@ -175,14 +175,15 @@ def check_decode_reuse(session: Session) -> None:
 
 
 def hits_of(session: Session, prompt_tokens: int, cached: int) -> Hits:
-    """Return what was found of a prompt that engines had never seen."""
+    """Return the hits of a prompt that is new to all engines."""
     return Hits(prompt_tokens, cached, eligible_tokens(prompt_tokens, session.chunk))
 
 
 def held(counted: Counted, eligible: int) -> int:
-    """Return what was found of prompts whose beginnings an engine may hold itself.
+    """Return the hits of prompts whose beginnings may be in an engine's own cache.
 
-    That may end within a chunk, so only more than is eligible from the store is as wrong as less.
+    Local hits may end within a chunk, so they count only up to what is eligible; more hits from the
+    store than are eligible are an error, too.
     """
     return max(counted.hits, min(counted.hits + counted.local_hits, eligible))
 

@@ -1,4 +1,4 @@
-"""Engines that outlived their Redis, brought to connect to the new one."""
+"""Makes engines that outlived their Redis connect to the new one."""
 
 from __future__ import annotations
 

@@ -16,17 +16,17 @@ from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Session
 
 _SILENT_ROUTER = "the router did not answer in time"
 ROUTER_PROMPTS = 2
-ATTEMPTS = 3  # where others' requests moved the counters as well
+ATTEMPTS = 3  # if other clients' requests moved the counters, too
 TURNS = 3
-# They wait for one another, most of all where CPUs compute a real model.
+# Requests of a burst wait for one another, above all with a real model on CPUs.
 _BURST_TIMEOUT_S = 4 * ANSWER_TIMEOUT_S
 
 
 def check_router(session: Session) -> None:
     """Send prompts through the router, which decodes the moment its prefill answers.
 
-    An answer does not say what its producer did, so that the engines' counters have to tell. What
-    others blur is tried again.
+    An answer does not say what its producer did, so the engines' counters are read. If other
+    clients' requests moved them, the prompt is repeated.
     """
     found = session.found
     producers = itertools.cycle(session.producers)
@@ -55,10 +55,10 @@ def _routed(session: Session, length: int, producer: str) -> Phase:
 
 
 def last_turn(session: Session) -> int | None:
-    """Return the length of a conversation's last prompt; None, and why, if there can be none."""
+    """Return the length of a conversation's last prompt; None (and the reason) if none fits."""
     chunk = session.chunk
     grown = chunk + chunk // 3 + (TURNS - 1) * (ANSWER_TOKENS + 3 * chunk // 4)
-    # The last answer must end no chunk, which nobody would remove.
+    # The last answer must not complete a chunk, whose key would not be removed.
     last = grown + (chunk // 4 - grown) % chunk
     if last + ANSWER_TOKENS > session.limit:
         session.found.turns = Phase(skipped=f"the model's context has {session.limit} tokens")
@@ -98,7 +98,7 @@ def check_turns(session: Session) -> None:
 
 
 def conversation(session: Session, last: int) -> Iterator[tuple[list[int], Completion]]:
-    """Yield every turn's prompt, and what a producer answers that shares its KV with nobody."""
+    """Yield every turn's prompt with a reference answer, whose KV is not shared."""
     chunk, salt = session.chunk, session.keys.new_salt()
     prompt = session.fresh(chunk + chunk // 3)
     for turn in range(TURNS):
@@ -145,7 +145,7 @@ def check_burst(session: Session) -> None:
         if answer is not None:
             session.found.add_comparison(reference, answer)
     failed = sum(answer is None for of_user in answers for answer in of_user)
-    # Aggregated engines need no store for a prompt that is new.
+    # Aggregated engines load nothing for a new prompt.
     reused = (first,) if session.running.prepared.plan.aggregated else (first, second)
     eligible = USERS * sum(eligible_tokens(length, chunk) for length in reused)
     burst = Phase(

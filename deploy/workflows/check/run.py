@@ -100,7 +100,7 @@ def check_running(
 
 @contextmanager
 def open_session(home: Home, running: RunningStack, report: Report) -> Iterator[Session]:
-    """Converse with a stack.
+    """Open a check's session with a stack, and clean up its keys.
 
     Raises:
         StackUnhealthy: it stopped answering.
@@ -125,7 +125,7 @@ def _none(running: RunningStack, options: CheckOptions) -> list[tuple[str, str]]
     """Return no pairs, for engines that share no KV.
 
     Raises:
-        UsageError: what was asked for is about KV that is shared.
+        UsageError: an option needs engines that share KV.
     """
     for option, given in (
         ("--pairs", tuple(options.pairs) != _ALL_PAIRS),
@@ -168,7 +168,7 @@ def _checked(
         _send(session, pairs, options, own)
         found.others = session.counted_since(began_at).others
     except ApiError:
-        # An engine that did not live to answer is a finding, and no reason to find no more.
+        # A dead engine is a finding; the rest is still examined.
         if not _await_deaths(running, starts):
             raise
     seen = Readings(before, session.store.stats(), pages, session.pages())
@@ -222,7 +222,7 @@ def _own_prompt(session: Session, options: CheckOptions) -> list[int] | None:
 
 
 def _own(session: Session, pairs: Sequence[tuple[str, str]], prompt: list[int] | None) -> None:
-    """Send the user's own prompt to each consumer once: from then on it holds it itself."""
+    """Send the user's own prompt to each consumer once; then it is in the consumer's cache."""
     if prompt is None:
         return
     for consumer in dict.fromkeys(consumer for _, consumer in pairs):
@@ -239,7 +239,7 @@ def _deaths(running: RunningStack, starts: Mapping[str, str]) -> tuple[list[str]
 
 
 def _await_deaths(running: RunningStack, starts: Mapping[str, str]) -> bool:
-    """Tell whether a service ends in these moments: its processes do so one after the other."""
+    """Tell whether a service is about to end: its processes do so one after the other."""
     deadline = time.monotonic() + _DYING_S
     while not any(_deaths(running, starts)):
         if time.monotonic() > deadline:
@@ -270,7 +270,7 @@ def _send(
 
 
 def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOptions) -> None:
-    """Send the check's own; what vLLM counts is looked at while nothing but pairs is asked."""
+    """Send the check's prompts; vLLM's counters are read around those of pairs alone."""
     plan = session.running.prepared.plan
     if not plan.shares_kv:
         measure_noise(session, session.engines, quick=options.quick)
@@ -285,7 +285,7 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
     if options.quick:
         return
     if session.found.nothing_loaded and not session.is_given_up(session.front):
-        # It is known that nothing works; what else there is to ask would each time be waited for.
+        # Nothing is loaded at all; each further probe would only wait for its timeout.
         session.found.leave_out("no pair loads anything")
         return
     (check_shared_turns if plan.aggregated else check_turns)(session)

@@ -26,11 +26,10 @@ from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, store_of
 
 # For one answer of 16 tokens to a prompt of 4⅓ chunks, or a metrics page. A whole check of the tiny
-# model takes 8 s on two busy cores; the rest is for real models on CPUs, and for waiting behind
-# others' prompts. Where that takes longer, clients wait as long for their first token. A hung
-# consumer is met three times, once itself and twice behind the router: a minute and a half.
+# model takes 8 s on two busy cores; the rest is for real models on CPUs, and for other clients'
+# prompts in the queue. A hung consumer costs three of these: one itself, two behind the router.
 ANSWER_TIMEOUT_S = 30.0
-# Of several engines behind a router one may answer where another hung.
+# Behind the router, another engine may answer when one hangs.
 _ROUTER_TIMEOUTS = 2
 _ANSWER_DEADLINE_S = 10.0
 _STORE_DEADLINE_S = 5.0
@@ -38,8 +37,8 @@ _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
 _UNSEEN_STORE_S = 1.0  # for a store that nobody can see
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
-# What prompts are made of, before it is tokens. Many letters make many tokens, even where each byte
-# is one: KV of two tokens that are equal is nearly the same, so that mixing them up hardly shows.
+# Prompts are made of the tokens of these letters. Many letters give many tokens, also if each byte
+# is a token: the KV of equal tokens is nearly the same, so that mixing them up would hardly show.
 _LETTERS = (
     *string.ascii_letters, *string.digits, *string.punctuation, " ",
     *map(chr, range(0xC0, 0x250)), *map(chr, range(0x391, 0x3CA)), *map(chr, range(0x410, 0x450)),
@@ -67,7 +66,7 @@ def require_answers(running: RunningStack) -> None:
 
 
 def _answers(running: RunningStack, service: Service) -> bool:
-    """Tell whether a service answers; what a Redis says instead of serving, the check tells."""
+    """Tell whether a service answers; an error of Redis is an answer, which the check reports."""
     if running.is_ready(service):
         return True
     if service.role != "redis":
@@ -150,11 +149,11 @@ class Session:
     ) -> Completion:
         """Complete a prompt greedily, and remember who did not answer.
 
-        Who let time run out is not asked again: a hung engine would take as long each time.
+        A service that timed out is not asked again: a hung engine would take as long each time.
 
         Args:
-            tag: marks the keys of its KV, which nobody but requests with this tag finds.
-            salt: keeps its KV from everybody else; it is neither stored nor loaded.
+            tag: marks the keys of its KV, which only requests with this tag find.
+            salt: keeps its KV out of the store and from other prompts.
             timeout_s: for this answer, where it may take longer than others.
 
         Raises:
@@ -174,7 +173,7 @@ class Session:
         return answer
 
     def is_given_up(self, whom: str) -> bool:
-        """Tell whether a service let time run out, so that it is not asked again."""
+        """Tell whether a service timed out, so that it is not asked again."""
         return self._timeouts[whom] >= (_ROUTER_TIMEOUTS if whom == self.front else 1)
 
     def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Completion:
@@ -185,14 +184,14 @@ class Session:
         return answer
 
     def await_chunks(self, tag: str, chunks: int, *, settled: bool = False) -> int | None:
-        """Wait until there are the keys of as many chunks, and count them for the diagnosis.
+        """Wait until Redis has the keys of this many chunks, and count them for the diagnosis.
 
-        Every rank of an engine stores keys of its own, so that there may be more. Returns their
-        count; None where nobody tells.
+        Every rank of an engine stores its own keys, so there may be more. Returns the number of
+        keys; None if Redis does not tell.
 
         Args:
-            settled: wait until there are no more of them, too. A producer's answer leaves after its
-                stores, a consumer's does not.
+            settled: wait until no more are added. A producer answers after its stores, a consumer
+                before.
         """
         self.found.expected_chunks += chunks
         deadline, before = time.monotonic() + self._store_deadline_s, -1
@@ -215,7 +214,7 @@ class Session:
         return stats.keys if stats else None
 
     def await_more_keys(self, before: int | None, chunks: int) -> None:
-        """Wait until chunks of a prompt without a tag were added, or for a while in vain.
+        """Wait until chunks of a prompt without a tag were added, or the time is up.
 
         An aggregated engine answers before its stores have ended.
         """
@@ -252,7 +251,7 @@ class Session:
         return self._apis[name].cache_counters()
 
     def counted_for(self, name: str, earlier: CacheCounters) -> CacheCounters:
-        """Return what an engine counted since then, when it has counted anything."""
+        """Wait until an engine has counted something since then, and return it."""
         deadline = time.monotonic() + _COUNTER_DEADLINE_S
         while True:
             found = self.cache_counters(name).since(earlier)
@@ -272,7 +271,7 @@ class Session:
         return Reading(finished, self.sent, self.sent_tokens, tokens)
 
     def counted_since(self, earlier: Reading) -> Counted:
-        """Return what consumers counted since then, when our own requests are among it."""
+        """Wait until consumers have counted our own requests, and return the counts since then."""
         deadline = time.monotonic() + _COUNTER_DEADLINE_S
         while True:
             now = self.reading()

@@ -1,4 +1,4 @@
-"""The stacks that a sweep brings up: one at a time, all by one name, which is the sweep's own."""
+"""The stacks of a sweep: one at a time, all under one name that belongs to the sweep."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CLAIM = "sweep-stack"
 class LiveStacks:
     """Stacks of this machine.
 
-    The name is written down before anything is started, so that the next sweep can take down what a
-    killed one left, and nothing else.
+    The name is recorded before anything is started, so that the next sweep can stop what a killed
+    one left, and nothing else.
     """
 
     def __init__(self, home: Home, name: str, command: Sequence[str], report: Report) -> None:
@@ -78,7 +78,7 @@ class LiveStacks:
         require_ports(planned, self._home, planned.stack.services)
 
     def _once(self, line: str) -> None:
-        """Report a line that every stack of a sweep gives rise to."""
+        """Report a line once that every stack of a sweep would repeat."""
         if line not in self._told:
             self._told.add(line)
             self._report(line)

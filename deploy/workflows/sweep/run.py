@@ -142,7 +142,7 @@ def _load_of(sweep: Sweep, name: str, options: BenchOptions) -> BenchOptions:
 
 
 def _known_rate(sweep: Sweep, name: str) -> float | None:
-    """Return the topology's own rate so far, else what the others' say of so many units."""
+    """Return the topology's own rate so far, else an estimate from those of others."""
     own = [run.rate for run in sweep.of(name) if run.rate]
     if own:
         return median(own)
@@ -175,7 +175,7 @@ def _progress(sweep: Sweep, name: str, number: int, options: BenchOptions) -> st
 
 
 def left_seconds(sweep: Sweep, pass_s: float) -> float:
-    """Return what the runs that are left will take, by those that are done, else by a guess."""
+    """Return the seconds that the remaining runs will take, estimated from the finished ones."""
     start_s = _GPU_START_S if sweep.unit == "GPU" else _START_S
     guess_s = start_s + _STEPS * pass_s
     return estimated_s(

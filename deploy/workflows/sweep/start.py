@@ -1,4 +1,4 @@
-"""What a sweep will run: its candidates as stacks, and its folder, new or to be gone on with."""
+"""What a sweep will run: its candidates as stacks, and its folder, new or resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.ports import free_base
 
-# Not the stacks' own 8000, which the user's may have.
+# Not 8000, which the user's own stack may have.
 _FIRST_PORT, _PORTS = 18000, 100
 
 
@@ -29,7 +29,7 @@ class Planned:
     """The stacks of a sweep.
 
     Attributes:
-        asked: the settings that were given; of no topology.
+        asked: the settings that were given, without a topology.
         stacks: by the candidate's name, in the order of the first round.
         refused: candidates that cannot be planned, and why.
     """
@@ -175,7 +175,7 @@ def _new_folder(home: Home) -> Path:
 
 
 def _key(planned: Planned, settings: Settings) -> str:
-    # A port that is free now need not have been, or be, at another time.
+    # The port is left out: another one may be free next time.
     stacks = {
         name: spec.model_dump(mode="json", exclude={"port"})
         for name, spec in planned.stacks.items()
