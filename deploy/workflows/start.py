@@ -17,7 +17,7 @@ from deploy.runtime.lock import is_locked
 from deploy.runtime.ports import require_free
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
-from deploy.runtime.state import ServiceRecord, StackState, write_state
+from deploy.runtime.state import StackState, write_state
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.service import MONITORING_ROLES, Service
@@ -154,7 +154,7 @@ class StackStart:
         Raises:
             PdkitError: it cannot be started.
         """
-        self._stop_before(service)  # its helpers may still hold GPU memory
+        self._stop_leftovers(service)  # its helpers may still hold GPU memory
         self.require_room([service])
         self._start_one(service, stack_secrets(self.prepared, self._files.secrets_dir))
         return self._started[service.name][1]
@@ -194,15 +194,13 @@ class StackStart:
         self.state = state
         write_state(self._files.state_file, state)
 
-    def _stop_before(self, service: Service) -> ServiceRecord | None:
-        """Stop what is left of a service's last process; return its record."""
-        before = self.state.services.get(service.name)
-        if before:
+    def _stop_leftovers(self, service: Service) -> None:
+        """Stop what is left of a service's last process."""
+        if before := self.state.services.get(service.name):
             self.launcher.stop({service.name: before}, grace_s=ABORT_GRACE_S)
-        return before
 
     def _start_one(self, service: Service, secrets: dict[str, Secret]) -> None:
-        before = self._stop_before(service)
+        before = self.state.services.get(service.name)
         with uninterrupted():  # no command could find a service without a record
             started = self.launcher.start(
                 service, secrets, starts=before.starts + 1 if before else 1
@@ -216,6 +214,7 @@ class StackStart:
 
     def _start_batch(self, batch: list[Service], secrets: dict[str, Secret]) -> dict[str, float]:
         for service in batch:
+            self._stop_leftovers(service)
             self._start_one(service, secrets)
         names = {service.name for service in batch}
         self._report(f"started {', '.join(service.name for service in batch)}")

@@ -131,6 +131,17 @@ def test_facts_and_model_survive_their_file(prepared: Make, vendor: str, runtime
     assert restored_model(json.loads(json.dumps(asdict(made.model)))) == made.model
 
 
+@pytest.mark.parametrize("runtime", ["process", "compose"])
+def test_facts_of_an_older_file_had_another_key(prepared: Make, runtime: str) -> None:
+    made = prepared(runtime=runtime)
+    older = json.loads(json.dumps(stored_facts(made.facts)))
+    older["means"] = older.pop("software")
+    assert restored_facts(older) == made.facts
+    del older["means"]
+    with pytest.raises(KeyError):
+        restored_facts(older)
+
+
 def test_kinds_survive_their_file_and_older_files_have_none() -> None:
     made = replace(FOLDER_MODEL, kind=Kind(window=256, mla=True))
     assert restored_model(json.loads(json.dumps(asdict(made)))) == made

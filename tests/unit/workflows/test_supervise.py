@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
 from deploy.runtime.process.launcher import ProcessLauncher
+from deploy.stack.service import Service
 from deploy.workflows import liveness, start, supervise
 from deploy.workflows.down import stop_stack
 from deploy.workflows.liveness import Liveness
@@ -95,9 +96,39 @@ def watched(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     made.end()
 
 
+@pytest.fixture
+def held_back(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], threading.Event]:
+    """Keep a service from being ready until the event is set."""
+
+    def hold(name: str) -> threading.Event:
+        loaded, real = threading.Event(), RunningStack.is_ready
+
+        def is_ready(self: RunningStack, service: Service) -> bool:
+            return (service.name != name or loaded.is_set()) and real(self, service)
+
+        monkeypatch.setattr(RunningStack, "is_ready", is_ready)
+        return loaded
+
+    return hold
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of services whose leftovers are ended, each time that they are."""
+    names: list[str] = []
+    real = ProcessLauncher.stop
+
+    def stop(self: ProcessLauncher, records: Mapping[str, Any], **grace: float) -> None:
+        names.extend(records)
+        real(self, records, **grace)
+
+    monkeypatch.setattr(ProcessLauncher, "stop", stop)
+    return names
+
+
 @pytest.mark.parametrize("service", ["consumer-0", "redis", "router"])
 def test_a_service_that_is_killed_comes_back(
-    watched: Watched, service: str, eventually: Eventually
+    watched: Watched, stopped: list[str], service: str, eventually: Eventually
 ) -> None:
     watched.up()
     others = {name: watched.pid(name) for name in ("redis", "producer-0", "consumer-0", "router")}
@@ -105,6 +136,7 @@ def test_a_service_that_is_killed_comes_back(
     eventually(lambda: watched.is_back(service, old), 20.0)
     eventually(lambda: watched.events() == ["died", "back"], 10.0)
     assert all(watched.pid(name) == pid for name, pid in others.items() if name != service)
+    assert stopped == [service], "its leftovers are ended once"
     running = require_stack(watched.lab.home, "pdkit")
     assert running.launcher.restarts(running.state.services[service]) == 1
     eventually(lambda: running.is_ready(running.stack.front), 10.0)
@@ -185,17 +217,10 @@ def test_a_service_that_served_for_long_has_all_its_starts_again(
 
 
 def test_up_waits_for_what_is_being_started_again(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    watched: Watched, held_back: Callable[[str], threading.Event], eventually: Eventually
 ) -> None:
     watched.up()
-    loaded, real = threading.Event(), RunningStack.is_ready
-    monkeypatch.setattr(
-        RunningStack,
-        "is_ready",
-        lambda self, service: (
-            (service.name != "consumer-0" or loaded.is_set()) and real(self, service)
-        ),
-    )
+    loaded = held_back("consumer-0")
     old = watched.kill("consumer-0")
     eventually(lambda: watched.pid("consumer-0") != old, 20.0)
     threading.Timer(0.3, loaded.set).start()
@@ -220,17 +245,12 @@ def test_up_does_not_wait_for_a_router_that_lacks_an_engine(
 
 
 def test_one_that_others_need_comes_back_first(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    watched: Watched, held_back: Callable[[str], threading.Event], eventually: Eventually
 ) -> None:
     """An engine is not started before its Redis serves."""
     watched.up()
-    loaded, real = threading.Event(), RunningStack.is_ready
-    monkeypatch.setattr(
-        RunningStack,
-        "is_ready",
-        lambda self, service: (service.name != "redis" or loaded.is_set()) and real(self, service),
-    )
-    old, store = watched.kill("consumer-0"), watched.kill("redis")
+    loaded = held_back("redis")
+    store, old = watched.kill("redis"), watched.kill("consumer-0")  # in this order: no race
     eventually(lambda: watched.pid("redis") != store, 20.0)
     time.sleep(0.3)  # fifteen looks at it
     assert watched.pid("consumer-0") == old
