@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from deploy.config.model import Model, with_config
 from deploy.config.spec import StackSpec
 from deploy.doctor.hub import refused
 from deploy.doctor.seen import HubSeen
 from deploy.errors import ConfigError, MissingModel
-from deploy.home_folder import default_hub_cache
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
 from deploy.runtime.weights import Wanted, fetch, give_to
@@ -109,13 +107,11 @@ def _wanted(prepared: Prepared) -> Wanted | None:
     None, too, if the user's variables send engines to another folder, which may be inside their
     container.
     """
-    spec, model, software = prepared.spec, prepared.model, prepared.facts.software
+    spec, model = prepared.spec, prepared.model
     theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
     if model.source != "hub" or theirs:
         return None
-    cache = software.hub_cache if isinstance(software, Containers) else spec.hub_cache
-    revision = model.version or _revision(spec.engine.args)
-    return Wanted(model.ref, revision, Path(cache or default_hub_cache()))
+    return Wanted(model.ref, model.version or _revision(spec.engine.args), prepared.hub_cache)
 
 
 def may_ask(spec: StackSpec) -> bool:

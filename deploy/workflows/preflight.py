@@ -17,7 +17,6 @@ from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
 from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
-from deploy.home_folder import default_hub_cache
 from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import find_image
@@ -177,18 +176,10 @@ def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksS
         state=place(home.state),
         images=place(str(root), ours=False) if root else None,
         # Containers write there as another user; `up` looks at that folder's owner itself.
-        hub=place(hub_cache_of(prepared), ours=not containers)
+        hub=place(str(prepared.hub_cache), ours=not containers)
         if prepared.model.source == "hub"
         else None,
     )
-
-
-def hub_cache_of(prepared: Prepared) -> str:
-    """Return the folder of this machine that holds models of the hub."""
-    software = prepared.facts.software
-    if isinstance(software, Containers):
-        return software.hub_cache
-    return str(prepared.spec.hub_cache or default_hub_cache())
 
 
 def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
@@ -204,7 +195,7 @@ def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
     return HubSeen(
         cached=bool(here.version and here.weight_bytes),
         offline=is_offline(told),
-        cache=hub_cache_of(prepared),
+        cache=str(prepared.hub_cache),
         proxies=tuple(name for name in named if name not in spec.engine.env),
     )
 

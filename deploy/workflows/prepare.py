@@ -11,6 +11,7 @@ from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
+from deploy.home_folder import default_hub_cache
 from deploy.planning.break_even import Measured
 from deploy.planning.inventory import Inventory
 from deploy.planning.notes import plan_notes
@@ -41,6 +42,11 @@ class Programs:
     prometheus: str = ""
     grafana: str = ""
 
+    @property
+    def engine_image(self) -> str:
+        """Nothing: engines are processes."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Containers:
@@ -56,6 +62,11 @@ class Containers:
     user: str
     hub_cache: str
     hub_token: bool = False
+
+    @property
+    def engine_image(self) -> str:
+        """The engines' image as it was named."""
+        return self.images.engine
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,13 @@ class Prepared:
         return self.facts.inventory
 
     @property
+    def hub_cache(self) -> Path:
+        """The folder of this machine that holds models of the hub, or will."""
+        software = self.facts.software
+        named = software.hub_cache if isinstance(software, Containers) else self.spec.hub_cache
+        return Path(named or default_hub_cache())
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What to know beside the plan's numbers, one line each."""
         notes = plan_notes(self.plan, self.inventory)
@@ -103,8 +121,7 @@ class Prepared:
 
 def engine_image(prepared: Prepared) -> str:
     """Return the engines' image as it was named; "" where they are processes."""
-    software = prepared.facts.software
-    return software.images.engine if isinstance(software, Containers) else ""
+    return prepared.facts.software.engine_image
 
 
 def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = None) -> Prepared:
