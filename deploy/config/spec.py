@@ -139,7 +139,7 @@ class RedisSpec(_Strict):
     image: ImageName | None = Field(
         None,
         description="containers only: Redis image, or redis-local for one built here; default: "
-        "redis:8.4.0",
+        "the catalogue's",
     )
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), BeforeValidator(_no_boolean)] | None = Field(
         None,

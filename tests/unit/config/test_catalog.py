@@ -336,3 +336,20 @@ def test_all_images_have_the_same_checksum(repo: Path) -> None:
 def pip_commands(dockerfile: Dockerfile) -> list[str]:
     parts = " ".join(dockerfile.commands()).split(";")
     return [part for part in parts if "-m pip " in part]
+
+
+def other_tags(text: str) -> list[str]:
+    """Return the references in a text to an image of the catalogue by another tag."""
+    known = [image.image for image in (*ENGINES, *SERVICES)]
+    names = "|".join(sorted({re.escape(one.rpartition(":")[0]) for one in known}))
+    found = re.findall(rf"(?<![\w/.-])(?:{names}):v?\d[\w.-]*\w", text)
+    return [one for one in found if one not in known]
+
+
+def test_pages_name_the_tags_of_the_catalogue(repo: Path) -> None:
+    pages = [*repo.glob("*.md"), *(repo / "docs").rglob("*.md")]
+    current = [one for one in pages if one.name != "CHANGELOG.md" and one.parent.name != "results"]
+    assert {one.name: other_tags(one.read_text(encoding="utf-8")) for one in current} == {
+        one.name: [] for one in current
+    }
+    assert other_tags("`redis:7.0.1` and pdkit/redis:6.2.14") == ["redis:7.0.1"]

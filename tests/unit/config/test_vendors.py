@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from deploy.config.spec import VendorChoice
 from deploy.config.vendors import VENDORS, vendor_named
 from deploy.errors import ConfigError
 
 
 def test_every_row_goes_by_its_name() -> None:
     assert all(vendor_named(name).name == name for name in VENDORS)
+
+
+def test_every_vendor_can_be_chosen() -> None:
+    assert set(get_args(VendorChoice)) == {"auto", *VENDORS}
 
 
 def test_an_unknown_vendor_gets_the_known_ones() -> None:

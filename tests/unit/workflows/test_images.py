@@ -27,6 +27,7 @@ from deploy.workflows.images import (
 
 Make = Callable[..., StackSpec]
 TODAY = date(2026, 12, 31)
+REDIS = load_catalog().service("redis").image
 
 
 class Docker:
@@ -124,7 +125,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ("asked", "image", "built"),
         [
-            (None, "redis:8.4.0", False),
+            (None, REDIS, False),
             ("redis-local", "pdkit/redis:6.2.14", True),
             ("pdkit/redis:6.2.14", "pdkit/redis:6.2.14", True),
             ("registry.example/redis:7", "registry.example/redis:7", False),
@@ -382,7 +383,7 @@ class TestCatalogue:
 
     @pytest.mark.usefixtures("docker")
     def test_pulling(self) -> None:
-        assert pull_images((), report=lambda _: None) == ["redis:8.4.0"]
+        assert pull_images((), report=lambda _: None) == [REDIS]
         (base,) = pull_images(("cuda",), report=lambda _: None)
         assert base.startswith("vllm/vllm-openai:"), "of what is built here, its base"
         assert base.endswith(f"@{load_catalog().engine('cuda').digest}")
@@ -392,7 +393,7 @@ def test_tags_without_a_digest_are_named(docker: Docker) -> None:
     by_tag = {row.name: row.by_tag for row in image_rows(TODAY)}
     assert (by_tag["cuda"], by_tag["rocm"]) == ("", "")
     assert by_tag["router"] == "python:3.11-slim-bookworm"
-    assert by_tag["redis"] == "redis:8.4.0"
+    assert by_tag["redis"] == REDIS
 
 
 def test_advisories_are_of_what_an_image_gets(tmp_path: Path, docker: Docker) -> None:
