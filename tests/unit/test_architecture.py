@@ -54,11 +54,10 @@ MAX_MODULE_LINES = 300
 # Modules that are longer still, each with its own limit.
 LONGER = {
     "planning/plan.py": 400,
-    "router/pdkit_router/client_side.py": 310,
     "stack/layout.py": 400,
 }
 # Public names without a docstring: a number that may only fall.
-UNDOCUMENTED = 130
+UNDOCUMENTED = 126
 
 
 def part_of(path: Path) -> str:

@@ -6,28 +6,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import httptools
 
 from pdkit_router.client_response import ClientResponse, response_head
 from pdkit_router.errors import Refused, error_body
-from pdkit_router.limits import HEAD_BYTES, Limits, long_head, too_many
+from pdkit_router.limits import HEAD_BYTES, Door, Limits, long_head, too_many
 from pdkit_router.request import Request
 
 _log = logging.getLogger("router")
 _HEADERS = 100
 _LINGER_S = 2.0  # for a client that still sends when its answer is on its way
 
-
-class Door(Protocol):
-    """Says who is let in."""
-
-    def check(self, request: Request) -> None:
-        """Raise Refused where a request is not."""
-
-
-Serve = Callable[[Request, "ClientResponse"], Awaitable[None]]
+Serve = Callable[[Request, ClientResponse], Awaitable[None]]
 
 
 @dataclass

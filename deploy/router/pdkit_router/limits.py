@@ -1,10 +1,12 @@
-"""What clients may take of the router."""
+"""Who may use the router, and what clients may take of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from pdkit_router.errors import Refused
+from pdkit_router.request import Request
 
 HEAD_BYTES = 32 * 1024  # of a request
 
@@ -30,6 +32,13 @@ class Limits:
     body_s: float = 60.0
     idle_s: float = 120.0
     stuck_s: float = 60.0
+
+
+class Door(Protocol):
+    """Says who is let in."""
+
+    def check(self, request: Request) -> None:
+        """Raise Refused where a request is not."""
 
 
 def too_many() -> Refused:
