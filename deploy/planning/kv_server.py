@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from deploy.config.model import Model
 from deploy.config.spec import StackSpec
@@ -58,7 +59,7 @@ def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:
                 f"{spec.lmcache.server_gib:g} is for {MP}, and the connector is {spec.connector}",
                 setting="lmcache.server_gib",
                 retry=({"--connector": MP},),
-                hint="leave lmcache.server_gib out of deploy.yaml",
+                hint="leave lmcache.server_gib out of the file",
             )
         return
     _check_place(spec)
@@ -71,12 +72,15 @@ def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:
     if not topology.redis:
         raise ConfigError(
             f"the engines of {topology} share no KV", setting="connector",
-            retry=({"--connector": None},),
+            retry=({"--connector": "lmcache"},),
         )  # fmt: skip
-    for field, value, why in _unsupported(spec):
-        if value:
+    for field, is_set, why in _unsupported(spec):
+        if is_set:
+            value = attrgetter(field)(spec)
             raise ConfigError(
-                f"{MP} has no such thing: {why}", setting=field, hint=f"leave {field} out"
+                f"{str(value).lower() if value is True else value} does not work with {MP}: {why}",
+                setting=field,
+                retry=({"--connector": "lmcache"},),
             )
 
 
@@ -85,13 +89,13 @@ def _check_place(spec: StackSpec) -> None:
         raise ConfigError(
             f"{MP} runs as processes on CPUs so far, and the vendor is {spec.vendor}",
             setting="connector",
-            retry=({"--connector": None},),
+            retry=({"--connector": "lmcache"},),
         )
     if spec.runtime != "process":
         raise ConfigError(
             f"{MP} runs as processes on CPUs so far, and the runtime is {spec.runtime}",
             setting="connector",
-            retry=({"--runtime": "process"}, {"--connector": None}),
+            retry=({"--runtime": "process"}, {"--connector": "lmcache"}),
         )
 
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from deploy.errors import StateError
 
 BY_PERSON = "deploy drain"
 _BY_RESTART = "restart:"
+_LOCK_S = 10.0
 
 
 def drained_engines(file: Path) -> Mapping[str, str]:
@@ -42,7 +47,7 @@ def drained_by_restart(file: Path, engine: str) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _lock_file(file).open("ab") as lock:
         os.fchmod(lock.fileno(), 0o644)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock)
         before = sorted(_by_person(file))
         _write(file, [*before, f"{engine} {_BY_RESTART}{os.getpid()}"])
         try:
@@ -65,6 +70,22 @@ def _is_owned(file: Path) -> bool:
     except FileNotFoundError:
         pass
     return False
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file, which a router may hold for a moment; one that holds it for long is an error."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StateError(
+                    f"{file.name} is locked by another process", hint="deploy restart router"
+                ) from None
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _lock_file(file: Path) -> Path:

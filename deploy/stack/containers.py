@@ -63,17 +63,20 @@ def is_secret(name: str, value: str) -> bool:
     return bool(_SECRET_NAME.search(name) or _PASSWORD_IN_URL.search(value))
 
 
-def refuse_visible_secrets(spec: StackSpec) -> None:
+def refuse_visible_secrets(spec: StackSpec, otherwise: str = "--runtime process") -> None:
     """Refuse secrets among the engines' variables, which every user of Docker could read.
+
+    Args:
+        otherwise: what to do about one that is no token of the hub.
 
     Raises:
         ConfigError: naming the variable.
     """
     for name in (name for name, value in spec.engine.env.items() if is_secret(name, value)):
         raise ConfigError(
-            f"{name} looks like a secret, and a container's variables are shown by docker inspect",
+            f"{name} looks like a secret, and the variables of containers are shown to others",
             setting="engine.env",
-            hint="for a token of the hub: hf_token_file in deploy.yaml; else: --runtime process",
+            hint="for a token of the hub: hf_token_file in deploy.yaml; else: " + otherwise,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,13 +14,15 @@ from deploy.stack.service import Health, Service
 # Seconds between an engine's pings, and for the answer to one. An engine that lost the server
 # computes prompts itself until a ping is answered again.
 HEARTBEAT_S = 5.0
-# Silence after which the server forgets an engine that was killed; LMCache's least is 30.
+# How much longer than the supervisor the server waits for an engine: one that it forgot while it
+# stood still would never be known to it again. LMCache's least is 30.
 _FORGET_S = 30
 
 
 def kv_server_service(server: KvServerPlan, plan: Plan, layout: Layout) -> Service:
     """Return the server, which listens on Unix sockets only."""
     requests, pages = layout.kv_sockets
+    forget_s = math.ceil(plan.spec.timeouts.hung_s) + _FORGET_S
     return Service(
         name=server.name,
         role="kv-server",
@@ -34,8 +37,8 @@ def kv_server_service(server: KvServerPlan, plan: Plan, layout: Layout) -> Servi
             "--supported-transfer-mode", "lmcache_driven",
             # Each engine's transfers are done in order, and wait for no other engine's.
             "--max-gpu-workers", str(len(plan.engines)),
-            "--worker-reap-timeout-seconds", str(_FORGET_S),
-            "--worker-registration-grace-seconds", str(_FORGET_S * 20),
+            "--worker-reap-timeout-seconds", str(forget_s),
+            "--worker-registration-grace-seconds", str(forget_s * 4),
             "--no-run-script-api-enabled",
         ),
         host="",

@@ -61,10 +61,12 @@ def undrain(home: Home, name: str, engine: str) -> None:
     """
     running = require_stack(home, name)
     require_engine(running, engine)
-    if engine in drained_engines(_file(home, running)):
-        write_drained(_file(home, running), engine, drained=False)
+    before = drained_engines(_file(home, running))
+    # Also the line of a restart that was killed, which an older router takes for a drain.
+    write_drained(_file(home, running), engine, drained=False)
+    if engine in before:
         _note(home, name, engine, "undrained", "gets requests again")
-        _await_use(running, engine)
+    _await_use(running, engine)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from deploy.errors import (
@@ -69,6 +69,7 @@ class Exchange:
             self._start.require_room(missing)
             took = self._start.run(missing)
             self.down_s = time.monotonic() - down_since
+            self._tell(self._start.warnings())
             self._renew_connections(took)
             checked = check_running(
                 self._home, self._start.running(), self._report, CheckOptions(quick=True)
@@ -81,6 +82,10 @@ class Exchange:
             with cleaning_up():
                 raise self._put_back(exc) from exc
         return checked
+
+    def _tell(self, warnings: Sequence[str]) -> None:
+        for warning in warnings:
+            self._report(f"warning: {warning}")
 
     def _renew_connections(self, took: Mapping[str, float]) -> None:
         """Let engines that went on running find a store that did not."""
@@ -110,6 +115,7 @@ class Exchange:
             back = StackStart(old.prepared, state, self._home, self._report, before=state)
             back.save(state)
             back.run(back.missing())
+            self._tell(back.warnings())
             # Services that kept running, such as the router, must notice the engines' return.
             require_answers(back.running())
         except Exception as exc:  # noqa: BLE001 - the state must be the old one's in any event

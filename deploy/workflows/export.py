@@ -95,7 +95,7 @@ def export(
     space = wanted.namespace or project_name(spec.name)
     _require_names(spec.name, space)
     _require_flavour(wanted.flavour)
-    refuse_visible_secrets(spec)
+    refuse_visible_secrets(spec, otherwise="patch in a valueFrom of the Secret")
     # What watches a stack is a component here.
     spec = spec.model_copy(update={"monitoring": False})
     boxes: dict[str, Plan] = {}
@@ -127,7 +127,13 @@ def _require_names(stack: str, space: str) -> None:
     if not _NAME.fullmatch(space):
         raise ConfigError(
             f"'{space}' cannot name a namespace: lower-case letters, digits and inner hyphens can",
-            hint="deploy export kubernetes --namespace NAME",
+            retry=({"--namespace": "NAME"},),
+        )
+    if space == "default" or space.startswith("kube-"):
+        raise ConfigError(
+            f"the namespace '{space}' is not for a stack alone: its pods would be restricted, and "
+            "deleted with the stack",
+            retry=({"--namespace": "NAME"},),
         )
     if not stack[-1].isalnum():
         raise ConfigError(
@@ -141,7 +147,7 @@ def _require_flavour(flavour: str) -> None:
     if flavour not in FLAVOURS:
         raise ConfigError(
             f"--flavour: '{flavour}' is not one of {', '.join(FLAVOURS)}",
-            hint=f"deploy export kubernetes --flavour {PLAIN}",
+            retry=({"--flavour": PLAIN},),
         )
 
 

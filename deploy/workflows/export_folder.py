@@ -12,6 +12,7 @@ from deploy.errors import ConfigError
 from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.pods import SECRET
+from deploy.stack.layout import HUB_TOKEN
 from deploy.workflows.export import PLAIN, Export
 
 MARKER = ".pdkit-export.json"
@@ -81,7 +82,7 @@ def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
     return [
         f"kubectl apply -f {there}/base/namespace.yaml",
         f"{kubectl} create secret generic {SECRET}"
-        + "".join(f" {_secret_option(name, spec)}" for name in made.secrets),
+        + "".join(f" {_secret_option(name, spec)}" for name in _given(made, spec)),
         f"kubectl apply -k {there}/overlays/{vendor}",
         *(f"{kubectl} {waiting} --timeout={patience}" for waiting in _waits(made, engines)),
         f"{kubectl} port-forward service/{workload('router')} 8000:8000",
@@ -95,11 +96,17 @@ def _waits(made: Export, engines: list[str]) -> list[str]:
     return [f"wait pod --for=condition=Ready -l '{roles}'"]
 
 
+def _given(made: Export, spec: StackSpec) -> tuple[str, ...]:
+    """Return the keys of the Secret: those that pods need, and the hub's token if there is one."""
+    return (*made.secrets, *([HUB_TOKEN] if spec.hf_token_file else []))
+
+
 def _secret_option(name: str, spec: StackSpec) -> str:
     """Return the part of kubectl's command that supplies one secret: a file, or a new one."""
     files = {
         API_KEY: spec.api_key_file,
         REDIS_URL: spec.redis.url_file,
+        HUB_TOKEN: spec.hf_token_file,
         **{file.name: file for file in spec.redis.tls_files},
     }
     if file := files.get(name):

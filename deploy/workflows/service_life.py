@@ -40,11 +40,12 @@ class Life:
         due: when it will be restarted; None once it was.
         started: the process, if this supervisor started it and so knows its exit code.
         given_up: it died too often.
-        liveness: tells whether it hangs.
+        liveness: tells whether the process `pid` hangs.
     """
 
     record: ServiceRecord
     liveness: Liveness
+    pid: int = 0
     deaths: int = 0
     serves_since: float = field(default_factory=time.monotonic)
     died_at: float | None = None

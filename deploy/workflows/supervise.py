@@ -126,6 +126,8 @@ class Supervisor:
 
     def _check_liveness(self, running: RunningStack, service: Service, life: Life) -> None:
         """End a service that hangs, unless a command is at work; then it has died."""
+        if (pid := running.launcher.pid(life.record)) != life.pid:  # such as by Docker, unseen
+            life.pid, life.liveness = pid, Liveness(self._asking.submit)
         life.liveness.probe(
             lambda: running.is_ready(service),
             time.monotonic(),
@@ -253,7 +255,8 @@ def main() -> None:
     state, cache, name = sys.argv[1:]
     home = Home(Path(state), Path(cache))
     door, front = inherited_sockets()
-    keeper, own_pid = Keeper(), os.getpid()
+    keeper, own_pid, patience = Keeper(), os.getpid(), Patience()
+    deaths, since = 0, time.monotonic()
     while not keeper.forked():
         if front:  # the worker's, which may replace it; the next one does without
             front.close()
@@ -263,7 +266,9 @@ def main() -> None:
         text = f"died ({describe_exit(code)}); started again"
         _say(f"supervisor {text}")
         _note_if_up(home.stack(name), "supervisor", "died", text)
-        keeper.ended.wait(_CALM_S)
+        deaths = 1 if time.monotonic() - since > patience.calm_s else deaths + 1
+        keeper.ended.wait(patience.pause_before(deaths + 1))
+        since = time.monotonic()
     Supervisor(home, name, Holder(door, front, own_pid), ended=keeper.ended).run()
 
 

@@ -64,13 +64,28 @@ def test_it_waits_for_running_and_waiting_requests(engine: Engine) -> None:
     slept: list[float] = []
     assert leave.wait(engine.server_port, 60, slept.append)
     assert engine.read == 4
-    assert slept == [10, 1, 1, 1], "ten seconds for routers, then until all have ended"
+    assert slept == [35, 1, 1, 1], "for routers, then until all have ended"
 
 
 def test_it_does_not_wait_for_ever(engine: Engine) -> None:
     engine.running = 100
-    assert not leave.wait(engine.server_port, 3, lambda _: None)
+    seconds = iter(range(100))
+    assert not leave.wait(engine.server_port, 4, lambda _: None, lambda: next(seconds))
     assert engine.read == 3
+
+
+def test_a_busy_engine_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([TimeoutError(), 0.0])
+
+    def requests_of(_: int) -> float:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(leave, "requests_of", requests_of)
+    assert leave.wait(1, 60, lambda _: None)
+    assert next(answers, None) is None, "it was asked again"
 
 
 def test_a_dead_engine_has_nothing_to_wait_for(engine: Engine) -> None:

@@ -156,6 +156,7 @@ def remove_left(prefix: str) -> None:
     """Remove shared memory that an engine of this name left when it was killed."""
     left = sorted(_SHARED_MEMORY.glob(f"{prefix}-*"))
     for file in left:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):  # such as another user's
+            file.unlink()
     if left:
         get_logger().info("pdkit-connector removed shared memory of an earlier run: %d", len(left))

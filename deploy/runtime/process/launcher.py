@@ -212,7 +212,8 @@ class ProcessLauncher:
         """Remove the stack's files, secrets included; keep its logs if `keep_logs`."""
         temp_dir = self._home.temp_dir
         for left in _SHARED_MEMORY.glob(f"{temp_dir.name}-*"):  # of engines that were killed
-            left.unlink(missing_ok=True)
+            with suppress(OSError):  # such as another user's
+                left.unlink()
         shutil.rmtree(temp_dir, ignore_errors=True)
         remove_files(self._home.root, keep_logs=keep_logs)
 

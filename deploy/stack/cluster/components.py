@@ -24,8 +24,11 @@ _ENFORCE = "/metadata/labels/pod-security.kubernetes.io~1enforce"
 NODE_FOLDER = "/var/lib/pdkit/hub"
 
 
-def monitoring(services: Sequence[Service], plan: Plan) -> list[Object]:
-    """Return whom to scrape, the kit's alert rules, and who may reach the pods for it."""
+def monitoring(services: Sequence[Service], plan: Plan, space: str) -> list[Object]:
+    """Return whom to scrape, the kit's alert rules, and who may reach the pods for it.
+
+    Each names its namespace, for a component is given none by the base.
+    """
     stack = plan.name
     engines = [service for service in services if is_engine(service.role)]
     router = [service for service in services if service.role == "router"]
@@ -40,7 +43,7 @@ def monitoring(services: Sequence[Service], plan: Plan) -> list[Object]:
     open_to = {"namespaceSelector": {"matchLabels": {_NAME_LABEL: _PROMETHEUS_NAMESPACE}}}
     scraped = sorted({ports(engines[0])["http"], ports(router[0])["metrics"]})
     let_in = {"from": [open_to], "ports": tcp(scraped)}
-    return [
+    found = [
         _pod_monitor("engines", engines, stack, from_engines),
         _pod_monitor("router", router, stack, {"port": "metrics"}),
         {
@@ -51,6 +54,7 @@ def monitoring(services: Sequence[Service], plan: Plan) -> list[Object]:
         },
         policy("prometheus", pods_of(watched, stack), ["Ingress"], {"ingress": [let_in]}),
     ]
+    return [{**one, "metadata": {**one["metadata"], "namespace": space}} for one in found]
 
 
 def _pod_monitor(job: str, services: Sequence[Service], stack: str, own: Object) -> Object:

@@ -72,7 +72,9 @@ def exported(stacks: Mapping[str, VendorStack], form: Form) -> dict[str, str]:
     files["components/monitoring/kustomization.yaml"] = _MONITORING_HEAD + _yaml(
         [{**_COMPONENT, **component}]
     )
-    files["components/monitoring/objects.yaml"] = _yaml(monitoring(first.services, first.plan))
+    files["components/monitoring/objects.yaml"] = _yaml(
+        monitoring(first.services, first.plan, form.space)
+    )
     if first.plan.model.source == "hub":
         patches = {"patches": node_folder(form.space, _claim_holders(first, form))}
         files["components/node-cache/kustomization.yaml"] = _NODE_HEAD + _yaml(

@@ -29,7 +29,7 @@ _CACHE_GIB = 20
 _UNKNOWN_WEIGHTS_GIB = 200
 _GIB = 2**30
 # Until all routers have noticed that an engine ends.
-_NOTICED_S = 15
+_NOTICED_S = 40
 # Below it kubelets look for profiles; files of nodes, not of the cluster.
 SECCOMP = "pdkit"
 _MAKE_MODEL = f"""\

@@ -32,7 +32,7 @@ from pathlib import Path
 def secret(found):
     return Path("{SECRETS}", found[1]).read_text().strip()
 
-for file in Path("{CONFIG}").glob("*.*"):
+for file in Path("{CONFIG}").glob("[!.]*"):
     text = re.sub(r"@\\{{(\\w+)\\}}", secret, file.read_text())
     Path("{FILLED}", file.name).write_text(text)
 """

@@ -373,6 +373,8 @@ def test_the_command_makes_every_key_that_pods_mount(tmp_path: Path) -> None:
     write_export(found, tmp_path / "out")
     keys = set(secret_keys(kustomized(tmp_path / "out" / "overlays" / "cpu")))
     assert keys - set(re.findall(r"=(\w+)=", create)) == {"hf_token"}
+    spec = StackSpec(**fields, hf_token_file=tmp_path / "token")
+    assert f"--from-file=hf_token={tmp_path / 'token'}" in next_commands(found, spec, tmp_path)[1]
 
 
 def secret_keys(objects: list[Object]) -> Iterator[str]:
@@ -472,7 +474,11 @@ def test_secrets_are_filled_into_configuration(
     data = named(objects, "ConfigMap", "producer-config")["data"]
     for name in ("config", "passwords"):
         (tmp_path / name).mkdir()
-    (tmp_path / "config" / "lmcache.yaml").write_text(data["lmcache.yaml"])
+    # As a node mounts it: names lead to a folder that is exchanged as a whole.
+    (tmp_path / "config" / "..2026_11_22").mkdir()
+    (tmp_path / "config" / "..data").symlink_to("..2026_11_22")
+    (tmp_path / "config" / "..data" / "lmcache.yaml").write_text(data["lmcache.yaml"])
+    (tmp_path / "config" / "lmcache.yaml").symlink_to("..data/lmcache.yaml")
     assert run_in(tmp_path, objects, "fill-in-secrets") != 0, "without a password"
     (tmp_path / "passwords" / "redis_password").write_text("p\\1 \n")
     assert run_in(tmp_path, objects, "fill-in-secrets") == 0
@@ -688,6 +694,8 @@ def test_what_the_network_must_carry_is_said(tmp_path: Path) -> None:
 
 def test_series_have_the_labels_that_the_rules_ask_for(built: dict[str, list[Object]]) -> None:
     objects = built["components"]
+    watching = [one for one in objects if one["kind"] in CUSTOM]
+    assert {one["metadata"].get("namespace") for one in watching} == {"pdkit"}
     for name in ("engines", "router"):
         (endpoint,) = named(objects, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
         labels = {one["targetLabel"]: one for one in endpoint["relabelings"]}
@@ -816,6 +824,8 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
         ({"vendor": "cuda", "gpus": 1}, "gpus: 1 is too few", "--gpus 2"),
         ({"image": "mine/vllm:1"}, "an image for one vendor", "--vendor cuda"),
         ({"name": "a-", "space": "a"}, "'a-' cannot be a label", "another name"),
+        ({"space": "default"}, "'default' is not for a stack alone", "--namespace NAME"),
+        ({"space": "kube-system"}, "'kube-system' is not for a stack", "--namespace NAME"),
         ({"space": "No"}, "'No' cannot name a namespace", "--namespace NAME"),
         (
             {"vendor": "cpu", "connector": "lmcache-mp"},

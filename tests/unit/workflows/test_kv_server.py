@@ -18,7 +18,7 @@ from deploy.output.views import status_view
 from deploy.output.watch_view import watch_view
 from deploy.runtime.process import launcher as launcher_module
 from deploy.workflows.bench import BenchOptions, bench_stack
-from deploy.workflows.check import check_stack, run
+from deploy.workflows.check import check_stack, renewal, run
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import Patience
@@ -46,7 +46,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def _engines_find_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(renewal, "HEARTBEAT_S", 0.0)
 
 
 def kill(lab: Lab, service: str) -> None:
@@ -78,6 +78,7 @@ def test_a_check_that_fails_does_not_speak_of_redis(shared: Lab) -> None:
 
 
 def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
+    check_stack(shared.home, "pdkit", shared.lines.append)  # which stores something
     status = stack_status(shared.home, "pdkit")
     assert status.healthy
     (server,) = (one for one in status.services if one.role == "kv-server")

@@ -161,6 +161,9 @@ class TestRestart:
         assert drained(stack) == {"consumer-1"}, "a person's stays"
         shown = {one.name: one.drained_by for one in stack_status(stack.home, "pdkit").services}
         assert {name: who for name, who in shown.items() if who} == {"consumer-1": "deploy drain"}
+        undrain(stack.home, "pdkit", "consumer-0")
+        left = stack.home.stack("pdkit").drain_file.read_text()
+        assert left == "consumer-1\n", "an older router takes the killed one's line for a drain"
         undrain(stack.home, "pdkit", "consumer-1")
         assert not stack.home.stack("pdkit").drain_file.read_text(), "its line is gone, too"
 

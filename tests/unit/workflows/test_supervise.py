@@ -382,7 +382,7 @@ class TestAnEngineThatHangs:
     def quick(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
         monkeypatch.setattr(liveness, "_EVERY_S", 0.1)
         monkeypatch.setattr(engine_api, "_HEALTH_S", 1.0)
-        timeouts = {**SMALL["timeouts"], "hung_s": 0.15}
+        timeouts = {**SMALL["timeouts"], "hung_s": 0.45}
         watched.spec = watched.lab.spec(supervise=True, timeouts=timeouts)
         watched.up()
         return watched
@@ -432,7 +432,7 @@ class TestAnEngineThatHangs:
         monkeypatch.setattr(
             supervise, "renew_store_connections", lambda *_: renewed.append("kv-server")
         )
-        timeouts = {**SMALL["timeouts"], "hung_s": 0.15}
+        timeouts = {**SMALL["timeouts"], "hung_s": 0.45}
         lmcache = {"chunk_size": SMALL["lmcache"]["chunk_size"]}
         watched.spec = watched.lab.spec(
             supervise=True, timeouts=timeouts, connector="lmcache-mp", redis={}, lmcache=lmcache
@@ -449,6 +449,16 @@ class TestAnEngineThatHangs:
         eventually(lambda: watched.events() == ["hung", "died", "back"], 10.0)
         eventually(lambda: renewed, 10.0)
 
+    def test_another_process_does_not_inherit_its_silence(
+        self, quick: Watched, eventually: Eventually
+    ) -> None:
+        """As when Docker restarted it before the supervisor looked: it loads its model again."""
+        eventually(lambda: self.answers(quick), 20.0)
+        assert quick.supervisor is not None
+        life = quick.supervisor._lives["consumer-0"]
+        before, life.pid = life.liveness, -1
+        eventually(lambda: life.liveness is not before, 10.0)
+
     def test_is_left_alone_while_a_command_works(
         self, quick: Watched, eventually: Eventually
     ) -> None:
@@ -458,7 +468,7 @@ class TestAnEngineThatHangs:
             os.kill(old, signal.SIGSTOP)
             assert quick.supervisor is not None
             seen = quick.supervisor._lives["consumer-0"].liveness
-            eventually(lambda: seen.silent_s > 0.35, 20.0)
+            eventually(lambda: seen.silent_s > 0.55, 20.0)
             assert quick.events() == []
             os.kill(old, signal.SIGCONT)
             eventually(lambda: seen.silent_s == 0, 20.0)

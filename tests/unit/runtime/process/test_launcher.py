@@ -16,6 +16,7 @@ from deploy.runtime import home as home_module
 from deploy.runtime import readiness
 from deploy.runtime.home import StackHome
 from deploy.runtime.launcher import LOG_TAIL
+from deploy.runtime.process import launcher as launcher_module
 from deploy.runtime.process import sessions
 from deploy.runtime.process.launcher import (
     MARKER,
@@ -200,6 +201,19 @@ class TestAfterwards:
         assert sorted(left) == (["engine.log", "logs"] if keep_logs else [])
         assert not home.temp_dir.exists()
         launcher.clear(keep_logs=keep_logs)  # again is fine
+
+    def test_clear_does_not_end_at_a_name_that_another_user_took(
+        self,
+        launcher: ProcessLauncher,
+        home: StackHome,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(launcher_module, "_SHARED_MEMORY", tmp_path)
+        (tmp_path / f"{home.temp_dir.name}-x").mkdir()  # which cannot be unlinked either
+        ensure_secrets(home.secrets_dir, ("word",))
+        launcher.clear(keep_logs=False)
+        assert not home.secrets_dir.exists()
 
 
 @pytest.mark.parametrize(
