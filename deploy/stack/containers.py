@@ -74,7 +74,8 @@ def refuse_visible_secrets(spec: StackSpec, otherwise: str = "--runtime process"
     """
     for name in (name for name, value in spec.engine.env.items() if is_secret(name, value)):
         raise ConfigError(
-            f"{name} looks like a secret, and the variables of containers are shown to others",
+            f"{name} looks like a secret, and docker inspect and kubectl describe show a "
+            "container's variables",
             setting="engine.env",
             hint="for a token of the hub: hf_token_file in deploy.yaml; else: " + otherwise,
         )
