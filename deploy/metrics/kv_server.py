@@ -29,9 +29,7 @@ class KvServerUse:
     @classmethod
     def read(cls, page: MetricsPage, max_bytes: int) -> KvServerUse | None:
         """Return what a page tells; None where it does not tell how much is used."""
-        used = page.total(_USED)
-        if used is None:
+        if page.total(_USED) is None:
             return None
         # Counters without a count yet are not on the page.
-        asked, found = (int(page.total(name) or 0) for name in (_ASKED, _FOUND))
-        return cls(int(used), max_bytes, asked, found)
+        return cls(page.count(_USED), max_bytes, page.count(_ASKED), page.count(_FOUND))

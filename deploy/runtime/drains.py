@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from deploy.errors import StateError
 
@@ -44,10 +42,12 @@ def write_drained(file: Path, engine: str, *, drained: bool) -> None:
 @contextmanager
 def drained_by_restart(file: Path, engine: str) -> Iterator[None]:
     """Drain an engine for the length of a block; at most as long as this process lives."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _lock_file(file).open("ab") as lock:
-        os.fchmod(lock.fileno(), 0o644)
-        _lock(lock)
+    from deploy.runtime.lock import held  # only a restart needs it, not `deploy status`
+
+    lock = _lock_file(file)
+    refusal = StateError(f"{lock} is locked by another process", hint="deploy restart router")
+    # The router, which may be another user, reads it for a moment; longer is an error.
+    with held(lock, refusal, within_s=_LOCK_S, mode=0o644):
         before = sorted(_by_person(file))
         _write(file, [*before, f"{engine} {_BY_RESTART}{os.getpid()}"])
         try:
@@ -70,22 +70,6 @@ def _is_owned(file: Path) -> bool:
     except FileNotFoundError:
         pass
     return False
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Lock a file, which a router may hold for a moment; one that holds it for long is an error."""
-    deadline = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise StateError(
-                    f"{file.name} is locked by another process", hint="deploy restart router"
-                ) from None
-            time.sleep(0.05)
-        else:
-            return
 
 
 def _lock_file(file: Path) -> Path:

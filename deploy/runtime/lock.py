@@ -12,7 +12,7 @@ from pathlib import Path
 
 import filelock
 
-from deploy.errors import StackLocked
+from deploy.errors import PdkitError, StackLocked
 
 _PLANNING_S = 60.0
 # Testing a lock takes it for a moment, which must not make another command fail.
@@ -68,7 +68,7 @@ def bench_lock(path: Path) -> Iterator[None]:
         "another deploy bench is running, and two at once would measure each other",
         hint="wait for it to end, then repeat",
     )
-    with _held(path, refusal):
+    with held(path, refusal):
         yield
 
 
@@ -83,7 +83,7 @@ def stack_lock(path: Path, name: str) -> Iterator[None]:
         f"another deploy command is changing the stack '{name}'",
         hint=f"wait for it to end, then run: deploy status --name {name}",
     )
-    with _held(path, refusal), _held(_turn(path), refusal, within_s=_TURN_S):
+    with held(path, refusal), held(_turn(path), refusal, within_s=_TURN_S):
         yield
 
 
@@ -95,7 +95,7 @@ def supervisor_turn(path: Path, name: str) -> Iterator[None]:
         StackLocked: a command is changing the stack.
     """
     refusal = StackLocked(f"a deploy command is changing the stack '{name}'")
-    with _held(_turn(path), refusal):
+    with held(_turn(path), refusal):
         if is_locked(path):
             raise refusal
         yield
@@ -106,9 +106,17 @@ def _turn(path: Path) -> Path:
 
 
 @contextmanager
-def _held(path: Path, refusal: StackLocked, *, within_s: float = _MOMENT_S) -> Iterator[None]:
+def held(
+    path: Path, refusal: PdkitError, *, within_s: float = _MOMENT_S, mode: int = -1
+) -> Iterator[None]:
+    """Hold the lock of a file, which is gone afterwards; raise `refusal` if another one holds it.
+
+    Args:
+        within_s: how long to wait for it.
+        mode: the file's rights; by default, as the umask has it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = filelock.FileLock(path, timeout=within_s)
+    lock = filelock.FileLock(path, timeout=within_s, mode=mode)
     try:
         lock.acquire(poll_interval=_POLL_S)
     except filelock.Timeout as exc:

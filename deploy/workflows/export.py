@@ -98,15 +98,16 @@ def export(
     refuse_visible_secrets(spec, otherwise="patch in a valueFrom of the Secret")
     # What watches a stack is a component here.
     spec = spec.model_copy(update={"monitoring": False})
-    boxes: dict[str, Plan] = {}
-    for vendor in _vendors(spec, inventory):
-        settled = settle(spec, vendor=vendor, runtime="compose")
-        boxes[vendor] = _plan(settled, home, _box(spec, vendor, inventory))
+    boxes = {vendor: _box(spec, vendor, inventory) for vendor in _vendors(spec, inventory)}
+    plans = {
+        vendor: _plan(settle(spec, vendor=vendor, runtime="compose"), home, box)
+        for vendor, box in boxes.items()
+    }
     stacks = {
-        vendor: _vendor_stack(spec, across(plan, wanted.boxes)) for vendor, plan in boxes.items()
+        vendor: _vendor_stack(spec, across(plan, wanted.boxes)) for vendor, plan in plans.items()
     }
     if wanted.flavour == SET:
-        _require_roles(next(iter(boxes.values())))
+        _require_roles(next(iter(plans.values())))
     containers = [container_of(one) for stack in stacks.values() for one in stack.services]
     return Export(
         space,
@@ -117,8 +118,8 @@ def export(
         tuple(sorted({container.image for container in containers})),
         tuple(
             f"{vendor}: {note}"
-            for vendor, plan in boxes.items()
-            for note in _notes(plan, _box(spec, vendor, inventory), inventory is None, wanted)
+            for vendor, plan in plans.items()
+            for note in _notes(plan, boxes[vendor], inventory is None, wanted)
         ),
     )
 

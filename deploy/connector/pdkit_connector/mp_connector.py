@@ -40,7 +40,7 @@ class Server:
         """Take hold of a process.
 
         Raises:
-            OSError: there is none of that number that this one may see.
+            OSError: there is no such process, or it is hidden from this one.
         """
         self._handle = os.pidfd_open(pid)
         weakref.finalize(self, os.close, self._handle)
