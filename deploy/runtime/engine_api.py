@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # imported for requests only: health and metrics do without i
     import httpx
 
 _OK = 200
-_HEALTH_S = 2.0
 _ANSWER_BYTES = 64 << 20  # the token ids of a long prompt take some MiB
 
 __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer"]
@@ -81,9 +80,9 @@ class EngineApi:
             self._client.close()
 
     def is_healthy(self, path: str = "/health") -> bool:
-        """Tell whether a GET of this path answers 200, within seconds."""
+        """Tell whether a GET of this path answers 200 in time."""
         try:
-            return get(self._url, path, timeout_s=_HEALTH_S).status == _OK
+            return get(self._url, path, timeout_s=self._timeout_s).status == _OK
         except (OSError, HTTPException):
             return False
 

@@ -17,7 +17,7 @@ from deploy.verify.diagnosis import EngineFacts, Evidence, StoreFacts
 from deploy.verify.findings import Findings
 from deploy.verify.report import EngineHealth, StoreUse
 from deploy.verify.store_path import StorePath, failed_calls, late_answers
-from deploy.workflows.running import RunningStack, answering_pages
+from deploy.workflows.running import PAGE_TIMEOUT_S, RunningStack, answering_pages
 
 # Without this fix, LMCache's layerwise mode looks keys up with tags and stores them without.
 LAYERWISE_TAGS = "B16c"
@@ -60,7 +60,7 @@ def engine_health(running: RunningStack) -> list[EngineHealth]:
         EngineHealth(
             engine.name,
             engine.role,
-            running.is_ready(running.stack.service(engine.name)),
+            running.is_ready(running.stack.service(engine.name), within_s=PAGE_TIMEOUT_S),
             running.launcher.restarts(running.state.services[engine.name]),
         )
         for engine in running.prepared.plan.engines

@@ -38,7 +38,7 @@ from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
 
 _PROBE_TIMEOUT_S = 2.0
-_PAGE_TIMEOUT_S = 10.0
+PAGE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,21 @@ class RunningStack:
         """Return whether a service runs; that it serves is not looked at."""
         return self.launcher.state(self.state.services.get(service.name))
 
-    def is_ready(self, service: Service) -> bool:
-        """Ask a service whether it serves; it has two seconds to answer."""
-        return service_is_ready(service, self.launcher, self.secrets.get(REDIS_PASSWORD))
+    def is_ready(self, service: Service, *, within_s: float = _PROBE_TIMEOUT_S) -> bool:
+        """Ask a service whether it serves."""
+        password = self.secrets.get(REDIS_PASSWORD)
+        return service_is_ready(service, self.launcher, password, within_s=within_s)
 
-    def condition(self, service: Service) -> ServiceCondition:
-        """Return a service's state; of one that runs, whether it is ready."""
+    def condition(self, service: Service, *, within_s: float = PAGE_TIMEOUT_S) -> ServiceCondition:
+        """Return a service's state; of one that runs, whether it is ready.
+
+        Args:
+            within_s: for its answer. On a busy machine a sound service can take seconds.
+        """
         state = self.service_state(service)
         if state != "running":
             return state
-        return "ready" if self.is_ready(service) else "not ready"
+        return "ready" if self.is_ready(service, within_s=within_s) else "not ready"
 
     def api(self, service: Service, *, timeout_s: float = 120.0) -> EngineApi:
         """Return a client of an engine or the router, with the key that it asks for."""
@@ -94,12 +99,18 @@ def launcher_for(runtime: str, name: str, files: StackHome) -> Launcher:
     return ProcessLauncher(files)
 
 
-def service_is_ready(service: Service, launcher: Launcher, redis_password: Secret | None) -> bool:
-    """Ask a service whether it serves, in its own way; within two seconds."""
+def service_is_ready(
+    service: Service,
+    launcher: Launcher,
+    redis_password: Secret | None,
+    *,
+    within_s: float = _PROBE_TIMEOUT_S,
+) -> bool:
+    """Ask a service whether it serves, in its own way."""
     if service.health.kind == "redis":
         with launcher.open_store(service, redis_password) as store:
             return store.ping()
-    with EngineApi(service.url, timeout_s=_PROBE_TIMEOUT_S) as api:
+    with EngineApi(service.url, timeout_s=within_s) as api:
         return api.is_healthy(service.health.path)
 
 
@@ -112,7 +123,7 @@ def answering_pages(running: RunningStack) -> dict[str, MetricsPage]:
 
 
 def metrics_page(
-    running: RunningStack, service: Service, *, timeout_s: float = _PAGE_TIMEOUT_S
+    running: RunningStack, service: Service, *, timeout_s: float = PAGE_TIMEOUT_S
 ) -> MetricsPage | None:
     """Return a service's metrics page; None where it has none, or does not answer."""
     if service.role in ENGINE_ROLES:

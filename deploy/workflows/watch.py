@@ -83,7 +83,7 @@ class Watch:
 
 def _reading(running: RunningStack, service: Service) -> ServiceReading:
     record, launcher = running.state.services.get(service.name), running.launcher
-    condition = running.condition(service)
+    condition = running.condition(service, within_s=_PAGE_TIMEOUT_S)
     alive = record is not None and condition in ("ready", "not ready")
     pid = launcher.pid(record) if record and alive else 0
     # A router that lacks engines is not ready, and counts what it cannot serve.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError
 from deploy.output.views import status_view
-from deploy.runtime import boot, engine_api
+from deploy.runtime import boot
 from deploy.runtime import supervisor as runtime_supervisor
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
@@ -103,8 +104,8 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], threading.Even
     def hold(name: str) -> threading.Event:
         loaded, real = threading.Event(), RunningStack.is_ready
 
-        def is_ready(self: RunningStack, service: Service) -> bool:
-            return (service.name != name or loaded.is_set()) and real(self, service)
+        def is_ready(self: RunningStack, service: Service, **limit: float) -> bool:
+            return (service.name != name or loaded.is_set()) and real(self, service, **limit)
 
         monkeypatch.setattr(RunningStack, "is_ready", is_ready)
         return loaded
@@ -381,7 +382,9 @@ class TestAnEngineThatHangs:
     @pytest.fixture
     def quick(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
         monkeypatch.setattr(liveness, "_EVERY_S", 0.1)
-        monkeypatch.setattr(engine_api, "_HEALTH_S", 1.0)
+        monkeypatch.setattr(
+            RunningStack, "is_ready", partialmethod(RunningStack.is_ready, within_s=1.0)
+        )
         timeouts = {**SMALL["timeouts"], "hung_s": 0.45}
         watched.spec = watched.lab.spec(supervise=True, timeouts=timeouts)
         watched.up()
@@ -427,7 +430,9 @@ class TestAnEngineThatHangs:
         self, watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
     ) -> None:
         monkeypatch.setattr(liveness, "_EVERY_S", 0.1)
-        monkeypatch.setattr(engine_api, "_HEALTH_S", 1.0)
+        monkeypatch.setattr(
+            RunningStack, "is_ready", partialmethod(RunningStack.is_ready, within_s=1.0)
+        )
         renewed: list[str] = []
         monkeypatch.setattr(
             supervise, "renew_store_connections", lambda *_: renewed.append("kv-server")

@@ -15,9 +15,11 @@ from deploy.errors import DockerUnavailable, StateError
 from deploy.metrics.frame import Frame
 from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.process.sessions import has_ended
+from deploy.stack.service import Service
 from deploy.workflows import watch as watch_module
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import RunningStack, require_stack, store_of
+from deploy.workflows.status import stack_status
 from deploy.workflows.watch import Watch
 from tests.unit.workflows.conftest import Lab
 
@@ -150,6 +152,23 @@ def test_an_engine_that_hangs_stops_nobody(served: Lab) -> None:
     assert loads.pop("consumer-1") is None
     assert None not in loads.values()
     assert ("ready", "consumer-1") in told(watch.frame())
+
+
+def test_a_service_has_longer_for_status(served: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a sound service can take seconds; only the watch has no time to wait."""
+    limits: list[float] = []
+    real = RunningStack.is_ready
+
+    def is_ready(self: RunningStack, service: Service, *, within_s: float) -> bool:
+        limits.append(within_s)
+        return real(self, service, within_s=within_s)
+
+    monkeypatch.setattr(RunningStack, "is_ready", is_ready)
+    stack_status(served.home, "pdkit")
+    assert set(limits) == {10.0}
+    limits.clear()
+    Watch(served.home, "pdkit").frame()
+    assert set(limits) == {2.0}
 
 
 class TestTrouble:
