@@ -68,7 +68,8 @@ class TestSecrets:
         try:
             assert password in json.dumps(inspected(planted))
             (found,) = inspected(planted)
-            assert password in environ(found["State"]["Pid"])
+            # `docker run -d` returns before the container's process has become the command.
+            assert eventually(lambda: password in environ(found["State"]["Pid"]))
         finally:
             docker("rm", "-f", planted)
 
