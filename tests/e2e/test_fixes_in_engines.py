@@ -84,7 +84,7 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 def layer_of(key: bytes) -> int:
     """Return the layer that a key of LMCache's own client names, behind the data type."""
-    found = re.search(rb"@(?:bfloat16|float32)@(\d+)@", key)
+    found = re.search(rb"@(?:bfloat16|float)@(\d+)@", key)
     assert found, key
     return int(found[1])
 

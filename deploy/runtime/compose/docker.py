@@ -17,7 +17,6 @@ from deploy.errors import DockerUnavailable, MachineError
 DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
 _API_TIMEOUT_S = 60
-_PING_TIMEOUT_S = 5
 _ASK_TIMEOUT_S = 30
 _HELP = re.compile(r"(See|Run) 'docker .*--help'")
 _WITHOUT = "or run the stack as processes: deploy up --runtime process"
@@ -54,10 +53,10 @@ def docker_client() -> Any:
     from requests import RequestException
 
     try:
-        client = docker.DockerClient(base_url=host, timeout=_PING_TIMEOUT_S)
+        client = docker.DockerClient(base_url=host, timeout=_ASK_TIMEOUT_S)
         client.api.timeout = _API_TIMEOUT_S
     except (DockerException, RequestException) as exc:
-        raise _no_answer(host, _reason(exc, _PING_TIMEOUT_S)) from exc
+        raise _no_answer(host, _reason(exc, _ASK_TIMEOUT_S)) from exc
     return client
 
 
@@ -80,9 +79,9 @@ def answering_engine() -> str:
     from deploy.runtime.http_get import HTTPException, get
 
     try:
-        page = get(host, "/_ping", timeout_s=_PING_TIMEOUT_S)
+        page = get(host, "/_ping", timeout_s=_ASK_TIMEOUT_S)
     except (OSError, HTTPException) as exc:
-        raise _no_answer(host, _reason(exc, _PING_TIMEOUT_S)) from exc
+        raise _no_answer(host, _reason(exc, _ASK_TIMEOUT_S)) from exc
     if page.status != HTTPStatus.OK:
         raise _no_answer(host, f"HTTP {page.status}: {page.text[:200]}")
     return host

@@ -231,7 +231,7 @@ class TestRefused:
         ran = stack.run("swap", "cuda", "--json")
         assert ran.code == 3, ran
         error = ran.envelope["errors"][0]
-        assert error["code"] in ("missing_gpus", "missing_image")
+        assert error["code"] in ("missing_gpus", "missing_image"), error
         assert "cuda" in error["message"].lower()
 
     def test_an_image_of_another_vendor(self, stack: Project) -> None:
