@@ -24,7 +24,7 @@ CHUNK, HEADS, HEAD_SIZE = 256, 8, 128
 # Values that are only looked up have a KiB.
 TINY_BYTES = 1024
 _POOL_SPARE_BYTES = 64 * MIB
-_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
 
 
 @dataclass
@@ -289,7 +289,7 @@ class _Countdown:
                 self._none_left.set()
 
     def wait(self) -> None:
-        if not self._none_left.wait(_PATIENCE_S):
+        if not self._none_left.wait(PATIENCE_S):
             raise RuntimeError(f"{self._left} values were not stored")
 
 
@@ -315,8 +315,8 @@ class OurPath(LmcacheBackend):
             "pdkit.url": self._address(),
             "pdkit.namespace": f"pdkit:bench:{self._engine}",
             # A machine that does other work may be slow; that is measured, not given up.
-            "pdkit.load_s": _PATIENCE_S,
-            "pdkit.store_s": _PATIENCE_S,
+            "pdkit.load_s": PATIENCE_S,
+            "pdkit.store_s": PATIENCE_S,
         }
 
     def _address(self) -> str | list[str]:
@@ -376,6 +376,12 @@ class _NoSum:
         return bytes(8)
 
 
+def _second_tier(where: Where, engine: int) -> Contender:
+    from bench.redis_path.second_tier import OurSecondTier
+
+    return OurSecondTier(where, engine)
+
+
 CONTENDERS: dict[str, Callable[[Where, int], Contender]] = {
     "raw": RawSocket,
     "rawunix": RawUnixSocket,
@@ -386,6 +392,7 @@ CONTENDERS: dict[str, Callable[[Where, int], Contender]] = {
     "oursport": OurPathByPort,
     "signed": OurPathSigned,
     "unchecked": OurPathUnchecked,
+    "second": _second_tier,
 }
 
 

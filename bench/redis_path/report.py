@@ -19,6 +19,7 @@ LABELS = {
     "oursport": "ours, by TCP",
     "signed": "ours, MAC",
     "unchecked": "ours, no checksum",
+    "second": "ours, second tier",
 }
 
 

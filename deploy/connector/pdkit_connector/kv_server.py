@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from pdkit_connector.first_tier import add_page
+from pdkit_connector.metrics import ServerCollector
+
 # Neither is a name of a host: a release that does not bind the sockets below binds nothing.
 NO_HOST = "unix-socket-only"
 
@@ -21,6 +24,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     requests, pages, *rest = sys.argv[1:]
     listen_on_sockets(requests, pages)
+    add_pages()
     sys.argv = ["lmcache", *server_argv(rest)]
     runpy.run_module("lmcache.cli.main", run_name="__main__")
 
@@ -47,6 +51,15 @@ def listen_on_sockets(requests: str, pages: str) -> None:
 
     server.MessageQueueServer = on_socket
     http_server.uvicorn.Config = partial(uvicorn.Config, uds=pages)
+
+
+def add_pages() -> None:
+    """Add what the second tier counts to the server's metrics, and the page that `check` asks."""
+    from lmcache.v1.multiprocess import http_server
+    from prometheus_client import REGISTRY
+
+    REGISTRY.register(ServerCollector())
+    add_page(http_server.app)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,19 @@ class EngineCollector:
         return [answer for answer in said if answer]
 
 
+class ServerCollector:
+    """Collects what LMCache's server counts of its second tier, in this process."""
+
+    def describe(self) -> list[Any]:
+        """Return nothing, so that nothing is collected before there is something."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Return the counts as Prometheus' counters, and the readings of Redis."""
+        yield from _counters(COUNTERS.all())
+        yield from servers.families(servers.SERVERS.dump())
+
+
 def _counters(counts: Iterable[Count]) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily
 

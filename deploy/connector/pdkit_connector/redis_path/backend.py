@@ -22,15 +22,19 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from pdkit_connector import store_barrier
 from pdkit_connector.counters import COUNTERS
-from pdkit_connector.errors import ConnectorError
 from pdkit_connector.kv_report import public_address
-from pdkit_connector.log import get_logger
-from pdkit_connector.redis_path.client import Client
+from pdkit_connector.redis_path.client import Client, refuse_bad_login
 from pdkit_connector.redis_path.failures import failures
-from pdkit_connector.redis_path.link import Deadline, ReplyError
+from pdkit_connector.redis_path.link import Deadline
 from pdkit_connector.redis_path.names import Names
 from pdkit_connector.redis_path.servers import SERVERS
-from pdkit_connector.redis_path.settings import limits_of, read_settings, required, secret_of
+from pdkit_connector.redis_path.settings import (
+    limits_of,
+    read_settings,
+    required,
+    secret_of,
+    urls_of,
+)
 from pdkit_connector.redis_path.tensors import OwnTensors
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 from pdkit_connector.registry import describe
@@ -77,8 +81,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         settings = read_settings(config)
         self._codec = Codec(layout_of(config, metadata), secret=secret_of(settings))
         self._namespace = str(required(settings, "namespace"))
-        url = required(settings, "url")
-        self._urls = [str(one) for one in url] if isinstance(url, list) else [str(url)]
+        self._urls = urls_of(settings)
         self._names = Names(
             f"{self._namespace}:{self._codec.layout.hex()[:8]}:",
             # All ranks of an MLA model hold the same KV, and LMCache stores that of the first.
@@ -95,7 +98,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             for result in results:
                 COUNTERS.add("chunks", 0, operation=operation, result=result)
         SERVERS.watch(self._client.shards)
-        self._greet()
+        refuse_bad_login(self._client)
         open_socket(metadata.worker_id)
 
     def pdkit_facts(self) -> dict[str, str]:
@@ -106,15 +109,6 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             "layout": self._codec.layout.hex()[:8],
             "checksum": self._codec.algorithm,
         }
-
-    def _greet(self) -> None:
-        """Refuse a wrong password now, since every call would fail; Redis may start later."""
-        for trouble in self._client.troubles():
-            if _is_refusal(trouble):
-                raise ConnectorError(f"Redis refuses this engine: {describe(trouble)}") from None
-            get_logger().warning(
-                "pdkit-connector WARNING Redis does not answer: %s", describe(trouble)
-            )
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -289,10 +283,3 @@ def layout_of(config: Any, metadata: Any) -> str:
         },
         sort_keys=True,
     )
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Tell whether Redis refuses this user or password."""
-    if isinstance(error, ReplyError):
-        return error.code in ("NOAUTH", "WRONGPASS", "NOPERM")
-    return type(error).__name__ in ("AuthenticationError", "NoPermissionError")

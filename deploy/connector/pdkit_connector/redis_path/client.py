@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.link import Patience
+from pdkit_connector.errors import ConnectorError
+from pdkit_connector.log import get_logger
+from pdkit_connector.redis_path.link import Patience, ReplyError
 from pdkit_connector.redis_path.loads import Loads
 from pdkit_connector.redis_path.lookups import Lookups
 from pdkit_connector.redis_path.shards import Shards
 from pdkit_connector.redis_path.stores import Stores
 from pdkit_connector.redis_path.value import Codec
+from pdkit_connector.registry import describe
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,22 @@ class Client:
         """Finish the stores that began, within their limit, and close the connections."""
         self.shards.close(self._limits.store_s, self._limits.load_s)
         self.lookups.close()
+
+
+def refuse_bad_login(client: Client) -> None:
+    """Refuse a wrong password now, since every call would fail; Redis may start later.
+
+    Raises:
+        ConnectorError: Redis refuses this user or password.
+    """
+    for trouble in client.troubles():
+        if _is_refusal(trouble):
+            raise ConnectorError(f"Redis refuses this engine: {describe(trouble)}") from None
+        get_logger().warning("pdkit-connector WARNING Redis does not answer: %s", describe(trouble))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether Redis refuses this user or password."""
+    if isinstance(error, ReplyError):
+        return error.code in ("NOAUTH", "WRONGPASS", "NOPERM")
+    return type(error).__name__ in ("AuthenticationError", "NoPermissionError")

@@ -35,11 +35,22 @@ class Lookups:
         """
         began = time.perf_counter()
         found = _prefix(self._each(b"STRLEN", keys), value_bytes)
+        self._count(began, found, len(keys))
+        return found
+
+    def each(self, keys: Sequence[bytes], value_bytes: Sequence[int]) -> list[bool]:
+        """Return for each key whether it has a value of its length, in one round trip."""
+        began = time.perf_counter()
+        lengths = self._each(b"STRLEN", keys)
+        found = [length == wanted for length, wanted in zip(lengths, value_bytes, strict=True)]
+        self._count(began, sum(found), len(keys))
+        return found
+
+    def _count(self, began: float, found: int, asked: int) -> None:
         self._counters.add("calls", operation="lookup")
         self._counters.add("seconds", time.perf_counter() - began, operation="lookup")
         self._counters.add("chunks", found, operation="lookup", result="hit")
-        self._counters.add("chunks", len(keys) - found, operation="lookup", result="miss")
-        return found
+        self._counters.add("chunks", asked - found, operation="lookup", result="miss")
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Remove values; return how many there were."""

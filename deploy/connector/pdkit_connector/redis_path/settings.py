@@ -1,10 +1,13 @@
-"""The Redis path's settings, from `extra_config` of LMCache's configuration."""
+"""The Redis path's settings, from `extra_config` of LMCache's configuration or a file."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.client import Limits
@@ -14,12 +17,41 @@ _SETTING = "pdkit."
 
 def read_settings(config: Any) -> dict[str, Any]:
     """Return the `pdkit.` settings of LMCache's configuration, without that prefix."""
-    extra = config.extra_config or {}
+    return _own(config.extra_config or {})
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """Return the `pdkit.` settings of a YAML file, without that prefix.
+
+    Raises:
+        ConnectorError: it cannot be read, or is not such a file.
+    """
+    try:
+        read = yaml.safe_load(file.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as exc:
+        # A parser's message may show a part of a password.
+        raise ConnectorError(f"{file} cannot be read ({type(exc).__name__})") from None
+    if not isinstance(read, dict):
+        raise ConnectorError(f"{file} has no settings")
+    return _own(read)
+
+
+def _own(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name.removeprefix(_SETTING): value
-        for name, value in extra.items()
+        for name, value in settings.items()
         if name.startswith(_SETTING)
     }
+
+
+def urls_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return the addresses of Redis.
+
+    Raises:
+        ConnectorError: there is none.
+    """
+    url = required(settings, "url")
+    return [str(one) for one in url] if isinstance(url, list) else [str(url)]
 
 
 def secret_of(settings: dict[str, Any]) -> bytes:
@@ -40,14 +72,14 @@ def secret_of(settings: dict[str, Any]) -> bytes:
     return secret
 
 
-def required(settings: dict[str, Any], name: str) -> Any:
+def required(settings: Mapping[str, Any], name: str) -> Any:
     """Return a setting.
 
     Raises:
         ConnectorError: it is missing or empty.
     """
     if not settings.get(name):
-        raise ConnectorError(f"extra_config of LMCache's configuration has no {_SETTING}{name}")
+        raise ConnectorError(f"LMCache's configuration has no {_SETTING}{name}")
     return settings[name]
 
 
@@ -61,7 +93,7 @@ def limits_of(settings: dict[str, Any]) -> Limits:
     given = {name: kind(settings[name]) for name, kind in known.items() if name in settings}
     if unknown := sorted(set(settings) - set(known) - {"url", "namespace", "mac_key_file"}):
         raise ConnectorError(
-            f"extra_config of LMCache's configuration has {_SETTING}{unknown[0]}, which is none "
+            f"LMCache's configuration has {_SETTING}{unknown[0]}, which is none "
             f"of {', '.join(sorted(known))}"
         )
     return Limits(**given)
