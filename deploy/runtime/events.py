@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ EventKind = Literal[
     "died", "hung", "back", "failed", "crash_loop", "restarted", "drained", "undrained"
 ]
 _KEPT = 200
+_MAX_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,19 @@ class ServiceEvent:
 
 
 def note_event(file: Path, service: str, kind: EventKind, text: str) -> None:
-    """Append an event in a single write, so that lines of two writers do not mix."""
+    """Append an event; of a file that has grown too long, only the newest events are kept.
+
+    The lock keeps writers apart. A reader takes none: it skips a line that is not whole.
+    """
     at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     line = json.dumps(asdict(ServiceEvent(at, service, kind, text))) + "\n"
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab", buffering=0) as stream:
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "r+b", buffering=0) as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_size > _MAX_BYTES:
+            newest = b"".join(stream.readall().splitlines(keepends=True)[-_KEPT:])
+            stream.truncate(0)
+            stream.write(newest)
         stream.write(line.encode())
 
 
