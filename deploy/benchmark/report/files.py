@@ -15,9 +15,10 @@ from deploy.benchmark.report.page import page
 from deploy.benchmark.report.points import Run, named, points
 from deploy.benchmark.report.verdict import ReportVerdict, of_sweep, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
-from deploy.errors import MissingTool, UsageError
+from deploy.errors import MissingTool, UsageError, printable
 
 PAGE, TABLE = "report.html", "report.csv"
+_FORMULA = ("=", "+", "-", "@", "\t", "\n")
 _PNG_WIDTH = 640
 _PNG_CONFIG = {
     "background": "white",
@@ -88,8 +89,16 @@ def table(runs: Sequence[Run]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CSV_HEADER)
-    writer.writerows(_rows(runs))
+    writer.writerows(map(_cell, row) for row in _rows(runs))
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return a cell that no spreadsheet takes for a formula: a run's name may begin like one."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _rows(runs: Sequence[Run]) -> Iterator[tuple[object, ...]]:

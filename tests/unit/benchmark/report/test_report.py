@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,18 @@ def test_csv_has_every_metric_of_every_load() -> None:
         "1/s",
     )
     assert float(goodput["median"]) == pytest.approx(1.02)
+
+
+@pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\t", "\n"])
+def test_no_cell_of_the_csv_is_a_formula(begins: str) -> None:
+    name = f"{begins}HYPERLINK(A1)"
+    written = table([replace(run, name=name) for run in runs(measured())])
+    assert {row["stack"] for row in csv.DictReader(io.StringIO(written))} == {f"'{name}"}
+
+
+def test_no_cell_of_the_csv_has_a_control_character() -> None:
+    written = table([replace(run, name="\r\x1b=A1") for run in runs(measured())])
+    assert {row["stack"] for row in csv.DictReader(io.StringIO(written))} == {"'=A1"}
 
 
 class TestFiles:
