@@ -26,7 +26,7 @@ class EngineImage:
 
     Attributes:
         base: image that it is built from.
-        digest: digest of the base's tag when it was recorded, or None.
+        digest: what the base's tag stands for, or None.
         digest_source: document that states the digest, or why there is none.
         pinned: day on which its versions were chosen; None of a user's image.
         interpreter: program that runs engines, instead of the image's entrypoint.
@@ -63,6 +63,11 @@ class EngineImage:
     note: str = ""
 
     @property
+    def name(self) -> str:
+        """Return its name in the catalogue; "" for a user's image."""
+        return self.profile
+
+    @property
     def pair(self) -> str:
         """Return its versions, for messages."""
         return f"vLLM {self.vllm or 'unknown'} with LMCache {self.lmcache or 'unknown'}"
@@ -73,6 +78,7 @@ class ServiceImage:
     """An image of another service than the engines.
 
     Attributes:
+        digest: what the tag of the base stands for, or of the image if it is pulled; or None.
         interpreter: program that runs the service's module; None if it is not a Python program.
         build: build context; None if the image is pulled.
     """
@@ -191,6 +197,17 @@ def reference_problem(value: str) -> str:
     if not (found["tag"] or found["digest"]):
         return f"'{value}' is not a profile, and as an image it lacks a tag or a digest"
     return ""
+
+
+def fetched(image: EngineImage | ServiceImage) -> str:
+    """Return what is pulled to have an image: itself or its base, by digest if that is known."""
+    name = image.base or "" if image.build else image.image
+    return f"{name}@{image.digest}" if image.digest else name
+
+
+def reference(image: EngineImage | ServiceImage) -> str:
+    """Return what a stack names to run an image: one that is pulled by its digest, if known."""
+    return image.image if image.build else fetched(image)
 
 
 def pins(image: EngineImage | ServiceImage) -> dict[str, str]:

@@ -56,10 +56,7 @@ def _to_be_built(image: ImageSeen, ours: set[str]) -> Verdict | None:
 
 
 def _built_for(archs: list[str]) -> str:
-    return (
-        "deploy images build rocm --build-arg LMCACHE_SOURCE=git+https://github.com/LMCache/"
-        f"LMCache.git@vVERSION --build-arg LMCACHE_ROCM_ARCH='{';'.join(archs)}'"
-    )
+    return f"deploy images build rocm --build-arg LMCACHE_ROCM_ARCH='{';'.join(archs)}'"
 
 
 def plug_ins(seen: Seen) -> Verdict | None:

@@ -189,7 +189,6 @@ def images_view(rows: Sequence[ImageRow]) -> str:
     asked = rows[0].advisories is not None
     header = ("image", "reference", "vLLM", "LMCache", "together", "pinned", "here")
     notes = [f"{row.name}: {row.note}" for row in rows if row.note]
-    notes += [f"{row.name}: {_tag_note(row)}" for row in rows if row.by_tag]
     notes += [
         f"{row.name}: {one.id}: {one.package} {one.version}"
         + (f", fixed in {one.fixed}" if one.fixed else "")
@@ -198,15 +197,6 @@ def images_view(rows: Sequence[ImageRow]) -> str:
     ]
     heads = (*header, *(("advisories",) if asked else ()))
     return "\n".join((table(heads, cells), "", "* the vendor's default", *notes))
-
-
-def _tag_note(row: ImageRow) -> str:
-    if row.how == "build":
-        command = f"deploy images build {row.name} --base {row.by_tag}@sha256:DIGEST"
-    else:
-        pinned = f"{row.image.rpartition(':')[0]}@sha256:DIGEST"
-        command = f"docker pull {pinned} && docker tag {pinned} {row.image}"
-    return f"{row.by_tag} is taken by its tag; to pin it: {command}"
 
 
 def patches_view(patches: Patches) -> str:

@@ -8,14 +8,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from deploy.config.catalog import EngineImage, ServiceImage, load_catalog, pins
+from deploy.config.catalog import EngineImage, ServiceImage, fetched, load_catalog, pins
 from deploy.config.compat import judge
 from deploy.errors import ConfigError
 from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
 from deploy.runtime.compose.docker import answering_engine, engine_answers
 from deploy.runtime.compose.images import find_image, pull_image
 from deploy.stack.service import MONITORING_ROLES
-from deploy.workflows.images import obtain, pinned_base
+from deploy.workflows.images import build, build_arguments, reference_here
 from deploy.workflows.prepare import Report
 
 
@@ -27,7 +27,6 @@ class ImageRow:
         verdict: what is known of its pair of versions; "" for services.
         size_mib: 0 where it is not on this machine, or no Docker engine answers.
         pinned, age_days: when its versions were chosen, and how long ago that is.
-        by_tag: the reference that is pulled by a tag, whose content may change; "" if none is.
         advisories: known vulnerabilities of what the kit installs in it, and of vLLM, LMCache
             and torch; None if they were not asked for.
     """
@@ -45,7 +44,6 @@ class ImageRow:
     pinned: str
     age_days: int
     note: str
-    by_tag: str = ""
     advisories: Sequence[Advisory] | None = None
 
 
@@ -72,13 +70,15 @@ def build_images(
     *,
     wheelhouse: Path | None,
     report: Report,
+    attest: bool = False,
 ) -> list[str]:
     """Build images of the catalogue, and return their references.
 
-    `build_args` take precedence over the catalogue's.
+    `build_args` take precedence over the catalogue's. `attest` adds SBOM and provenance.
 
     Raises:
-        ConfigError: one is not in the catalogue, or is pulled instead.
+        ConfigError: one is not in the catalogue, or is pulled instead, or would be built of
+            something that no digest or commit names.
         MissingImage: one cannot be built.
     """
     images = named_images(names)
@@ -88,8 +88,9 @@ def build_images(
                 f"'{name}' is not built here, it is pulled", hint=f"deploy images pull {name}"
             )
     answering_engine()
-    for image in images:
-        obtain(image, report, build_args=build_args, wheelhouse=wheelhouse)
+    arguments = [build_arguments(image, build_args) for image in images]
+    for image, given in zip(images, arguments, strict=True):
+        build(image, given, report, wheelhouse=wheelhouse, attest=attest)
     return [image.image for image in images]
 
 
@@ -106,7 +107,7 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
         if service.build is None and service.name not in MONITORING_ROLES
     ]
     answering_engine()
-    wanted = [image.image if image.build is None else pinned_base(image) for image in images]
+    wanted = list(map(fetched, images))
     for reference in wanted:
         report(f"pulling {reference}")
         pull_image(reference)
@@ -162,7 +163,7 @@ def _service_row(service: ServiceImage, looks: bool, today: date) -> ImageRow:
 
 def _whereabouts(image: EngineImage | ServiceImage, looks: bool, today: date) -> dict[str, Any]:
     pinned = image.pinned or today
-    found = find_image(image.image) if looks else None
+    found = find_image(reference_here(image)) if looks else None
     return {
         "image": image.image,
         "here": found is not None,
@@ -171,5 +172,4 @@ def _whereabouts(image: EngineImage | ServiceImage, looks: bool, today: date) ->
         "pinned": pinned.isoformat(),
         "age_days": (today - pinned).days,
         "note": image.note,
-        "by_tag": "" if image.digest else image.base or image.image,
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from deploy.config.catalog import (
     Catalog,
     EngineImage,
     ServiceImage,
+    fetched,
     load_catalog,
+    reference,
     reference_problem,
 )
 from deploy.config.compat import judge, require_compatible
@@ -35,6 +38,8 @@ from deploy.workflows.prepare import Report
 WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
 # The service image that is built here in the place of one that is pulled.
 _BUILT_INSTEAD = {"redis": "redis-local"}
+_LMCACHE = "https://github.com/LMCache/LMCache.git"
+_COMMIT = re.compile(r"git\+\S+@[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,21 @@ class StackImages:
     @property
     def by_name(self) -> ContainerImages:
         """The references of the images, as a layout takes them; ids are not known yet."""
+        return self._named(reference)
+
+    @property
+    def here(self) -> ContainerImages:
+        """The same, as they are named on this machine."""
+        return self._named(reference_here)
+
+    def _named(self, name: Callable[[EngineImage | ServiceImage], str]) -> ContainerImages:
         return ContainerImages(
             engine=self.engine.image,
-            router=self.router.image,
-            redis=self.redis.image,
+            router=name(self.router),
+            redis=name(self.redis),
             engine_program=self.engine.interpreter,
             router_program=self.router.interpreter or "python3",
-            **{service.name: service.image for service in self.monitoring},
+            **{service.name: name(service) for service in self.monitoring},
         )
 
     def needed(self, *, user_redis: bool) -> tuple[EngineImage | ServiceImage, ...]:
@@ -89,8 +102,21 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
     )
 
 
+def reference_here(image: EngineImage | ServiceImage) -> str:
+    """Return what a stack names to run an image here: one from a file has a tag, and no digest."""
+    return image.image if _came_as_file(image.image) else reference(image)
+
+
+def _came_as_file(name: str) -> bool:
+    """Tell whether an image is here that no registry has given: loaded, imported or built."""
+    found = find_image(name)
+    return found is not None and not found.digests
+
+
 def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
     """Return a service's image; a reference that the catalogue knows keeps the way it is built.
+
+    An image that is pulled, named by its tag alone, is taken by that.
 
     Raises:
         ConfigError: what is asked for is neither in the catalogue nor an image reference.
@@ -100,14 +126,14 @@ def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
         return known
     own = [one for one in catalog.services.values() if one.name.startswith(name)]
     for service in own:
-        if asked in (service.name, service.image):
+        if asked == service.name or (service.build and asked == service.image):
             return service
     if problem := reference_problem(asked):
         names = ", ".join(service.name for service in own)
         raise ConfigError(
             f"{problem}; profiles: {names}", setting=f"{name}.image", hint=LIST_COMMAND
         )
-    return replace(known, image=asked, build=None)
+    return replace(known, image=asked, build=None, digest=None)
 
 
 def refuse_bad_pair(
@@ -136,7 +162,7 @@ def obtain_images(
         MissingImage: one is not here and cannot be had.
     """
     for image in images.needed(user_redis=spec.redis.url_file is not None):
-        if find_image(image.image) is None:
+        if find_image(reference_here(image)) is None:
             obtain(image, report)
     return looked_into(images, spec, vendor, report)
 
@@ -155,7 +181,7 @@ def looked_into(
     # The contents count, not the name.
     interpreter, held = _look_into(engine, known, spec)
     refuse_bad_pair(spec, vendor, held.vllm, held.lmcache, report)
-    return replace(images.by_name, engine_id=engine.id, engine_program=interpreter)
+    return replace(images.here, engine_id=engine.id, engine_program=interpreter)
 
 
 def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[str, Versions]:
@@ -189,46 +215,76 @@ def found_images(images: StackImages, spec: StackSpec, vendor: str) -> Container
     if images.engine.vllm is not None:
         refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
     engine = find_image(images.engine.image)
-    return replace(images.by_name, engine_id=engine.id if engine else "")
+    return replace(images.here, engine_id=engine.id if engine else "")
 
 
-def obtain(
-    image: EngineImage | ServiceImage,
-    report: Report,
-    *,
-    build_args: Mapping[str, str] | None = None,
-    wheelhouse: Path | None = None,
-) -> None:
+def obtain(image: EngineImage | ServiceImage, report: Report) -> None:
     """Build an image that the kit has a Dockerfile for, pull any other.
 
     Raises:
+        ConfigError: it would be built on a base that nobody has checked.
         MissingImage: it can be neither built nor pulled.
     """
-    if image.build is None:
-        report(f"pulling {image.image}")
-        pull_image(image.image, otherwise=_built_instead(image))
+    if image.build:
+        build(image, build_arguments(image, {}), report)
         return
+    report(f"pulling {fetched(image)}")
+    pull_image(fetched(image), otherwise=_otherwise(image))
+
+
+def build(
+    image: EngineImage | ServiceImage,
+    arguments: Mapping[str, str],
+    report: Report,
+    *,
+    wheelhouse: Path | None = None,
+    attest: bool = False,
+) -> None:
+    """Build an image that the kit has a Dockerfile for; `attest` adds its SBOM and provenance.
+
+    Raises:
+        ConfigError: the wheelhouse holds no wheels.
+        MissingImage: it cannot be built.
+    """
+    assert image.build is not None, "others are pulled"  # noqa: S101
     named = os.environ.get(WHEELHOUSE_VARIABLE)
     wheels = wheelhouse or (expanded(named) if named else None)
     report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
-    arguments = {**image.build_args, **_base_argument(image), **(build_args or {})}
-    build_image(image.image, asset(*image.build.split("/")), arguments, wheelhouse=wheels)
+    folder = asset(*image.build.split("/"))
+    build_image(image.image, folder, arguments, wheelhouse=wheels, attest=attest)
 
 
-def _base_argument(image: EngineImage | ServiceImage) -> dict[str, str]:
-    """Return the base by its digest; nothing where none is known, or the base came as a file."""
-    found = find_image(image.base) if image.base and image.digest else None
-    carried = found is not None and not found.digests
-    return {"BASE": pinned_base(image)} if image.digest and not carried else {}
+def build_arguments(
+    image: EngineImage | ServiceImage, given: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the arguments of a build: what is `given`, and the catalogue's.
+
+    The base is the one of the catalogue's digest, unless it came as a file.
+
+    Raises:
+        ConfigError: nothing says by a digest which base it is, or by a commit which source.
+    """
+    arguments = {**image.build_args, **given}
+    source = arguments.get("LMCACHE_SOURCE", "")
+    if source and not _COMMIT.fullmatch(source):
+        raise ConfigError(
+            f"--build-arg: LMCACHE_SOURCE={source} does not name a commit by its 40 digits",
+            hint=f"git ls-remote {_LMCACHE} TAG, and then: deploy images build {image.name} "
+            f"--build-arg LMCACHE_SOURCE=git+{_LMCACHE}@COMMIT",
+        )
+    if "BASE" in given or _came_as_file(image.base or ""):
+        return arguments
+    if image.digest is None:
+        raise ConfigError(
+            f"no digest is known of {image.base}, the base of {image.image}",
+            hint=f"docker buildx imagetools inspect {image.base}, and then: "
+            f"deploy images build {image.name} --base {image.base}@sha256:DIGEST",
+        )
+    return {**arguments, "BASE": fetched(image)}
 
 
-def pinned_base(image: EngineImage | ServiceImage) -> str:
-    """Return the image's base, by its digest if that is known."""
-    return f"{image.base}@{image.digest}" if image.digest else image.base or ""
-
-
-def _built_instead(image: EngineImage | ServiceImage) -> str:
-    """Return the hint for an image that cannot be pulled if another can be built, else ""."""
+def _otherwise(image: EngineImage | ServiceImage) -> str:
+    """Return the hint for an image that cannot be pulled if there is another way, else ""."""
     if not isinstance(image, ServiceImage) or image.name not in _BUILT_INSTEAD:
         return ""
     name = _BUILT_INSTEAD[image.name]

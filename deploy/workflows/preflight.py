@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from deploy.assets import connector_path
-from deploy.config.catalog import EngineImage, ServiceImage, load_catalog
+from deploy.config.catalog import EngineImage, ServiceImage, load_catalog, reference
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
@@ -31,7 +31,7 @@ from deploy.runtime.observe import (
     see_host,
 )
 from deploy.workflows.fixes import place_of, remember
-from deploy.workflows.images import stack_images
+from deploy.workflows.images import reference_here, stack_images
 from deploy.workflows.prepare import Containers, Prepared, Report, find_model
 
 # Rules that need the contents of the image or interpreter.
@@ -140,14 +140,14 @@ def see_images(prepared: Prepared) -> tuple[ImageSeen, ...]:
 
 
 def _image(image: EngineImage | ServiceImage) -> ImageSeen:
-    catalog, name = load_catalog(), getattr(image, "profile", "") or getattr(image, "name", "")
-    known = catalog.engines.get(name) or catalog.services.get(name)
+    catalog = load_catalog()
+    known = catalog.engines.get(image.name) or catalog.services.get(image.name)
     ours = known is not None and known.image == image.image
     size_gib = image.size_gib if ours else None  # unknown for a user's own image
-    get = f"deploy images {'build' if image.build else 'pull'} {name}"
+    get = f"deploy images {'build' if image.build else 'pull'} {image.name}"
     return ImageSeen(
-        reference=image.image,
-        here=_is_here(image.image),
+        reference=reference(image),
+        here=_is_here(image),
         size_mib=None if size_gib is None else round(size_gib * 1024),
         size_sure=not image.size_is_estimate,
         get=get if ours else f"docker pull {image.image}",
@@ -156,9 +156,9 @@ def _image(image: EngineImage | ServiceImage) -> ImageSeen:
     )
 
 
-def _is_here(reference: str) -> bool:
+def _is_here(image: EngineImage | ServiceImage) -> bool:
     try:
-        return find_image(reference) is not None
+        return find_image(reference_here(image)) is not None
     except PdkitError:
         return False
 

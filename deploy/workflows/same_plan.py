@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from deploy.config.catalog import reference
 from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
@@ -64,8 +65,10 @@ def _same_software(spec: StackSpec, facts: Facts) -> bool:
         return False
     if not isinstance(facts.software, Containers):
         return True
-    asked, was = stack_images(spec, facts.vendor).by_name, facts.software.images
-    return (asked.engine, asked.router, asked.redis) == (was.engine, was.router, was.redis)
+    asked, was = stack_images(spec, facts.vendor), facts.software.images
+    same = (asked.engine.image, asked.router.image) == (was.engine, was.router)
+    # By its tag, if it came as a file.
+    return same and was.redis in (asked.redis.image, reference(asked.redis))
 
 
 def _way_on(spec: StackSpec, was: StackSpec, name: str) -> str:

@@ -1,7 +1,7 @@
 """What images are built from, where no base can be had: Dockerfiles, and every pip line.
 
 The package index is asked for the files of each pinned version, and nothing is downloaded but what
-says so. LMCache's wheel for ROCm is not on the index, and so not looked at.
+says so.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ LISTS = {
     "images/cuda/requirements.txt": "3.12",
     "images/cuda/process.lock": "3.12",
     "images/rocm/requirements.txt": "3.12",
+    "images/rocm/build.txt": "3.12",
+    "images/rocm/lmcache.txt": "3.12",
     "scripts/test-tools.lock": "3.11",
 }
 Pins = Mapping[str, frozenset[str]]

@@ -59,6 +59,10 @@ def images_build(
         list[str] | None,
         typer.Option(help="Build argument for the Dockerfile, NAME=VALUE; repeatable."),
     ] = None,
+    attest: Annotated[
+        bool,
+        typer.Option("--attest", help="Attach an SBOM and provenance; Docker must support it."),
+    ] = False,
     json: Json = False,
 ) -> CommandResult:
     """Build images from pdkit's Dockerfiles."""
@@ -67,7 +71,9 @@ def images_build(
     arguments = _pairs(build_arg or [])
     if base is not None:
         arguments["BASE"] = base
-    built = build_images(tuple(names), arguments, wheelhouse=wheelhouse, report=progress())
+    built = build_images(
+        tuple(names), arguments, wheelhouse=wheelhouse, report=progress(), attest=attest
+    )
     return CommandResult(
         "images build", {"built": built}, "\n".join(f"built {name}" for name in built)
     )

@@ -22,6 +22,7 @@ VLLM_LABEL = "dev.pdkit.vllm"
 LMCACHE_LABEL = "dev.pdkit.lmcache"
 WHEELHOUSE = "wheelhouse"
 _PROBE_TIMEOUT_S = 120
+_TAG_TIMEOUT_S = 60
 _PROBE = """
 import json
 from importlib.metadata import PackageNotFoundError, version
@@ -80,7 +81,7 @@ def find_image(reference: str) -> FoundImage | None:
 
 
 def pull_image(reference: str, *, otherwise: str = "") -> None:
-    """Pull an image, its progress on stderr.
+    """Pull an image, its progress on stderr; one by tag and digest is given its tag, too.
 
     Raises:
         MissingImage: it cannot be pulled; the hint is `otherwise`, if there is another way.
@@ -101,14 +102,23 @@ def pull_image(reference: str, *, otherwise: str = "") -> None:
             hint=otherwise or f"docker load the image from a file, or see docker pull {reference}",
             details=tuple(lines[-4:-1]),  # the last is in the message
         )
+    name, by_digest, _ = reference.partition("@")
+    if by_digest and ":" in name.rpartition("/")[2]:
+        # As people and `docker save` name it.
+        run_docker(("tag", reference, name), timeout_s=_TAG_TIMEOUT_S)
 
 
 def build_image(
-    reference: str, folder: Path, build_args: Mapping[str, str], *, wheelhouse: Path | None
+    reference: str,
+    folder: Path,
+    build_args: Mapping[str, str],
+    *,
+    wheelhouse: Path | None,
+    attest: bool = False,
 ) -> None:
     """Build an image from a folder with a Dockerfile, its progress on stderr.
 
-    With a `wheelhouse`, a folder of wheels, nothing is fetched.
+    With a `wheelhouse`, a folder of wheels, nothing is fetched. `attest` adds SBOM and provenance.
 
     Raises:
         ConfigError: the wheelhouse holds no wheels.
@@ -120,11 +130,12 @@ def build_image(
         )
     arguments = [part for pair in build_args.items() for part in ("--build-arg", "=".join(pair))]
     network = ("--network", "none") if wheelhouse else ()
+    attested = ("--sbom=true", "--provenance=mode=max") if attest else ()
     with tempfile.TemporaryDirectory(prefix="pdkit-build-") as scratch:
         context = Path(scratch)
         _fill(context, folder, wheelhouse)
         done = subprocess.run(
-            (DOCKER, "build", "--tag", reference, *network, *arguments, str(context)),
+            (DOCKER, "build", "--tag", reference, *network, *attested, *arguments, str(context)),
             env={**os.environ, "DOCKER_BUILDKIT": "1"},
             stdout=sys.stderr,
             stdin=subprocess.DEVNULL,
@@ -134,7 +145,9 @@ def build_image(
         raise MissingImage(
             f"the image {reference} could not be built (docker build ended with "
             f"{done.returncode}; what it said is above)",
-            hint="with no network: deploy images build NAME --wheelhouse DIR --base IMAGE",
+            hint="--attest needs Docker's containerd image store: docs/reference/images.md"
+            if attest
+            else "with no network: deploy images build NAME --wheelhouse DIR --base IMAGE",
         )
 
 

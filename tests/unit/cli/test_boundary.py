@@ -218,7 +218,7 @@ class TestImages:
         assert {row["name"] for row in rows if row["default"]} == {"cuda", "rocm", "cpu"}
         assert set(rows[0]) == {
             "name", "image", "vendor", "default", "vllm", "lmcache", "verdict", "here", "size_mib",
-            "how", "pinned", "age_days", "note", "by_tag", "advisories",
+            "how", "pinned", "age_days", "note", "advisories",
         }  # fmt: skip
         assert not any(row["here"] for row in rows)
 

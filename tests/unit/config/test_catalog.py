@@ -76,6 +76,7 @@ class TestTheCatalogue:
         assert image.digest is None or re.fullmatch(r"sha256:[0-9a-f]{64}", image.digest)
         assert image.digest_source.startswith("https://github.com/") == bool(image.digest)
         assert image.digest_source
+        assert image.digest or name_of(image) == "rocm-seed", "the one that no document states"
 
     @pytest.mark.parametrize("image", BUILT, ids=name_of)
     def test_build_folders_exist_and_get_the_base(
@@ -293,8 +294,21 @@ class TestGpuImages:
         assert len(getting) == 3
         for command in getting:
             assert "--no-index --find-links $LMCACHE_WHEELS" in command or (
-                "--no-index /tmp/lmcache/" in command or "lmcache @ $LMCACHE_SOURCE" in command
+                "--no-index /tmp/lmcache/" in command or "--no-binary lmcache" in command
             )
+
+    @of(ROCM)
+    def test_no_lmcache_for_rocm_goes_unchecked(self, dockerfile: Dockerfile) -> None:
+        (install,) = (rest for rest in dockerfile.commands() if "--mount" in rest)
+        by_wheel, _, by_source = install.partition("else         python3 -m pip install")
+        assert "sha256sum --check --strict" in by_wheel.partition('-n "$LMCACHE_SHA256" ]')[2]
+        assert "cat /context/lmcache.txt" in by_source
+        listed = (dockerfile.folder / "lmcache.txt").read_text(encoding="utf-8")
+        assert re.search(
+            rf"^lmcache=={CATALOG.engine('rocm').lmcache} \\\n    --hash=sha256:[0-9a-f]{{64}}$",
+            listed,
+            re.M,
+        )
 
     def test_rocm_wheels_are_lmcaches_own_of_that_version(self, repo: Path) -> None:
         engine = CATALOG.engine("rocm")
@@ -304,7 +318,7 @@ class TestGpuImages:
 
     @of(ROCM)
     def test_a_build_from_source_is_for_hip(self, dockerfile: Dockerfile) -> None:
-        (build,) = (c for c in pip_commands(dockerfile) if "$LMCACHE_SOURCE" in c)
+        (build,) = (c for c in pip_commands(dockerfile) if "pip wheel" in c)
         for setting in ("BUILD_WITH_HIP=1", "CXX=hipcc", "TORCH_DONT_CHECK_COMPILER_ABI=1"):
             assert setting in build
         assert "--no-build-isolation" in build, "another torch would be built against"

@@ -309,18 +309,6 @@ class TestImages:
             "cuda: needs a driver"
         )
 
-    def test_what_is_taken_by_its_tag_is_named(self) -> None:
-        assert "by its tag" not in images_view([self.ROW])
-        text = images_view([replace(self.ROW, by_tag="python:3")])
-        assert text.endswith(
-            "cuda: python:3 is taken by its tag; to pin it: "
-            "deploy images build cuda --base python:3@sha256:DIGEST"
-        )
-        text = images_view([replace(self.ROW, image="redis:8", by_tag="redis:8", how="pull")])
-        assert text.endswith(
-            "docker pull redis@sha256:DIGEST && docker tag redis@sha256:DIGEST redis:8"
-        )
-
     def test_known_vulnerabilities_only_where_they_were_asked_for(self) -> None:
         assert "advisories" not in images_view([self.ROW])
         known = (Advisory("GHSA-1", "vllm", "0.25.1", "0.26"), Advisory("GHSA-2", "x", "1", ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from deploy.config.catalog import load_catalog
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
+from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.images import FoundImage, Versions
 from deploy.workflows import catalog_images
 from deploy.workflows import images as images_module
@@ -24,10 +25,12 @@ from deploy.workflows.images import (
     refuse_bad_pair,
     stack_images,
 )
+from deploy.workflows.prepare import Containers, Facts
+from deploy.workflows.same_plan import _same_software
 
 Make = Callable[..., StackSpec]
 TODAY = date(2026, 12, 31)
-REDIS = load_catalog().service("redis").image
+REDIS = load_catalog().service("redis")
 
 
 class Docker:
@@ -53,9 +56,16 @@ class Docker:
         self.have(reference)
 
     def build(
-        self, reference: str, folder: Path, arguments: Mapping[str, str], *, wheelhouse: Any
+        self,
+        reference: str,
+        folder: Path,
+        arguments: Mapping[str, str],
+        *,
+        wheelhouse: Any,
+        attest: bool,
     ) -> None:
         self.done.append(("build", reference, folder.name, dict(arguments), wheelhouse))
+        self.attested = attest
         self.have(reference)
 
     def probe(self, image: FoundImage, interpreter: str) -> Versions:
@@ -84,7 +94,7 @@ class TestNames:
         images = stack_images(spec(), vendor)
         assert images.engine.profile == vendor
         assert images.by_name.engine == images.engine.image
-        assert images.by_name.redis.startswith("redis:")
+        assert images.by_name.redis == f"{REDIS.image}@{REDIS.digest}"
 
     def test_a_profile_of_the_vendor(self, spec: Make) -> None:
         assert stack_images(spec(image="rocm-seed"), "rocm").engine.profile == "rocm-seed"
@@ -125,7 +135,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ("asked", "image", "built"),
         [
-            (None, REDIS, False),
+            (None, REDIS.image, False),
             ("redis-local", "pdkit/redis:6.2.14", True),
             ("pdkit/redis:6.2.14", "pdkit/redis:6.2.14", True),
             ("registry.example/redis:7", "registry.example/redis:7", False),
@@ -137,6 +147,11 @@ class TestNames:
         redis = stack_images(spec(redis={"image": asked}), "cpu").redis
         assert redis.image == image
         assert (redis.build is not None) is built
+
+    def test_a_tag_that_is_asked_for_is_taken_by_the_tag(self, spec: Make) -> None:
+        for asked in (REDIS.image, "mine/redis:7"):
+            assert stack_images(spec(redis={"image": asked}), "cpu").by_name.redis == asked
+        assert stack_images(spec(redis={"image": "redis"}), "cpu").redis is REDIS
 
     @pytest.mark.parametrize("service", ["redis", "router"])
     @pytest.mark.parametrize(
@@ -195,10 +210,30 @@ class TestPairs:
 class TestObtaining:
     def test_what_is_here_is_taken_as_it_is(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
-        docker.have(images.engine.image, images.router.image, images.redis.image)
+        docker.have(images.engine.image, images.router.image, images.by_name.redis)
         found = obtain_images(images, spec(), "cuda", pytest.fail)
         assert docker.done == []
+        assert found.redis == images.by_name.redis
         assert found.engine_id == f"sha256:{images.engine.image}"
+
+    def test_an_image_from_a_file_is_run_by_its_tag(self, spec: Make, docker: Docker) -> None:
+        asked = spec(monitoring=True)
+        images = stack_images(asked, "cuda")
+        tags = {one.name: one.image for one in (images.redis, *images.monitoring)}
+        docker.have(images.engine.image, images.router.image, *tags.values())
+        found = obtain_images(images, asked, "cuda", pytest.fail)
+        assert docker.done == []
+        assert found == found_images(images, asked, "cuda")
+        assert {name: getattr(found, name) for name in tags} == tags
+
+    def test_an_image_of_another_digest_is_not(self, spec: Make, docker: Docker) -> None:
+        images = stack_images(spec(), "cuda")
+        docker.have(images.engine.image, images.router.image)
+        docker.here[REDIS.image] = FoundImage(REDIS.image, "sha256:x", {}, 1, ("sha256:moved",))
+        assert found_images(images, spec(), "cuda").redis == images.by_name.redis
+        found = obtain_images(images, spec(), "cuda", lambda _: None)
+        assert docker.done == [("pull", images.by_name.redis)]
+        assert found.redis == images.by_name.redis
 
     def test_what_is_not_is_built_or_pulled(self, spec: Make, docker: Docker) -> None:
         lines: list[str] = []
@@ -206,7 +241,7 @@ class TestObtaining:
         obtain_images(images, spec(), "rocm", lines.append)
         assert [step[:2] for step in docker.done] == [
             ("build", images.engine.image), ("build", images.router.image),
-            ("pull", images.redis.image),
+            ("pull", images.by_name.redis),
         ]  # fmt: skip
         assert docker.done[0][2] == "rocm"
         assert docker.done[0][3]["VLLM"] == images.engine.vllm
@@ -301,6 +336,14 @@ class TestObtaining:
             obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
 
 
+def test_a_redis_from_a_file_is_the_one_that_is_asked_for(spec: Make) -> None:
+    images = stack_images(spec(), "cpu").by_name
+    for redis, same in ((images.redis, True), (REDIS.image, True), ("mine/redis:8", False)):
+        software = Containers(replace(images, redis=redis), "1000:1000", "/hub", hub_token=False)
+        facts = Facts(Inventory(cpus=1, memory_mib=1), "cpu", "compose", software)
+        assert _same_software(spec(), facts) is same
+
+
 class TestLooking:
     def test_nothing_is_fetched(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
@@ -366,6 +409,38 @@ class TestCatalogue:
         docker.have(cuda.base)
         assert base() == cuda.base, "it came as a file, which has no digest"
 
+    def test_a_base_without_a_digest_is_refused(self, docker: Docker) -> None:
+        base = load_catalog().engine("rocm-seed").base
+        with pytest.raises(ConfigError, match=f"no digest is known of {base}") as caught:
+            build_images(("cpu", "rocm-seed"), {}, wheelhouse=None, report=lambda _: None)
+        assert docker.done == [], "nothing was begun"
+        assert f"deploy images build rocm-seed --base {base}@sha256:DIGEST" in caught.value.hint
+        named = {"BASE": f"{base}@sha256:{'0a' * 32}"}
+        build_images(("rocm-seed",), named, wheelhouse=None, report=lambda _: None)
+        assert docker.done.pop()[3]["BASE"] == named["BASE"]
+        docker.have(str(base))
+        build_images(("rocm-seed",), {}, wheelhouse=None, report=lambda _: None)
+        assert docker.done.pop()[3]["BASE"] == base, "it came as a file"
+
+    def test_a_source_that_is_no_commit_is_refused(self, docker: Docker) -> None:
+        repository, commit = "git+https://github.com/LMCache/LMCache.git", "0a" * 20
+        for tail in ("", "@v0.5.3", f"@{commit[:-1]}", f"@{commit}#egg", f"@{commit}/x"):
+            with pytest.raises(ConfigError, match="does not name a commit") as caught:
+                build_images(
+                    ("rocm",), {"LMCACHE_SOURCE": repository + tail},
+                    wheelhouse=None, report=lambda _: None,
+                )  # fmt: skip
+            assert "git ls-remote" in caught.value.hint
+        assert docker.done == []
+        named = {"LMCACHE_SOURCE": f"{repository}@{commit}"}
+        build_images(("rocm",), named, wheelhouse=None, report=lambda _: None)
+        assert docker.done[0][3]["LMCACHE_SOURCE"] == named["LMCACHE_SOURCE"]
+
+    def test_attestations_only_where_they_are_asked_for(self, docker: Docker) -> None:
+        for asked in (True, False):
+            build_images(("cpu",), {}, wheelhouse=None, report=lambda _: None, attest=asked)
+            assert docker.attested is asked
+
     def test_what_is_pulled_is_not_built(self, docker: Docker) -> None:
         with pytest.raises(ConfigError, match="'redis' is not built here") as caught:
             build_images(("cpu", "redis"), {}, wheelhouse=None, report=lambda _: None)
@@ -383,17 +458,10 @@ class TestCatalogue:
 
     @pytest.mark.usefixtures("docker")
     def test_pulling(self) -> None:
-        assert pull_images((), report=lambda _: None) == [REDIS]
+        assert pull_images((), report=lambda _: None) == [f"{REDIS.image}@{REDIS.digest}"]
         (base,) = pull_images(("cuda",), report=lambda _: None)
         assert base.startswith("vllm/vllm-openai:"), "of what is built here, its base"
         assert base.endswith(f"@{load_catalog().engine('cuda').digest}")
-
-
-def test_tags_without_a_digest_are_named(docker: Docker) -> None:
-    by_tag = {row.name: row.by_tag for row in image_rows(TODAY)}
-    assert (by_tag["cuda"], by_tag["rocm"]) == ("", "")
-    assert by_tag["router"] == "python:3.11-slim-bookworm"
-    assert by_tag["redis"] == REDIS
 
 
 def test_advisories_are_of_what_an_image_gets(tmp_path: Path, docker: Docker) -> None:

@@ -73,6 +73,16 @@ class TestPulling:
         assert captured.out == "", "stdout is the command's answer"
         assert captured.err == "pull a:1\n"
 
+    def test_one_by_its_digest_gets_its_tag_too(
+        self, docker_command: Install, tmp_path: Path
+    ) -> None:
+        docker_command(f'echo "$*" >> {tmp_path}/asked')
+        pull_image("a/b:1@sha256:0a")
+        pull_image("a:5000/b@sha256:0a")
+        assert (tmp_path / "asked").read_text().splitlines() == [
+            "pull a/b:1@sha256:0a", "tag a/b:1@sha256:0a a/b:1", "pull a:5000/b@sha256:0a",
+        ]  # fmt: skip
+
     def test_refused(self, docker_command: Install) -> None:
         docker_command("echo 'Error response from daemon: no such host' >&2; exit 1")
         with pytest.raises(
@@ -122,6 +132,20 @@ class TestBuilding:
         assert command.startswith("build --tag a:1 --build-arg BASE=b:2 --build-arg VLLM=1 ")
         assert buildkit == "buildkit 1"
         assert files == ["./Dockerfile"]
+
+    def test_with_attestations(
+        self, docker_command: Install, folder: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        docker_command(self.SHOW)
+        build_image("a:1", folder, {"VLLM": "1"}, wheelhouse=None, attest=True)
+        command = capfd.readouterr().err.splitlines()[0]
+        assert command.startswith(
+            "build --tag a:1 --sbom=true --provenance=mode=max --build-arg VLLM=1 "
+        )
+        docker_command("exit 1")
+        with pytest.raises(MissingImage) as caught:
+            build_image("a:1", folder, {}, wheelhouse=None, attest=True)
+        assert "containerd image store" in caught.value.hint
 
     def test_from_wheels_without_a_network(
         self,
