@@ -17,6 +17,7 @@ stable code for scripts, and an exit code. Only the CLI boundary turns them into
     │   ├── MissingModel           a Hugging Face model is not here and cannot be downloaded
     │   ├── MachineUnfit           a disk, driver, permission or limit prevents every start
     │   ├── RedisUnreachable       your own Redis does not answer or refuses access
+    │   ├── EngineUnreachable      an engine of another host does not answer
     │   ├── FixFailed              the connector cannot fix a bug of this LMCache
     │   ├── DockerUnavailable      no Docker engine answers, or its Compose plugin is too old
     │   └── StackLocked            another deploy command works on the same stack
@@ -230,6 +231,12 @@ class RedisUnreachable(MachineError):
     """The user's own Redis does not answer, or refuses the log-in."""
 
     code = "redis_unreachable"
+
+
+class EngineUnreachable(MachineError):
+    """An engine of another host does not answer."""
+
+    code = "engine_unreachable"
 
 
 class FixFailed(MachineError):

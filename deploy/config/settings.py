@@ -95,7 +95,7 @@ def _value(field: Mapping[str, Any]) -> str:
     if kind == "array":
         return f"list of {_value(field['items'])}s"
     names = {"boolean": "true or false", "object": "texts by name", "string": "text"}
-    return "path" if field.get("format") == "path" else names[str(kind)]
+    return "path" if field.get("format") == "path" else names.get(str(kind), "mapping")
 
 
 def _range(field: Mapping[str, Any]) -> str:

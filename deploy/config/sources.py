@@ -33,9 +33,10 @@ ENV_FIELDS = (
 
 # Settings that name programs, what they are given, secrets, or addresses, or open ports.
 REACHING = (
-    "engine.python", "engine.args", "engine.env", "image", "redis.server", "redis.image",
-    "redis.url_file", "redis.tls_files", "router.image", "hub_cache", "hf_token_file",
-    "api_key_file", "bind", "allow_keyless", "monitoring",
+    "engine.python", "engine.args", "engine.env", "engine.bind", "engine.key_file", "image",
+    "redis.server", "redis.image", "redis.url_file", "redis.tls_files", "router.image",
+    "router.engines", "hub_cache", "hf_token_file", "api_key_file", "bind", "allow_keyless",
+    "monitoring",
 )  # fmt: skip
 
 _SHAPES = {

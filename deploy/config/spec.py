@@ -6,60 +6,38 @@ vendor or the machine are `None` here and are settled by the planner.
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, NewType
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from deploy.home_folder import expanded
+from deploy.config.fields import (
+    Address,
+    Count,
+    Gibibytes,
+    HostPath,
+    ImageName,
+    Port,
+    RemoteEngine,
+    RoleCount,
+    Seconds,
+    Share,
+    Strict,
+    no_boolean,
+)
 
 MAX_CHUNK = 8192  # tokens
-MAX_COUNT = 64  # GPUs or engines
 MAX_SHARDS = 16
 # A single engine has nobody to share KV with.
-TOPOLOGY_FORM = r"^([1-9][0-9]?p[1-9][0-9]?d|[1-9][0-9]?a|([2-9]|[1-9][0-9])a\+redis)$"
+TOPOLOGY_FORM = (
+    r"^([1-9][0-9]?p(0|[1-9][0-9]?)d|0p[1-9][0-9]?d|[1-9][0-9]?a|([2-9]|[1-9][0-9])a\+redis)$"
+)
 VendorChoice = Literal["auto", "cuda", "rocm", "cpu"]
 RuntimeChoice = Literal["auto", "compose", "process"]
 GpuAccess = Literal["auto", "runtime", "cdi", "all"]
 
 
-def _no_boolean(value: object) -> object:
-    """Refuse yes and no for a number: YAML reads booleans, and Python counts True as 1."""
-    if isinstance(value, bool):
-        raise ValueError("expected a number, not yes or no")
-    return value
-
-
-def _located(path: Path) -> Path:
-    """Return the absolute path: the next command may run in another folder."""
-    return expanded(path).absolute()
-
-
-def _address(value: str) -> str:
-    """Return an IP address; for a host name Docker would listen on every address."""
-    if value == "localhost":
-        return "127.0.0.1"
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError:
-        raise ValueError("expected an IP address, such as 127.0.0.1 or 0.0.0.0") from None
-
-
-HostPath = Annotated[Path, AfterValidator(_located)]
-Port = Annotated[int, Field(ge=1024, le=65535), BeforeValidator(_no_boolean)]
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT), BeforeValidator(_no_boolean)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Gibibytes = Annotated[float, Field(gt=0, le=4096)]
-Share = Annotated[float, Field(gt=0, le=0.98)]
-ImageName = Annotated[str, Field(min_length=1, max_length=512)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
-
-
-class EngineSpec(_Strict):
+class EngineSpec(Strict):
     """How every vLLM engine of the stack is run."""
 
     python: Path | None = Field(
@@ -91,6 +69,16 @@ class EngineSpec(_Strict):
         description="containers only: host memory limit of an engine, at least what the plan "
         "expects; default: well above that",
     )
+    bind: Address = Field(
+        "127.0.0.1",
+        description="processes only: address on which engines listen, for the router of another "
+        "host; not without key_file",
+    )
+    key_file: HostPath | None = Field(
+        None,
+        description="file with the key that engines ask for, the same on all hosts of a stack; "
+        "default: one is made",
+    )
     args: tuple[str, ...] = Field(
         (), description="extra vLLM arguments; not those that the plan sets"
     )
@@ -101,7 +89,7 @@ class EngineSpec(_Strict):
     )
 
 
-class LMCacheSpec(_Strict):
+class LMCacheSpec(Strict):
     """LMCache, inside every engine or as a server for all of them."""
 
     chunk_size: Annotated[int, Field(ge=1, le=MAX_CHUNK)] = Field(
@@ -119,7 +107,7 @@ class LMCacheSpec(_Strict):
     )
 
 
-class RedisSpec(_Strict):
+class RedisSpec(Strict):
     """The store between producers and consumers."""
 
     client: Literal["pdkit", "lmcache"] = Field(
@@ -141,7 +129,7 @@ class RedisSpec(_Strict):
         description="containers only: Redis image, or redis-local for one built here; default: "
         "the catalogue's",
     )
-    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), BeforeValidator(_no_boolean)] | None = Field(
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), BeforeValidator(no_boolean)] | None = Field(
         None,
         description="number of Redis servers that share the keys and memory_gib; default: one per "
         "GPU, at most one per 16 CPUs and at most 8; 1 without GPUs",
@@ -161,7 +149,7 @@ class RedisSpec(_Strict):
     )
 
 
-class RouterSpec(_Strict):
+class RouterSpec(Strict):
     """The router in front of the engines."""
 
     image: ImageName | None = Field(
@@ -171,9 +159,13 @@ class RouterSpec(_Strict):
         "recompute",
         description="without a producer: recompute prompts on consumers, or refuse requests",
     )
+    engines: tuple[RemoteEngine, ...] = Field(
+        (),
+        description="engines of other hosts, such as {role: producer, url: 'http://10.0.0.5:8010'}",
+    )
 
 
-class TimeoutSpec(_Strict):
+class TimeoutSpec(Strict):
     """Deadlines, in seconds."""
 
     ready_s: Seconds = Field(600.0, description="how long an engine may take to become ready")
@@ -185,14 +177,14 @@ class TimeoutSpec(_Strict):
     )
 
 
-class SloSpec(_Strict):
+class SloSpec(Strict):
     """Latency in seconds that 95 % of requests keep, else an alert fires (with monitoring)."""
 
     ttft_s: Seconds = Field(2.0, description="time to the first token")
     itl_s: Seconds = Field(0.1, description="time between two tokens")
 
 
-class StackSpec(_Strict):
+class StackSpec(Strict):
     """One stack: engines, Redis and a router."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = Field(
@@ -213,11 +205,15 @@ class StackSpec(_Strict):
         "engines that do both, such as 4a, which share no KV, or 4a+redis; default: gpus split "
         "evenly, else 1p1d",
     )
-    producers: Count | None = Field(
-        None, description="number of producers, instead of topology; default: 1"
+    producers: RoleCount | None = Field(
+        None,
+        description="number of producers, instead of topology; 0 if other hosts have them; "
+        "default: 1",
     )
-    consumers: Count | None = Field(
-        None, description="number of consumers, instead of topology; default: 1"
+    consumers: RoleCount | None = Field(
+        None,
+        description="number of consumers, instead of topology; 0 if other hosts have them; "
+        "default: 1",
     )
     tp: Count = Field(1, description="tensor-parallel size of every engine")
     producer_tp: Count | None = Field(None, description="must equal tp; default: tp")
@@ -262,7 +258,7 @@ class StackSpec(_Strict):
         description="port for clients; +1 Redis (processes with redis.client lmcache), +2 router "
         "metrics, +3 Prometheus, +4 Grafana, from +10 the engines",
     )
-    bind: Annotated[str, AfterValidator(_address)] = Field(
+    bind: Address = Field(
         "127.0.0.1", description="address for clients; everything else stays on loopback"
     )
     api_key_file: HostPath | None = Field(

@@ -29,7 +29,7 @@ def plan_view(prepared: Prepared) -> str:
         f"store    {_store(prepared)}",
         *([f"limits   {_limits(plan)}"] if plan.uses_redis else []),
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
-        f"address  {shared}",
+        f"address  {shared if plan.has_router else 'engines only: the router is on another host'}",
         *(f"note     {line}" for line in prepared.notes),
     ]
     rows: list[tuple[object, ...]] = [
@@ -45,7 +45,8 @@ def plan_view(prepared: Prepared) -> str:
             )
             for engine in plan.engines
         ),
-        ("router", "front", "-", plan.port, "-"),
+        *((one.name, _DOES[one.role], one.url, "-", "-") for one in plan.remote),
+        *([("router", "front", "-", plan.port, "-")] if plan.has_router else []),
         *((one.name, "monitoring", "-", one.port, "-") for one in prepared.stack.monitoring),
     ]  # fmt: skip
     body = table(("service", "does", "devices", "port", "memory"), rows)
@@ -99,7 +100,12 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "source": plan.model.source,
         },
         "router": {"host": plan.bind, "port": plan.port},
-        "front": {"host": plan.bind, "port": plan.port, "url": plan.url, "keyed": plan.keyed},
+        "front": {
+            "host": plan.bind,
+            "port": plan.port,
+            "url": plan.url if plan.has_router else "",
+            "keyed": plan.keyed,
+        },
         "redis": {
             "user_supplied": plan.user_redis,
             "shards": len(plan.redis),
@@ -131,6 +137,9 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "layerwise": plan.layerwise,
         "save_decode_cache": plan.save_decode_cache,
         "engines": [_engine_data(engine) for engine in plan.engines],
+        "remote_engines": [
+            {"name": one.name, "role": one.role, "url": one.url} for one in plan.remote
+        ],
         "notes": list(prepared.notes),
         "inventory": asdict(prepared.inventory),
     }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # each command imports its own workflow alone
     from deploy.workflows.down import DownResult
     from deploy.workflows.history import HistoryEntry
     from deploy.workflows.patches import Patches
+    from deploy.workflows.running import RunningStack
     from deploy.workflows.status import StackStatus
     from deploy.workflows.swap import SwapResult
     from deploy.workflows.up import UpResult
@@ -46,8 +47,8 @@ def _path_table(paths: Sequence[tuple[str, StorePath]]) -> str:
 def up_view(result: UpResult, total_s: float) -> str:
     """Return how long the start took, and where the stack is reached."""
     plan = result.running.prepared.plan
-    url = result.running.stack.front.url
-    lines = [f"The stack '{plan.name}' ({plan.topology}) serves {plan.model.served_name} at {url}"]
+    url = result.running.stack.url
+    lines = [_served(result.running)]
     if result.slowest_engine_s:
         lines.append(
             f"slowest engine's own start: {result.slowest_engine_s:.1f} s; "
@@ -58,6 +59,8 @@ def up_view(result: UpResult, total_s: float) -> str:
     which = "" if plan.name == "pdkit" else f" --name {plan.name}"
     file = result.running.prepared.spec.api_key_file
     key = f'-H "Authorization: Bearer $(cat {file})" ' if file else ""
+    if not url:
+        return "\n".join((*lines, "", f"look at it   deploy status{which}"))
     lines += [
         "",
         f"talk to it   curl {url}/v1/completions -H 'Content-Type: application/json' {key}\\",
@@ -69,6 +72,21 @@ def up_view(result: UpResult, total_s: float) -> str:
     return "\n".join(lines)
 
 
+def _served(running: RunningStack) -> str:
+    """Return in one line what serves where, or what another host's router can use."""
+    plan, stack = running.prepared.plan, running.stack
+    if stack.url:
+        return (
+            f"The stack '{plan.name}' ({plan.topology}) serves {plan.model.served_name} at "
+            f"{stack.url}"
+        )
+    engines = ", ".join(f"{{role: {one.role}, url: '{one.url}'}}" for one in plan.engines)
+    return (
+        f"This host's part of the stack '{plan.name}' ({plan.topology}) runs. On the router's "
+        f"host: router.engines: [{engines}]"
+    )
+
+
 def status_view(status: StackStatus) -> str:
     """Return a stack's services as a table, with the hit rate since the engines started."""
     if not status.up:
@@ -76,7 +94,7 @@ def status_view(status: StackStatus) -> str:
         return f"the stack '{status.name}' is not up{others}"
     rows = [
         (
-            service.name,
+            service.name if service.log else f"{service.name} ({service.url})",
             service.condition + (f", drained by {service.drained_by}" if service.drained else ""),
             service.pid or "-",
             duration(service.uptime_s) if service.uptime_s else "-",
@@ -90,7 +108,8 @@ def status_view(status: StackStatus) -> str:
     ]
     header = ("service", "state", "pid", "up", "memory", "restarts", "external hits")
     lines = [
-        f"stack '{status.name}': {status.topology}, {status.model}, {status.url}",
+        f"stack '{status.name}': {status.topology}, {status.model}, "
+        f"{status.url or 'router on another host'}",
         f"on {status.vendor}, runtime {status.runtime}"
         + (f", image {status.image}" if status.image else ""),
         "",

@@ -7,6 +7,7 @@ from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import check_bind
+from deploy.planning.hosts import check_hosts
 from deploy.planning.kv_server import check_kv_server
 from deploy.planning.redis import check_redis
 from deploy.planning.topology import NO_SPLIT, Topology
@@ -18,7 +19,7 @@ _LAST_PORT = 65535
 _OWN_OPTIONS = {
     "--model": "--model",
     "--served-model-name": "--model",
-    "--host": "bind",
+    "--host": "engine.bind",
     "--port": "--port",
     "--dtype": "engine.dtype",
     "--block-size": "engine.block_size",
@@ -41,6 +42,7 @@ def check_spec(spec: StackSpec, model: Model, block_size: int, topology: Topolog
         ConfigError: naming one of them, and the one it contradicts.
     """
     check_bind(spec)
+    check_hosts(spec, topology)
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)
     _check_gpu_access(spec)

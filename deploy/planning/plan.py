@@ -39,9 +39,11 @@ class EnginePlan:
     """One vLLM engine: its role, its port and what it may use.
 
     Attributes:
-        port: on this machine.
+        port: on its host.
         gpus: its own, or the one it shares; empty on CPUs.
         memory_mib: expected resident host memory, all ranks together.
+        host: address on which it listens, or of the other host that has it.
+        remote: another host has it, and this one only uses it.
     """
 
     name: str
@@ -50,6 +52,13 @@ class EnginePlan:
     gpus: tuple[Gpu, ...]
     cpu_threads: int
     memory_mib: int
+    host: str = "127.0.0.1"
+    remote: bool = False
+
+    @property
+    def url(self) -> str:
+        """Where other hosts reach it."""
+        return f"http://{host_port(self.host, self.port)}"
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -74,6 +83,7 @@ class Plan:
         kv_server: LMCache's server, through which engines share KV instead.
         gpu_share: part of its GPUs' memory that an engine may use; None without GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
+        remote: engines of other hosts that the router of this one uses.
     """
 
     spec: SettledSpec
@@ -105,16 +115,27 @@ class Plan:
     limits: Limits
     gpu_groups: tuple[int, ...]
     container_gpus: tuple[str, ...]
+    remote: tuple[EnginePlan, ...] = ()
+
+    @property
+    def all_engines(self) -> tuple[EnginePlan, ...]:
+        """The engines of this host, and those of others that its router uses."""
+        return (*self.engines, *self.remote)
+
+    @property
+    def has_router(self) -> bool:
+        """Whether requests can be served from here; a host with one role only computes."""
+        return bool(self.producers and self.consumers)
 
     @property
     def producers(self) -> tuple[EnginePlan, ...]:
-        """The engines that do prefill; aggregated ones do both."""
-        return tuple(engine for engine in self.engines if engine.role in PREFILL)
+        """The engines that do prefill, of other hosts too; aggregated ones do both."""
+        return tuple(engine for engine in self.all_engines if engine.role in PREFILL)
 
     @property
     def consumers(self) -> tuple[EnginePlan, ...]:
-        """The engines that do decode; aggregated ones do both."""
-        return tuple(engine for engine in self.engines if engine.role in DECODE)
+        """The engines that do decode, of other hosts too; aggregated ones do both."""
+        return tuple(engine for engine in self.all_engines if engine.role in DECODE)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -197,9 +218,9 @@ class Plan:
     def ports(self) -> dict[int, str]:
         """Every port of this machine that the stack listens on, with the service's name."""
         return {
-            self.port: "router",
+            **({self.port: "router"} if self.has_router else {}),
             **{shard.port: shard.name for shard in self.redis if shard.port},
-            self.router_metrics_port: "router metrics",
+            **({self.router_metrics_port: "router metrics"} if self.has_router else {}),
             **({self.prometheus_port: "prometheus"} if self.prometheus_port else {}),
             **({self.grafana_port: "grafana"} if self.grafana_port else {}),
             **{engine.port: engine.name for engine in self.engines},
@@ -264,6 +285,7 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
         limits=limits,
         gpu_groups=inventory.gpu_groups,
         container_gpus=inventory.container_gpus,
+        remote=_remote(spec, topology),
     )
 
 
@@ -313,6 +335,25 @@ def _engines(
     if vendor.max_threads is not None:
         threads = min(threads, vendor.max_threads)
     return tuple(
-        EnginePlan(name, role, spec.port + FIRST_ENGINE_OFFSET + index, own, threads, memory_mib)
+        EnginePlan(
+            name,
+            role,
+            spec.port + FIRST_ENGINE_OFFSET + index,
+            own,
+            threads,
+            memory_mib,
+            host=spec.engine.bind,
+        )
         for index, ((role, name), own) in enumerate(zip(names, gpus, strict=True))
     )
+
+
+def _remote(spec: StackSpec, topology: Topology) -> tuple[EnginePlan, ...]:
+    """Return the engines of other hosts; their numbers follow those of this one's."""
+    number = {"producer": topology.producers, "consumer": topology.consumers}
+    found = []
+    for one in spec.router.engines:
+        name = f"{one.role}-{number[one.role]}"
+        number[one.role] += 1
+        found.append(EnginePlan(name, one.role, one.port, (), 0, 0, host=one.host, remote=True))
+    return tuple(found)

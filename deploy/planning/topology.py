@@ -35,6 +35,11 @@ class Topology:
         return self.producers + self.consumers + self.aggregated
 
     @property
+    def partial(self) -> bool:
+        """Whether engines of one role are missing, which other hosts then have."""
+        return not self.aggregated and 0 in (self.producers, self.consumers)
+
+    @property
     def storing(self) -> int:
         """How many engines compute prompts and store their KV."""
         return self.producers + self.aggregated if self.redis else 0
@@ -132,7 +137,7 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
     if not vendor.has_gpus or spec.tp == 1:
         return gpus
     asked = _asked(spec)
-    least = 1 if asked and asked.aggregated else 2
+    least = 1 if asked and (asked.aggregated or asked.engines == 1) else 2
     if gpus % spec.tp or gpus < least * spec.tp:
         engines = asked.engines if asked else max(2, round(gpus / spec.tp))
         raise ConfigError(
@@ -152,7 +157,8 @@ def _asked(spec: StackSpec) -> Topology | None:
     if spec.topology is None:
         if spec.producers is None and spec.consumers is None:
             return None
-        return Topology(spec.producers or 1, spec.consumers or 1)
+        producers, consumers = (1 if n is None else n for n in (spec.producers, spec.consumers))
+        return Topology(producers, consumers)
     named = parse_topology(spec.topology)
     for field, counted in (("producers", spec.producers), ("consumers", spec.consumers)):
         if counted not in (None, getattr(named, field)):

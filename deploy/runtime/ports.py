@@ -16,6 +16,7 @@ def require_free(
     host: str,
     stack: str,
     others: Mapping[int, str] = MappingProxyType({}),
+    setting: str = "bind",
 ) -> None:
     """Check that each port can be listened on; `ports` is port → whose it would be.
 
@@ -25,9 +26,9 @@ def require_free(
 
     Raises:
         PortTaken: one is taken; the hint names a `--port` with room for the whole stack.
-        MachineError: `host` is no address of this machine.
+        MachineError: `host`, which `setting` names, is no address of this machine.
     """
-    _require_address(host)
+    _require_address(host, setting)
     taken = [port for port in sorted(ports) if port in others or not _is_free(port, host)]
     if not taken:
         return
@@ -39,15 +40,15 @@ def require_free(
     )
 
 
-def _require_address(host: str) -> None:
+def _require_address(host: str, setting: str) -> None:
     try:
         with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
             probe.bind((host, 0))
     except OSError as exc:
         raise MachineError(
             f"'{host}' is not an address of this machine ({exc.strerror or exc})",
-            setting="bind",
-            hint="set bind to 127.0.0.1, 0.0.0.0 or an address that `ip address` lists",
+            setting=setting,
+            hint=f"set {setting} to 127.0.0.1, 0.0.0.0 or an address that `ip address` lists",
         ) from exc
 
 

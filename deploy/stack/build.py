@@ -13,7 +13,7 @@ from deploy.planning.redis import RedisPlan
 from deploy.stack.containers import engine_secrets, in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.kv_server import kv_server_service
-from deploy.stack.layout import LOOPBACK, ContainerLayout, Layout
+from deploy.stack.layout import ENGINE_KEY, LOOPBACK, ContainerLayout, Layout
 from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
 from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, Health, Service, Stack
@@ -34,18 +34,23 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
         *(_redis(shard, plan, layout) for shard in plan.redis),
         *((kv_server_service(plan.kv_server, plan, layout),) if plan.kv_server else ()),
         *engines,
-        _router(plan, layout),
+        *((_router(plan, layout),) if plan.has_router else ()),
         *monitoring_services(plan, layout),
     ]
     if isinstance(layout, ContainerLayout):
         services = [in_container(service, plan, layout) for service in services]
+    key_named = plan.spec.engine.key_file is not None
     made = (
-        *engine_secrets(plan),
+        *(name for name in engine_secrets(plan) if not (key_named and name == ENGINE_KEY)),
         *((REDIS_PASSWORD,) if plan.redis else ()),
         *((GRAFANA_PASSWORD,) if services[-1].role == "grafana" else ()),
     )
-    user_secrets = (REDIS_URL,) if plan.user_redis else ()
-    return Stack(plan.name, plan.runtime, tuple(services), made, user_secrets)
+    user_secrets = (
+        *((REDIS_URL,) if plan.user_redis else ()),
+        *((ENGINE_KEY,) if key_named else ()),
+    )
+    remote = tuple(_remote(engine) for engine in plan.remote)
+    return Stack(plan.name, plan.runtime, tuple(services), made, user_secrets, remote)
 
 
 def _redis(shard: RedisPlan, plan: Plan, layout: Layout) -> Service:
@@ -86,7 +91,7 @@ def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -
         name=engine.name,
         role=engine.role,
         argv=(layout.engine_program, *engine_argv(engine, plan, layout)),
-        host=LOOPBACK,
+        host=engine.host,
         port=engine.port,
         health=Health("http", "/health"),
         ready_s=plan.spec.timeouts.ready_s,
@@ -95,6 +100,13 @@ def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -
         depends_on=(*(store.name for store in stores), *before),
         devices=engine.devices,
         memory_mib=engine.memory_mib,
+    )
+
+
+def _remote(engine: EnginePlan) -> Service:
+    """Return an engine of another host: where it is reached, and nothing to run."""
+    return Service(
+        engine.name, engine.role, (), engine.host, engine.port, Health("http", "/health"), 0.0
     )
 
 

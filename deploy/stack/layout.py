@@ -13,6 +13,7 @@ from deploy.planning.redis import RedisPlan
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
+WILDCARDS = (EVERYWHERE, "::")  # which a client of this machine reaches on loopback
 SECRETS = PurePosixPath("/run/secrets")
 ENGINE_KEY = "engine_key"
 KV_KEY = "kv_key"
@@ -133,7 +134,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class ProcessLayout:
-    """Processes of this machine, all on its loopback address.
+    """Processes of this machine, on its loopback address unless the user names another.
 
     Attributes:
         run_dir: holds one folder a service, for its configuration files.
@@ -198,7 +199,8 @@ class ProcessLayout:
         return self.temp_dir.name
 
     def engine(self, engine: EnginePlan) -> Endpoint:
-        return _on_loopback(engine.port)
+        host = LOOPBACK if engine.host in WILDCARDS else engine.host
+        return Endpoint(engine.host, engine.port, host_port(host, engine.port))
 
     def engine_source(self, role: str) -> str:  # noqa: ARG002 - the plan has all of them
         return ""

@@ -72,7 +72,7 @@ def prometheus_config(plan: Plan, layout: Layout) -> str:
                 "targets": [layout.engine(engine).reached_at],
                 "labels": {"stack": plan.name, "service": engine.name, "role": engine.role},
             }
-            for engine in plan.engines
+            for engine in plan.all_engines
         ],
     }
     router = {

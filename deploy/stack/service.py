@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from deploy.errors import StateError
 from deploy.planning.address import host_port
 
 ServiceRole = Literal[
@@ -156,7 +157,8 @@ class Stack:
 
     Attributes:
         secrets: names of those that are made for it.
-        user_secrets: names of those in its files that the user supplies.
+        user_secrets: names of those that the user supplies.
+        remote: engines of other hosts, which are only asked.
     """
 
     name: str
@@ -164,11 +166,41 @@ class Stack:
     services: tuple[Service, ...]
     secrets: tuple[str, ...]
     user_secrets: tuple[str, ...] = ()
+    remote: tuple[Service, ...] = ()
 
     @property
     def front(self) -> Service:
-        """The service that clients talk to, which depends on Redis and the engines."""
-        return next(service for service in self.services if service.role == "router")
+        """The service that clients talk to, which depends on Redis and the engines.
+
+        Raises:
+            StateError: the router is on another host.
+        """
+        for service in self.services:
+            if service.role == "router":
+                return service
+        raise self.no_front()
+
+    def no_front(self) -> StateError:
+        """Return the error for a command that needs the router, where another host has it."""
+        return StateError(
+            f"the stack '{self.name}' has no router on this host",
+            hint="use the host whose deploy.yaml lists these engines in router.engines",
+        )
+
+    @property
+    def every(self) -> tuple[Service, ...]:
+        """What runs here, and the engines of other hosts."""
+        return (*self.services, *self.remote)
+
+    @property
+    def has_front(self) -> bool:
+        """Whether clients are served on this host."""
+        return any(service.role == "router" for service in self.services)
+
+    @property
+    def url(self) -> str:
+        """Where clients are served; "" if that is on another host."""
+        return self.front.url if self.has_front else ""
 
     @property
     def redis(self) -> tuple[Service, ...]:
@@ -187,7 +219,7 @@ class Stack:
 
     def service(self, name: str) -> Service:
         """Return the service of that name; KeyError if there is none."""
-        for service in self.services:
+        for service in self.every:
             if service.name == name:
                 return service
         raise KeyError(name)

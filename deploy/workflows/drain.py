@@ -91,7 +91,9 @@ def require_engine(running: RunningStack, engine: str) -> None:
     Raises:
         StateError: naming those that it has.
     """
-    engines = [one.name for one in running.stack.services if one.role in ENGINE_ROLES]
+    if not running.stack.has_front:
+        raise running.stack.no_front()
+    engines = [one.name for one in running.stack.every if one.role in ENGINE_ROLES]
     if engine not in engines:
         name = running.stack.name
         raise StateError(
@@ -152,7 +154,9 @@ def wait_until_idle(running: RunningStack, engine: str, report: Report, wait_s: 
 
 
 def engine_views(running: RunningStack) -> tuple[EngineView, ...] | None:
-    """Return the engines as the router sees them; None where it does not answer."""
+    """Return the engines as the router sees them; None where none answers."""
+    if not running.stack.has_front:
+        return None
     page = metrics_page(running, running.stack.front, timeout_s=_PAGE_TIMEOUT_S)
     return EngineView.read_all(page) if page is not None else None
 
@@ -165,7 +169,8 @@ def settled_views(running: RunningStack) -> tuple[EngineView, ...] | None:
     """
     until = time.monotonic() + _NOTICE_S
     while (views := engine_views(running)) is None:
-        if running.service_state(running.stack.front) != "running":
+        stack = running.stack
+        if not stack.has_front or running.service_state(stack.front) != "running":
             return None
         if time.monotonic() > until:
             raise StackUnhealthy(

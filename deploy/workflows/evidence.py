@@ -55,15 +55,16 @@ class Readings:
 
 
 def engine_health(running: RunningStack) -> list[EngineHealth]:
-    """Ask every engine whether it serves."""
+    """Ask every engine whether it serves; restarts of other hosts' are not known."""
+    records = running.state.services
     return [
         EngineHealth(
             engine.name,
             engine.role,
             running.is_ready(running.stack.service(engine.name), within_s=PAGE_TIMEOUT_S),
-            running.launcher.restarts(running.state.services[engine.name]),
+            running.launcher.restarts(record) if (record := records.get(engine.name)) else 0,
         )
-        for engine in running.prepared.plan.engines
+        for engine in running.prepared.plan.all_engines
     ]
 
 
@@ -139,19 +140,19 @@ def gather_evidence(
 
 
 def _names(running: RunningStack) -> list[str]:
-    return [engine.name for engine in running.prepared.plan.engines]
+    return [engine.name for engine in running.prepared.plan.all_engines]
 
 
 def _engine_facts(running: RunningStack, found: Findings, seen: Readings, name: str) -> EngineFacts:
-    record, launcher = running.state.services[name], running.launcher
-    named, use_native = connector_of(launcher.arguments(record))
+    record, launcher = running.state.services.get(name), running.launcher
+    named, use_native = connector_of(launcher.arguments(record) if record else ())
     report, page = seen.report(name), seen.page(name)
     path = StorePath.read(page.samples)
     failures = failed_calls(page.samples)
     return EngineFacts(
         name=name,
         role=running.stack.service(name).role,
-        hash_seed=launcher.environment(record).get("PYTHONHASHSEED", ""),
+        hash_seed=launcher.environment(record).get("PYTHONHASHSEED", "") if record else None,
         connector=named,
         use_native=use_native,
         fixes=report.fixes,

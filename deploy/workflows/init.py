@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.config.example import example_yaml
+from deploy.config.fields import MAX_COUNT
 from deploy.config.model import Model, cached_models
-from deploy.config.spec import MAX_COUNT, StackSpec, settle
+from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, PdkitError
 from deploy.home_folder import default_hub_cache

@@ -56,13 +56,24 @@ class RunningStack:
         return self.prepared.stack
 
     def service_state(self, service: Service) -> ServiceState:
-        """Return whether a service runs; that it serves is not looked at."""
+        """Return whether a service runs; that it serves is not looked at.
+
+        Of another host's engine only its answers tell.
+        """
+        if service in self.stack.remote:
+            return "running"
         return self.launcher.state(self.state.services.get(service.name))
 
     def is_ready(self, service: Service, *, within_s: float = _PROBE_TIMEOUT_S) -> bool:
         """Ask a service whether it serves."""
         password = self.secrets.get(REDIS_PASSWORD)
         return service_is_ready(service, self.launcher, password, within_s=within_s)
+
+    def hint_on(self, service: Service) -> str:
+        """Return how to find out why a service does not answer."""
+        if service in self.stack.remote:
+            return f"deploy status on the host of {service.url}"
+        return f"deploy logs {service.name} --name {self.stack.name}, or down and up again"
 
     def condition(self, service: Service, *, within_s: float = PAGE_TIMEOUT_S) -> ServiceCondition:
         """Return a service's state; of one that runs, whether it is ready.
@@ -116,7 +127,8 @@ def service_is_ready(
 
 def answering_pages(running: RunningStack) -> dict[str, MetricsPage]:
     """Return the metrics pages of the engines that answer, by their names."""
-    services = [running.stack.service(engine.name) for engine in running.prepared.plan.engines]
+    engines = running.prepared.plan.all_engines
+    services = [running.stack.service(engine.name) for engine in engines]
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         pages = list(pool.map(partial(metrics_page, running), services))
     return {one.name: page for one, page in zip(services, pages, strict=True) if page is not None}
@@ -236,7 +248,8 @@ def stack_as_planned(
 ) -> RunningStack:
     """Return a stack whose plan is at hand, with the secrets that it was given."""
     folder = home.stack(prepared.stack.name).secrets_dir
-    secrets = read_secrets(folder, (*prepared.stack.secrets, REDIS_URL, API_KEY))
+    stack = prepared.stack
+    secrets = read_secrets(folder, (*stack.secrets, *stack.user_secrets, REDIS_URL, API_KEY))
     return RunningStack(prepared, state, launcher, secrets)
 
 

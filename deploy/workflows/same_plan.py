@@ -51,7 +51,13 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
 
 def _unseen(spec: StackSpec) -> tuple[object, ...]:
     """Return the settings that change a stack, but not its fingerprint."""
-    return spec.engine.python, spec.redis.server, spec.redis.url_file, spec.supervise
+    return (
+        spec.engine.python,
+        spec.engine.key_file,
+        spec.redis.server,
+        spec.redis.url_file,
+        spec.supervise,
+    )
 
 
 def _other_files(model: Model, was: Model) -> bool:

@@ -142,7 +142,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         image=engine_image(running.prepared),
         topology=str(plan.topology),
         model=plan.model.served_name,
-        url=running.stack.front.url,
+        url=running.stack.url,
         services=_all_services(running, pages, drained_engines(home.stack(name).drain_file)),
         store=stats,
         user_redis=plan.user_redis,
@@ -196,7 +196,7 @@ def _all_services(
     running: RunningStack, pages: Mapping[str, MetricsPage], drained: Mapping[str, str]
 ) -> list[ServiceStatus]:
     """Read all services at once: Docker takes a second for a container's memory."""
-    services = running.stack.services
+    services = running.stack.every
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         return list(
             pool.map(
@@ -222,7 +222,7 @@ def _service_status(
         uptime_s=round(launcher.uptime_s(record), 1) if record and alive else 0.0,
         resident_mib=launcher.resident_mib(record) if record and alive else 0,
         restarts=launcher.restarts(record) if record else 0,
-        log=launcher.where_log(service.name),
+        log=launcher.where_log(service.name) if service not in running.stack.remote else "",
         cache=cache,
         path=path,
         drained=service.name in drained,

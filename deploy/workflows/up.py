@@ -119,7 +119,7 @@ def bring_up(
         took = _start_missing(start, report)
         seconds = time.monotonic() - began
         result = UpResult(start.running(), took, seconds, start.warnings())
-        if not check:
+        if not check or not result.running.stack.has_front:
             if took:  # a router that went on running has to notice what was started
                 require_answers(result.running)
             return result, None

@@ -12,7 +12,8 @@ from deploy.errors import ConfigError, MachineError
 from deploy.home_folder import default_hub_token
 from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
 from deploy.stack.build import API_KEY, REDIS_URL
-from deploy.stack.layout import HUB_TOKEN
+from deploy.stack.layout import ENGINE_KEY, HUB_TOKEN
+from deploy.workflows.other_hosts import engine_key, require_engines
 from deploy.workflows.prepare import Containers, Prepared
 from deploy.workflows.secret_file import read_secret_file
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
@@ -60,6 +61,7 @@ def provide_secrets(prepared: Prepared, folder: Path) -> None:
         ConfigError: one is not there, and never was.
     """
     _provide(folder / API_KEY, api_key, prepared.spec)
+    _provide(folder / ENGINE_KEY, engine_key, prepared.spec)
     provide_redis_url(prepared, folder)
     software = prepared.facts.software
     if prepared.model.source == "hub" and isinstance(software, Containers) and software.hub_token:
@@ -82,14 +84,15 @@ def require_user_files(prepared: Prepared, folder: Path) -> None:
 
     Raises:
         ConfigError, MachineError: a secret that is not there, a folder of another user's, or a
-            Redis of the user's own that does not answer.
+            Redis of the user's own, or an engine of another host, that does not answer.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        for name in (API_KEY, REDIS_URL, HUB_TOKEN):
+        for name in (API_KEY, ENGINE_KEY, REDIS_URL, HUB_TOKEN):
             if (folder / name).is_file():
                 keep_secret(Path(scratch), name, (folder / name).read_text(encoding="utf-8"))
         provide_secrets(prepared, Path(scratch))
         require_redis(prepared, Path(scratch))
+        require_engines(prepared, Path(scratch))
     _require_own_hub_cache(prepared)
 
 
@@ -100,16 +103,26 @@ def outdated_services(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str
         ConfigError: the URL of a Redis that cannot be used.
     """
     engines = {engine.name for engine in prepared.plan.engines}
-    return _with_old_key(prepared, kept) | (engines if is_other_redis(prepared, kept) else set())
+    router = {"router"} if prepared.plan.has_router else set()
+    outdated = router if _is_other(API_KEY, api_key, prepared.spec, kept) else set()
+    if _is_other(ENGINE_KEY, engine_key, prepared.spec, kept):
+        outdated = router | engines
+    return outdated | (engines if is_other_redis(prepared, kept) else set())
 
 
-def _with_old_key(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
+def _is_other(
+    name: str,
+    read: Callable[[StackSpec], str | None],
+    spec: StackSpec,
+    kept: Mapping[str, Secret],
+) -> bool:
+    """Tell whether services hold another key than the user now brings."""
     try:
-        key = api_key(prepared.spec)
+        key = read(spec)
     except ConfigError:
-        return set()  # its file was removed: the old one stays
-    held = kept.get(API_KEY)
-    return {"router"} if key and held and held.reveal() != key else set()
+        return False  # its file was removed: the old one stays
+    held = kept.get(name)
+    return bool(key and held and held.reveal() != key)
 
 
 def provide_caches(prepared: Prepared) -> None:

@@ -50,17 +50,18 @@ class Watch:
         if running is None:
             self._logs = None
             return self._nothing()
-        plan = running.prepared.plan
-        with ThreadPoolExecutor(max_workers=len(running.stack.services) + 1) as pool:
+        plan, url = running.prepared.plan, running.stack.url
+        every = running.stack.every
+        with ThreadPoolExecutor(max_workers=len(every) + 1) as pool:
             asked = pool.submit(_stats, running)
-            services = pool.map(lambda service: _reading(running, service), running.stack.services)
+            services = pool.map(lambda service: _reading(running, service), every)
             found = {service.name: service for service in services}
         return StackReading(
             self._name,
             at,
             began,
             up=True,
-            what=f"{plan.topology}, {plan.model.served_name}, {running.stack.front.url}",
+            what=", ".join(filter(None, (str(plan.topology), plan.model.served_name, url))),
             user_redis=plan.user_redis,
             shares_kv=plan.uses_redis,
             services=found,
@@ -75,7 +76,7 @@ class Watch:
         self, running: RunningStack, found: Mapping[str, ServiceReading]
     ) -> tuple[Complaint, ...]:
         """Return new warnings and errors in the services' logs."""
-        names = tuple(found)
+        names = tuple(service.name for service in running.stack.services if service.name in found)
         if self._logs is None or self._logged != names:
             self._logs, self._logged = running.launcher.log_reader(names), names
         return complaints(self._logs.read())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -250,3 +251,13 @@ def test_what_cannot_be_typed_is_told(arguments: str, said: str) -> None:
 def test_a_script_that_is_gone_is_seen() -> None:
     text = "```\nsudo ./scripts/gone --all\n```\n"
     assert [words[0] for words in commands_in(text)] == ["./scripts/gone"]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "\n```bash\n" in page.read_text()], ids=name_of
+)
+def test_scripts_parse(page: Path) -> None:
+    scripts = re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)
+    assert scripts
+    for script in scripts:
+        subprocess.run(("bash", "-n"), input=script, text=True, check=True)

@@ -93,7 +93,7 @@ def up(  # noqa: PLR0913 - one parameter an option
 def _up_data(result: UpResult, checked: CheckReport | None, total_s: float) -> dict[str, Any]:
     return {
         "name": result.running.stack.name,
-        "url": result.running.stack.front.url,
+        "url": result.running.stack.url,
         "model": result.running.prepared.plan.model.served_name,
         "started": {service: round(took, 2) for service, took in result.started.items()},
         "slowest_engine_s": round(result.slowest_engine_s, 2),

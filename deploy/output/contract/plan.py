@@ -35,6 +35,7 @@ class Front(TypedDict):
     """What clients talk to.
 
     Attributes:
+        url: "" where another host has the router.
         keyed: clients must send an API key.
     """
 
@@ -92,6 +93,14 @@ class PlannedEngine(TypedDict):
     memory_mib: int
 
 
+class RemoteEngine(TypedDict):
+    """An engine of another host, which this host's router uses."""
+
+    name: str
+    role: str
+    url: str
+
+
 class Plan(TypedDict):
     """What would run where.
 
@@ -134,6 +143,7 @@ class Plan(TypedDict):
     layerwise: bool
     save_decode_cache: bool
     engines: list[PlannedEngine]
+    remote_engines: list[RemoteEngine]
     notes: list[str]
     inventory: Inventory
 

@@ -69,7 +69,8 @@ def hash_seeds(evidence: Evidence) -> Diagnosis | None:
     """PYTHONHASHSEED, the start of the hash of every first chunk."""
     by_seed: dict[str, list[str]] = {}
     for engine in evidence.engines:
-        if not engine.ended:  # a dead engine has no environment to read
+        # A dead engine has no environment to read; another host's has none that is seen here.
+        if not engine.ended and engine.hash_seed is not None:
             by_seed.setdefault(engine.hash_seed, []).append(engine.name)
     if len(by_seed) < 2 and "" not in by_seed:
         return None

@@ -19,7 +19,7 @@ class EngineFacts:
 
     Attributes:
         role: producer, consumer or aggregated.
-        hash_seed: its PYTHONHASHSEED; "" if unset.
+        hash_seed: its PYTHONHASHSEED; "" if unset, None if another host has the engine.
         connector: name in its arguments; "" if they name none, None if unknown.
         use_native: its arguments select vLLM's own copy of LMCache's adapter.
         fixes: fix id → state, as its connector reports; empty without a report.
@@ -34,7 +34,7 @@ class EngineFacts:
 
     name: str
     role: str = "consumer"
-    hash_seed: str = ""
+    hash_seed: str | None = ""
     connector: str | None = CONNECTOR
     use_native: bool = False
     fixes: Mapping[str, str] = field(default_factory=dict)

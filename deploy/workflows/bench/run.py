@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.benchmark.results import Result, Slo, append_requests, write_result
 from deploy.benchmark.slo import RateFinder
 from deploy.benchmark.summary import said
-from deploy.errors import StackUnhealthy
+from deploy.errors import StackUnhealthy, StateError
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
 from deploy.workflows.bench.facts import machine_facts, model_facts, stack_facts, versions
@@ -41,12 +41,18 @@ def bench_stack(
     The caller holds the locks of the stack and of benchmarks. Ctrl-C leaves the finished repeats.
 
     Raises:
-        StateError: there is no such stack.
+        StateError: there is no such stack, or it has engines on other hosts.
         UsageError: the options do not fit the stack, or the workload's file is broken.
         StackUnhealthy: a service does not answer, or no request was answered.
         MachineUnfit: there is no room for the result.
     """
     running = require_stack(home, name)
+    if running.stack.remote:
+        raise StateError(
+            f"the stack '{name}' uses engines of other hosts, whose GPUs a benchmark would not "
+            "count",
+            hint="measure a stack of one host, or load this one with a tool of your own",
+        )
     require_running(running)
     require_answers(running)
     with _understood(name):

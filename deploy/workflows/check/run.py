@@ -79,7 +79,7 @@ def check_stack(
     The keys that the check stores are removed at its end, however it ends.
 
     Raises:
-        StateError: there is no such stack.
+        StateError: there is no such stack, or its router is on another host.
         UsageError: the options name no pair of it, or its model has no room for their prompt.
         StackUnhealthy: a service of it does not run or does not answer, so nothing can be checked.
     """
@@ -90,6 +90,8 @@ def check_running(
     home: Home, running: RunningStack, report: Report, options: CheckOptions
 ) -> CheckReport:
     """Check a stack that is at hand, as `check_stack` does."""
+    if not running.stack.has_front:
+        raise running.stack.no_front()
     choose = _chosen if running.prepared.plan.shares_kv else _none
     pairs = choose(running, options)
     require_running(running)

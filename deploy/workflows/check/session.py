@@ -54,13 +54,12 @@ def require_answers(running: RunningStack) -> None:
     """
     deadline = time.monotonic() + _ANSWER_DEADLINE_S
     watching = running.stack.monitoring
-    silent = [service for service in running.stack.services if service not in watching]
+    silent = [service for service in running.stack.every if service not in watching]
     while silent := [service for service in silent if not _answers(running, service)]:
         if time.monotonic() > deadline:
             names = [service.name for service in silent]
             raise StackUnhealthy(
-                f"not answering: {', '.join(names)}",
-                hint=f"deploy logs {names[0]} --name {running.stack.name}, or down and up again",
+                f"not answering: {', '.join(names)}", hint=running.hint_on(silent[0])
             )
         time.sleep(5 * _POLL_S)
 
@@ -112,7 +111,7 @@ class Session:
         self._apis: dict[str, EngineApi] = {}
 
     def __enter__(self) -> Session:
-        for service in self.running.stack.services:
+        for service in self.running.stack.every:
             if service.role in (*ENGINE_ROLES, "router"):
                 api = self.running.api(service, timeout_s=ANSWER_TIMEOUT_S)
                 self._apis[service.name] = self._exit.enter_context(api)

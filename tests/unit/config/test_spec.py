@@ -68,12 +68,14 @@ def test_names_that_cannot(spec: Make, name: str) -> None:
         spec(name=name)
 
 
-@pytest.mark.parametrize("form", ["1p1d", "1p3d", "12p34d"])
+@pytest.mark.parametrize("form", ["1p1d", "1p3d", "12p34d", "4p0d", "0p4d"])
 def test_topology_forms(spec: Make, form: str) -> None:
     assert spec(topology=form).topology == form
 
 
-@pytest.mark.parametrize("form", ["1x2", "p1d", "0p1d", "1p0d", "1d1p", "1p1d2", "-1p1d", "100p1d"])
+@pytest.mark.parametrize(
+    "form", ["1x2", "p1d", "0p0d", "00p1d", "1p00d", "1d1p", "1p1d2", "-1p1d", "100p1d"]
+)
 def test_what_is_no_topology(spec: Make, form: str) -> None:
     with pytest.raises(ValidationError):
         spec(topology=form)

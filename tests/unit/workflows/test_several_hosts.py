@@ -1,0 +1,169 @@
+"""Two hosts with a Redis in common: producers here, consumer and router there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError, EngineUnreachable, StateError
+from deploy.output.plan_view import plan_view
+from deploy.output.views import status_view, up_view
+from deploy.tiny_model import ensure_tiny_model
+from deploy.workflows.bench.passes import BenchOptions
+from deploy.workflows.bench.run import bench_stack
+from deploy.workflows.check import check_stack
+from deploy.workflows.down import stop_stack
+from deploy.workflows.drain import Patience, drain
+from deploy.workflows.restart import restart_services
+from deploy.workflows.running import require_stack
+from deploy.workflows.status import stack_status
+from tests.unit.redis_server import HOST, redis_server
+from tests.unit.workflows.conftest import Lab, opened
+
+
+@dataclass
+class Hosts:
+    """Two homes, as two hosts have them.
+
+    The stand-ins for engines listen on loopback, whatever they are told; so does the Redis.
+    """
+
+    worker: Lab
+    front: Lab
+    redis_url: Path
+    key: Path
+    model: Path
+
+    def spec(self, lab: Lab, **fields: Any) -> StackSpec:
+        given = {"key_file": str(self.key), **fields.pop("engine", {})}
+        base = lab.spec(redis={"url_file": str(self.redis_url)})
+        engine = {**base.engine.model_dump(), **given}
+        given = {"engine": engine, "model": str(self.model), **fields}
+        return StackSpec.model_validate({**base.model_dump(), **given})
+
+    def worker_spec(self) -> StackSpec:
+        return self.spec(self.worker, producers=2, consumers=0, engine={"bind": "0.0.0.0"})  # noqa: S104
+
+    def front_spec(self, **fields: Any) -> StackSpec:
+        plan = require_stack(self.worker.home, "pdkit").prepared.plan
+        engines = [{"role": one.role, "url": f"http://{HOST}:{one.port}"} for one in plan.engines]
+        return self.spec(
+            self.front, producers=0, consumers=1, router={"engines": engines}, **fields
+        )
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with ExitStack() as opening:
+        labs = [opening.enter_context(opened(tmp_path / name)) for name in ("a", "b")]
+        port = opening.enter_context(redis_server(_made(tmp_path / "redis")))
+        url, key = tmp_path / "redis-url", tmp_path / "engine-key"
+        url.write_text(f"redis://{HOST}:{port}\n")
+        key.write_text("0123456789abcdef\n")
+        # A model in a folder has the same path on all hosts, which the keys of KV carry.
+        yield Hosts(*labs, url, key, ensure_tiny_model(tmp_path / "models"))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_router_uses_the_engines_of_another_host(hosts: Hosts) -> None:
+    up = hosts.worker.up(hosts.worker_spec(), check=True)
+    assert list(up.started) == ["producer-0", "producer-1"], "no router, and no check without one"
+    assert "router.engines: [{role: producer, url: " in up_view(up, 1.0)
+    assert stack_status(hosts.worker.home, "pdkit").url == ""
+
+    spec = hosts.front_spec()
+    started = hosts.front.up(spec, check=True)
+    assert list(started.started) == ["consumer-0", "router"]
+    report = check_stack(hosts.front.home, "pdkit", hosts.front.lines.append)
+    assert report.passed, report.failures
+    assert [(one.producer, one.consumer, one.hits.eligible_rate) for one in report.pairs] == [
+        ("producer-0", "consumer-0", 1.0), ("producer-1", "consumer-0", 1.0),
+    ]  # fmt: skip
+
+    status = stack_status(hosts.front.home, "pdkit")
+    assert status.healthy
+    remote = [one for one in status.services if one.role == "producer"]
+    assert [(one.pid, one.log) for one in remote] == [(0, ""), (0, "")]
+    assert f"producer-0 ({spec.router.engines[0].url})" in status_view(status)
+    assert spec.router.engines[0].url in plan_view(started.running.prepared)
+
+    _assert_commands_that_need_the_other_host(hosts)
+    _assert_the_other_hosts_end_is_seen(hosts)
+
+
+def _assert_commands_that_need_the_other_host(hosts: Hosts) -> None:
+    lab = hosts.worker
+    for command in (
+        lambda: check_stack(lab.home, "pdkit", lab.lines.append),
+        lambda: drain(lab.home, "pdkit", "producer-0", lab.lines.append, Patience()),
+    ):
+        with pytest.raises(StateError, match="no router on this host"):
+            command()
+    restarted = restart_services(lab.home, "pdkit", "producer-1", lab.lines.append, Patience())
+    assert list(restarted.seconds) == ["producer-1"]
+    with pytest.raises(StateError, match="engines of other hosts"):
+        bench_stack(
+            hosts.front.home, "pdkit", BenchOptions(),
+            folder=hosts.front.folder, command=(), report=hosts.front.lines.append,
+        )  # fmt: skip
+
+
+def _assert_the_other_hosts_end_is_seen(hosts: Hosts) -> None:
+    stop_stack(hosts.worker.home, "pdkit", hosts.worker.lines.append)
+    status = stack_status(hosts.front.home, "pdkit")
+    assert {"producer-0", "producer-1"} <= set(status.sick)
+    hosts.front.ask()  # computed by the consumer
+
+
+def test_what_does_not_fit_is_said_before_anything_starts(hosts: Hosts) -> None:
+    hosts.worker.up(hosts.worker_spec())
+    other = hosts.key.with_name("other-key")
+    other.write_text("another")
+    engine = {"key_file": str(other)}
+    with pytest.raises(ConfigError, match="asks for another key") as caught:
+        hosts.front.up(hosts.front_spec(engine=engine))
+    assert str(other) in caught.value.hint
+
+    spec = hosts.front_spec()
+    stop_stack(hosts.worker.home, "pdkit", hosts.worker.lines.append)
+    with pytest.raises(EngineUnreachable, match="cannot be used: no answer"):
+        hosts.front.up(spec)
+    assert hosts.front.pids() == []
+    assert hosts.front.files() == []
+
+
+def test_engines_with_other_keys_of_kv_are_refused(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = '{\\"namespace\\": \\"pdkit:pdkit:1\\"}'
+    monkeypatch.setenv("STAND_IN_REPORT", f'pdkit_kv_info{{facts="{facts}"}} 1')
+    hosts.worker.up(hosts.worker_spec())
+    with pytest.raises(ConfigError, match="keeps its KV under pdkit:pdkit:1, this host under"):
+        hosts.front.up(hosts.front_spec())
+    assert hosts.front.pids() == []
+
+
+def test_a_new_key_restarts_what_holds_the_old_one(hosts: Hosts) -> None:
+    spec = hosts.worker_spec()
+    hosts.worker.up(spec)
+    hosts.key.write_text("fedcba9876543210")
+    assert set(hosts.worker.up(spec).started) == {"producer-0", "producer-1"}
+    assert hosts.worker.up(spec).started == {}
+
+
+@pytest.mark.parametrize("text", ["two words", "schlüssel", ""])
+def test_a_file_that_holds_no_key(hosts: Hosts, text: str) -> None:
+    hosts.key.write_text(text)
+    with pytest.raises(ConfigError, match=r"engine\.key_file: .*engine-key"):
+        hosts.worker.up(hosts.worker_spec())
+    assert hosts.worker.pids() == []
