@@ -120,7 +120,7 @@ class RedisPathUse(Strict):
     lost_chunks: int = Field(description="chunks that were not stored, not loaded or refused")
     barrier_waits: int
     barrier_wait_s: float
-    late: int = Field(description="answers that left before their KV was stored")
+    late: int = Field(description="answers sent before their KV was stored")
 
 
 class Usage(Strict):
@@ -250,7 +250,9 @@ def read_result(folder: Path) -> Result:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] > FORMAT:
-            raise UsageError(f"{file} was written by a newer pdkit", hint="use that version")
+            raise UsageError(
+                f"{file} was written by a newer pdkit", hint="use that version of pdkit"
+            )
         return Result.model_validate(raw)
     except OSError as exc:
         raise UsageError(f"{file}: {exc.strerror}", hint="deploy bench writes a result") from exc

@@ -12,19 +12,19 @@ from deploy.errors import UsageError
 if TYPE_CHECKING:
     from deploy.benchmark.workloads import WorkloadOptions
 
-Workload = Annotated[str, typer.Option(help="random, shared-prefix, multi-turn, dataset or trace.")]
+Workload = Annotated[
+    str, typer.Option(help="What to send: random, shared-prefix, multi-turn, dataset or trace.")
+]
 InputTokens = Annotated[
-    str, typer.Option(help="Prompt length, or what each turn adds: N, or a range N-M.")
+    str, typer.Option(help="Prompt length in tokens, or what each turn adds: N, or a range N-M.")
 ]
-OutputTokens = Annotated[str, typer.Option(help="Answer length: N, or a range N-M.")]
-PrefixTokens = Annotated[
-    int, typer.Option(min=1, help="Length of the prefixes that prompts share.")
-]
+OutputTokens = Annotated[str, typer.Option(help="Answer length in tokens: N, or a range N-M.")]
+PrefixTokens = Annotated[int, typer.Option(min=1, help="Length of shared prefixes in tokens.")]
 Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
-Turns = Annotated[int, typer.Option(min=1, help="Turns of a conversation.")]
-Seed = Annotated[int, typer.Option(help="Seed of lengths and arrivals.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns per conversation.")]
+Seed = Annotated[int, typer.Option(help="Random seed for prompts, lengths and arrival times.")]
 SloShare = Annotated[
-    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must keep the SLO.")
+    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must be within the SLO.")
 ]
 
 

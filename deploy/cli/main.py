@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as exc:
         return _fail(
-            MachineError(f"{exc}", hint="fix that, then run the command again"), command, form
+            MachineError(f"{exc}", hint="fix this, then run the command again"), command, form
         )
     except Exception as exc:  # noqa: BLE001 - the boundary: every bug must end with a message
         return _fail_unexpectedly(exc, arguments, command, form)

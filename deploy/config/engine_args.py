@@ -44,7 +44,7 @@ def batched_tokens(args: Sequence[str]) -> int | None:
         tokens = 0
     if not tokens:
         raise ConfigError(
-            f"engine.args: {option} is '{text}', and not a number of tokens",
+            f"engine.args: {option} '{text}' is not a number of tokens",
             hint=f"set it to a number above 0, such as {option} 8192",
         )
     return tokens

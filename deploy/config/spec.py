@@ -172,8 +172,8 @@ class TimeoutSpec(Strict):
     stop_s: Seconds = Field(15.0, description="time from SIGTERM to SIGKILL")
     hung_s: Seconds = Field(
         120.0,
-        description="how long an engine or LMCache's server that served may not answer before the "
-        "supervisor restarts it",
+        description="how long an engine or LMCache's server may not answer before the supervisor "
+        "restarts it",
     )
 
 
@@ -265,12 +265,11 @@ class StackSpec(Strict):
         None, description="file with the API key that clients must send; default: no key"
     )
     allow_keyless: bool = Field(
-        False, description="accept clients without a key from other machines, where bind lets them"
+        False, description="with bind: accept clients from other machines without a key"
     )
     supervise: bool = Field(
         True,
-        description="start services again that die; Docker does that for containers that crash, "
-        "in any case",
+        description="restart services that die; Docker restarts containers that crash in any case",
     )
     monitoring: bool = Field(
         False,

@@ -74,7 +74,7 @@ def events_between(
 
 def _of_the_stack(before: StackReading, now: StackReading) -> Iterator[Event]:
     if now.up and not before.up:
-        yield Event(now.at, "up", "stack", "there is a stack of this name now")
+        yield Event(now.at, "up", "stack", "the stack was started")
     if before.up and not now.up:
         yield Event(now.at, "down", "stack", "the stack was taken down")
 
@@ -102,7 +102,7 @@ def _change(was: ServiceReading, now: ServiceReading) -> Iterator[tuple[str, str
     elif now.condition == "not started":
         yield "gone", "is gone"
     elif was.condition == "ready" and not another_life:
-        yield "not_ready", "runs and does not answer"
+        yield "not_ready", "runs but does not answer"
 
 
 def _of_the_store(

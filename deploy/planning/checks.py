@@ -69,13 +69,13 @@ def _check_engine_settings(spec: StackSpec) -> None:
         option = argument.partition("=")[0].replace("_", "-")
         if option in _OWN_OPTIONS:
             raise ConfigError(
-                f"'{option}' is the plan's to set",
+                f"'{option}' is set by the plan",
                 setting="engine.args",
                 hint=f"use {_OWN_OPTIONS[option]} instead",
             )
     if "PYTHONHASHSEED" in spec.engine.env:
         raise ConfigError(
-            "PYTHONHASHSEED is the plan's to set: keys match only where it is equal",
+            "PYTHONHASHSEED is set by pdkit: keys match only if all engines have the same",
             setting="engine.env",
             hint="leave it out of engine.env",
         )
@@ -84,7 +84,7 @@ def _check_engine_settings(spec: StackSpec) -> None:
 def _check_gpu_access(spec: StackSpec) -> None:
     if spec.gpu_access == "all" and not vendor_named(spec.vendor).container.nodes:
         raise ConfigError(
-            f"'all' is for ROCm, and the vendor is {spec.vendor}",
+            f"'all' works only with ROCm, but the vendor is {spec.vendor}",
             setting="gpu_access",
             hint="leave gpu_access out of deploy.yaml",
         )

@@ -103,8 +103,8 @@ def _unsupported(spec: StackSpec) -> tuple[tuple[str, object, str], ...]:
     redis = spec.redis
     return (
         ("layerwise", spec.layerwise, "its server moves whole chunks"),
-        ("save_decode_cache", spec.save_decode_cache, "this was not tried yet"),
-        ("tp", spec.tp > 1, "this was not tried yet"),
+        ("save_decode_cache", spec.save_decode_cache, "not tested yet"),
+        ("tp", spec.tp > 1, "not tested yet"),
         ("lmcache.staging_gib", spec.lmcache.staging_gib, "engines have no staging memory"),
         *(
             (f"redis.{name}", value, _OF_REDIS)

@@ -116,6 +116,6 @@ def _low_limit(plan: Plan) -> list[str]:
     if limit is None or plan.runtime != "compose" or limit >= expected:
         return []
     return [
-        f"engine.memory_gib: an engine is expected to hold {expected:.1f} GiB, and ends where it "
-        f"passes {limit:g}"
+        f"engine.memory_gib: an engine is expected to hold {expected:.1f} GiB, and is killed "
+        f"above {limit:g}"
     ]

@@ -60,21 +60,21 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
     file = spec.redis.url_file
     if spec.redis.client == "lmcache" and (spec.redis.shards or 1) > 1:
         raise ConfigError(
-            f"{spec.redis.shards} do not go with redis.client lmcache, which knows one address",
+            f"{spec.redis.shards} does not work with redis.client lmcache, which uses one address",
             setting="redis.shards",
             hint="leave redis.shards out of deploy.yaml, or redis.client",
         )
     if spec.redis.client == "lmcache" and spec.redis.integrity == "mac":
         raise ConfigError(
-            "redis.integrity: mac does not go with redis.client lmcache, which tests nothing",
+            "redis.integrity: mac does not work with redis.client lmcache, which tests nothing",
             hint="leave redis.integrity out of deploy.yaml, or redis.client",
         )
     if file is None:
         if spec.redis.tls_files:
             raise ConfigError(
-                "they go with a Redis of your own, and there is no redis.url_file",
+                "only for your own Redis, but redis.url_file is not set",
                 setting="redis.tls_files",
-                hint="leave redis.tls_files out, or name the file that holds the URL in "
+                hint="leave redis.tls_files out, or name the file with the Redis URL in "
                 "redis.url_file",
             )
         return
@@ -83,7 +83,7 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
         if value is not None:
             raise ConfigError(
                 f"{value} is for the Redis that the kit starts, and redis.url_file ({file}) names "
-                "another",
+                "your own",
                 setting=f"redis.{name}",
                 hint=f"leave redis.{name} out of deploy.yaml, or redis.url_file",
             )

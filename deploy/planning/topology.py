@@ -117,7 +117,7 @@ def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int =
         return topology.engines * spec.tp
     if spec.tp > 1:
         raise ConfigError(
-            f"{spec.tp} ranks of an engine need {spec.tp} GPUs, and engines share 1 here",
+            f"{spec.tp} ranks of an engine need {spec.tp} GPUs, but all engines share one",
             setting="tp",
             retry=(
                 {**NO_SPLIT, "--gpus": "1", "--tp": "1"},
@@ -144,7 +144,7 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
             (
                 f"{gpus} GPUs do not divide into engines of ",
                 Setting("tp"),
-                f" {spec.tp}, of which a stack needs two at least",
+                f" {spec.tp}, of which a stack needs at least two",
             ),
             setting="gpus",
             retry=({"--gpus": str(engines * spec.tp), "--tp": str(spec.tp)},),

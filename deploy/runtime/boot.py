@@ -28,7 +28,7 @@ def require_systemd() -> None:
     if not _RUNS.is_dir():
         raise MachineError(
             "--on-boot: systemd does not manage this machine",
-            hint="run at boot, by what does: deploy up --resume",
+            hint="let your init system run at boot: deploy up --resume",
         )
 
 

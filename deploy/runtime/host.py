@@ -97,8 +97,8 @@ def require_memory(needed_mib: int, *, engines: int, hint: Callable[[int], str])
     available = available_memory_mib()
     if needed_mib > available:
         raise NotEnoughMemory(
-            f"the stack's {engines} engines and Redis are expected to hold "
-            f"{needed_mib / 1024:.1f} GiB, and {available / 1024:.1f} GiB are available",
+            f"the stack's {engines} engines and Redis are expected to need "
+            f"{needed_mib / 1024:.1f} GiB, but {available / 1024:.1f} GiB are available",
             hint=hint(needed_mib - available),
         )
 
@@ -181,10 +181,10 @@ def find_prometheus() -> str:
     found = shutil.which("prometheus")
     if found is None:
         raise MissingTool(
-            "there is no prometheus on PATH",
+            "prometheus is not on PATH",
             setting="monitoring",
-            hint="apt-get install prometheus (systemctl disable --now prometheus ends the one "
-            "that the package starts), or leave monitoring out",
+            hint="apt-get install prometheus (systemctl disable --now prometheus stops the "
+            "service that the package starts), or leave monitoring out",
         )
     return found
 

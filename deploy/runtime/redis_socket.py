@@ -98,7 +98,7 @@ class _Connection:
         if kind == b":":
             return number
         if kind not in (b"$", b"*") or depth == 0:
-            raise ConnectionError(f"not an answer of Redis: {line[:40]!r}")
+            raise ConnectionError(f"not a Redis reply: {line[:40]!r}")
         if number < 0:
             return None
         if kind == b"$":
@@ -133,4 +133,4 @@ def _number(text: bytes) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConnectionError(f"not an answer of Redis: {text[:40]!r}") from None
+        raise ConnectionError(f"not a Redis reply: {text[:40]!r}") from None

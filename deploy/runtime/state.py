@@ -79,7 +79,7 @@ def read_state(path: Path, name: str) -> StackState | None:
         if raw["format"] > FORMAT:
             raise StateError(
                 f"the state of stack '{name}' was written by a newer pdkit ({path})",
-                hint="use that version",
+                hint="use that version of pdkit",
             )
         services = {
             key: ServiceRecord(
@@ -108,7 +108,7 @@ def read_state(path: Path, name: str) -> StackState | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise StateError(
             f"the state file of stack '{name}' is broken: {path} ({type(exc).__name__}: {exc})",
-            hint=f"deploy down --name {name} finds its processes without it and clears it away",
+            hint=f"deploy down --name {name} removes it, and finds the processes without it",
         ) from exc
 
 

@@ -77,7 +77,7 @@ def key_pages(scan: Scan, pattern: str) -> Iterator[list[bytes]]:
     cursor, until = None, time.monotonic() + _SCAN_S
     while cursor != 0:
         if time.monotonic() > until:
-            raise TimeoutError(f"it does not tell all its keys within {_SCAN_S:g} s")
+            raise TimeoutError(f"it did not list all its keys within {_SCAN_S:g} s")
         cursor, keys = scan(cursor or 0, pattern, _SCAN_COUNT)
         yield keys
 
@@ -254,7 +254,7 @@ def _count(answer: Any) -> int:
 
 
 def _not_redis(answer: object) -> ConnectionError:
-    return ConnectionError(f"not an answer of Redis: {str(answer)[:40]}")
+    return ConnectionError(f"not a Redis reply: {str(answer)[:40]}")
 
 
 @contextmanager

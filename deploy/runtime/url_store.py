@@ -176,7 +176,7 @@ class UrlStore:
     def said(self, error: Exception) -> str:
         """Return what an error says, without the password."""
         if isinstance(error, _NOT_OF_REDIS):
-            return "it does not answer as Redis does"
+            return "it does not answer like a Redis server"
         text = str(error) or type(error).__name__
         for options in (self._options, self._to_sentinels):
             if secret := options.get("password"):

@@ -196,12 +196,12 @@ def _not_equivalent(found: Findings) -> Iterator[Failure]:
         yield Failure(
             EQUIVALENCE,
             f"{name} contradicts itself: answers from its own prefix cache differ from computed "
-            f"ones by {floor:.2f} (root mean square), more than the {MOST_NOISE} that noise can be",
+            f"ones by {floor:.2f} (root mean square), more than rounding explains ({MOST_NOISE})",
         )
     for name in sorted(found.not_recomputed):
         yield Failure(
             EQUIVALENCE,
-            f"{name} loaded from the store what it was to compute, so no answer was compared",
+            f"{name} loaded from the store what it should have computed, so no answer was compared",
         )
     if found.miscounted:
         yield Failure(

@@ -177,11 +177,11 @@ def _joined(here: HubSeen | None, asked: HubSeen | None) -> HubSeen | None:
 
 
 def _try_fixes(prepared: Prepared, home: Home, steps: Steps, report: Report) -> None:
-    well = "none is for LMCache's server" if prepared.plan.kv_server else "those needed take"
+    well = "LMCache's server needs none" if prepared.plan.kv_server else "all needed fixes apply"
     took = steps.take("fixes", lambda: require_fixes(prepared, home, report), lambda _: well)
     if took is False:
         steps.outcomes["fixes"] = StepOutcome(
-            unknown="the fixes could not be tried; engines try them"
+            unknown="the fixes could not be tried; engines try them when they start"
         )
 
 

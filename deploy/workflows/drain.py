@@ -123,7 +123,7 @@ def require_others(running: RunningStack, engines: Iterable[str], patience: Pati
             raise StateError(
                 f"{view.name} is the only {view.role} in use, so requests would be refused "
                 "without it",
-                hint="the same command with --force, or more engines: deploy up --topology 2p2d",
+                hint="add --force, or use more engines: deploy up --topology 2p2d",
             )
 
 
@@ -145,7 +145,7 @@ def wait_until_idle(running: RunningStack, engine: str, report: Report, wait_s: 
         if passed_s > wait_s:
             raise StackUnhealthy(
                 f"{engine} still has {view.busy} requests after {wait_s:g} s",
-                hint="the same command with a larger --wait",
+                hint="repeat with a larger --wait",
             )
         if view.drained and not told:
             report(f"{engine} is drained; it has {view.busy} requests left")
@@ -174,7 +174,7 @@ def settled_views(running: RunningStack) -> tuple[EngineView, ...] | None:
             return None
         if time.monotonic() > until:
             raise StackUnhealthy(
-                f"the router does not tell its engines within {_NOTICE_S:g} s",
+                f"the router did not answer within {_NOTICE_S:g} s",
                 hint=f"deploy logs router --name {running.stack.name}",
             )
         time.sleep(_POLL_S)
@@ -204,7 +204,7 @@ def await_view(
 def _await_use(running: RunningStack, engine: str) -> None:
     await_view(
         running, engine, lambda view: not view.drained,
-        within_s=_NOTICE_S, problem=f"the router goes on leaving {engine} out",
+        within_s=_NOTICE_S, problem=f"the router still sends no requests to {engine}",
     )  # fmt: skip
 
 

@@ -155,7 +155,10 @@ def _require_flavour(flavour: str) -> None:
 def _require_roles(plan: Plan) -> None:
     if plan.aggregated:
         raise ConfigError(
-            (Setting("topology"), f" {plan.topology} has one role, and a DisaggregatedSet two"),
+            (
+                Setting("topology"),
+                f" {plan.topology} has one role, but a DisaggregatedSet needs two",
+            ),
             retry=({"--flavour": PLAIN},),
         )
 
@@ -167,7 +170,7 @@ def _secrets(stack: VendorStack) -> tuple[str, ...]:
 
 
 def _notes(plan: Plan, box: Inventory, assumed: bool, wanted: Wanted) -> list[str]:
-    how = "assumed: --inventory FILE tells yours" if assumed else "--inventory"
+    how = "assumed; describe yours with --inventory FILE" if assumed else "--inventory"
     memory_gib = box.memory_mib // 1024
     return [
         f"planned for {box.cpus} CPUs and {memory_gib} GiB of memory ({how})",

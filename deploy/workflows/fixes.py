@@ -150,7 +150,7 @@ def _refusal(failed: list[FixReport], tried: FixReports, place: FixTarget) -> Fi
     return FixFailed(
         f"fix {first.id} ({first.title}) is needed with LMCache {tried.lmcache} of {place.what} "
         f"and could not be applied: {first.evidence}. Upstream: {first.link}. {first.reason}",
-        hint="an LMCache and vLLM pair that the kit knows (deploy images list), or engine: "
+        hint="use a tested pair of vLLM and LMCache (deploy images list); or set engine: "
         f'{{env: {{{DISABLE}: "{ids}"}}}} in deploy.yaml, to run with the bug',
         details=tuple(f"also {fix.id} ({fix.link}): {fix.evidence}" for fix in failed[1:]),
     )

@@ -156,7 +156,7 @@ def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model:
                 f"'{spec.image}' is for containers, and the stack would run as processes",
                 setting="image",
                 retry=({"--runtime": "compose"},),
-                hint="engine.python instead of an image",
+                hint="set engine.python instead of an image",
             )
         return ProcessLayout(
             run_dir=files.run_dir,
@@ -200,10 +200,10 @@ def _require_mountable(model: Model) -> None:
     for file in sorted(folder.iterdir()):
         if file.is_symlink() and not file.resolve().is_relative_to(folder):
             raise ConfigError(
-                f"{file} is a link out of its folder, and a container sees the folder alone",
+                f"{file} is a link out of its folder, and containers see only the folder",
                 setting="model",
                 retry=({"--model": "OWNER/NAME"},),
-                note="for a model of the hub's cache",
+                note="to use a model in the Hugging Face cache",
             )
 
 

@@ -56,7 +56,7 @@ def remaining_keys(url: str, stack: str, *, client: str, remove: bool) -> Remain
     try:
         store = UrlStore(parse_redis_url(url))
     except ValueError:
-        return RemainingKeys(prefix, removed=False, why_not="its URL is broken")
+        return RemainingKeys(prefix, removed=False, why_not="its URL is invalid")
     with closing(store):
         try:
             if remove:

@@ -73,7 +73,7 @@ class RunningStack:
         """Return how to find out why a service does not answer."""
         if service in self.stack.remote:
             return f"deploy status on the host of {service.url}"
-        return f"deploy logs {service.name} --name {self.stack.name}, or down and up again"
+        return f"deploy logs {service.name} --name {self.stack.name}; deploy down; deploy up"
 
     def condition(self, service: Service, *, within_s: float = PAGE_TIMEOUT_S) -> ServiceCondition:
         """Return a service's state; of one that runs, whether it is ready.
@@ -186,7 +186,7 @@ def _user_store(running: RunningStack) -> Iterator[Store]:
         store = UrlStore(url)
     except ValueError:
         raise StateError(
-            f"the URL of the Redis of stack '{name}' is gone from its folder of secrets",
+            f"the URL of the Redis of stack '{name}' is missing from its secrets folder",
             hint=f"deploy up --resume --name {name} puts it back from redis.url_file",
         ) from None
     with closing(store):
@@ -237,7 +237,7 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
     except (ValidationError, KeyError, TypeError, ValueError) as exc:
         raise StateError(
             f"the state of stack '{name}' does not fit this version of pdkit: {files.state_file}",
-            hint=f"deploy down --name {name} finds its services without it and clears it away",
+            hint=f"deploy down --name {name} removes it, and finds the stack's services without it",
         ) from exc
     prepared = prepare(spec, home, facts, model=model)
     return stack_as_planned(prepared, state, home, launcher_for(facts.runtime, name, files))

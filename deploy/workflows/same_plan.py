@@ -41,7 +41,7 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
     raise StateError(
         f"the stack '{name}' is up with another plan; "
         + (
-            f"what differs: {', '.join(changed)}"
+            f"different: {', '.join(changed)}"
             if changed
             else "it was started by another version of pdkit"
         ),
@@ -88,7 +88,7 @@ def _way_on(spec: StackSpec, was: StackSpec, name: str) -> str:
     if only == {"image"} and spec.image:
         return f"deploy swap --image {spec.image}{which}"
     return (
-        f"deploy down --name {name}; to start what is missing of it as it is: "
+        f"deploy down --name {name}; or, to keep it as it is and start what is missing: "
         f"deploy up --resume --name {name}"
     )
 
@@ -100,5 +100,5 @@ def _changed(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iter
             yield from _changed(old[field], value, f"{prefix}{field}.")
         elif value not in (old[field], "auto"):
             was, asked = ("not set" if v is None else v for v in (old[field], value))
-            shown = "" if field == "env" else f" ({was}, asked for: {asked})"
+            shown = "" if field == "env" else f" (running: {was}, requested: {asked})"
             yield f"{prefix}{field}{shown}"

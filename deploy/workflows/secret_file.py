@@ -19,7 +19,7 @@ def read_secret_file(field: str, file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        why = exc.strerror if isinstance(exc, OSError) else "it is not text"
         raise ConfigError(f"{file} cannot be read: {why}", setting=field, hint=hint) from exc
     if not text:
         raise ConfigError(f"{file} is empty", setting=field, hint=f"fill it, or leave {field} out")

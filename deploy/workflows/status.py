@@ -171,7 +171,7 @@ def _older(running: RunningStack) -> list[str]:
     commands = [f"deploy restart{service} --name {name}" for service in what]
     return [
         f"pdkit {', '.join(versions)} started {', '.join(one.name for one in older)}; this is "
-        f"{__version__}, so start them anew: {', then '.join(commands)}"
+        f"{__version__}, restart them: {', then '.join(commands)}"
     ]
 
 
@@ -187,7 +187,7 @@ def _unwatched(running: RunningStack, home: Home) -> list[str]:
     if not running.prepared.spec.supervise or is_there(home.stack(name).supervisor_socket):
         return []
     return [
-        "the supervisor does not run, so what dies stays dead; start it: "
+        "the supervisor does not run, so services that die are not restarted; start it: "
         f"deploy up --resume --name {name}"
     ]
 

@@ -143,9 +143,9 @@ class Supervisor:
             try:
                 running.launcher.stop({service.name: life.record}, grace_s=ABORT_GRACE_S)
             except (PdkitError, OSError) as exc:
-                self._note(service, "failed", f"{text}, and cannot be ended: {exc}")
+                self._note(service, "failed", f"{text}, and cannot be stopped: {exc}")
                 return
-            self._note(service, "hung", f"{text}; ended")
+            self._note(service, "hung", f"{text}; stopped")
             life.started = None  # its exit code tells of us
 
     def _died(self, service: Service, life: Life) -> None:

@@ -91,7 +91,7 @@ class Steps:
                 usage=isinstance(exc, UsageError),
             )
         except Exception as exc:  # noqa: BLE001 - a failed step is a finding, not the end
-            self.outcomes[step] = StepOutcome(unknown=f"this could not be looked at: {exc!r}")
+            self.outcomes[step] = StepOutcome(unknown=f"this could not be checked: {exc!r}")
         else:
             return result
         return None

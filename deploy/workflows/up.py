@@ -138,12 +138,12 @@ def come_back_on_boot(running: RunningStack, home: Home, report: Report) -> None
         MachineError: it has processes, and systemd does not manage this machine.
     """
     if running.prepared.plan.runtime == "compose":
-        report("--on-boot: Docker starts containers again by itself; there is nothing to set up")
+        report("--on-boot: Docker restarts containers after a reboot; there is nothing to set up")
         return
     require_systemd()
     report(f"after a reboot, systemd starts the stack by {write_unit(home, running.stack.name)}")
     if not starts_without_login():
-        report("that is at your next login; at boot: loginctl enable-linger")
+        report("it waits for your next login; to start it at boot: loginctl enable-linger")
 
 
 def resumed_spec(home: Home, name: str, *, required: bool) -> StackSpec | None:

@@ -182,7 +182,7 @@ def _required_hub_token(spec: StackSpec) -> str:
     token = hub_token(spec)
     if token is None:
         raise ConfigError(
-            "the token of the hub is gone that was there when the stack was planned",
+            "the Hugging Face token that the stack was planned with is gone",
             hint="set HF_TOKEN again, or: deploy down; deploy up",
         )
     return token

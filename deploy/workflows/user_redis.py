@@ -185,7 +185,7 @@ def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) ->
     except store.errors:
         return  # it answered a moment ago, and engines ask again
     for host in hosts:
-        _refuse_loopback(host, f"{url.shown} ({file}) calls a server {host}, and that")
+        _refuse_loopback(host, f"{url.shown} ({file}) names a server {host}, which")
 
 
 def _refuse_loopback(host: str, what: str) -> None:
@@ -194,7 +194,7 @@ def _refuse_loopback(host: str, what: str) -> None:
             f"{what} means the container itself inside a container",
             setting=_FIELD,
             retry=(_BY_PROCESS,),
-            hint="an address of the machine that other machines reach it by",
+            hint="use an address that other machines can reach",
         )
 
 

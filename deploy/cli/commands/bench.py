@@ -42,9 +42,9 @@ _SkipBroken = Annotated[
     bool, typer.Option("--skip-broken", help="Leave out broken lines of the file.")
 ]
 _AsIs = Annotated[
-    bool, typer.Option("--as-is", help="Send a dataset's prompts unmarked; caches may know them.")
+    bool, typer.Option("--as-is", help="Send a dataset's prompts unchanged; they may hit caches.")
 ]
-_Speed = Annotated[float, typer.Option(help="Send a trace this many times as fast.")]
+_Speed = Annotated[float, typer.Option(help="Replay a trace this many times as fast.")]
 _Rate = Annotated[
     float | None,
     typer.Option(help="Requests per second with Poisson arrivals (default: closed loop)."),
@@ -55,21 +55,22 @@ _Concurrency = Annotated[
 ]
 _Requests = Annotated[
     int | None,
-    typer.Option(min=1, help="Requests of a repeat (default: 15 s of --rate, at least 20)."),
+    typer.Option(min=1, help="Requests per repeat (default: 15 s of --rate, at least 20)."),
 ]
-_Repeats = Annotated[int, typer.Option(min=1, help="Measured repeats.")]
+_Repeats = Annotated[int, typer.Option(min=1, help="Number of measured repeats.")]
 _Warmup = Annotated[
     int | None,
     typer.Option(min=0, help="Requests before the first repeat (default: two per engine)."),
 ]
 _SloText = Annotated[
-    str | None, typer.Option(help="Limits a request must keep, such as ttft=1s,itl=50ms,e2e=5s.")
+    str | None,
+    typer.Option(help="Limits for each request, such as ttft=1s,itl=50ms,e2e=5s (default: none)."),
 ]
 _FindRate = Annotated[
-    bool, typer.Option("--find-rate", help="Search the highest rate that holds the SLO.")
+    bool, typer.Option("--find-rate", help="Search for the highest rate that holds the SLO.")
 ]
-_Steps = Annotated[int, typer.Option(min=1, help="Rates that --find-rate tries at most.")]
-_Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds that an answer may take.")]
+_Steps = Annotated[int, typer.Option(min=1, help="Most rates that --find-rate tries.")]
+_Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds after which a request has failed.")]
 _Out = Annotated[
     Path | None, typer.Option(help="Folder for the result (default: one in the state folder).")
 ]
@@ -181,7 +182,8 @@ def _kept(home: Home, name: str, options: BenchOptions, folder: Path) -> Result:
         if not any(folder.iterdir()):
             raise
         raise Interrupted(
-            f"interrupted; the finished repeats are in {folder}", hint="deploy bench starts anew"
+            f"interrupted; the finished repeats are in {folder}",
+            hint="deploy bench starts a new run",
         ) from None
     except PdkitError as exc:
         if any(folder.iterdir()):

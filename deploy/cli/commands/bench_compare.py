@@ -14,12 +14,14 @@ from deploy.cli.result import CommandResult
 
 @bench_app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of a result.")],
-    second: Annotated[Path, typer.Argument(help="Folder of another one.")],
+    first: Annotated[Path, typer.Argument(help="Folder of the first result (A).")],
+    second: Annotated[Path, typer.Argument(help="Folder of the second result (B).")],
     *,
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Compare unlike runs, too; name what is unlike."),
+        typer.Option(
+            "--anyway", help="Compare runs with different settings, too, and list the differences."
+        ),
     ] = False,
     json: Json = False,
 ) -> CommandResult:
@@ -37,14 +39,14 @@ def compare(
 @bench_app.command()
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders of results, or folders that have them inside.")
+        list[Path], typer.Argument(help="Result folders, or folders that contain them.")
     ],
     *,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", "-o",
-            help="Folder to write to (default: the one given; of several, bench-report).",
+            help="Folder to write to (default: the given folder; of several, bench-report).",
         ),
     ] = None,
     json: Json = False,

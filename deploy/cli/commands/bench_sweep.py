@@ -41,29 +41,30 @@ _Topologies = Annotated[
     typer.Option(help="Topologies to compare, such as 1p2d,3a,2a:tp2 (default: all that fit)."),
 ]
 _Rounds = Annotated[
-    int, typer.Option(min=1, help="Times that each is started; five give an interval.")
+    int, typer.Option(min=1, help="Times to start each topology; five give a 95 % interval.")
 ]
 _Dataset = Annotated[Path | None, typer.Option(help="JSONL file of --workload dataset or trace.")]
 _SloText = Annotated[
     str | None,
     typer.Option(
-        help="Limits a request must keep, such as ttft=1s,itl=50ms (default: none; then "
+        help="Limits for each request, such as ttft=1s,itl=50ms (default: none; then "
         "throughput is compared)."
     ),
 ]
 _Rate = Annotated[
     float | None,
-    typer.Option(help="Requests per second where the first search begins (default: 1)."),
+    typer.Option(help="First rate of the first search, in requests per second (default: 1)."),
 ]
 _Pass = Annotated[
-    float, typer.Option("--pass", min=1.0, help="Seconds of load at each rate, about.")
+    float, typer.Option("--pass", min=1.0, help="Approximate seconds of load at each rate.")
 ]
-_Steps = Annotated[int, typer.Option(min=1, help="Rates that a search tries at most.")]
+_Steps = Annotated[int, typer.Option(min=1, help="Most rates that a search tries.")]
 _DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="List the runs and their time, and start nothing.")
+    bool, typer.Option("--dry-run", help="List the runs and how long they take; start nothing.")
 ]
 _Out = Annotated[
-    Path | None, typer.Option(help="Folder for the results; an unfinished sweep in it goes on.")
+    Path | None,
+    typer.Option(help="Folder for the results; an unfinished sweep in it is continued."),
 ]
 
 
@@ -184,7 +185,7 @@ def _swept(asked: _Asked) -> CommandResult:
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted; finished runs are in {folder}",
-                hint="the same command goes on with it",
+                hint="run the same command to continue",
             ) from None
     best = write_best(folder, done, planned.asked)
     data = {
@@ -199,5 +200,7 @@ def _failures(sweep: Sweep) -> list[CheckFailed]:
     """Return an error where no topology has a rate."""
     if any(run.rate for run in sweep.runs):
         return []
-    why = next((run.error for run in sweep.runs if run.error), "no rate that was tried holds it")
+    why = next(
+        (run.error for run in sweep.runs if run.error), "none of the tried rates holds the SLO"
+    )
     return [CheckFailed(f"no topology has a rate: {why}", hint="deploy up, then deploy check")]

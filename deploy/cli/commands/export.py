@@ -17,9 +17,7 @@ from deploy.cli.shared import load_source
 if TYPE_CHECKING:
     from deploy.workflows.export import Export
 
-export = typer.Typer(
-    help="Write a stack for something else than this machine.", no_args_is_help=True
-)
+export = typer.Typer(help="Write the files of a stack for a cluster.", no_args_is_help=True)
 app.add_typer(export, name="export")
 
 
@@ -29,7 +27,7 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
     *,
     file: File,
     flags: dict[str, Any],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
     namespace: Annotated[
         str | None, typer.Option(help="Namespace (default: pdkit, or pdkit-NAME with --name).")
     ] = None,
@@ -40,12 +38,14 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
         ),
     ] = "plain",
     boxes: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number of boxes, each with these engines.")
+        int,
+        typer.Option(min=1, max=1000, help="Number of machines, each with all of these engines."),
     ] = 1,
     link_gbit: Annotated[
         float | None,
         typer.Option(
-            min=0.1, help="With --boxes: speed of a box's network link, to compare with the KV."
+            min=0.1,
+            help="With --boxes: network link of a machine, to compare with KV traffic.",
         ),
     ] = None,
     inventory: Inventory = None,

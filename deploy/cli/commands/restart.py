@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from deploy.workflows.drain import Patience
 
 Wait = Annotated[
-    float, typer.Option(help="Seconds for an engine's requests to end (default: 600).",
+    float, typer.Option(help="Seconds to wait for an engine's requests to end (default: 600).",
                         show_default=False),
 ]  # fmt: skip
-Force = Annotated[bool, typer.Option("--force", help="Even if requests are refused meanwhile.")]
-Engine = Annotated[str, typer.Argument(help="The engine, such as consumer-0.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Go on even if requests are refused meanwhile.")
+]
+Engine = Annotated[str, typer.Argument(help="Engine name, such as consumer-0.")]
 
 
 @app.command()

@@ -47,7 +47,7 @@ def up(  # noqa: PLR0913 - one parameter an option
         bool,
         typer.Option(
             "--on-boot",
-            help="Processes: have systemd start the stack after a reboot, until deploy down.",
+            help="Let systemd start the processes again after a reboot, until deploy down.",
         ),
     ] = False,
     json: Json = False,

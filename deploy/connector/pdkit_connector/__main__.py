@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         "--list", action="store_true", help="only list the fixes; needs no LMCache and prints JSON"
     )
     parser.add_argument(
-        "--slow", action="store_true", help="import vLLM whole, as an engine does, not in part"
+        "--slow", action="store_true", help="import all of vLLM, as an engine does, not a part"
     )
     options = parser.parse_args(argv)
     if options.list:

@@ -92,7 +92,7 @@ async def _bounded(ending: Coroutine[Any, Any, Any]) -> None:
     try:
         await asyncio.wait_for(ending, _CLOSE_S)
     except asyncio.TimeoutError:
-        get_logger().warning("pdkit-connector WARNING store jobs left after %g s", _CLOSE_S)
+        get_logger().warning("pdkit-connector WARNING store jobs unfinished after %g s", _CLOSE_S)
 
 
 def limited_contains(contains: Callable[..., bool]) -> Callable[..., bool]:

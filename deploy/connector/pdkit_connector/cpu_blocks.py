@@ -76,7 +76,7 @@ class PagedKV:
             )
         if slots.numel() % size:
             raise TransferRefused(
-                f"{slots.numel()} slots are no whole number of {size}-token blocks"
+                f"{slots.numel()} slots are not a whole number of {size}-token blocks"
             )
         runs = slots.reshape(-1, size)
         blocks = runs[:, 0].div(size, rounding_mode="floor")

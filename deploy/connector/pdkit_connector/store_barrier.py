@@ -135,12 +135,14 @@ class HoldUntilStored:
         COUNTERS.add("barrier_seconds", time.perf_counter() - began)
         if None in said:
             self._count("absent")
-            self._tell_once("a worker answers no store barrier: answers may leave before their KV")
+            self._tell_once(
+                "a worker does not answer: responses may be sent before their KV is stored"
+            )
         elif not all(said):
             self._count("late")
             self._tell_once(
-                f"KV was not stored within {limit_s:g} s: answers leave before their KV, which "
-                "consumers compute again"
+                f"KV was not stored within {limit_s:g} s: responses are sent before, and "
+                "consumers compute it again"
             )
         else:
             self._count("stored")

@@ -58,19 +58,21 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=source,
         metavar="dns://HOST:PORT?role=ROLE",
-        help="find the engines of a role by a name that has all their addresses, again and again",
+        help="find a role's engines by a DNS name with all their addresses; repeated",
     )
     options.add_argument(
         "--follow-prefixes", action="store_true",
         help="send a prompt to the --engine that served its beginning",
     )  # fmt: skip
-    options.add_argument("--key-file", type=Path, help="with the key that clients must send")
-    options.add_argument("--engine-key-file", type=Path, help="with the key that engines ask for")
-    options.add_argument("--drain-file", type=Path, help="with the names of engines to leave alone")
+    options.add_argument("--key-file", type=Path, help="file with the key that clients must send")
+    options.add_argument(
+        "--engine-key-file", type=Path, help="file with the key that engines require"
+    )
+    options.add_argument("--drain-file", type=Path, help="file with the names of drained engines")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
     options.add_argument("--answer-s", type=float, default=1800.0)
     options.add_argument(
-        "--leave-s", type=float, default=_LEAVE_S, help="for requests to end after SIGTERM"
+        "--leave-s", type=float, default=_LEAVE_S, help="seconds for requests to end after SIGTERM"
     )
     return options
 

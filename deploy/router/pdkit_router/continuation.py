@@ -71,7 +71,7 @@ def _obstacles(path: str, fields: Mapping[str, Any]) -> Iterator[str]:
         yield "a stream of several prompts cannot be continued"
     messages = fields.get("messages")
     if isinstance(messages, list) and not all(map(_is_text, messages)):
-        yield "a stream about more than text cannot be continued"
+        yield "a stream with more than text in its prompt cannot be continued"
 
 
 def _is_text(message: Any) -> bool:
@@ -131,7 +131,7 @@ class Transcript:
         if any(value for name, value in delta.items() if name not in ("role", "content")):
             self.problem = "its answer is more than text"
         elif text and not tokens and not self._tokens:
-            self.problem = "its engine does not tell token ids"
+            self.problem = "its engine does not report token ids"
         if text:
             self._text.append(text)
         self._tokens += tokens
@@ -171,7 +171,7 @@ class Transcript:
         """Return why it cannot go on; "" if it can."""
         if self.problem:
             return self.problem
-        return "" if self._prompt else "its engine does not tell token ids"
+        return "" if self._prompt else "its engine does not report token ids"
 
     def shown(self, tokens: int) -> tuple[list[int], list[int]]:
         """Return the prompt's end, and the same with the first tokens of the answer."""

@@ -114,9 +114,9 @@ class Discovery:
         # One that comes later was started anew: it gets a request of the router's own first.
         engine.gone = self.asked.is_set()
         self._watched[engine] = asyncio.ensure_future(self._watch.watch(engine))
-        _log.info("%s is found", engine.name)
+        _log.info("found %s", engine.name)
 
     def _forget(self, engine: Engine) -> None:
         self._watched.pop(engine).cancel()
         engine.connections.drop_idle()
-        _log.info("%s is forgotten", engine.name)
+        _log.info("%s is gone", engine.name)

@@ -247,7 +247,7 @@ class Forwarder:
             if not events.told.again():
                 settled = await self._settled(lost, events.told)
                 if settled is None:
-                    return "its tokens do not spell its text"
+                    return "its token ids do not match its text"
                 rest = events.told.rest(settled, self.context)
                 todo = replace(todo, path=COMPLETIONS, content_type=_JSON, body=rest)
 

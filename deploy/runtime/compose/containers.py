@@ -49,6 +49,6 @@ def end_containers(containers: list[Any], grace_s: float) -> None:
     left = [container.name for container in containers if reloaded(container) is not None]
     if left:
         raise MachineError(
-            f"Docker could not remove {', '.join(left)}; what they held is still held",
+            f"Docker could not remove {', '.join(left)}; their ports and GPUs may be in use",
             hint=f"docker rm -f {' '.join(left)}, else restart Docker; then deploy down again",
         )

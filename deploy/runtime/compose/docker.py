@@ -70,8 +70,8 @@ def answering_engine() -> str:
     host = _engine_address()
     if not host.startswith("unix://"):
         raise DockerUnavailable(
-            f"the Docker engine at {host} is not of this machine, so folders of this machine "
-            "cannot be mounted there",
+            f"the Docker engine at {host} is on another machine, so folders of this machine "
+            "cannot be mounted",
             hint=f"unset DOCKER_HOST, or docker context use default; {_WITHOUT}",
         )
     if not Path(host.removeprefix("unix://")).exists():
@@ -199,7 +199,7 @@ def _engine_address() -> str:
 def last_line(text: str) -> str:
     """Return a program's last line of output, without Docker's hint to its own help."""
     lines = [line for line in text.splitlines() if line.strip() and not _HELP.match(line)]
-    return lines[-1].strip() if lines else "it said nothing"
+    return lines[-1].strip() if lines else "no output"
 
 
 def _reason(exc: Exception, waited_s: float) -> str:

@@ -44,7 +44,7 @@ class StartedContainer:
     def ended(self) -> str | None:
         found = reloaded(self.container)
         if found is None:
-            return "removed by somebody"
+            return "removed by another program"
         state = found.attrs["State"]
         if state["Running"] or state["Status"] == "created":
             return None
@@ -228,7 +228,7 @@ class ComposeLauncher:
         for container in self._project_containers():
             root = container.labels.get(f"{LABEL}.root", "")
             if root != self._root:
-                whose = f"the stack in {root}" if root else "something else than pdkit"
+                whose = f"the stack in {root}" if root else "something other than pdkit"
                 raise MachineError(
                     f"the Compose project '{project}' on this machine belongs to {whose}",
                     hint="deploy up --name ANOTHER",

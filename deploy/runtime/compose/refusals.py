@@ -21,7 +21,7 @@ def describe_end(state: Mapping[str, Any]) -> str:
 def refusal(said: str, service: str) -> MachineError:
     """Return Docker's refusal to create or start a container as an error with its remedy."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "no output"
     low = said.lower()
     details = tuple(lines[-4:])
     if "no such image" in low or "image not found" in low or "pull access denied" in low:

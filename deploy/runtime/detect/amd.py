@@ -31,9 +31,9 @@ def find_amd(tools: Tools, root: Path = Path("/")) -> Found:
     """Return the AMD GPUs that this machine offers to this user; asks no tool if there are none."""
     listed = read_kfd(root)
     if not device_present(root):
-        return Found(seen=("/dev/kfd: not there",))
+        return Found(seen=("/dev/kfd does not exist",))
     if not listed:
-        return Found(seen=("/dev/kfd: there, but no GPU that ROCm can open",))
+        return Found(seen=("/dev/kfd: exists, but has no GPU that ROCm can use",))
     cards, tool_lines = _ask(tools)
     gpus = tuple(
         _gpu(index, gpu, matching(gpu, index, cards, len(listed)), product_name(gpu, root))
@@ -57,8 +57,8 @@ def _ask(tools: Tools) -> tuple[tuple[Card, ...], tuple[str, ...]]:
                 (card.name or "a GPU without a name", card.memory_mib) for card in cards
             )
             return cards, (*lines, f"{name}: {kinds}")
-        said = first_line(answer.stdout) or "nothing"
-        lines.append(f"{name}: {answer.problem or f'no GPU in its answer, which is: {said}'}")
+        said = first_line(answer.stdout) or "no output"
+        lines.append(f"{name}: {answer.problem or f'no GPU in its output: {said}'}")
     return (), tuple(lines)
 
 
@@ -93,7 +93,7 @@ def without_small(gpus: Sequence[Gpu]) -> tuple[tuple[Gpu, ...], tuple[str, ...]
     large = [gpu for gpu in known if gpu.memory_mib >= SMALL_MIB]
     kept = tuple(large or known)
     reasons = (
-        (gpu, f"its {gpu.memory_mib} MiB are few" if gpu.memory_mib else "its memory is not known")
+        (gpu, f"it has only {gpu.memory_mib} MiB" if gpu.memory_mib else "its memory is unknown")
         for gpu in gpus
         if gpu not in kept
     )
@@ -109,7 +109,9 @@ def _kfd_lines(listed: Sequence[KfdGpu], gpus: Sequence[Gpu], root: Path) -> tup
         whole = "1 GPU" if cards == 1 else f"{cards} GPUs"
         lines.append(f"/dev/kfd: these are {len(listed)} partitions of {whole}")
     if not may_open(root):
-        lines.append("/dev/kfd: this user may not open it; the groups render and video may")
+        lines.append(
+            "/dev/kfd: this user may not open it; add the user to the groups render and video"
+        )
     return tuple(lines)
 
 

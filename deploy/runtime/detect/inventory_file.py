@@ -97,7 +97,9 @@ def _gpus(raw: object) -> list[dict[str, Any]]:
     for at, gpu in enumerate(listed):
         place = (gpu["vendor"], gpu["index"])
         if place in seen:
-            raise _Wrong(f"gpus[{at}].index: {gpu['index']} is another {gpu['vendor']} GPU's too")
+            raise _Wrong(
+                f"gpus[{at}].index: another {gpu['vendor']} GPU has index {gpu['index']}, too"
+            )
         seen.add(place)
     return listed
 
@@ -115,7 +117,7 @@ def _gpu(raw: object, at: int, where: str = "") -> dict[str, Any]:
     where = where or f"gpus[{at}]."
     if not isinstance(raw, dict):
         raise _Wrong(
-            f"{where[:-1]}: {raw!r} is no GPU: expected {{vendor: cuda, memory_mib: 81559}}"
+            f"{where[:-1]}: {raw!r} is not a GPU: expected {{vendor: cuda, memory_mib: 81559}}"
         )
     _refuse_unknown(raw, _GPU_KEYS, where)
     vendor = raw.get("vendor")

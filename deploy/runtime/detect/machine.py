@@ -61,7 +61,7 @@ def _with_choice(inventory: Inventory) -> Inventory:
     if not (inventory.gpus_of("cuda") and inventory.gpus_of("rocm")):
         return inventory
     chosen = detected_vendor(inventory)
-    line = f"GPUs of both vendors: 'auto' takes {chosen}, by the memory of all its GPUs"
+    line = f"GPUs of both vendors: 'auto' takes {chosen}, which has more GPU memory"
     return replace(inventory, seen=(*inventory.seen, line))
 
 

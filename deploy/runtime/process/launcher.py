@@ -91,8 +91,8 @@ class ProcessLauncher:
         make_private(temp_dir)
         if service.env.get("TMPDIR", str(temp_dir)) != str(temp_dir):
             raise MachineError(
-                f"{service.env['TMPDIR']}, which {service.name} was to use, is now another user's",
-                hint="deploy down, then deploy up, which finds another name",
+                f"{service.env['TMPDIR']} of {service.name} now belongs to another user",
+                hint="deploy down, then deploy up, which chooses another folder",
             )
         for file in service.files:
             write_private(Path(file.path), fill_in(file.text, secrets))
@@ -135,7 +135,7 @@ class ProcessLauncher:
             self._front = listen(router.host, router.port)
         except OSError as exc:
             raise PortTaken(
-                f"port {router.port} (for {router.name}) cannot be listened on ({exc.strerror})",
+                f"cannot listen on port {router.port} (for {router.name}): {exc.strerror}",
                 hint="deploy up --port PORT",
             ) from exc
         return self._front.dup()
@@ -259,8 +259,8 @@ def make_private(folder: Path) -> None:
     if not is_private(folder):
         owner = folder.lstat().st_uid
         raise MachineError(
-            f"{folder} and the next names are there and are not folders of yours alone "
-            f"(user {owner} owns it)",
+            f"{folder} and the folders that pdkit would use instead exist, but are not private "
+            f"folders of this user (owner: user {owner})",
             hint="deploy up --name OTHER, which uses another folder",
         )
 

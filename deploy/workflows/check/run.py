@@ -44,13 +44,13 @@ from deploy.workflows.running import RunningStack, require_running, require_stac
 _DYING_S = 5.0
 _ALL_PAIRS = ("*:*",)
 _OF_REDIS_ALONE = (
-    "keys and values in the store, because LMCache's server has it; what the check stores there "
-    "stays until its room is needed",
-    "a second tier, because LMCache's server has none so far",
+    "keys and values in the store, because LMCache's server holds them; what the check stores "
+    "there stays until it is evicted",
+    "a second tier, because LMCache's server has none yet",
 )
 _UNTAGGED = (
     f"warning: not every engine has fix {LAYERWISE_TAGS} applied, without which layerwise KV has "
-    "no tags: the check's keys cannot be told from others', and stay until Redis needs their room"
+    "no tags: the check's keys cannot be told from others, and stay until they are evicted"
 )
 
 
@@ -217,8 +217,8 @@ def _own_prompt(session: Session, options: CheckOptions) -> list[int] | None:
             f"--prompt-file: {len(tokens)} tokens and an answer of {ANSWER_TOKENS} do not fit the "
             f"model's context of {session.limit}"
             if tokens
-            else "--prompt-file: it is empty",
-            hint="cut the file down" if tokens else "put a prompt's text into the file",
+            else "--prompt-file: the file is empty",
+            hint="shorten the prompt" if tokens else "write a prompt into the file",
         )
     return tokens
 

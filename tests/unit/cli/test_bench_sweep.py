@@ -45,7 +45,7 @@ def test_more_engines_than_memory_is_the_planners_own_error(
     ended = deploy_here(*SWEEP, cwd=tmp_path, home=tmp_path / "home")
     assert ended.code == 3
     error, hint = ended.stderr.splitlines()[-2:]
-    assert error.startswith("error: the stack's 2 engines and Redis are expected to hold")
-    assert error.endswith("and 1.0 GiB are available")
+    assert error.startswith("error: the stack's 2 engines and Redis are expected to need")
+    assert error.endswith("but 1.0 GiB are available")
     assert hint.startswith("try: ")
     assert not list((tmp_path / "home").glob("stacks/*"))

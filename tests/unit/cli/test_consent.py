@@ -37,7 +37,7 @@ def test_nothing_of_it_runs(
         *command, "--vendor", "cpu", "--runtime", "process", cwd=folder, home=tmp_path / "home"
     )
     assert ended.code == 2
-    assert "deploy.yaml of this folder sets engine.python, engine.env" in ended.stderr
+    assert "deploy.yaml sets engine.python, engine.env" in ended.stderr
     assert "-f deploy.yaml" in ended.stderr
     assert not (folder / "ran").exists()
 

@@ -148,7 +148,7 @@ class TestPrograms:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(MissingTool, match="no prometheus on PATH") as caught:
+        with pytest.raises(MissingTool, match="prometheus is not on PATH") as caught:
             host.find_prometheus()
         assert "apt-get install prometheus" in caught.value.hint
 

@@ -128,7 +128,7 @@ class TestStaging:
     def test_steps_of_no_size(self, plan: Make, size: str) -> None:
         with pytest.raises(ConfigError) as caught:
             plan(model=WIDE, engine={"args": [f"--max-num-batched-tokens={size}"]})
-        assert f"engine.args: --max-num-batched-tokens is '{size}'" in caught.value.message
+        assert f"engine.args: --max-num-batched-tokens '{size}' is" in caught.value.message
         assert "--max-num-batched-tokens 8192" in caught.value.hint
 
     def test_all_ranks_together_a_quarter_of_the_machine(self, plan: Make, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ class TestAContainersLimit:
 
     def test_below_what_the_plan_expects_is_told_with_both(self, plan: Make) -> None:
         said = self.said(plan, "compose", 2)
-        assert "expected to hold 2.6 GiB, and ends where it passes 2" in said
+        assert "expected to hold 2.6 GiB, and is killed above 2" in said
 
     def test_what_the_plan_expects_is_enough(self, plan: Make) -> None:
         assert "memory_gib" not in self.said(plan, "compose", 3)

@@ -94,7 +94,9 @@ def test_what_is_about_shared_kv_does_not_go_with_engines_that_share_none(
 
 def test_lmcaches_own_client_knows_one() -> None:
     assert len(planned(4, 256, redis={"client": "lmcache"}).redis) == 1
-    with pytest.raises(ConfigError, match=r"redis.shards: 2 do not go with redis.client lmcache"):
+    with pytest.raises(
+        ConfigError, match=r"redis.shards: 2 does not work with redis.client lmcache"
+    ):
         planned(redis={"client": "lmcache", "shards": 2})
     assert len(planned(redis={"client": "lmcache", "shards": 1}).redis) == 1
 
@@ -102,7 +104,7 @@ def test_lmcaches_own_client_knows_one() -> None:
 def test_lmcaches_own_client_knows_no_mac() -> None:
     assert planned(redis={"integrity": "mac"})
     assert planned(redis={"client": "lmcache", "integrity": "checksum"})
-    with pytest.raises(ConfigError, match=r"redis.integrity: mac does not go with redis.client"):
+    with pytest.raises(ConfigError, match=r"redis.integrity: mac does not work with redis.client"):
         planned(redis={"client": "lmcache", "integrity": "mac"})
 
 

@@ -249,8 +249,8 @@ class TestEnds:
     @pytest.mark.parametrize(
         ("model", "why"),
         [
-            (Model([8], tells_tokens=False), "does not tell token ids"),
-            (Model([8], swallows="<15>"), "do not spell its text"),
+            (Model([8], tells_tokens=False), "does not report token ids"),
+            (Model([8], swallows="<15>"), "do not match its text"),
             (Model([8], delta="reasoning_content"), "more than text"),
             (Model([8, 1]), "so was the next one"),
             (Model([8], refuses=True), "no other engine went on"),

@@ -219,7 +219,7 @@ class TestGpus:
 
     @pytest.mark.parametrize("vendor", ["cuda", "cpu"])
     def test_all_nodes_are_rocms(self, contained: Make, vendor: str) -> None:
-        with pytest.raises(ConfigError, match="gpu_access: 'all' is for ROCm"):
+        with pytest.raises(ConfigError, match="gpu_access: 'all' works only with ROCm"):
             contained(vendor=vendor, gpu_access="all")
 
 

@@ -115,7 +115,7 @@ def test_settings_of_the_kits_redis_are_refused(
 
 
 def test_files_of_tls_without_a_url_are_refused(prepared: Make) -> None:
-    with pytest.raises(ConfigError, match=r"redis\.tls_files: .* no redis\.url_file"):
+    with pytest.raises(ConfigError, match=r"redis\.tls_files: .* redis\.url_file"):
         prepared(redis={"tls_files": ["/ca.pem"]})
 
 

@@ -254,7 +254,7 @@ def test_another_file_is_another_plan(own: Own) -> None:
     other = own.lab.folder / "other"
     other.write_text(own.file.read_text())
     changed = spec.redis.model_copy(update={"url_file": other})
-    with pytest.raises(StateError, match=r"redis\.url_file \(.*redis-url, asked for: .*other\)"):
+    with pytest.raises(StateError, match=r"redis\.url_file \(.*redis-url, requested: .*other\)"):
         own.lab.up(spec.model_copy(update={"redis": changed}))
 
 
@@ -413,7 +413,7 @@ class TestContainers:
         monkeypatch.setattr(UrlStore, "trouble", lambda _: "")
         for hosts, fits in ((("10.0.0.1", "10.0.0.2"), True), (("10.0.0.1", "127.0.0.1"), False)):
             monkeypatch.setattr(UrlStore, "server_names", lambda _, hosts=hosts: hosts)
-            with _refused_unless(fits, match="calls a server 127.0.0.1"):
+            with _refused_unless(fits, match="names a server 127.0.0.1"):
                 user_redis.require_redis(made, tmp_path / "secrets")
 
 

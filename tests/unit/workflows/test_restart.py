@@ -222,7 +222,7 @@ class TestAnOlderVersion:
         records = {one.name: ServiceRecord(one.name, version="0.0.7") for one in stack.services}
         running: Any = SimpleNamespace(stack=stack, state=SimpleNamespace(services=records))
         (warning,) = status._older(running)
-        commands = warning.partition("start them anew: ")[2].split(", then ")
+        commands = warning.partition("restart them: ")[2].split(", then ")
         assert commands == [
             "deploy restart kv-server --name pdkit",
             "deploy restart --name pdkit",

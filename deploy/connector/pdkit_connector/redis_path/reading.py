@@ -75,7 +75,7 @@ class Reading:
                 told = True
             filled += self._range(memory[filled:], check)
             if HEADER_BYTES + filled < min(self._ends[0], total):
-                raise BadValue("corrupt", f"of {len(memory)} bytes {filled} follow its header")
+                raise BadValue("corrupt", f"{filled} of {len(memory)} bytes follow its header")
             self._end()
             if not self._ends:
                 break

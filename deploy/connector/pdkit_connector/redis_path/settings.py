@@ -93,7 +93,7 @@ def limits_of(settings: dict[str, Any]) -> Limits:
     given = {name: kind(settings[name]) for name, kind in known.items() if name in settings}
     if unknown := sorted(set(settings) - set(known) - {"url", "namespace", "mac_key_file"}):
         raise ConnectorError(
-            f"LMCache's configuration has {_SETTING}{unknown[0]}, which is none "
-            f"of {', '.join(sorted(known))}"
+            f"LMCache's configuration has an unknown {_SETTING}{unknown[0]}; "
+            f"known: {', '.join(sorted(known))}"
         )
     return Limits(**given)

@@ -27,8 +27,8 @@ class OwnTensors:
         """Raise ConnectorError if values could have any length."""
         if config.save_unfull_chunk:
             raise ConnectorError(
-                "save_unfull_chunk: true does not work with the Redis path: nothing but the value "
-                "itself would say how many tokens it has; set save_unfull_chunk: false"
+                "save_unfull_chunk: true does not work with the Redis path: only the value "
+                "itself would tell how many tokens it has; set save_unfull_chunk: false"
             )
         self._config = config
         self._metadata = metadata
@@ -45,8 +45,8 @@ class OwnTensors:
         except KeyError:
             raise BadValue(
                 "foreign",
-                f"it holds {header.payload_bytes} bytes of {header.dtype} {header.shape}, which "
-                "no chunk of this engine is",
+                f"it holds {header.payload_bytes} bytes of {header.dtype} {header.shape}, unlike "
+                "any chunk of this engine",
             ) from None
 
     def _all(self) -> Iterator[tuple[_Said, Tensor]]:

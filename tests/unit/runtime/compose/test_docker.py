@@ -80,14 +80,14 @@ class TestEngine:
     ) -> None:
         docker_command("exit 1")
         monkeypatch.setenv("DOCKER_HOST", host)
-        with pytest.raises(DockerUnavailable, match="not of this machine") as caught:
+        with pytest.raises(DockerUnavailable, match="is on another machine") as caught:
             docker_client()
         assert host in caught.value.message
         assert "unset DOCKER_HOST" in caught.value.hint
 
     def test_of_another_machine_by_context(self, docker_command: Install) -> None:
         docker_command("echo ssh://box")
-        with pytest.raises(DockerUnavailable, match="ssh://box is not of this machine"):
+        with pytest.raises(DockerUnavailable, match="ssh://box is on another machine"):
             docker_client()
 
     def test_that_does_not_run(self, docker_command: Install, tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ class TestProject:
         secrets: Mapping[str, Secret],
     ) -> None:
         engine.add("web", root="").labels.pop("dev.pdkit.root")
-        with pytest.raises(MachineError, match="something else than pdkit"):
+        with pytest.raises(MachineError, match="something other than pdkit"):
             launcher.prepare(stack, secrets, stop_s=15)
 
     def test_its_own_is_not(

@@ -74,20 +74,20 @@ class TestKernelsList:
 
     def test_no_driver(self, machine: Machine) -> None:
         assert read_kfd(machine.root) == ()
-        assert find_amd(machine.tools, machine.root).seen == ("/dev/kfd: not there",)
+        assert find_amd(machine.tools, machine.root).seen == ("/dev/kfd does not exist",)
 
     def test_no_device(self, machine: Machine) -> None:
         machine.kernel_lists(MI300X)
         (machine.root / "dev/kfd").unlink()
         found = find_amd(machine.tools, machine.root)
-        assert (found.gpus, found.seen) == ((), ("/dev/kfd: not there",))
+        assert (found.gpus, found.seen) == ((), ("/dev/kfd does not exist",))
 
     def test_a_driver_without_gpus_asks_no_tool(self, machine: Machine) -> None:
         machine.kernel_lists()
         machine.prints("amd-smi", recorded("amd/mi300x_x8.amd-smi.json"))
         found = find_amd(machine.tools, machine.root)
         assert found.gpus == ()
-        assert "no GPU that ROCm can open" in about(found.seen, "/dev/kfd")
+        assert "no GPU that ROCm can use" in about(found.seen, "/dev/kfd")
         assert machine.calls("amd-smi") == []
 
 
@@ -295,7 +295,7 @@ class TestMachines:
         machine.kernel_lists(("mi300x", 0))
         found = find_amd(machine.tools, machine.root)
         assert (found.gpus, found.groups) == ((), ())
-        assert "its memory is not known" in about(found.seen, "left out")
+        assert "its memory is unknown" in about(found.seen, "left out")
 
     def test_partitions_are_gpus_with_their_part_of_the_memory(self, machine: Machine) -> None:
         machine.kernel_lists_partitions(8, 24574)
@@ -315,7 +315,7 @@ class TestProcessorsOwnGraphics:
         machine.kernel_lists(*[kinds[at] for at in order])
         found = find_amd(machine.tools, machine.root)
         assert [(gpu.index, gpu.arch) for gpu in found.gpus] == [(order.index(0), "gfx1100")]
-        assert "its 512 MiB are few" in about(found.seen, "left out")
+        assert "it has only 512 MiB" in about(found.seen, "left out")
 
     def test_names(self, machine: Machine) -> None:
         machine.kernel_lists(("rx7900xtx", 24560))

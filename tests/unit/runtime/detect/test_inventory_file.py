@@ -106,7 +106,7 @@ class TestRefusals:
             (HOST + "1: 1", "unknown key '1'; known keys"),
             (HOST + "gpus: 8", "gpus: 8 is not valid: expected a list, such as [{vendor: cuda"),
             (HOST + "gpus: eight", "gpus: 'eight' is not valid"),
-            (HOST + "gpus: [8]", "gpus[0]: 8 is no GPU"),
+            (HOST + "gpus: [8]", "gpus[0]: 8 is not a GPU"),
             (HOST + "gpus: [{memory_mib: 1}]", "gpus[0].vendor: is missing: expected cuda or rocm"),
             (HOST + "gpus: [{vendor: amd, memory_mib: 1}]", "gpus[0].vendor: 'amd' is not valid"),
             (HOST + "gpus: [{vendor: [], memory_mib: 1}]", "gpus[0].vendor: [] is not valid"),
@@ -118,7 +118,7 @@ class TestRefusals:
             (
                 HOST
                 + "gpus: [{vendor: cuda, memory_mib: 1}, {vendor: cuda, memory_mib: 1, index: 0}]",
-                "gpus[1].index: 0 is another cuda GPU's too",
+                "gpus[1].index: another cuda GPU has index 0, too",
             ),
             (HOST + "gpus: {vendor: cuda, memory_mib: 1}", "gpus.count: is missing"),
             (HOST + "gpus: {vendor: cuda, memory_mib: 1, count: 0}", "gpus.count: 0 is not valid"),

@@ -22,7 +22,7 @@ def test_it_is_of_what_this_process_may_use(machine: Machine) -> None:
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_mib > 100
     assert (found.gpus, found.gpu_groups, found.container_gpus) == ((), (), ())
-    assert found.seen == ("nvidia-smi: not installed", "/dev/kfd: not there")
+    assert found.seen == ("nvidia-smi: not installed", "/dev/kfd does not exist")
 
 
 @pytest.mark.parametrize(

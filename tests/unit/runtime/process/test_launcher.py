@@ -376,10 +376,10 @@ def test_a_temporary_folder_that_others_could_write_is_not_used(
     start("print('started')")
     assert launcher._home.temp_dir == other
     assert home_module.is_private(other)
-    with pytest.raises(MachineError, match="is now another user's"):
+    with pytest.raises(MachineError, match="now belongs to another user"):
         start("print('started')", env={"TMPDIR": str(folder)})
     monkeypatch.setattr(home_module, "_TEMP_NAMES", 1)
-    with pytest.raises(MachineError, match="not folders of yours alone") as caught:
+    with pytest.raises(MachineError, match="not private folders of this user") as caught:
         make_private(launcher._home.temp_dir)
     assert "--name OTHER" in caught.value.hint
 
