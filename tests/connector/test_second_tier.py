@@ -16,7 +16,7 @@ from pdkit_connector import first_tier
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.metrics import ServerCollector
-from pdkit_connector.redis_path import second_tier
+from pdkit_connector.redis_path import tasks
 from pdkit_connector.redis_path.second_tier import SecondTier
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Header
 from redis_servers import eventually
@@ -216,21 +216,21 @@ def test_what_a_load_left_half_done_is_not_written_to_later(started, file, serve
     tiers.stored(CHUNKS)
     tiers.manager.clear()
     ended: list[int] = []
-    waited = second_tier._Buffers.wait
+    waited = tasks.Buffers.wait
 
     def wait(self, filled):
         waited(self, filled)
         ended.append(self._taken - filled)
         assert self.take(next(iter(self._wanted.values()))[0], None) is None, "it is over"
 
-    monkeypatch.setattr(second_tier._Buffers, "wait", wait)
+    monkeypatch.setattr(tasks.Buffers, "wait", wait)
     server.admin.setrange(tiers.second._names.of_key(CHUNKS[0], kind())[0], HEADER_BYTES, bytes(99))
     assert tiers.found(CHUNKS) == (0, 0)
     assert ended == [0]
 
 
 def test_a_load_ends_when_the_last_lane_has_let_go():
-    buffers = second_tier._Buffers([HEADER], [memoryview(bytearray(4))])
+    buffers = tasks.Buffers([HEADER], [memoryview(bytearray(4))])
     taken = buffers.take(HEADER, None)
     waiting = []
     thread = threading.Thread(target=lambda: (buffers.wait(0), waiting.append("over")))
@@ -243,7 +243,7 @@ def test_a_load_ends_when_the_last_lane_has_let_go():
 
 
 def test_a_value_that_describes_another_object_is_refused():
-    buffers = second_tier._Buffers([HEADER], [memoryview(bytearray(4))])
+    buffers = tasks.Buffers([HEADER], [memoryview(bytearray(4))])
     other = Header("int8", (4,), 2, 4, bytes(16), bytes(16))
     with pytest.raises(BadValue, match="int8"):
         buffers.take(other, None)
@@ -251,7 +251,7 @@ def test_a_value_that_describes_another_object_is_refused():
 
 def test_no_object_is_taken_for_loaded_because_another_of_its_key_was():
     with pytest.raises(ValueError, match="twice"):
-        second_tier._Buffers([HEADER, HEADER], [memoryview(bytearray(4))] * 2)
+        tasks.Buffers([HEADER, HEADER], [memoryview(bytearray(4))] * 2)
 
 
 def test_a_wrong_password_ends_the_server(server, tmp_path):

@@ -11,23 +11,20 @@ value. LMCache calls this from threads of its own, and nothing here keeps them w
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
-from lmcache.v1.platform import create_event_notifier
 
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.kv_report import public_address
 from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.client import Client, refuse_bad_login
-from pdkit_connector.redis_path.link import Deadline
 from pdkit_connector.redis_path.objects import ObjectNames, header_of
 from pdkit_connector.redis_path.servers import SERVERS
 from pdkit_connector.redis_path.settings import (
@@ -37,7 +34,8 @@ from pdkit_connector.redis_path.settings import (
     settings_in,
     urls_of,
 )
-from pdkit_connector.redis_path.value import BadValue, Codec, Header
+from pdkit_connector.redis_path.tasks import Buffers, Results, Stores
+from pdkit_connector.redis_path.value import Codec, Header
 
 # What the bytes of a value depend on, beyond its key, which names model, rank, shape and data type.
 _LAYOUT = "an object of LMCache's server"
@@ -48,8 +46,6 @@ _RESULTS = {
     "load": ("loaded", "missing", "corrupt", "foreign", "paused", "unread"),
     "lookup": ("hit", "miss"),
 }
-
-R = TypeVar("R")
 
 
 class SecondTier(L2AdapterInterface):  # type: ignore[misc]
@@ -79,9 +75,9 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         refuse_bad_login(self._client)
         SERVERS.watch(self._client.shards)
         self._tasks = itertools.count()
-        self._stored: _Results[Any] = _Results()
-        self._found: _Results[Any] = _Results()
-        self._loaded: _Results[Any] = _Results()
+        self._stored: Results[Any] = Results()
+        self._found: Results[Any] = Results()
+        self._loaded: Results[Any] = Results()
         self._asking = ThreadPoolExecutor(1, "pdkit-second-tier-lookup")
         self._loading = ThreadPoolExecutor(_LOADS, "pdkit-second-tier-load")
 
@@ -103,7 +99,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         """Begin to store objects, which must not change until the task has ended."""
         task = next(self._tasks)
         values = [self._value(key, one) for key, one in zip(keys, objects, strict=True)]
-        stores = _Stores([len(payload) for _, _, payload in values], partial(self._told, task))
+        stores = Stores([len(payload) for _, _, payload in values], partial(self._told, task))
         for name, header, payload in values:
             done = stores.done(len(payload))
             if not self._client.stores.store(name, header, payload, done):
@@ -181,7 +177,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         """Fill objects of one rank in their order; return how many, from the first on, are."""
         names = [self._names.of_object(key, memory_obj) for key, memory_obj in own]
         headers = [header_of(o, name, self._codec) for (_, o), name in zip(own, names, strict=True)]
-        buffers = _Buffers(headers, [_bytes_of(memory_obj) for _, memory_obj in own])
+        buffers = Buffers(headers, [_bytes_of(memory_obj) for _, memory_obj in own])
         filled = 0
         try:
             filled = len(self._client.loads.load(names, buffers.take))
@@ -217,116 +213,6 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         self._client.close()
         for results in (self._stored, self._found, self._loaded):
             results.close()
-
-
-class _Results(Generic[R]):
-    """What tasks of one kind came to, and a file descriptor that tells of each."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._event = create_event_notifier()
-        self._results: dict[int, R] = {}
-        self._closed = False
-
-    def fileno(self) -> int:
-        return int(self._event.fileno())
-
-    def put(self, task: int, result: R) -> None:
-        with self._lock:
-            if not self._closed:
-                self._results[task] = result
-                self._event.notify()
-
-    def pop(self, task: int) -> R | None:
-        with self._lock:
-            return self._results.pop(task, None)
-
-    def pop_all(self) -> dict[int, R]:
-        with self._lock:
-            results, self._results = self._results, {}
-        return results
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._event.close()
-
-
-class _Stores:
-    """The stores of one task: tells their end once, with the bytes that Redis has now."""
-
-    def __init__(self, sizes: Sequence[int], told: Callable[[int, bool], None]) -> None:
-        self._lock = threading.Lock()
-        self._told = told
-        self._left, self._bytes, self._whole = len(sizes), 0, True
-        if not sizes:
-            told(0, True)
-
-    def done(self, size: int) -> Callable[[bool], None]:
-        """Return what is called when a store of that many bytes has ended."""
-
-        def ended(stored: bool) -> None:
-            with self._lock:
-                self._left -= 1
-                self._bytes += size if stored else 0
-                self._whole = self._whole and stored
-                last = not self._left
-            if last:
-                self._told(self._bytes, self._whole)
-
-        return ended
-
-
-class _Buffer:
-    """Memory of the first tier for one value."""
-
-    def __init__(self, memory: memoryview, given_back: Callable[[], None]) -> None:
-        self._memory = memory
-        self.release = given_back
-
-    def memory(self) -> memoryview:
-        return self._memory
-
-
-class _Buffers:
-    """The memory of one load. LMCache gives it to others as soon as the load has ended."""
-
-    def __init__(self, headers: Sequence[Header], memory: Sequence[memoryview]) -> None:
-        """Take the headers that values must have, and where each goes.
-
-        Raises:
-            ValueError: two have one key, so that one would stay empty.
-        """
-        self._wanted = {of.key: (of, one) for of, one in zip(headers, memory, strict=True)}
-        if len(self._wanted) != len(headers):
-            raise ValueError("a key twice in one load")
-        self._condition = threading.Condition()
-        self._taken = 0
-        self._ended = False
-
-    def take(self, header: Header, deadline: Deadline) -> _Buffer | None:  # noqa: ARG002
-        """Return where a value goes; raise BadValue if it is not the object that was asked for."""
-        wanted, memory = self._wanted[header.key]
-        if header != wanted:
-            raise BadValue(
-                "foreign", f"it holds {header.dtype} {header.shape}, and {wanted.shape} are wanted"
-            )
-        with self._condition:
-            if self._ended:
-                return None
-            self._taken += 1
-        return _Buffer(memory, self._given_back)
-
-    def _given_back(self) -> None:
-        with self._condition:
-            self._taken -= 1
-            self._condition.notify_all()
-
-    def wait(self, filled: int) -> None:
-        """Return when nothing writes to the memory any more; every read of a lane has a limit."""
-        with self._condition:
-            self._ended = True
-            self._condition.wait_for(lambda: self._taken == filled)
 
 
 def _rows(keys: Sequence[Any]) -> list[list[int]]:
