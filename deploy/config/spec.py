@@ -103,7 +103,7 @@ class LMCacheSpec(Strict):
     server_gib: Gibibytes | None = Field(
         None,
         description="connector lmcache-mp only: memory of LMCache's server for KV, the least "
-        "recently used of which is evicted first; default: as redis.memory_gib",
+        "recently used of which is evicted first; default: that of redis.memory_gib",
     )
 
 
@@ -247,7 +247,7 @@ class StackSpec(Strict):
     connector: Literal["lmcache", "lmcache-mp"] = Field(
         "lmcache",
         description="how engines share KV: lmcache, inside each engine, through Redis; lmcache-mp, "
-        "through LMCache's server on this machine (processes on CPUs so far)",
+        "through LMCache's server on this machine, and Redis behind it (processes on CPUs so far)",
     )
     layerwise: bool = Field(False, description="move KV layer by layer while the engine computes")
     save_decode_cache: bool = Field(

@@ -10,6 +10,7 @@ _USED = "lmcache_mp_l1_memory_usage_bytes"
 # In tokens of whole chunks, since the server's start. What an engine held itself is among them.
 _ASKED = "lmcache_mp_lookup_requested_tokens_total"
 _FOUND = "lmcache_mp_lookup_hit_l1_tokens_total"
+_FOUND_IN_REDIS = "lmcache_mp_lookup_hit_l2_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class KvServerUse:
     Attributes:
         max_bytes: its memory for KV.
         asked_tokens, found_tokens: of prompts' whole chunks, since its start.
+        redis_tokens: of these, those that were not found there and loaded from Redis.
     """
 
     used_bytes: int
     max_bytes: int
     asked_tokens: int
     found_tokens: int
+    redis_tokens: int
 
     @classmethod
     def read(cls, page: MetricsPage, max_bytes: int) -> KvServerUse | None:
@@ -32,4 +35,5 @@ class KvServerUse:
         if page.total(_USED) is None:
             return None
         # Counters without a count yet are not on the page.
-        return cls(page.count(_USED), max_bytes, page.count(_ASKED), page.count(_FOUND))
+        tokens = map(page.count, (_ASKED, _FOUND, _FOUND_IN_REDIS))
+        return cls(page.count(_USED), max_bytes, *tokens)

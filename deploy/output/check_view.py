@@ -11,6 +11,7 @@ from deploy.verify.report import (
     BURST,
     DECODE_REUSE,
     ROUTER,
+    SECOND_TIER,
     TURNS,
     CheckReport,
     Equivalence,
@@ -105,7 +106,12 @@ def _noise_line(same: Equivalence) -> str:
 
 
 def _phases(report: CheckReport) -> list[tuple[str, Phase]]:
-    found = ((TURNS, report.turns), (DECODE_REUSE, report.decode_reuse), (BURST, report.burst))
+    found = (
+        (TURNS, report.turns),
+        (DECODE_REUSE, report.decode_reuse),
+        (SECOND_TIER, report.second_tier),
+        (BURST, report.burst),
+    )
     return [(name, phase) for name, phase in found if phase]
 
 

@@ -62,15 +62,24 @@ def _staging(plan: Plan) -> str:
 
 def _store(prepared: Prepared) -> str:
     plan = prepared.plan
+    if not plan.shares_kv:
+        return "none: each engine has its own prefix cache"
+    if not plan.kv_server:
+        return _redis(prepared)
+    first = f"{size(plan.kv_server.kv_mib)} of LMCache's server{_tokens(plan.store_tokens)}"
+    return f"{first}; then {_redis(prepared)}"
+
+
+def _redis(prepared: Prepared) -> str:
+    plan = prepared.plan
     if plan.user_redis:
         return f"your own Redis, from {prepared.spec.redis.url_file}"
-    tokens = f", about {plan.store_tokens:,} tokens of KV" if plan.store_tokens else ""
-    if plan.kv_server:
-        return f"{size(plan.kv_server.kv_mib)} of LMCache's server{tokens}"
-    if not plan.redis:
-        return "none: each engine has its own prefix cache"
     shards = f" in {len(plan.redis)} shards" if len(plan.redis) > 1 else ""
-    return f"{size(plan.redis_memory_mib)} of Redis{shards}{tokens}"
+    return f"{size(plan.redis_memory_mib)} of Redis{shards}{_tokens(plan.redis_tokens)}"
+
+
+def _tokens(count: int | None) -> str:
+    return f", about {count:,} tokens of KV" if count else ""
 
 
 def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
@@ -111,7 +120,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "shards": len(plan.redis),
             "port": plan.redis[0].port if plan.redis else 0,
             "memory_mib": plan.redis_memory_mib,
-            "tokens": plan.store_tokens,
+            "tokens": plan.redis_tokens,
         },
         "connector": plan.spec.connector,
         "kv_server": _server_data(plan),

@@ -145,10 +145,14 @@ def _store_line(status: StackStatus) -> str:
 
 
 def _server_line(use: KvServerUse) -> str:
-    found = percent(use.found_tokens / use.asked_tokens) if use.asked_tokens else "nothing"
+    here, redis = (
+        percent(tokens / use.asked_tokens) if use.asked_tokens else "nothing"
+        for tokens in (use.found_tokens, use.redis_tokens)
+    )
     return (
         f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}; "
-        f"{found} of {use.asked_tokens:,} tokens that engines asked for was there"
+        f"{here} of {use.asked_tokens:,} tokens that engines asked for was there, "
+        f"{redis} came from Redis"
     )
 
 

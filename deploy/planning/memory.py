@@ -168,7 +168,6 @@ def _longest(limit: int | None, fits: int | None, *, exact: bool) -> int | None:
 
 
 def store_mib(
-    spec: StackSpec,
     space: KvSpace,
     inventory: Inventory,
     *,
@@ -176,14 +175,9 @@ def store_mib(
     a_token: int | None,
     context: int | None,
 ) -> int:
-    """Return Redis's maxmemory: the size that is set, else twice the producers' KV, at most a
-    quarter of the machine's memory and at least 1 GiB. If a token's size is unknown, that quarter.
-    0 for a Redis of the user's own.
+    """Return the size of a tier of the store: twice the producers' KV, at most a quarter of the
+    machine's memory and at least 1 GiB. If a token's size is unknown, that quarter.
     """
-    if spec.redis.url_file is not None:
-        return 0
-    if spec.redis.memory_gib is not None:
-        return max(1, round(spec.redis.memory_gib * 1024))
     most = inventory.memory_mib // _STORE_HOST_PART
     if a_token is None:
         return max(_STORE_FLOOR_MIB, most)

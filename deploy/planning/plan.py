@@ -80,7 +80,7 @@ class Plan:
         keyed: clients must send a key.
         user_redis: Redis is the user's own, and no service of the stack.
         redis: the kit's own, in the order in which engines name them.
-        kv_server: LMCache's server, through which engines share KV instead.
+        kv_server: LMCache's server, through which engines share KV; Redis is its second tier.
         gpu_share: part of its GPUs' memory that an engine may use; None without GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
         remote: engines of other hosts that the router of this one uses.
@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def uses_redis(self) -> bool:
-        """Whether engines share KV through Redis, the kit's or the user's own."""
+        """Whether engines use Redis themselves, the kit's or the user's own."""
         return self.shares_kv and self.kv_server is None
 
     @property
@@ -192,10 +192,15 @@ class Plan:
 
     @property
     def store_tokens(self) -> int | None:
-        """Tokens whose KV the store holds before it drops the least recently used, if known."""
+        """Tokens whose KV engines can load at once, if known: what the first tier holds."""
         if self.kv_server:
             a_token = self.kv_bytes_per_token
             return self.kv_server.tokens(a_token) if a_token else None
+        return self.redis_tokens
+
+    @property
+    def redis_tokens(self) -> int | None:
+        """Tokens whose KV Redis holds before it drops the least recently used, if known."""
         if not self.redis or not self.limits.chunk_memory:
             return None
         chunks = self.redis_memory_mib * MIB // self.limits.chunk_memory
@@ -204,8 +209,8 @@ class Plan:
     @property
     def memory_mib(self) -> int:
         """Expected resident host memory of the whole stack."""
-        store = self.kv_server.memory_mib if self.kv_server else self.redis_memory_mib
-        return store + sum(engine.memory_mib for engine in self.engines)
+        server = self.kv_server.memory_mib if self.kv_server else 0
+        return server + self.redis_memory_mib + sum(engine.memory_mib for engine in self.engines)
 
     @property
     def shared_memory_mib(self) -> int:
@@ -251,9 +256,7 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
     )
     memory_mib = _engine_memory_mib(spec, vendor, space, limits if topology.redis else None)
     engines = _engines(spec, vendor, topology, inventory, gpus, memory_mib)
-    store = store_mib(
-        spec, space, inventory, producers=topology.storing, a_token=a_token, context=length
-    )
+    tier = store_mib(space, inventory, producers=topology.storing, a_token=a_token, context=length)
     used_gpus = len({gpu for own in gpus for gpu in own})
     return Plan(
         spec=spec,
@@ -272,8 +275,8 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
         prometheus_port=spec.port + 3 if spec.monitoring else 0,
         grafana_port=spec.port + 4 if spec.monitoring else 0,
         user_redis=spec.redis.url_file is not None,
-        redis=_redis(spec, topology, inventory, store, gpus=used_gpus),
-        kv_server=kv_server(spec, topology, store),
+        redis=_redis(spec, topology, inventory, tier, gpus=used_gpus),
+        kv_server=kv_server(spec, topology, tier),
         engines=engines,
         dtype=dtype,
         block_size=block_size,
@@ -290,11 +293,13 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
 
 
 def _redis(
-    spec: StackSpec, topology: Topology, inventory: Inventory, store: int, *, gpus: int
+    spec: StackSpec, topology: Topology, inventory: Inventory, default_mib: int, *, gpus: int
 ) -> tuple[RedisPlan, ...]:
-    if spec.redis.url_file or not topology.redis or spec.connector == MP:
+    if spec.redis.url_file or not topology.redis:
         return ()
-    return redis_shards(_redis_port(spec), shard_count(spec, inventory, gpus=gpus), store)
+    asked = spec.redis.memory_gib
+    memory_mib = default_mib if asked is None else max(1, round(asked * 1024))
+    return redis_shards(_redis_port(spec), shard_count(spec, inventory, gpus=gpus), memory_mib)
 
 
 def _redis_port(spec: StackSpec) -> int:

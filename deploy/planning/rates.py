@@ -52,7 +52,7 @@ def computed_gb_s(plan: Plan) -> float | None:
 def rate_note(plan: Plan) -> list[str]:
     """Return a note that compares what the GPUs compute with what the kit's Redis carries."""
     computed = computed_gb_s(plan)
-    if computed is None or not plan.redis:
+    if computed is None or not plan.redis or plan.kv_server:
         return []
     count = len(plan.redis)
     carried = count * _SHARD_GB_S

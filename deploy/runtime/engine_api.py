@@ -59,10 +59,12 @@ class EngineApi:
     def _client(self) -> httpx.Client:
         import httpx
 
+        socket = self._url.removeprefix("unix://") if self._url.startswith("unix://") else None
         # Engines speak plain HTTP on this machine. Reading the certificates all the same would take
         # longer than the request, several times a second while engines start.
         return httpx.Client(
-            base_url=self._url,
+            base_url="http://localhost" if socket else self._url,
+            transport=httpx.HTTPTransport(verify=False, uds=socket) if socket else None,
             headers=self._headers,
             timeout=_timeout(self._timeout_s),
             # vLLM and the router close connections that were idle for five seconds. A request sent
@@ -149,6 +151,20 @@ class EngineApi:
                 int(usage["prompt_tokens"]),
                 int(details.get("cached_tokens") or 0),
             )
+
+    def forget(self, model: str, ranks: int, prompt: Sequence[int]) -> bool:
+        """Have LMCache's server drop a prompt's KV from its memory; tell whether it did.
+
+        It does not as long as Redis does not have all of it, or someone reads it.
+
+        Raises:
+            ApiError: no answer, or not 200.
+        """
+        asked = {"model": model, "ranks": ranks, "tokens": list(prompt)}
+        answer = self._post("/pdkit/forget", asked)
+        with _understanding("/pdkit/forget"):
+            objects, in_redis, left = (int(answer[n]) for n in ("objects", "in_redis", "left"))
+        return objects > 0 and in_redis == objects and left == 0
 
     def metrics(self) -> MetricsPage:
         """Read the metrics page.

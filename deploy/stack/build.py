@@ -32,7 +32,7 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
         engines.append(_engine(engine, plan, layout, before))
     services = [
         *(_redis(shard, plan, layout) for shard in plan.redis),
-        *((kv_server_service(plan.kv_server, plan, layout),) if plan.kv_server else ()),
+        *_kv_server(plan, layout),
         *engines,
         *((_router(plan, layout),) if plan.has_router else ()),
         *monitoring_services(plan, layout),
@@ -80,13 +80,19 @@ def _redis(shard: RedisPlan, plan: Plan, layout: Layout) -> Service:
     )
 
 
+def _kv_server(plan: Plan, layout: Layout) -> tuple[Service, ...]:
+    if plan.kv_server is None:
+        return ()
+    return (kv_server_service(plan.kv_server, plan, layout, _redis_urls(plan, layout)),)
+
+
 def _socket(path: str) -> tuple[str, ...]:
     return (f"unixsocket {json.dumps(path)}", "unixsocketperm 600") if path else ()
 
 
 def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -> Service:
     file = _lmcache_file(engine, plan, layout) if plan.uses_redis else None
-    stores = (*plan.redis, *((plan.kv_server,) if plan.kv_server else ()))
+    stores = (plan.kv_server,) if plan.kv_server else plan.redis
     return Service(
         name=engine.name,
         role=engine.role,

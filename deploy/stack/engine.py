@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from deploy.assets import yaml_asset
-from deploy.planning.limits import Limits
 from deploy.planning.plan import EnginePlan, Plan, Role
 from deploy.stack import kv_server
-from deploy.stack.layout import ENGINE_KEY, KV_KEY, Layout
-from deploy.stack.namespace import hash_seed, key_prefix
+from deploy.stack.layout import ENGINE_KEY, Layout
+from deploy.stack.namespace import hash_seed
+from deploy.stack.redis_path import redis_path_settings
 
 # Holds a producer's answer until its KV is in the store.
 _STORE_BARRIER = "pdkit_connector.store_barrier.HoldUntilStored"
@@ -144,10 +144,7 @@ def lmcache_config(role: Role, plan: Plan, layout: Layout, urls: Sequence[str]) 
         "save_decode_cache": plan.save_decode_cache,
     }
     if plan.spec.redis.client == "pdkit":
-        namespace = key_prefix(plan.name) + hash_seed(plan, layout)
-        own = _redis_path(urls, namespace, plan.limits)
-        if plan.spec.redis.integrity == "mac":
-            own["pdkit.mac_key_file"] = layout.secret(KV_KEY)
+        own = redis_path_settings(plan, layout, urls, plan.limits)
         planned["extra_config"] = {**template["extra_config"], **own}
     else:
         (planned["remote_url"],) = urls
@@ -157,16 +154,3 @@ def lmcache_config(role: Role, plan: Plan, layout: Layout, urls: Sequence[str]) 
 @cache
 def _template(client: str, role: Role) -> Mapping[str, Any]:
     return MappingProxyType(yaml_asset("lmcache_configs", f"{client}-{role}.yaml"))
-
-
-def _redis_path(urls: Sequence[str], namespace: str, limits: Limits) -> dict[str, Any]:
-    """Return the settings of the connector's own path to Redis, a storage plug-in of LMCache."""
-    return {
-        # Keys are spread over several in their order, which is the same for all engines.
-        "pdkit.url": urls[0] if len(urls) == 1 else list(urls),
-        "pdkit.namespace": namespace,
-        "pdkit.lookup_s": limits.lookup_s,
-        "pdkit.load_s": limits.load_s,
-        "pdkit.store_s": limits.store_s,
-        "pdkit.silent_s": limits.silent_s,
-    }

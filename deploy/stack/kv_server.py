@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+import yaml
+
 from deploy.planning.kv_server import KvServerPlan
+from deploy.planning.limits import Limits
+from deploy.planning.memory import GIB
 from deploy.planning.plan import EnginePlan, Plan
 from deploy.stack.layout import Layout
-from deploy.stack.service import Health, Service
+from deploy.stack.redis_path import redis_path_settings
+from deploy.stack.service import ConfigFile, Health, Service
 
 # Seconds between an engine's pings, and for the answer to one. An engine that lost the server
 # computes prompts itself until a ping is answered again.
@@ -17,11 +25,18 @@ HEARTBEAT_S = 5.0
 # How much longer than the supervisor the server waits for an engine: one that it forgot while it
 # stood still would never be known to it again. LMCache's least is 30.
 _FORGET_S = 30
+# LMCache gives memory that is being stored to Redis to others after 300 s, and memory that is being
+# loaded into after 600: transfers end before that.
+_LONGEST_S = 240.0
 
 
-def kv_server_service(server: KvServerPlan, plan: Plan, layout: Layout) -> Service:
-    """Return the server, which listens on Unix sockets only."""
+def kv_server_service(
+    server: KvServerPlan, plan: Plan, layout: Layout, urls: Sequence[str]
+) -> Service:
+    """Return the server, which listens on Unix sockets only; URLs may hold secret placeholders."""
     requests, pages = layout.kv_sockets
+    place = layout.file(server.name, "second-tier.yaml")
+    settings = redis_path_settings(plan, layout, urls, _limits(plan))
     forget_s = math.ceil(plan.spec.timeouts.hung_s) + _FORGET_S
     return Service(
         name=server.name,
@@ -40,6 +55,9 @@ def kv_server_service(server: KvServerPlan, plan: Plan, layout: Layout) -> Servi
             "--worker-reap-timeout-seconds", str(forget_s),
             "--worker-registration-grace-seconds", str(forget_s * 4),
             "--no-run-script-api-enabled",
+            "--l2-adapter", _second_tier(place.seen_at),
+            # What comes from Redis stays, as what engines store does.
+            "--l2-prefetch-policy", "retain",
         ),
         host="",
         port=0,
@@ -53,8 +71,33 @@ def kv_server_service(server: KvServerPlan, plan: Plan, layout: Layout) -> Servi
             "DO_NOT_TRACK": "1",
             "TMPDIR": str(PurePosixPath(requests).parent),
         },
+        files=(ConfigFile(place.path, yaml.safe_dump(settings, sort_keys=True), place.target),),
+        depends_on=tuple(shard.name for shard in plan.redis),
         memory_mib=server.memory_mib,
     )  # fmt: skip
+
+
+def _second_tier(settings_file: str) -> str:
+    """Return LMCache's description of the kit's plug-in for its second tier."""
+    plugin = {
+        "type": "plugin",
+        "module_path": "pdkit_connector.redis_path.second_tier",
+        "class_name": "SecondTier",
+        "adapter_params": {"settings_file": settings_file},
+    }
+    return json.dumps(plugin, sort_keys=True)
+
+
+def _limits(plan: Plan) -> Limits:
+    """Return the limits of a client that loads prompts whole, where engines load in pieces."""
+    limits = plan.limits
+    prompt_bytes = (plan.max_model_len or 0) * (plan.kv_bytes_per_token or 0)
+    pieces = max(1.0, prompt_bytes / (limits.staging_gib * GIB))
+    return replace(
+        limits,
+        load_s=round(min(_LONGEST_S, limits.load_s * pieces), 1),
+        store_s=min(_LONGEST_S, limits.store_s),
+    )
 
 
 def transfer_config(layout: Layout) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from deploy.verify.report import (
     OWN_PROMPT,
     PROMPTS,
     ROUTER,
+    SECOND_TIER,
     STORE,
     TURNS,
     EngineHealth,
@@ -52,6 +53,7 @@ class Findings:
     race: Phase = field(default_factory=Phase)
     turns: Phase | None = None
     decode_reuse: Phase | None = None
+    second_tier: Phase | None = None
     burst: Phase | None = None
     compared: int = 0
     mismatched: int = 0
@@ -114,7 +116,8 @@ class Findings:
     @property
     def missed(self) -> bool:
         """Whether something else was loaded than what was eligible."""
-        phases = [phase for phase in (self.race, self.turns, self.decode_reuse) if phase]
+        some = (self.race, self.turns, self.decode_reuse, self.second_tier)
+        phases = [phase for phase in some if phase]
         return (
             any(not pair.complete for pair in self.pairs)
             or any(phase.hits.hits != phase.hits.eligible for phase in phases if not phase.blurred)
@@ -146,7 +149,12 @@ def failures(
     for pair in found.pairs:
         if not pair.complete and not 1.0 > least <= pair.hits.eligible_rate <= 1.0:
             yield Failure(pair.name, f"{pair.name}: {_loaded(pair.hits)}")
-    phases = ((ROUTER, found.race), (TURNS, found.turns), (DECODE_REUSE, found.decode_reuse))
+    phases = (
+        (ROUTER, found.race),
+        (TURNS, found.turns),
+        (DECODE_REUSE, found.decode_reuse),
+        (SECOND_TIER, found.second_tier),
+    )
     for name, phase in phases:
         judged = phase and phase.hits.eligible and not phase.blurred
         if phase and judged and not least <= phase.hits.eligible_rate <= 1.0:

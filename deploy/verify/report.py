@@ -17,6 +17,7 @@ PROMPTS = "prompts"
 ROUTER = "router, no gap"
 TURNS = "several turns"
 DECODE_REUSE = "decode reuse"
+SECOND_TIER = "from Redis alone"
 BURST = "burst"
 OWN_PROMPT = "your prompt"
 EQUIVALENCE = "equivalence"
@@ -91,11 +92,11 @@ class CheckReport:
 
     Attributes:
         race: prompts sent through the router, whose decode follows its prefill at once.
-        turns, decode_reuse, burst: None where the check was a quick one, or the stack does not keep
-            what it decodes.
-        store: None where the engines share no KV, or not through Redis.
-        path: what the engines moved to and from Redis meanwhile, for whomever; None where LMCache's
-            own client moves it.
+        turns, decode_reuse, second_tier, burst: None where the check was a quick one, the stack
+            does not keep what it decodes, or Redis is its only tier.
+        store: None where the engines share no KV, or do not use Redis themselves.
+        path: what engines, or LMCache's server, moved to and from Redis meanwhile, for whomever;
+            None where LMCache's own client moves it.
         others: requests of others that engines finished during the check; at least 1 where some
             were begun only.
         vllm: the engines' release of it; "" where they do not tell.
@@ -115,6 +116,7 @@ class CheckReport:
     seconds: float
     turns: Phase | None = None
     decode_reuse: Phase | None = None
+    second_tier: Phase | None = None
     burst: Phase | None = None
     counted: Counted = field(default_factory=Counted)
     others: int = 0
@@ -140,7 +142,12 @@ class CheckReport:
     @property
     def items(self) -> dict[str, list[str]]:
         """Everything that was checked, each with the sentences of what failed of it."""
-        phases = {TURNS: self.turns, DECODE_REUSE: self.decode_reuse, BURST: self.burst}
+        phases = {
+            TURNS: self.turns,
+            DECODE_REUSE: self.decode_reuse,
+            SECOND_TIER: self.second_tier,
+            BURST: self.burst,
+        }
         names = [
             *(pair.name for pair in self.pairs),
             ROUTER,
@@ -158,7 +165,12 @@ class CheckReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as `check --json` shows it; the schema says what each field means."""
         total = self.total
-        phases = {"turns": self.turns, "decode_reuse": self.decode_reuse, "burst": self.burst}
+        phases = {
+            "turns": self.turns,
+            "decode_reuse": self.decode_reuse,
+            "second_tier": self.second_tier,
+            "burst": self.burst,
+        }
         return {
             "passed": self.passed,
             "hit_rate": {

@@ -187,8 +187,8 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
 def _store_facts(
     running: RunningStack, found: Findings, seen: Readings, store: Store
 ) -> StoreFacts:
-    if running.prepared.plan.kv_server:
-        names = [one.name for one in running.stack.stores]
+    if server := running.prepared.plan.kv_server:
+        names = [server.name]
         restarted = any(name in (*found.ended, *found.restarted) for name in names)
         return StoreFacts(restarted=restarted, services=names, name="LMCache's server")
     before, after = seen.store_before, seen.store_after

@@ -130,7 +130,7 @@ def found_programs(spec: StackSpec, vendor: str) -> Programs:
     """
     python = find_engine_python(spec.engine.python)
     require_libraries(python, vendor_named(vendor).libraries)
-    own = spec.redis.url_file is None and spec.connector == "lmcache"
+    own = spec.redis.url_file is None
     redis = find_redis_server(spec.redis.server, python) if own else ""
     if not spec.monitoring:
         return Programs(python, redis)

@@ -152,17 +152,25 @@ def metrics_page(
         return None
 
 
-def kv_server_use(running: RunningStack) -> KvServerUse | None:
-    """Return how LMCache's server is used; None where there is none, or it does not answer."""
+def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
+    """Return the page of LMCache's server by its name; nothing without a server or an answer."""
     server = running.prepared.plan.kv_server
     if server is None:
-        return None
-    service = running.stack.service(server.name)
+        return {}
+    url = running.stack.service(server.name).url
     try:
-        with EngineApi(service.url, timeout_s=_PROBE_TIMEOUT_S) as api:
-            return KvServerUse.read(api.metrics(), server.kv_mib * MIB)
+        with EngineApi(url, timeout_s=_PROBE_TIMEOUT_S) as api:
+            return {server.name: api.metrics()}
     except ApiError:
+        return {}
+
+
+def kv_server_use(running: RunningStack, pages: Mapping[str, MetricsPage]) -> KvServerUse | None:
+    """Return how LMCache's server is used, by its page; None where there is none."""
+    server = running.prepared.plan.kv_server
+    if server is None or server.name not in pages:
         return None
+    return KvServerUse.read(pages[server.name], server.kv_mib * MIB)
 
 
 def store_of(running: RunningStack) -> AbstractContextManager[Store]:

@@ -27,6 +27,7 @@ from deploy.workflows.running import (
     RunningStack,
     answering_pages,
     find_stack,
+    kv_server_page,
     kv_server_use,
     store_of,
 )
@@ -131,7 +132,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
     if running is None:
         return StackStatus(name, up=False, others=home.stacks_beside(name))
     plan = running.prepared.plan
-    pages = answering_pages(running)
+    pages, of_server = answering_pages(running), kv_server_page(running)
     with store_of(running) as store:
         stats = store.stats()
     return StackStatus(
@@ -143,10 +144,12 @@ def stack_status(home: Home, name: str) -> StackStatus:
         topology=str(plan.topology),
         model=plan.model.served_name,
         url=running.stack.url,
-        services=_all_services(running, pages, drained_engines(home.stack(name).drain_file)),
+        services=_all_services(
+            running, {**pages, **of_server}, drained_engines(home.stack(name).drain_file)
+        ),
         store=stats,
         user_redis=plan.user_redis,
-        kv_server=kv_server_use(running),
+        kv_server=kv_server_use(running, of_server),
         history=stack_history(running.state),
         events=read_events(home.stack(name).events_file),
         warnings=[*_older(running), *_of_engines(running, pages), *_unwatched(running, home)],
@@ -238,7 +241,9 @@ def _url(service: Service) -> str:
 
 
 def _counters(page: MetricsPage) -> tuple[CacheCounters | None, StorePath | None]:
+    """Return an engine's counters, and those of whoever uses Redis."""
     try:
-        return CacheCounters.read(page), StorePath.read(page.samples)
+        cache = CacheCounters.read(page)
     except LookupError:
-        return None, None
+        cache = None
+    return cache, StorePath.read(page.samples)

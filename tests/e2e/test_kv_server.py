@@ -1,4 +1,4 @@
-"""Engines that share KV through LMCache's server: all that is eligible is loaded; it may die."""
+"""Engines that share KV through LMCache's server and Redis behind it; either may die."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from deploy.verify.equivalence import Completion
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, Engines
+from tests.e2e.store_vandals import spoil
 from tests.e2e.traffic import MODEL
 from tests.ports import free_row
 
@@ -45,6 +46,13 @@ def prompt(word: str) -> str:
     return f"{word} " * (3 * CHUNK // (len(word) + 1))
 
 
+def in_redis(engines: Engines, asked: str) -> None:
+    """Have the producer store a prompt, and wait until the server has put it into Redis."""
+    before = int(engines.store().dbsize())
+    engines.ask("producer-0", asked)
+    assert eventually(lambda: int(engines.store().dbsize()) >= before + 3)
+
+
 def computed(engines: Engines, asked: str) -> Completion:
     """Return the producer's answer to a prompt whose KV it shares with nobody."""
     with engines.api("producer-0") as api:
@@ -52,7 +60,7 @@ def computed(engines: Engines, asked: str) -> Completion:
 
 
 def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
-    assert set(up["started"]) == {"kv-server", "producer-0", "consumer-0", "router"}
+    assert set(up["started"]) == {"redis", "kv-server", "producer-0", "consumer-0", "router"}
     found = kit.ok("check", "--name", NAME)
     assert found["hit_rate"]["eligible_rate"] == 1.0
     assert found["store_race"]["eligible_rate"] == 1.0
@@ -60,8 +68,13 @@ def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
     assert found["burst"]["failed"] == 0
     assert found["equivalence"]["mismatched"] == 0
     assert found["equivalence"]["compared"] > 0
-    assert found["redis"] is None
-    assert len(found["left_out"]) == 2
+    assert found["second_tier"]["hits"] == found["second_tier"]["eligible"] > 0
+    assert found["store_path"]["loaded_chunks"] > 0
+    assert found["store_path"]["refused"] == 0
+    assert len(found["left_out"]) == 1
+    used = kit.ok("status", "--name", NAME)["kv_server"]
+    assert used["redis_tokens"] >= found["second_tier"]["hits"]
+    assert used["found_tokens"] > 0
 
 
 def test_nothing_listens_on_a_port(kit: Deploy, up: Any) -> None:
@@ -79,6 +92,10 @@ def test_a_server_that_is_killed_costs_no_answer(
     kit: Deploy, engines: Engines, up: Any
 ) -> None:  # fmt: skip
     engines.ask("front", prompt("before"))
+    damaged, stored = prompt("damaged") + "?", prompt("only stored") + "?"
+    in_redis(engines, damaged)
+    assert int(engines.store().execute_command(*spoil())) >= 3
+    in_redis(engines, stored)
     os.kill(kit.pid(NAME, "kv-server"), signal.SIGKILL)
     asked = prompt("while it is gone")
     through = engines.ask("front", asked)
@@ -88,6 +105,15 @@ def test_a_server_that_is_killed_costs_no_answer(
     assert "not running: kv-server" in failed.stderr
     again = kit.ok("up", "--resume", "--name", NAME)
     assert set(again["started"]) == {"kv-server"}
+    # Its memory is empty, and the consumer was asked for neither before.
+    answer, loaded = engines.ask_counting("consumer-0", stored)
+    assert loaded == 3 * CHUNK, "from Redis"
+    assert answer.tokens == computed(engines, stored).tokens
+    answer, loaded = engines.ask_counting("consumer-0", damaged)
+    assert loaded == 0
+    assert answer.tokens == computed(engines, damaged).tokens
+    services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
+    assert services["kv-server"]["path"]["refused"] > 0
     assert kit.ok("check", "--name", NAME, "--quick")["hit_rate"]["eligible_rate"] == 1.0
 
 

@@ -161,7 +161,9 @@ class Check(TypedDict):
         passed: nothing is wrong.
         counted: what vLLM itself counted on the consumers meanwhile.
         turns, decode_reuse, burst: null where the check was a quick one, or cannot test that.
-        redis: null where engines share no KV, or not through Redis.
+        second_tier: a prompt that LMCache's server has in Redis alone; null where there is no such
+            server, or the check was a quick one.
+        redis: null where engines share no KV, or do not use Redis themselves.
         store_path: null where LMCache's own client moves KV.
         others_requests: requests of others that engines finished meanwhile.
         prompts: empty without `--prompt-file`.
@@ -179,6 +181,7 @@ class Check(TypedDict):
     store_race: StoreRace
     turns: Phase | None
     decode_reuse: Phase | None
+    second_tier: Phase | None
     burst: Phase | None
     equivalence: Equivalence
     redis: StoreUse | None

@@ -27,9 +27,11 @@ class KvServerUse(TypedDict):
     Attributes:
         max_bytes: its memory for KV.
         asked_tokens, found_tokens: of prompts' whole chunks, since its start.
+        redis_tokens: of these, those that were not found there and loaded from Redis.
     """
 
     used_bytes: int
     max_bytes: int
     asked_tokens: int
     found_tokens: int
+    redis_tokens: int

@@ -27,6 +27,7 @@ from deploy.workflows.check.probes import (
     measure_noise,
 )
 from deploy.workflows.check.routed import check_burst, check_router, check_turns
+from deploy.workflows.check.second_tier import LEFT_OUT, check_second_tier
 from deploy.workflows.check.session import Session, require_answers
 from deploy.workflows.evidence import (
     LAYERWISE_TAGS,
@@ -39,15 +40,10 @@ from deploy.workflows.evidence import (
     tags_are_kept,
 )
 from deploy.workflows.prepare import Report
-from deploy.workflows.running import RunningStack, require_running, require_stack
+from deploy.workflows.running import RunningStack, kv_server_page, require_running, require_stack
 
 _DYING_S = 5.0
 _ALL_PAIRS = ("*:*",)
-_OF_REDIS_ALONE = (
-    "keys and values in the store, because LMCache's server holds them; what the check stores "
-    "there stays until it is evicted",
-    "a second tier, because LMCache's server has none yet",
-)
 _UNTAGGED = (
     f"warning: not every engine has fix {LAYERWISE_TAGS} applied, without which layerwise KV has "
     "no tags: the check's keys cannot be told from others, and stay until they are evicted"
@@ -165,6 +161,7 @@ def _checked(
     running, found = session.running, session.found
     own = _own_prompt(session, options)
     before, pages, starts = session.store.stats(), session.pages(), service_starts(running)
+    server_before = kv_server_page(running)
     began_at = session.reading()
     try:
         _send(session, pairs, options, own)
@@ -174,7 +171,8 @@ def _checked(
         if not _await_deaths(running, starts):
             raise
     seen = Readings(before, session.store.stats(), pages, session.pages())
-    found.path = moved(_paths(seen.pages_before), _paths(seen.pages_after))
+    pages_after = {**seen.pages_after, **kv_server_page(running)}
+    found.path = moved(_paths({**seen.pages_before, **server_before}), _paths(pages_after))
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
     plan = running.prepared.plan
@@ -198,12 +196,13 @@ def _checked(
         seconds=time.monotonic() - began,
         turns=found.turns,
         decode_reuse=found.decode_reuse,
+        second_tier=found.second_tier,
         burst=found.burst,
         counted=found.counted,
         vllm=session.version,
         others=found.others,
         prompts=found.prompts,
-        left_out=_OF_REDIS_ALONE if plan.kv_server else (),
+        left_out=LEFT_OUT if plan.kv_server else (),
     )
 
 
@@ -293,4 +292,6 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
     (check_shared_turns if plan.aggregated else check_turns)(session)
     if plan.save_decode_cache:
         check_decode_reuse(session)
+    if plan.kv_server:
+        check_second_tier(session)
     check_burst(session)

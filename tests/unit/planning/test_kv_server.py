@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from deploy.errors import ConfigError
 from deploy.output.plan_view import plan_data, plan_view
@@ -20,15 +22,66 @@ Make = Callable[..., Prepared]
 MP = {"connector": "lmcache-mp"}
 
 
-def test_the_server_takes_the_place_of_redis(prepared: Make) -> None:
+def second_tier(found: Prepared) -> dict[str, Any]:
+    """Return the settings of the server's second tier, by the file that its arguments name."""
+    server = found.stack.service("kv-server")
+    plugin = json.loads(server.argv[server.argv.index("--l2-adapter") + 1])
+    assert plugin["module_path"] == "pdkit_connector.redis_path.second_tier"
+    (file,) = server.files
+    assert plugin["adapter_params"] == {"settings_file": file.path}
+    settings: dict[str, Any] = yaml.safe_load(file.text)
+    return settings
+
+
+def test_engines_use_the_server_and_the_server_redis(prepared: Make) -> None:
     stack = prepared(**MP).stack
     server = stack.service("kv-server")
-    assert stack.redis == ()
-    assert stack.stores == (server,)
-    assert not [name for name in stack.secrets if "redis" in name]
+    assert [one.name for one in stack.stores] == ["redis", "kv-server"]
+    assert server.depends_on == ("redis",)
     for name in ("producer-0", "consumer-0"):
         assert server.name in stack.service(name).depends_on
         assert stack.service(name).files == (), "LMCache inside the engine is not configured"
+
+
+def test_the_second_tier_is_the_kits_own_redis_path(prepared: Make) -> None:
+    found, usual = prepared(**MP), prepared()
+    settings = second_tier(found)
+    assert re.fullmatch(r"unix://:@\{redis_password\}@/\S+/redis\.sock", settings["pdkit.url"])
+    (file,) = usual.stack.service("producer-0").files
+    theirs = yaml.safe_load(file.text)["extra_config"]
+    assert set(settings) == {name for name in theirs if name.startswith("pdkit.")}
+    assert settings["pdkit.namespace"].startswith("pdkit:pdkit:")
+    assert settings["pdkit.namespace"] != theirs["pdkit.namespace"], "KV of another connector"
+    argv = found.stack.service("kv-server").argv
+    assert not [word for word in argv if "redis_password" in word], "others can read arguments"
+    assert argv[argv.index("--l2-prefetch-policy") + 1] == "retain"
+
+
+def test_values_can_have_a_mac(prepared: Make) -> None:
+    found = prepared(**MP, redis={"integrity": "mac"})
+    assert second_tier(found)["pdkit.mac_key_file"].endswith("/kv_key")
+    assert "kv_key" in found.stack.secrets
+
+
+def test_several_redis_or_the_users_own_can_be_the_second_tier(prepared: Make) -> None:
+    shards = prepared(**MP, redis={"shards": 2})
+    assert len(second_tier(shards)["pdkit.url"]) == 2
+    assert shards.stack.service("kv-server").depends_on == ("redis-0", "redis-1")
+    own = prepared(**MP, redis={"url_file": "/home/user/redis-url"})
+    assert second_tier(own)["pdkit.url"] == "@{redis_url}"
+    assert own.stack.redis == ()
+    assert own.plan.kv_server is not None
+    assert own.plan.kv_server.kv_mib > 0
+
+
+def test_a_prompt_that_is_loaded_whole_has_longer_and_less_than_a_lock(prepared: Make) -> None:
+    """LMCache gives memory to others after five minutes, whoever writes to it."""
+    usual = prepared().plan.limits
+    settings = second_tier(prepared(**MP))
+    assert settings["pdkit.load_s"] == usual.load_s, "half a prompt is in staging memory at once"
+    long = prepared(**MP, engine={"max_model_len": 32768}, lmcache={"chunk_size": 64})
+    assert usual.load_s <= second_tier(long)["pdkit.load_s"] <= 240
+    assert second_tier(long)["pdkit.store_s"] <= 240
 
 
 def test_the_server_opens_no_port_and_runs_no_scripts(prepared: Make) -> None:
@@ -67,11 +120,14 @@ def test_engines_are_told_of_the_server(prepared: Make, engine: str, role: str) 
 
 
 def test_memory_counts_the_server_and_no_staging(prepared: Make) -> None:
-    plan = prepared(**MP, lmcache={"server_gib": 3}).plan
+    plan = prepared(**MP, lmcache={"server_gib": 3}, redis={"memory_gib": 2}).plan
     assert plan.kv_server is not None
     assert plan.kv_server.kv_mib == 3072
     engines = sum(engine.memory_mib for engine in plan.engines)
-    assert plan.memory_mib == engines + plan.kv_server.memory_mib
+    assert plan.memory_mib == engines + plan.kv_server.memory_mib + 2048
+    alone = prepared(**MP, redis={"memory_gib": 2}).plan.kv_server
+    assert alone is not None
+    assert alone.kv_mib == 1024, "its own default"
     assert plan.storing_ranks == 0
     usual = prepared().plan
     assert plan.engines[0].memory_mib < usual.engines[0].memory_mib
@@ -88,6 +144,7 @@ def test_the_engines_kv_is_shared_memory(prepared: Make) -> None:
 def test_plan_shows_the_server(prepared: Make) -> None:
     found = prepared(**MP)
     assert "1.0 GiB of LMCache's server" in plan_view(found)
+    assert "KV; then 1.0 GiB of Redis, about" in plan_view(found)
     assert "in /dev/shm" in plan_view(found)
     assert plan_data(found)["kv_server"]["kv_mib"] == 1024
     assert plan_data(prepared())["kv_server"] is None
@@ -105,10 +162,6 @@ def test_plan_shows_the_server(prepared: Make) -> None:
         ({"vendor": "cuda", "machine": machine_with("cuda", 0, 1)}, "--connector"),
         ({"lmcache": {"staging_gib": 1}}, "lmcache.staging_gib"),
         ({"redis": {"client": "lmcache"}}, "redis.client"),
-        ({"redis": {"memory_gib": 1}}, "redis.memory_gib"),
-        ({"redis": {"shards": 1}}, "redis.shards"),
-        ({"redis": {"url_file": "/home/user/redis-url"}}, "redis.url_file"),
-        ({"redis": {"integrity": "mac"}}, "redis.integrity"),
     ],
 )
 def test_what_it_does_not_do_is_refused_by_name(

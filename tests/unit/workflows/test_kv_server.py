@@ -18,7 +18,7 @@ from deploy.output.views import status_view
 from deploy.output.watch_view import watch_view
 from deploy.runtime.process import launcher as launcher_module
 from deploy.workflows.bench import BenchOptions, bench_stack
-from deploy.workflows.check import check_stack, renewal, run
+from deploy.workflows.check import CheckOptions, check_stack, renewal, run, second_tier
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import Patience
@@ -31,7 +31,6 @@ from tests.unit.workflows.conftest import SMALL, Lab, opened
 
 MP = {
     "connector": "lmcache-mp",
-    "redis": {},
     "lmcache": {"chunk_size": SMALL["lmcache"]["chunk_size"]},
 }
 
@@ -61,8 +60,35 @@ def test_a_check_passes_and_names_what_it_left_out(shared: Lab) -> None:
     assert report.passed, report.failures
     assert report.total.eligible_rate == 1.0
     assert report.store is None
-    assert len(report.left_out) == 2
-    assert "Redis" not in check_view(report)
+    assert len(report.left_out) == 1
+    assert report.second_tier is not None
+    assert report.second_tier.hits.hits == report.second_tier.hits.eligible > 0
+    assert "from Redis alone" in check_view(report)
+    assert report.path is not None, "by the server's page"
+    assert report.path.stored_chunks > 0
+
+
+def test_kv_that_redis_does_not_get_is_named(
+    shared: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(second_tier, "_STORED_WITHIN_S", 0.1)
+    shared.faults.write_text("redis:lags")
+    try:
+        report = check_stack(shared.home, "pdkit", shared.lines.append)
+    finally:
+        shared.faults.unlink()
+    assert report.second_tier is not None
+    eligible = report.second_tier.hits.eligible
+    assert report.failures == [
+        f"from Redis alone: 0 of {eligible} eligible tokens were loaded from the store"
+    ]
+
+
+def test_a_quick_check_leaves_the_second_tier_out(shared: Lab) -> None:
+    quick = CheckOptions(quick=True)
+    report = check_stack(shared.home, "pdkit", shared.lines.append, quick)
+    assert report.passed
+    assert report.second_tier is None
 
 
 def test_a_check_that_fails_does_not_speak_of_redis(shared: Lab) -> None:
@@ -74,7 +100,7 @@ def test_a_check_that_fails_does_not_speak_of_redis(shared: Lab) -> None:
     assert not report.passed
     (cause,) = report.diagnosis
     assert cause.code == "not_found"
-    assert "Redis" not in check_view(report)
+    assert "Redis" not in cause.message
 
 
 def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
@@ -83,11 +109,14 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     assert status.healthy
     (server,) = (one for one in status.services if one.role == "kv-server")
     assert server.url.endswith("/kv-pages.sock")
-    assert status.store is None
+    assert status.store is not None
     assert status.kv_server is not None
+    assert server.path is not None
+    assert server.path.stored_chunks == status.kv_server.used_bytes
     assert status.kv_server.max_bytes == 2**30
     assert status.kv_server.used_bytes > 0, "chunks, in the stand-in"
-    assert "of 1.0 GiB; 50.0 % of 2 tokens that engines asked for" in status_view(status)
+    said = "of 1.0 GiB; 50.0 % of 2 tokens that engines asked for was there, 0.0 % came from Redis"
+    assert said in status_view(status)
     assert not [line for line in status.warnings if "fix" in line]
     assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
 
@@ -96,7 +125,8 @@ def test_it_is_watched(shared: Lab) -> None:
     frame = Watch(shared.home, "pdkit").frame()
     assert frame.conditions["kv-server"] == "ready"
     assert not frame.sick
-    assert "Redis" not in watch_view(frame, ())
+    assert frame.conditions["redis"] == "ready"
+    watch_view(frame, ())
 
 
 def test_it_can_be_measured(shared: Lab, tmp_path: Path) -> None:
@@ -105,7 +135,7 @@ def test_it_can_be_measured(shared: Lab, tmp_path: Path) -> None:
     result = bench_stack(
         shared.home, "pdkit", options, folder=tmp_path, command=[], report=shared.lines.append
     )
-    assert not result.stack.redis
+    assert result.stack.redis
     assert all(record.error is None for record in read_requests(tmp_path))
 
 

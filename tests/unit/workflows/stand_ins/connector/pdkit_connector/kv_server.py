@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -10,9 +12,11 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 
 KEYS: set[bytes] = set()
+FAULTS = Path(os.environ["STAND_IN_FAULTS"])
 USED = """lmcache_mp_l1_memory_usage_bytes{{backend="dram"}} {}
 lmcache_mp_lookup_requested_tokens_total{{cache_salt=""}} 2
 lmcache_mp_lookup_hit_l1_tokens_total{{cache_salt=""}} 1
+pdkit_store_chunks_total{{operation="store",result="stored"}} {}
 """
 
 
@@ -31,8 +35,18 @@ class Requests(StreamRequestHandler):
 
 class Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        known = {"/healthcheck": "{}", "/metrics": USED.format(len(KEYS))}
-        body = known.get(self.path, "").encode()
+        known = {"/healthcheck": "{}", "/metrics": USED.format(len(KEYS), len(KEYS))}
+        self._answer(known.get(self.path, ""))
+
+    def do_POST(self) -> None:
+        """Forget nothing, and say so, unless a test has Redis lag behind."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        lags = "redis:lags" in FAULTS.read_text().split() if FAULTS.exists() else False
+        found = {"objects": 2, "in_redis": 1 if lags else 2, "left": 0}
+        self._answer(json.dumps(found) if self.path == "/pdkit/forget" else "")
+
+    def _answer(self, text: str) -> None:
+        body = text.encode()
         self.send_response(200 if body else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

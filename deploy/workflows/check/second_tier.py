@@ -1,0 +1,60 @@
+"""The probe of Redis as the second tier of LMCache's server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.verify.hits import Phase
+from deploy.workflows.check.probes import hits_of, lengths, said
+from deploy.workflows.check.session import Session
+
+LEFT_OUT = (
+    "the number of keys in Redis, because LMCache's server stores them; what the check stores "
+    "stays until it is evicted",
+)
+# The server stores behind the producer's answer.
+_STORED_WITHIN_S = 10.0
+_POLL_S = 0.05
+
+
+def check_second_tier(session: Session) -> None:
+    """Drop a prompt's KV from the server's memory once Redis has it, and have a consumer load it.
+
+    What is loaded then can only come from Redis, whatever else the stack serves meanwhile.
+    """
+    length, producer = lengths(session)[0], session.producers[0]
+    consumer = next((name for name in reversed(session.consumers) if name != producer), None)
+    if consumer is None:
+        session.found.second_tier = Phase(skipped="there is one engine")
+        return
+    prompt = session.fresh(length)
+    try:
+        reference = session.computed(producer, prompt, "")
+        if not _forgotten(session, prompt):
+            session.found.second_tier = Phase(hits_of(session, length, 0), 2)
+            session.report("LMCache's server: Redis does not get a prompt's KV in time")
+            return
+        answer = session.ask(consumer, prompt)
+    except ApiError:
+        session.found.second_tier = Phase(hits_of(session, length, 0), 2, 1)
+        return
+    session.found.add_comparison(reference, answer)
+    session.found.second_tier = Phase(hits_of(session, length, answer.cached_tokens), 2)
+    session.report(f"from Redis alone: {said(session.found.second_tier.hits)}")
+
+
+def _forgotten(session: Session, prompt: Sequence[int]) -> bool:
+    """Wait until the server has a prompt's KV in Redis alone; tell whether it has in time."""
+    running = session.running
+    plan = running.prepared.plan
+    if plan.kv_server is None:
+        return False
+    deadline = time.monotonic() + _STORED_WITHIN_S
+    with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
+        while not api.forget(plan.model.ref, plan.tp, prompt):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+    return True
