@@ -15,7 +15,8 @@ from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
 from deploy.runtime.compose.docker import answering_engine, engine_answers
 from deploy.runtime.compose.images import find_image, pull_image
 from deploy.stack.service import MONITORING_ROLES
-from deploy.workflows.images import build, build_arguments, reference_here
+from deploy.workflows.image_builds import build, build_arguments
+from deploy.workflows.images import reference_here
 from deploy.workflows.prepare import Report
 
 
@@ -88,7 +89,7 @@ def build_images(
                 f"'{name}' is not built here, it is pulled", hint=f"deploy images pull {name}"
             )
     answering_engine()
-    arguments = [build_arguments(image, build_args) for image in images]
+    arguments = [build_arguments(image, build_args, wheelhouse=wheelhouse) for image in images]
     for image, given in zip(images, arguments, strict=True):
         build(image, given, report, wheelhouse=wheelhouse, attest=attest)
     return [image.image for image in images]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from deploy.assets import asset
 from deploy.config.catalog import (
     LIST_COMMAND,
     Catalog,
@@ -22,24 +18,20 @@ from deploy.config.catalog import (
 from deploy.config.compat import judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
-from deploy.home_folder import expanded
 from deploy.runtime.compose.images import (
     FoundImage,
     Versions,
-    build_image,
     find_image,
     probe_versions,
     pull_image,
 )
 from deploy.stack.layout import ContainerImages
 from deploy.stack.service import MONITORING_ROLES
+from deploy.workflows.image_builds import build, build_arguments, came_as_file
 from deploy.workflows.prepare import Report
 
-WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
 # The service image that is built here in the place of one that is pulled.
 _BUILT_INSTEAD = {"redis": "redis-local"}
-_LMCACHE = "https://github.com/LMCache/LMCache.git"
-_COMMIT = re.compile(r"git\+\S+@[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -104,13 +96,7 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
 
 def reference_here(image: EngineImage | ServiceImage) -> str:
     """Return what a stack names to run an image here: one from a file has a tag, and no digest."""
-    return image.image if _came_as_file(image.image) else reference(image)
-
-
-def _came_as_file(name: str) -> bool:
-    """Tell whether an image is here that no registry has given: loaded, imported or built."""
-    found = find_image(name)
-    return found is not None and not found.digests
+    return image.image if came_as_file(image.image) else reference(image)
 
 
 def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
@@ -230,57 +216,6 @@ def obtain(image: EngineImage | ServiceImage, report: Report) -> None:
         return
     report(f"pulling {fetched(image)}")
     pull_image(fetched(image), otherwise=_otherwise(image))
-
-
-def build(
-    image: EngineImage | ServiceImage,
-    arguments: Mapping[str, str],
-    report: Report,
-    *,
-    wheelhouse: Path | None = None,
-    attest: bool = False,
-) -> None:
-    """Build an image that the kit has a Dockerfile for; `attest` adds its SBOM and provenance.
-
-    Raises:
-        ConfigError: the wheelhouse holds no wheels.
-        MissingImage: it cannot be built.
-    """
-    assert image.build is not None, "others are pulled"  # noqa: S101
-    named = os.environ.get(WHEELHOUSE_VARIABLE)
-    wheels = wheelhouse or (expanded(named) if named else None)
-    report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
-    folder = asset(*image.build.split("/"))
-    build_image(image.image, folder, arguments, wheelhouse=wheels, attest=attest)
-
-
-def build_arguments(
-    image: EngineImage | ServiceImage, given: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Return the arguments of a build: what is `given`, and the catalogue's.
-
-    The base is the one of the catalogue's digest, unless it came as a file.
-
-    Raises:
-        ConfigError: nothing says by a digest which base it is, or by a commit which source.
-    """
-    arguments = {**image.build_args, **given}
-    source = arguments.get("LMCACHE_SOURCE", "")
-    if source and not _COMMIT.fullmatch(source):
-        raise ConfigError(
-            f"--build-arg: LMCACHE_SOURCE={source} does not name a commit by its 40 digits",
-            hint=f"git ls-remote {_LMCACHE} TAG, and then: deploy images build {image.name} "
-            f"--build-arg LMCACHE_SOURCE=git+{_LMCACHE}@COMMIT",
-        )
-    if "BASE" in given or _came_as_file(image.base or ""):
-        return arguments
-    if image.digest is None:
-        raise ConfigError(
-            f"no digest is known of {image.base}, the base of {image.image}",
-            hint=f"docker buildx imagetools inspect {image.base}, and then: "
-            f"deploy images build {image.name} --base {image.base}@sha256:DIGEST",
-        )
-    return {**arguments, "BASE": fetched(image)}
 
 
 def _otherwise(image: EngineImage | ServiceImage) -> str:

@@ -16,7 +16,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
 from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.images import FoundImage, Versions
-from deploy.workflows import catalog_images
+from deploy.workflows import catalog_images, image_builds
 from deploy.workflows import images as images_module
 from deploy.workflows.catalog_images import build_images, image_rows, pull_images
 from deploy.workflows.images import (
@@ -78,10 +78,11 @@ class Docker:
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
     made = Docker()
-    for module in (images_module, catalog_images):
+    for module in (images_module, catalog_images, image_builds):
         monkeypatch.setattr(module, "find_image", made.here.get)
+    for module in (images_module, catalog_images):
         monkeypatch.setattr(module, "pull_image", made.pull)
-    monkeypatch.setattr(images_module, "build_image", made.build)
+    monkeypatch.setattr(image_builds, "build_image", made.build)
     monkeypatch.setattr(images_module, "probe_versions", made.probe)
     monkeypatch.setattr(catalog_images, "answering_engine", lambda: None)
     monkeypatch.setattr(catalog_images, "engine_answers", lambda: True)
@@ -435,6 +436,22 @@ class TestCatalogue:
         named = {"LMCACHE_SOURCE": f"{repository}@{commit}"}
         build_images(("rocm",), named, wheelhouse=None, report=lambda _: None)
         assert docker.done[0][3]["LMCACHE_SOURCE"] == named["LMCACHE_SOURCE"]
+
+    def test_a_wheel_for_rocm_without_a_digest_is_refused(
+        self, docker: Docker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def built(wheelhouse: Path | None, **arguments: str) -> None:
+            build_images(("rocm",), arguments, wheelhouse=wheelhouse, report=lambda _: None)
+
+        with pytest.raises(ConfigError, match=r"which wheel of LMCache .* in /w") as caught:
+            built(Path("/w"))
+        assert "deploy images build rocm --build-arg LMCACHE_SHA256=" in caught.value.hint
+        built(None)
+        built(Path("/w"), LMCACHE_SHA256="0a" * 32)
+        monkeypatch.setenv("PDKIT_WHEELHOUSE", "/wheels")
+        with pytest.raises(ConfigError, match="in /wheels"):
+            built(None)
+        assert len(docker.done) == 2
 
     def test_attestations_only_where_they_are_asked_for(self, docker: Docker) -> None:
         for asked in (True, False):

@@ -1,0 +1,92 @@
+"""Builds of the catalogue's images: from what, and that it is checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.assets import asset
+from deploy.config.catalog import EngineImage, ServiceImage, fetched
+from deploy.errors import ConfigError
+from deploy.home_folder import expanded
+from deploy.runtime.compose.images import build_image, find_image
+from deploy.workflows.prepare import Report
+
+WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
+_ROCM = "images/rocm"
+_LMCACHE = "https://github.com/LMCache/LMCache.git"
+_COMMIT = re.compile(r"git\+\S+@[0-9a-f]{40}")
+
+
+def came_as_file(name: str) -> bool:
+    """Tell whether an image is here that no registry has given: loaded, imported or built."""
+    found = find_image(name)
+    return found is not None and not found.digests
+
+
+def build(
+    image: EngineImage | ServiceImage,
+    arguments: Mapping[str, str],
+    report: Report,
+    *,
+    wheelhouse: Path | None = None,
+    attest: bool = False,
+) -> None:
+    """Build an image that the kit has a Dockerfile for; `attest` adds its SBOM and provenance.
+
+    Raises:
+        ConfigError: the wheelhouse holds no wheels.
+        MissingImage: it cannot be built.
+    """
+    assert image.build is not None, "others are pulled"  # noqa: S101
+    wheels = _wheels(wheelhouse)
+    report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
+    folder = asset(*image.build.split("/"))
+    build_image(image.image, folder, arguments, wheelhouse=wheels, attest=attest)
+
+
+def _wheels(wheelhouse: Path | None) -> Path | None:
+    named = os.environ.get(WHEELHOUSE_VARIABLE)
+    return wheelhouse or (expanded(named) if named else None)
+
+
+def build_arguments(
+    image: EngineImage | ServiceImage,
+    given: Mapping[str, str],
+    *,
+    wheelhouse: Path | None = None,
+) -> Mapping[str, str]:
+    """Return the arguments of a build: what is `given`, and the catalogue's.
+
+    The base is the one of the catalogue's digest, unless it came as a file.
+
+    Raises:
+        ConfigError: nothing says by a digest which base or wheel it is, or by a commit which
+            source.
+    """
+    arguments = {**image.build_args, **given}
+    source = arguments.get("LMCACHE_SOURCE", "")
+    if source and not _COMMIT.fullmatch(source):
+        raise ConfigError(
+            f"--build-arg: LMCACHE_SOURCE={source} does not name a commit by its 40 digits",
+            hint=f"git ls-remote {_LMCACHE} TAG, and then: deploy images build {image.name} "
+            f"--build-arg LMCACHE_SOURCE=git+{_LMCACHE}@COMMIT",
+        )
+    wheels = _wheels(wheelhouse) if image.build == _ROCM else None
+    if wheels and not arguments.get("LMCACHE_SHA256"):
+        raise ConfigError(
+            f"nothing says which wheel of LMCache for ROCm is the right one in {wheels}",
+            hint=f"sha256sum {wheels}/lmcache-*.whl, and with the digest that the release's page "
+            f"shows: deploy images build {image.name} --build-arg LMCACHE_SHA256=DIGEST",
+        )
+    if "BASE" in given or came_as_file(image.base or ""):
+        return arguments
+    if image.digest is None:
+        raise ConfigError(
+            f"no digest is known of {image.base}, the base of {image.image}",
+            hint=f"docker buildx imagetools inspect {image.base}, and then: "
+            f"deploy images build {image.name} --base {image.base}@sha256:DIGEST",
+        )
+    return {**arguments, "BASE": fetched(image)}
