@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -45,13 +45,18 @@ def test_only_the_newest_stay_in_a_long_file(file: Path, monkeypatch: pytest.Mon
     assert [event.text for event in read_events(file)] == ["95", "96", "97", "98", "99"]
 
 
-def test_writers_that_rewrite_lose_nothing_of_each_other(
+def test_what_others_write_while_it_waits_for_the_lock_is_kept(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "_KEPT", 1_000)
     monkeypatch.setattr(events, "_MAX_BYTES", 0)  # each rewrites the file
-    with ThreadPoolExecutor(8) as pool:
-        for number in range(200):
-            pool.submit(note_event, file, "router", "back", str(number))
-    assert len(file.read_text().splitlines()) == 200
-    assert {int(event.text) for event in read_events(file)} == set(range(200))
+    note_event(file, "router", "died", "before")
+    by_another = file.read_text().replace("before", "another's")
+
+    def lock(_: object, how: int) -> None:
+        assert how == fcntl.LOCK_EX
+        with file.open("a") as other:
+            other.write(by_another)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    note_event(file, "router", "back", "own")
+    assert [event.text for event in read_events(file)] == ["before", "another's", "own"]
