@@ -37,7 +37,7 @@ class TestMemory:
     def test_not_enough_names_both_sides(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(host, "available_memory_mib", lambda: 4096)
         require_memory(4096, engines=2, hint=str)
-        with pytest.raises(NotEnoughMemory, match=r"8\.0 GiB, and 4\.0 GiB") as caught:
+        with pytest.raises(NotEnoughMemory, match=r"8\.0 GiB, but 4\.0 GiB") as caught:
             require_memory(8192, engines=2, hint=lambda over_mib: f"save {over_mib}")
         assert caught.value.hint == "save 4096"
         assert caught.value.exit_code == 3

@@ -277,7 +277,7 @@ def test_a_secret_that_was_deleted(own: Own) -> None:
     spec = own.spec()
     own.lab.up(spec)
     (own.lab.home.stack("pdkit").secrets_dir / "redis_url").unlink()
-    with pytest.raises(StateError, match="is gone") as caught:
+    with pytest.raises(StateError, match="is missing") as caught:
         check_stack(own.lab.home, "pdkit", own.lab.lines.append)
     assert "deploy up --resume" in caught.value.hint
     assert set(own.lab.up(spec, check=True).started) == {"producer-0", "consumer-0"}
