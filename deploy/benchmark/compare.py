@@ -81,6 +81,7 @@ class Comparison:
     notes: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the data of `bench compare --json`."""
         return {
             "points": [
                 {"load": load, "metrics": [row.as_dict() for row in rows]}

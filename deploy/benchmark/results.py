@@ -20,6 +20,8 @@ REQUESTS_FILE = "requests.jsonl"
 
 
 class Strict(BaseModel):
+    """A model that refuses fields it does not know."""
+
     # A field that nobody knows is a mistake.
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -134,6 +134,7 @@ class Turn:
     output_tokens: int
 
     def after(self, said: tuple[int, ...]) -> Prompt:
+        """Return the whole prompt: tokens follow `said`, a text stands for itself."""
         return (*said, *self.added) if isinstance(self.added, tuple) else self.added
 
 

@@ -42,6 +42,7 @@ class Screen:
             self._write(f"{_LEAVE}{printable(self._view(None))}\n")
 
     def show(self, view: View) -> None:
+        """Draw a view in place, or print it if stdout is not a terminal."""
         if not self._live:
             self._write(f"{printable(view(None))}\n\n")
             return

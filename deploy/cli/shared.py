@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 
 def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
+    """Return the settings from options, environment and stack file, and where they came from.
+
+    Raises:
+        ConfigError: a setting is wrong, or ./deploy.yaml runs programs and is not known yet.
+    """
     from deploy.config.sources import load_spec, named_file
 
     source = load_spec(flags, os.environ, file)

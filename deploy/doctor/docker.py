@@ -11,7 +11,7 @@ from deploy.doctor.seen import ImageSeen, Seen
 MIN_ENGINE = (20, 10)
 
 
-def engine(seen: Seen) -> Verdict | None:
+def _engine(seen: Seen) -> Verdict | None:
     docker = seen.docker
     if docker is None:
         return None
@@ -47,7 +47,7 @@ def _answering(version: str, compose: str, *, chosen: bool) -> Verdict:
     return ok(f"{says}; `up` starts containers")
 
 
-def images(seen: Seen) -> Verdict | None:
+def _images(seen: Seen) -> Verdict | None:
     if not seen.images:
         return None
     missing = [image for image in seen.images if not image.here]
@@ -69,7 +69,7 @@ def engine_image(seen: Seen) -> ImageSeen | None:
 RULES = (
     Rule(
         "docker.engine",
-        engine,
+        _engine,
         looks_at="Docker's engine and Compose plugin, whether this user may use them, and "
         "which runtime `up` would choose",
         fails="containers are requested but no engine answers, or the plugin is missing or older "
@@ -80,7 +80,7 @@ RULES = (
     ),
     Rule(
         "docker.images",
-        images,
+        _images,
         looks_at="the images of the engines, the router and Redis",
         warns="one is not on this machine yet",
         fix="`deploy images build NAME` or `deploy images pull NAME`",

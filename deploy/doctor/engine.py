@@ -7,7 +7,7 @@ from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
 from deploy.doctor.seen import EngineCode, ImageSeen, Seen
 
 
-def native(seen: Seen) -> Verdict | None:
+def _native(seen: Seen) -> Verdict | None:
     code, plan, image = seen.code, seen.plan, engine_image(seen)
     if plan is None:
         return None
@@ -59,7 +59,7 @@ def _built_for(archs: list[str]) -> str:
     return f"deploy images build rocm --build-arg LMCACHE_ROCM_ARCH='{';'.join(archs)}'"
 
 
-def plug_ins(seen: Seen) -> Verdict | None:
+def _plug_ins(seen: Seen) -> Verdict | None:
     code = seen.code
     if code is None or code.trouble or not code.plugs:
         return None
@@ -77,7 +77,7 @@ def plug_ins(seen: Seen) -> Verdict | None:
     return ok(f"{versions}: {' and '.join(code.plugs)}")
 
 
-def hash_seed(seen: Seen) -> Verdict | None:
+def _hash_seed(seen: Seen) -> Verdict | None:
     seeds = set(seen.hash_seeds.values())
     if not seeds:
         return None
@@ -107,13 +107,13 @@ RULES = (
         fix="the `--image` that the message names, or `--allow-unproven`",
     ),
     Rule(
-        "engine.plug_ins", plug_ins,
+        "engine.plug_ins", _plug_ins,
         looks_at="the plug-in points of pdkit's connector and Redis path: "
         "`kv_connector_module_path` of vLLM, `storage_plugins` of LMCache",
         fails="one is missing", fix="a tested pair: `deploy images list`",
     ),
     Rule(
-        "engine.native", native,
+        "engine.native", _native,
         looks_at="whether LMCache's native code loads, and for which gfx targets it is built",
         fails="ROCm: it is not built for these GPUs",
         warns="it does not load, or the image to build would not be for these GPUs",
@@ -126,7 +126,7 @@ RULES = (
         fails="a needed fix fails", fix="a tested pair, or `PDKIT_DISABLE_FIXES`",
     ),
     Rule(
-        "engine.hash_seed", hash_seed,
+        "engine.hash_seed", _hash_seed,
         looks_at="the PYTHONHASHSEED that each engine would get",
         fails="they differ, which is a bug of pdkit", fix="report it",
     ),

@@ -36,7 +36,7 @@ def planned(seen: Seen) -> tuple[Gpu, ...]:
     return tuple(gpu for key, gpu in there.items() if key in ours)
 
 
-def driver(seen: Seen) -> Verdict | None:
+def _driver(seen: Seen) -> Verdict | None:
     if seen.gpus is None or not planned(seen):
         return None
     if planned(seen)[0].vendor == "rocm":
@@ -90,7 +90,7 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-def arch(seen: Seen) -> Verdict | None:
+def _arch(seen: Seen) -> Verdict | None:
     gpus = [gpu for gpu in planned(seen) if gpu.arch]
     if not gpus or seen.code is None:
         return None
@@ -110,7 +110,7 @@ def arch(seen: Seen) -> Verdict | None:
     return ok(f"built for {', '.join(sorted({arch_name(gpu) for gpu in gpus}))}")
 
 
-def containers(seen: Seen) -> Verdict | None:
+def _containers(seen: Seen) -> Verdict | None:
     plan = seen.plan
     if plan is None or plan.runtime != "compose" or not planned(seen):
         return None
@@ -139,7 +139,7 @@ def _known(ways: tuple[str, ...]) -> str:
     return f"Docker offers {', '.join(ways)}" if ways else "no nvidia runtime and no CDI"
 
 
-def rights(seen: Seen) -> Verdict | None:
+def _rights(seen: Seen) -> Verdict | None:
     plan = seen.plan
     if plan is None or seen.gpus is None or plan.vendor.name != "rocm" or not planned(seen):
         return None
@@ -220,7 +220,7 @@ def _no_room(gpu: Gpu, wanted_mib: int, free_mib: int, who: str) -> Verdict:
     )
 
 
-def numa(seen: Seen) -> Verdict | None:
+def _numa(seen: Seen) -> Verdict | None:
     plan, gpus = seen.plan, seen.gpus
     if plan is None or gpus is None or not planned(seen) or len(set(gpus.nodes.values())) < 2:
         return None
@@ -250,7 +250,7 @@ RULES = (
     ),
     Rule(
         "gpu.driver",
-        driver,
+        _driver,
         looks_at="the driver and the CUDA it runs, against what the image or interpreter is built "
         "for",
         fails="the driver's CUDA is an older major version",
@@ -259,14 +259,14 @@ RULES = (
     ),
     Rule(
         "gpu.arch",
-        arch,
+        _arch,
         looks_at="whether the engines' torch is built for these GPUs (CUDA capability, gfx target)",
         fails="it is not",
         fix="an image for this GPU (`deploy images list`)",
     ),
     Rule(
         "gpu.containers",
-        containers,
+        _containers,
         looks_at="how Docker gives GPUs to containers: the nvidia runtime, or CDI specs in "
         "`/etc/cdi` and `/var/run/cdi`",
         fails="neither is available",
@@ -274,7 +274,7 @@ RULES = (
     ),
     Rule(
         "gpu.rights",
-        rights,
+        _rights,
         looks_at="ROCm: `/dev/kfd`, `/dev/dri/renderD*` and the groups that own them",
         fails="this user may not open them, or rootless Docker cannot pass on the groups",
         fix="`sudo usermod -aG render,video $USER`",
@@ -289,7 +289,7 @@ RULES = (
     ),
     Rule(
         "gpu.numa",
-        numa,
+        _numa,
         looks_at="on machines with several NUMA nodes: the node of each engine's GPUs",
         warns="the ranks of one engine are on several nodes",
         fix="a smaller `--tp`, or other GPUs",

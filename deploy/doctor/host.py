@@ -15,7 +15,7 @@ _SHM = "/dev/shm"  # noqa: S108 - only its free space is read
 _HEADS = "engines run as processes with the limits of this shell"
 
 
-def files(seen: Seen) -> Verdict | None:
+def _files(seen: Seen) -> Verdict | None:
     host = _of_processes(seen)
     if host is None or seen.host is None:
         return None
@@ -35,7 +35,7 @@ def _of_processes(seen: Seen) -> Plan | None:
     return seen.plan if seen.plan is not None and seen.plan.runtime == "process" else None
 
 
-def locks(seen: Seen) -> Verdict | None:
+def _locks(seen: Seen) -> Verdict | None:
     plan = _of_processes(seen)
     if plan is None or seen.host is None or not plan.vendor.has_gpus:
         return None
@@ -51,7 +51,7 @@ def locks(seen: Seen) -> Verdict | None:
     )
 
 
-def huge_pages(seen: Seen) -> Verdict | None:
+def _huge_pages(seen: Seen) -> Verdict | None:
     if seen.host is None or not seen.host.huge_pages:
         return None
     setting = seen.host.huge_pages
@@ -68,7 +68,7 @@ def huge_pages(seen: Seen) -> Verdict | None:
     )
 
 
-def overcommit(seen: Seen) -> Verdict | None:
+def _overcommit(seen: Seen) -> Verdict | None:
     if seen.host is None or seen.host.overcommit is None:
         return None
     setting = seen.host.overcommit
@@ -115,7 +115,7 @@ def _kv_in_shared_memory(free_mib: int, plan: Plan) -> Verdict:
     )
 
 
-def numa(seen: Seen) -> Verdict | None:
+def _numa(seen: Seen) -> Verdict | None:
     if seen.host is None or not seen.host.numa:
         return None
     nodes = seen.host.numa
@@ -133,7 +133,7 @@ def numa(seen: Seen) -> Verdict | None:
     return ok(shown)
 
 
-def processors(seen: Seen) -> Verdict | None:
+def _processors(seen: Seen) -> Verdict | None:
     if seen.host is None or seen.plan is None or seen.plan.vendor.has_gpus:
         return None
     host = seen.host
@@ -157,7 +157,7 @@ def processors(seen: Seen) -> Verdict | None:
     return ok(", ".join(name for name, flag in named.items() if flag in host.cpu_flags))
 
 
-def quota(seen: Seen) -> Verdict | None:
+def _quota(seen: Seen) -> Verdict | None:
     if seen.host is None or seen.plan is None:
         return None
     host, engines = seen.host, seen.plan.engines
@@ -172,7 +172,7 @@ def quota(seen: Seen) -> Verdict | None:
     )
 
 
-def clock(seen: Seen) -> Verdict | None:
+def _clock(seen: Seen) -> Verdict | None:
     if seen.host is None or seen.host.now is None:
         return None
     if seen.host.now < _FIRST_RELEASE_S:
@@ -198,23 +198,23 @@ def clock(seen: Seen) -> Verdict | None:
 
 RULES = (
     Rule(
-        "host.files", files,
+        "host.files", _files,
         looks_at="the limit on open files, for processes (containers have their own limits)",
         fails="64 or fewer", warns="fewer than 4096", fix="`ulimit -n 65536`",
     ),
     Rule(
-        "host.locks", locks,
+        "host.locks", _locks,
         looks_at="how much memory may be locked, for processes on GPUs",
         warns="less than an engine's staging memory", fix="`ulimit -l unlimited`",
     ),
     Rule(
-        "host.huge_pages", huge_pages,
+        "host.huge_pages", _huge_pages,
         looks_at="transparent huge pages",
         warns="they are `always`, which makes Redis stall",
         fix="`echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`",
     ),
     Rule(
-        "host.overcommit", overcommit,
+        "host.overcommit", _overcommit,
         looks_at="`vm.overcommit_memory`", warns="it is 2",
         fix="`sudo sysctl vm.overcommit_memory=0`",
     ),
@@ -225,23 +225,23 @@ RULES = (
         warns="less than 1 GiB per rank with `--tp`, else 64 MiB", fix="`--shm-size` or a remount",
     ),
     Rule(
-        "host.numa", numa,
+        "host.numa", _numa,
         looks_at="NUMA nodes and their CPUs",
         warns="there are several, engines use GPUs, and the kernel moves pages between them",
         fix="`sudo sysctl kernel.numa_balancing=0`",
     ),
     Rule(
-        "host.cpu", processors,
+        "host.cpu", _processors,
         looks_at="AVX2, AVX-512, bfloat16 and AMX, for engines on CPUs",
         fails="no AVX2", warns="no AVX-512", fix="another machine, or `-cpu host`",
     ),
     Rule(
-        "host.quota", quota,
+        "host.quota", _quota,
         looks_at="visible CPUs against the control group's quota (versions 1 and 2)",
         warns="the quota is lower", fix="`OMP_NUM_THREADS` in `engine.env`, or a larger quota",
     ),
     Rule(
-        "host.clock", clock,
+        "host.clock", _clock,
         looks_at="the date, and whether it is synchronized with a time server",
         warns="it is before 2026, or not synchronized", fix="`timedatectl set-ntp true`",
     ),

@@ -6,7 +6,7 @@ from deploy.doctor.finding import Rule, Verdict, ok
 from deploy.doctor.seen import HubSeen, Seen
 
 
-def model(seen: Seen) -> Verdict | None:
+def _model(seen: Seen) -> Verdict | None:
     hub, plan = seen.hub, seen.plan
     if hub is None or plan is None:
         return None
@@ -48,7 +48,7 @@ def refused(name: str, said: str) -> Verdict:
     )
 
 
-def proxies(seen: Seen) -> Verdict | None:
+def _proxies(seen: Seen) -> Verdict | None:
     hub, plan = seen.hub, seen.plan
     if hub is None or plan is None or hub.cached or hub.offline or not hub.proxies:
         return None
@@ -65,14 +65,14 @@ def proxies(seen: Seen) -> Verdict | None:
 
 RULES = (
     Rule(
-        "hub.model", model,
+        "hub.model", _model,
         looks_at="a Hugging Face model: cached here, or available; `HF_HUB_OFFLINE`",
         fails="it is not cached and downloads are forbidden, or Hugging Face refuses it to you",
         warns="it is not cached and Hugging Face does not answer, or does not know it",
         fix="`hf download MODEL`, `HF_TOKEN`, or `--model FOLDER`",
     ),
     Rule(
-        "hub.proxies", proxies,
+        "hub.proxies", _proxies,
         looks_at="proxy variables, if a model must be downloaded",
         warns="engines run in containers, which do not get them",
         fix="`engine.env` in deploy.yaml",

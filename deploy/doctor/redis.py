@@ -12,7 +12,7 @@ _KEEPING = ("noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "vo
 _SMALL_BYTES = GIB
 
 
-def policy(seen: Seen) -> Verdict | None:
+def _policy(seen: Seen) -> Verdict | None:
     if not seen.redis:
         return None
     if any(one.policy is None or one.max_memory_bytes is None for one in seen.redis):
@@ -36,7 +36,7 @@ def policy(seen: Seen) -> Verdict | None:
     return ok(f"maxmemory-policy {first.policy}")
 
 
-def size(seen: Seen) -> Verdict | None:
+def _size(seen: Seen) -> Verdict | None:
     limits = [one.max_memory_bytes for one in seen.redis]
     known = [limit for limit in limits if limit]
     if not known or len(known) < len(limits) or seen.plan is None:
@@ -54,7 +54,7 @@ def size(seen: Seen) -> Verdict | None:
     return ok(f"your Redis holds {says}")
 
 
-def persistence(seen: Seen) -> Verdict | None:
+def _persistence(seen: Seen) -> Verdict | None:
     if not seen.redis:
         return None
     if any(one.append_only is None for one in seen.redis):
@@ -80,7 +80,7 @@ def _writing(servers: tuple[RedisSeen, ...]) -> str:
     return ", ".join(ways)
 
 
-def version(seen: Seen) -> Verdict | None:
+def _version(seen: Seen) -> Verdict | None:
     versions = [one.version for one in seen.redis if one.version]
     if not versions:
         return None
@@ -95,7 +95,7 @@ def version(seen: Seen) -> Verdict | None:
     return ok(f"Redis {', '.join(sorted(set(versions)))}")
 
 
-def break_even(seen: Seen) -> Verdict | None:
+def _break_even(seen: Seen) -> Verdict | None:
     if seen.measured is None:
         return None
     if seen.measured.tokens is None:
@@ -110,7 +110,7 @@ def break_even(seen: Seen) -> Verdict | None:
 
 RULES = (
     Rule(
-        "redis.break_even", break_even,
+        "redis.break_even", _break_even,
         looks_at="what the last `deploy bench` of this model on this machine measured",
         warns="loading KV was slower than computing it for every prompt length",
         fix="`deploy bench sweep --gpus N`",
@@ -123,23 +123,23 @@ RULES = (
         fix="follow the message of Redis",
     ),
     Rule(
-        "redis.policy", policy,
+        "redis.policy", _policy,
         looks_at="`maxmemory` and `maxmemory-policy` of your own Redis",
         warns="no limit, or a policy that never evicts KV",
         fix="`CONFIG SET maxmemory-policy allkeys-lru`",
     ),
     Rule(
-        "redis.size", size,
+        "redis.size", _size,
         looks_at="its `maxmemory` against the plan",
         warns="less than 1 GiB, or less than the longest prompt", fix="`CONFIG SET maxmemory …`",
     ),
     Rule(
-        "redis.persistence", persistence,
+        "redis.persistence", _persistence,
         looks_at="whether it writes KV to disk",
         warns="it does", fix='`CONFIG SET appendonly no`, `CONFIG SET save ""`',
     ),
     Rule(
-        "redis.version", version,
+        "redis.version", _version,
         looks_at="its version", warns="it is older than 5", fix="upgrade Redis",
     ),
 )  # fmt: skip

@@ -35,7 +35,7 @@ def store(seen: Seen) -> Verdict | None:
     return ok(f"{held}; a prompt has at most {length:,}")
 
 
-def images(seen: Seen) -> Verdict | None:
+def _images(seen: Seen) -> Verdict | None:
     missing = [image for image in seen.images if not image.here]
     if seen.disks is None or seen.disks.images is None:
         return None
@@ -70,7 +70,7 @@ def _missing_images(missing: list[ImageSeen], place: FolderSeen) -> Verdict:
     return ok(f"{what}; {_free(place)}")
 
 
-def hub(seen: Seen) -> Verdict | None:
+def _hub(seen: Seen) -> Verdict | None:
     if seen.disks is None or seen.disks.hub is None or seen.hub is None or seen.plan is None:
         return None
     if seen.hub.cached:
@@ -158,7 +158,7 @@ RULES = (
     ),
     Rule(
         "disk.images",
-        images,
+        _images,
         looks_at="disk space for missing images, by the sizes in the catalogue",
         fails="a measured size does not fit",
         warns="an estimated size does not fit, or there is not twice as much",
@@ -166,7 +166,7 @@ RULES = (
     ),
     Rule(
         "disk.hub",
-        hub,
+        _hub,
         looks_at="disk space for a Hugging Face model that is not cached",
         fails="it does not fit, or the folder cannot be written",
         fix="`hub_cache` in deploy.yaml",

@@ -33,7 +33,7 @@ def _standing(stack: StackSeen, name: str) -> str:
     return f"no stack '{name}' yet"
 
 
-def lock(seen: Seen) -> Verdict | None:
+def _lock(seen: Seen) -> Verdict | None:
     if seen.stack is None:
         return None
     if seen.stack.locked:
@@ -54,7 +54,7 @@ RULES = (
         warns="processes or containers run without a state file", fix="`deploy down`",
     ),
     Rule(
-        "stack.lock", lock,
+        "stack.lock", _lock,
         looks_at="whether another command works on the stack; a lock left by a dead command is "
         "ignored",
         fails="another command works on it", fix="wait for it",

@@ -97,6 +97,7 @@ class Latency:
 
     @property
     def mean_s(self) -> float | None:
+        """Mean in seconds; None without a request."""
         return self.sum_s / self.count if self.count else None
 
     @property

@@ -38,6 +38,8 @@ class EngineView:
 
     @classmethod
     def read_all(cls, page: MetricsPage) -> tuple[EngineView, ...]:
+        """Return every engine on a metrics page of the router."""
+
         def value(gauge: str, name: str) -> int:
             return page.count(f"pdkit_router_engine_{gauge}", engine=name)
 

@@ -32,6 +32,7 @@ class Topology:
 
     @property
     def engines(self) -> int:
+        """Number of engines of all roles."""
         return self.producers + self.consumers + self.aggregated
 
     @property

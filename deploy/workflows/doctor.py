@@ -63,6 +63,7 @@ class Examination:
         return failed(self.findings)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the data of `deploy doctor --json`."""
         return {
             "name": self.name,
             "vendor": self.vendor,

@@ -160,6 +160,7 @@ def _said(cause: BaseException) -> str:
 
 
 def vendor_and_image(prepared: Prepared) -> tuple[str, str]:
+    """Return the vendor's name and the reference of the engines' image."""
     return prepared.plan.vendor.name, engine_image(prepared)
 
 

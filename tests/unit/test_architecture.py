@@ -57,7 +57,7 @@ LONGER = {
     "stack/layout.py": 400,
 }
 # Public names without a docstring: a number that may only fall.
-UNDOCUMENTED = 126
+UNDOCUMENTED = 69
 
 
 def part_of(path: Path) -> str:

@@ -37,6 +37,7 @@ class Capacity:
 
     @property
     def name(self) -> str:
+        """What reports call the stack."""
         return stack_name(self.result)
 
 

@@ -30,6 +30,7 @@ class Trace:
     cached: str = ""
 
     def header(self) -> str:
+        """Return the trace as the value of a response header."""
         found = f"producer={self.producer}; consumer={self.consumer}; tries={self.tries}"
         return f"{found}; cached={self.cached}" if self.cached else found
 
@@ -93,6 +94,7 @@ class Events:
         self._begun = False
 
     def feed(self, data: bytes) -> None:
+        """Pass on whole events, and hold back one that has not ended."""
         if not self._part and data.endswith(b"\n\n"):  # as engines send them
             self._begun = False
             self._send(data)

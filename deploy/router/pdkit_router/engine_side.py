@@ -52,6 +52,7 @@ class Exchange:
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def feed(self, piece: bytes) -> None:
+        """Take a piece of the body; pause the engine if too much is held for a slow client."""
         if self.sink is not None:
             self.sink(piece)
             return
@@ -88,6 +89,7 @@ class Exchange:
             await self._full
 
     def finish(self, problem: Exception | None) -> None:
+        """End everything that waits for the answer, with an error if there is a problem."""
         for future in (self.started, self._full, self.ended):
             if future is None or future.done():
                 continue
@@ -213,12 +215,14 @@ class Connections:
         return connection
 
     def keep(self, connection: EngineConnection) -> None:
+        """Keep an idle connection for the next request; close one that was idle too long."""
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
         if len(self._idle) > 1 and self._idle[0].idle_since + _IDLE_S < connection.idle_since:
             self._idle.pop(0).transport.close()
 
     def forget(self, connection: EngineConnection) -> None:
+        """Drop a closed connection."""
         self.open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

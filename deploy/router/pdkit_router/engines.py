@@ -176,6 +176,7 @@ class Everyone(Group):
 
     @property
     def all(self) -> tuple[Engine, ...]:
+        """The engines of all groups."""
         return tuple(engine for group in self._groups for engine in group.all)
 
 

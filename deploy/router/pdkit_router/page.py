@@ -34,6 +34,7 @@ class Front:
         self._forwarder = forwarder
 
     async def serve(self, request: Request, answer: ClientResponse) -> None:
+        """Answer health checks; forward all other requests."""
         if request.path not in OWN:
             await self._forwarder.serve(request, answer)
             return
@@ -68,6 +69,7 @@ class MetricsPage:
         self._forwarder = forwarder
 
     async def serve(self, request: Request, answer: ClientResponse) -> None:  # noqa: ARG002
+        """Answer with the counters in Prometheus' text format."""
         text = "\n".join(self._lines(self._forwarder.counts)) + "\n"
         answer.whole(200, (("content-type", "text/plain; version=0.0.4"),), text.encode())
 

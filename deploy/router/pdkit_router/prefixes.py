@@ -29,6 +29,7 @@ class PrefixGroup(Group):
         return tuple(_blocks(prompt))
 
     def choose(self, without: Collection[Engine], beginning: Sequence[bytes] = ()) -> Engine | None:
+        """Return the engine that served the longest beginning, unless it is much busier."""
         idlest = super().choose(without)
         if idlest is None:
             return None

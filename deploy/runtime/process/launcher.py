@@ -59,6 +59,7 @@ class ProcessLauncher:
         self._front: socket.socket | None = None
 
     def log_path(self, name: str) -> Path:
+        """Return the file that a service logs to now."""
         return self._home.logs_dir / f"{name}.log"
 
     def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:

@@ -37,6 +37,7 @@ class ClusterLayout(ContainerLayout):
     """Pods of one namespace: `producer-0` is the first of the StatefulSet `producer`."""
 
     def engine(self, engine: EnginePlan) -> Endpoint:
+        """Return the address of the engine's own pod."""
         pod = f"{engine.name}.{workload(engine.role)}"
         return Endpoint(EVERYWHERE, ENGINE_PORT, f"{pod}:{ENGINE_PORT}")
 
@@ -45,14 +46,17 @@ class ClusterLayout(ContainerLayout):
         return f"dns://{role}:{ENGINE_PORT}?role={role}"
 
     def redis(self, shard: RedisPlan) -> Endpoint:
+        """Return the address of the shard's own pod."""
         own = super().redis(shard)
         number = shard.name.removeprefix(REDIS).removeprefix("-") or "0"
         return replace(own, reached_at=f"{REDIS}-{number}.{REDIS}:{own.port}")
 
     def file(self, service: str, name: str) -> FilePlace:
+        """Return where a file is kept, and where its pod has it with secrets filled in."""
         return FilePlace(f"{service}/{name}", f"{FILLED}/{name}")
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
+        """Return the variables of an engine, with its caches in the pod's own folder."""
         env = super().engine_env(engine, plan)
         if not plan.vendor.has_gpus:
             return env

@@ -114,6 +114,7 @@ def network_policies(services: Sequence[Service], stack: str) -> list[Object]:
 
 
 def policy(name: str, selector: Object, types: list[str], rules: Object) -> Object:
+    """Return a NetworkPolicy for the pods that `selector` matches."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

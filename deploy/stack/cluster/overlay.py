@@ -57,6 +57,7 @@ class VendorStack:
 
     @property
     def router(self) -> Service:
+        """The service that clients connect to."""
         return next(service for service in self.services if service.role == "router")
 
     @property
