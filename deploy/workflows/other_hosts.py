@@ -1,44 +1,22 @@
-"""Engines of other hosts that a router uses: the key that they share, and whether they fit."""
+"""Engines of other hosts that a router uses: whether they fit."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, EngineUnreachable, PdkitError
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
-from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.secrets import read_secrets
 from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.namespace import key_prefix
 from deploy.stack.service import Service
 from deploy.workflows.prepare import Prepared
-from deploy.workflows.secret_file import read_secret_file
 
 _ANSWER_S = 5.0
 _REFUSED = (401, 403)
 _FIELD = "router.engines"
-
-
-def engine_key(spec: StackSpec) -> str | None:
-    """Return the key that engines of all hosts ask for; None where one is made.
-
-    Raises:
-        ConfigError: its file cannot be read, or holds no key.
-    """
-    file = spec.engine.key_file
-    if file is None:
-        return None
-    key = read_secret_file("engine.key_file", file)
-    if not key.isascii() or len(key.split()) != 1:
-        raise ConfigError(
-            f"{file} does not hold one key of letters and digits",
-            setting="engine.key_file",
-            hint=f"openssl rand -hex 32 > {file}",
-        )
-    return key
 
 
 def require_engines(prepared: Prepared, folder: Path) -> None:
@@ -61,6 +39,8 @@ def require_engines(prepared: Prepared, folder: Path) -> None:
 
 
 def _problem(prepared: Prepared, folder: Path, engine: Service) -> PdkitError | None:
+    from deploy.runtime.engine_api import ApiError, EngineApi  # with ssl, which `plan` does without
+
     key = read_secrets(folder, (ENGINE_KEY,)).get(ENGINE_KEY)
     try:
         with EngineApi(engine.url, timeout_s=_ANSWER_S, api_key=key) as api:

@@ -13,7 +13,7 @@ from deploy.home_folder import default_hub_token
 from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
 from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.stack.layout import ENGINE_KEY, HUB_TOKEN
-from deploy.workflows.other_hosts import engine_key, require_engines
+from deploy.workflows.other_hosts import require_engines
 from deploy.workflows.prepare import Containers, Prepared
 from deploy.workflows.secret_file import read_secret_file
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
@@ -35,19 +35,29 @@ def hub_token(spec: StackSpec) -> str | None:
 
 
 def api_key(spec: StackSpec) -> str | None:
-    """Return the key that clients must bring, or None if they need none.
+    """Return the key that clients must bring, or None if they need none."""
+    return _key("api_key_file", spec.api_key_file)
+
+
+def engine_key(spec: StackSpec) -> str | None:
+    """Return the key that engines of all hosts ask for; None where one is made."""
+    return _key("engine.key_file", spec.engine.key_file)
+
+
+def _key(setting: str, file: Path | None) -> str | None:
+    """Return the key in a file.
 
     Raises:
-        ConfigError: its file cannot be read, or holds no key.
+        ConfigError: the file cannot be read, or holds no key.
     """
-    if spec.api_key_file is None:
+    if file is None:
         return None
-    key = read_secret_file("api_key_file", spec.api_key_file)
+    key = read_secret_file(setting, file)
     if not key.isascii() or len(key.split()) != 1:
         raise ConfigError(
-            f"{spec.api_key_file} does not hold one key of letters and digits",
-            setting="api_key_file",
-            hint=f"openssl rand -hex 32 > {spec.api_key_file}",
+            f"{file} does not hold one key of letters and digits",
+            setting=setting,
+            hint=f"openssl rand -hex 32 > {file}",
         )
     return key
 

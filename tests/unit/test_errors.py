@@ -23,6 +23,7 @@ CONTRACT = {
     "RedisUnreachable": 3,
     "FixFailed": 3,
     "DockerUnavailable": 3,
+    "EngineUnreachable": 3,
     "StackLocked": 3,
     "StackUnhealthy": 4,
     "OutOfMemory": 4,

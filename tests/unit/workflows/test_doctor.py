@@ -234,7 +234,7 @@ class TestDocker:
         assert said.status in ("ok", "warn") and "starts processes" in said.message
 
     def test_one_that_hangs(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(docker_module, "_PING_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.3)
         with silent_socket(lab.folder / "s") as address:
             monkeypatch.setenv("DOCKER_HOST", address)
             began = time.monotonic()
