@@ -39,6 +39,21 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+
+def _collector(value: str) -> str:
+    """Return the URL of a collector without a slash at its end."""
+    try:
+        parts = urlsplit(value)
+        whole = parts.hostname and parts.port and value.isascii()
+    except ValueError:
+        whole = None
+    if not whole or parts.scheme != "http" or "@" in value or parts.query or parts.fragment:
+        raise ValueError("expected http://HOST:PORT, such as http://127.0.0.1:4318")
+    return value.rstrip("/")
+
+
+Collector = Annotated[str, AfterValidator(_collector)]
 HostPath = Annotated[Path, AfterValidator(_located)]
 Port = Annotated[int, Field(ge=1024, le=65535), BeforeValidator(no_boolean)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT), BeforeValidator(no_boolean)]
@@ -84,3 +99,13 @@ class RemoteEngine(Strict):
     def port(self) -> int:
         """The port on which it listens."""
         return urlsplit(self.url).port or 0
+
+
+class TracingSpec(Strict):
+    """Traces of requests."""
+
+    otlp_endpoint: Collector | None = Field(
+        None,
+        description="http://HOST:PORT of an OpenTelemetry collector that takes OTLP over HTTP, "
+        "for spans of router and engines; default: no traces",
+    )

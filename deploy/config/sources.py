@@ -36,7 +36,7 @@ REACHING = (
     "engine.python", "engine.args", "engine.env", "engine.bind", "engine.key_file", "image",
     "redis.server", "redis.image", "redis.url_file", "redis.tls_files", "router.image",
     "router.engines", "hub_cache", "hf_token_file", "api_key_file", "bind", "allow_keyless",
-    "monitoring",
+    "monitoring", "tracing.otlp_endpoint",
 )  # fmt: skip
 
 _SHAPES = {

@@ -23,6 +23,7 @@ from deploy.config.fields import (
     Seconds,
     Share,
     Strict,
+    TracingSpec,
     no_boolean,
 )
 
@@ -282,6 +283,7 @@ class StackSpec(Strict):
     router: RouterSpec = RouterSpec()
     timeouts: TimeoutSpec = TimeoutSpec()
     slo: SloSpec = SloSpec()
+    tracing: TracingSpec = TracingSpec()
 
 
 # A spec in which nothing is left to the machine: vendor and runtime are named.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
@@ -11,6 +12,37 @@ from deploy.errors import ConfigError
 def host_port(host: str, port: int) -> str:
     """Return 'host:port', an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_collector(spec: StackSpec) -> None:
+    """Refuse a collector for traces that containers cannot reach.
+
+    Raises:
+        ConfigError: it is on a loopback address.
+    """
+    endpoint = spec.tracing.otlp_endpoint
+    if spec.runtime != "compose" or not endpoint:
+        return
+    host = urlsplit(endpoint).hostname or ""
+    if host == "localhost" or _is_loopback(host):
+        raise ConfigError(
+            f"{endpoint} is, in a container, the container itself",
+            setting="tracing.otlp_endpoint",
+            hint="name an address of this machine that containers reach, such as "
+            f"http://172.17.0.1:{urlsplit(endpoint).port}, or --runtime process",
+        )
+
+
+def collector_port(spec: StackSpec) -> int | None:
+    """Return the port of the collector for traces, None where none is named."""
+    return urlsplit(spec.tracing.otlp_endpoint or "").port
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name
 
 
 def check_bind(spec: StackSpec) -> None:

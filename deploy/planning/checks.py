@@ -6,7 +6,7 @@ from deploy.config.model import Model
 from deploy.config.spec import MAX_CHUNK, StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
-from deploy.planning.address import check_bind
+from deploy.planning.address import check_bind, check_collector
 from deploy.planning.hosts import check_hosts
 from deploy.planning.kv_server import check_kv_server
 from deploy.planning.redis import check_redis
@@ -42,6 +42,7 @@ def check_spec(spec: StackSpec, model: Model, block_size: int, topology: Topolog
         ConfigError: naming one of them, and the one it contradicts.
     """
     check_bind(spec)
+    check_collector(spec)
     check_hosts(spec, topology)
     _check_chunks(spec, block_size)
     _check_engine_settings(spec)

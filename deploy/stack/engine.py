@@ -12,7 +12,7 @@ import yaml
 
 from deploy.assets import yaml_asset
 from deploy.planning.plan import EnginePlan, Plan, Role
-from deploy.stack import kv_server
+from deploy.stack import kv_server, tracing
 from deploy.stack.layout import ENGINE_KEY, Layout
 from deploy.stack.namespace import hash_seed
 from deploy.stack.redis_path import redis_path_settings
@@ -46,6 +46,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout) -> tuple[str, ..
         *(("--middleware", _STORE_BARRIER) if engine.role == "producer" else ()),
         "--middleware", _REQUIRE_KEY,
         *_kv_transfer(engine.role, plan, layout),
+        *tracing.engine_args(plan),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
         *(plan.vendor.pinned_args if plan.shares_kv else ()),
@@ -112,6 +113,7 @@ def engine_env(engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str
         **layout.engine_env(engine, plan),
         **(_socket_env(engine, plan) if plan.shares_kv else {}),
         **(kv_server.transfer_env(engine, layout) if plan.kv_server else {}),
+        **tracing.engine_env(engine, plan, layout),
         **offline,
         **plan.vendor.engine_env,
         # Without a connector vLLM runs as it would without the kit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deploy.planning.plan import EnginePlan, Plan
 from deploy.stack.layout import ENGINE_KEY, Layout
+from deploy.stack.tracing import router_args
 
 
 def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, ...]:
@@ -22,6 +23,7 @@ def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, 
         "--engine-key-file", layout.secret(ENGINE_KEY),
         "--drain-file", layout.drain_file.seen_at,
         *(("--key-file", key_file) if key_file else ()),
+        *router_args(plan),
     )  # fmt: skip
 
 

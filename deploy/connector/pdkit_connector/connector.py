@@ -9,6 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
+from pdkit_connector import spans
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.kv_report import kv_facts
@@ -27,6 +28,9 @@ def process_registry() -> Registry:
 
 class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
     """LMCacheConnectorV1 on top of the fixes; refuses to run where KV could never be shared."""
+
+    # Requests of this step that are traced, and how many of their tokens are loaded.
+    _traced: tuple[tuple[spans.Headers, int], ...] = ()
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         """Apply the fixes, then start LMCache; raise ConnectorError where either fails."""
@@ -55,6 +59,40 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         require_plugins(self._lmcache_engine)
         REPORT.set_kv(kv_facts(self._lmcache_engine))
         open_worker_socket(self._lmcache_engine, self._vllm_config.parallel_config.rank)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Look a prompt up, as LMCache does."""
+        began_ns = spans.began()
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+            request, num_computed_tokens
+        )
+        if found[0] is not None:  # else it is asked for again
+            headers = getattr(request, "trace_headers", None)
+            spans.note("lookup", headers, began_ns, found_tokens=found[0])
+        return found
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Note what will be loaded, as LMCache does."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        headers = getattr(request, "trace_headers", None)
+        if headers and num_external_tokens:
+            self._traced += ((headers, num_external_tokens),)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Return what the workers do in this step, as LMCache does."""
+        metadata = super().build_connector_meta(scheduler_output)
+        if self._traced:
+            metadata.pdkit_traced, self._traced = self._traced, ()
+        return metadata
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Load what this step needs, as LMCache does; of layerwise loads this is the beginning."""
+        began_ns = spans.began()
+        super().start_load_kv(forward_context, **kwargs)
+        for headers, tokens in getattr(self._connector_metadata, "pdkit_traced", ()):
+            spans.note("load", headers, began_ns, tokens=tokens)
 
     def _require_lmcache(self, what: str) -> None:
         """Raise where LMCache gave up and would only recompute from here on.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, MutableMapping
 from typing import Any
 
+from pdkit_connector import spans
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.log import get_logger
 from pdkit_connector.worker_socket import ask, engine_name, workers
@@ -122,33 +123,35 @@ class HoldUntilStored:
         async def hold(message: Message) -> None:
             nonlocal held
             if held and message["type"] == "http.response.body":
-                held = False
-                await self._hold(self._name or "")
+                held, began_ns = False, spans.began()
+                result = await self._hold(self._name or "")
+                spans.note(
+                    "store", spans.of_scope(scope.get("headers", ())), began_ns, result=result
+                )
             await send(message)
 
         await self._app(scope, receive, hold)
 
-    async def _hold(self, name: str) -> None:
+    async def _hold(self, name: str) -> str:
         began, limit_s = time.perf_counter(), deadline_s()
         asked = (stored(name, worker, limit_s) for worker in range(self._workers))
         said = await asyncio.gather(*asked)
         COUNTERS.add("barrier_seconds", time.perf_counter() - began)
         if None in said:
-            self._count("absent")
+            result = "absent"
             self._tell_once(
                 "a worker does not answer: responses may be sent before their KV is stored"
             )
         elif not all(said):
-            self._count("late")
+            result = "late"
             self._tell_once(
                 f"KV was not stored within {limit_s:g} s: responses are sent before, and "
                 "consumers compute it again"
             )
         else:
-            self._count("stored")
-
-    def _count(self, result: str) -> None:
+            result = "stored"
         COUNTERS.add("barrier_waits", result=result)
+        return result
 
     def _tell_once(self, what: str) -> None:
         if what not in self._told:

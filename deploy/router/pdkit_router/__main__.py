@@ -30,6 +30,7 @@ from pdkit_router.log_files import bound_logs
 from pdkit_router.page import Front, MetricsDoor, MetricsPage
 from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
+from pdkit_router.tracing import Tracer
 
 _BODY_BYTES = 2**20
 _BACKLOG = 1024
@@ -70,6 +71,10 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--drain-file", type=Path, help="file with the names of drained engines")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
+    options.add_argument(
+        "--otlp-endpoint", metavar="http://HOST:PORT", help="send traces to this collector"
+    )
+    options.add_argument("--stack", default="", help="its name, in traces")
     options.add_argument("--answer-s", type=float, default=1800.0)
     options.add_argument(
         "--leave-s", type=float, default=_LEAVE_S, help="seconds for requests to end after SIGTERM"
@@ -108,6 +113,8 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
         given.answer_s,
         Counter(),
     )
+    if given.otlp_endpoint:
+        forwarder.tracer = Tracer(given.otlp_endpoint, given.stack, forwarder.counts)
     limits = _limits()
     clients = Clients(limits, Doorkeeper(key), Front(forwarder).serve)
     watchers = Clients(Limits(connections=64), MetricsDoor(), MetricsPage(forwarder).serve)
@@ -129,6 +136,7 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     watching: asyncio.Future[Any] = asyncio.gather(
         watch.run(), *(one.run() for one in discoveries), *([drains.run()] if drains else [])
     )
+    tracing = asyncio.ensure_future(forwarder.tracer.run()) if forwarder.tracer else None
     metrics = await loop.create_server(watchers.connection, given.metrics_host, given.metrics_port)
     # A client that waited must not be told that there is no engine.
     first_round: asyncio.Future[Any] = asyncio.gather(
@@ -143,6 +151,9 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     front.close()
     clients.leaving = True
     await _emptied(clients, given.leave_s)
+    if tracing and forwarder.tracer:
+        tracing.cancel()
+        await forwarder.tracer.leave()
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching

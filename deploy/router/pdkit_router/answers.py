@@ -34,6 +34,12 @@ class Trace:
         found = f"producer={self.producer}; consumer={self.consumer}; tries={self.tries}"
         return f"{found}; cached={self.cached}" if self.cached else found
 
+    def attributes(self) -> dict[str, str | int]:
+        """Return it as a span of the request has it."""
+        cached = {"pdkit.cached_tokens": int(self.cached)} if self.cached else {}
+        named = {"pdkit.producer": self.producer, "pdkit.consumer": self.consumer}
+        return {**named, "pdkit.tries": self.tries, **cached}
+
     def read(self, answer: bytes | bytearray) -> bool:
         """Take from an answer, or an event of it, what it says; return whether it says it."""
         if found := _CACHED.findall(answer):

@@ -15,6 +15,7 @@ class ClientResponse:
 
     Attributes:
         began: the head was sent, so that another answer is no longer possible.
+        status: of that head; 0 until then.
         on_pause: called with True when the client reads too slowly, and with False when it is
             ready for more.
     """
@@ -23,16 +24,17 @@ class ClientResponse:
         self._connection = connection
         self._chunked = chunked
         self.began = False
+        self.status = 0
         self.on_pause: Callable[[bool], None] = lambda _: None
 
     def whole(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
         """Send everything at once."""
-        self.began = True
+        self.began, self.status = True, status
         self._connection.send_whole(status, headers, body)
 
     def begin(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
         """Send the head of an answer that comes in pieces."""
-        self.began = True
+        self.began, self.status = True, status
         framing = (("transfer-encoding", "chunked"),) if self._chunked else ()
         self._connection.send(
             response_head(status, (*headers, *framing), keep=self._connection.keeps)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pdkit_router.answers import TRACE, Events, Headers, Trace, pass_on, whole
+from pdkit_router.budget import Budget
 from pdkit_router.client_response import ClientResponse
 from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineLost, Exchange
 from pdkit_router.engines import Engine, Everyone, Group
 from pdkit_router.errors import Refused
 from pdkit_router.request import Request, Work, work
+from pdkit_router.tracing import Span, Tracer, step
 
 Degrade = Literal["recompute", "refuse"]
 # A request that breaks engines is not tried on all of them.
@@ -30,25 +32,6 @@ _HELD_BACK = 16
 _EVENTS, _JSON = "text/event-stream", "application/json"
 
 Use = Callable[[Engine, Exchange], Awaitable[None]]
-
-
-@dataclass
-class Budget:
-    """How often requests may be tried again, so that all who do so make no failure worse."""
-
-    size: float = 256.0
-    a_second: float = 16.0
-    left: float = 256.0
-    at: float = 0.0
-
-    def take(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        self.left = min(self.size, self.left + (now - self.at) * self.a_second)
-        self.at = now
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
 
 
 class NoEngine(Exception):
@@ -72,6 +55,7 @@ class Forwarder:
         answer_s: for the first byte of an answer, all tries together.
         counts: what the metrics page tells.
         context: tokens that prompt and answer may have, as engines say.
+        tracer: where requests are traced.
     """
 
     producers: Group
@@ -81,15 +65,30 @@ class Forwarder:
     counts: Counter[str]
     budget: Budget = field(default_factory=Budget)
     context: int = 0
+    tracer: Tracer | None = None
 
     def __post_init__(self) -> None:
         self._everyone = Everyone(self.consumers, self.producers)
 
     async def serve(self, request: Request, answer: ClientResponse) -> None:
         """Answer a request; raises Refused where no engine does."""
+        if self.tracer is None:
+            await self._serve(request, answer, Trace(), None)
+            return
+        trace = Trace()
+        with self.tracer.request(request).running() as span:
+            try:
+                await self._serve(request, answer, trace, span)
+                span.answered(answer.status)
+            finally:
+                span.attributes |= trace.attributes()
+
+    async def _serve(
+        self, request: Request, answer: ClientResponse, trace: Trace, span: Span | None
+    ) -> None:
         last = self.consumers
         todo = work(request, others=len(last.all) > 1, beginning=last.beginning)
-        trace = Trace()
+        todo.span = span
         request.body.clear()
         self.counts["requests"] += 1
         traced = request.header(TRACE) is not None
@@ -116,7 +115,7 @@ class Forwarder:
                 return
             limit.reschedule(None)
             if not await pass_on(exchange, headers, answer):
-                self.counts["errors"] += 1
+                self._broke_off(todo)
 
         try:
             async with asyncio.timeout(self.answer_s) as limit:
@@ -183,14 +182,18 @@ class Forwarder:
             trace.tries += 1
             engine.busy += 1
             try:
-                request = engine.request(todo.method, todo.path, headers, body)
-                async with engine.exchange(request) as exchange:
-                    if exchange.status not in _FAILED:
-                        await use(engine, exchange)
-                        return
-                    await exchange.rest()
-                    answer = exchange
-                    broken += 1
+                with step(todo.span, self._phase(group), engine.name) as span:
+                    named = span.headers() if span else ()
+                    request = engine.request(todo.method, todo.path, (*headers, *named), body)
+                    async with engine.exchange(request) as exchange:
+                        if span:
+                            span.answered(exchange.status)
+                        if exchange.status not in _FAILED:
+                            await use(engine, exchange)
+                            return
+                        await exchange.rest()
+                        answer = exchange
+                        broken += 1
             except EngineLost as exc:
                 broken += exc.asked
                 if exc.stale:  # asked once more, if there is no other
@@ -200,6 +203,17 @@ class Forwarder:
             finally:
                 engine.busy -= 1
         raise NoEngine(answer)
+
+    def _broke_off(self, todo: Work) -> None:
+        """Note an answer whose client has seen its beginning, and sees no whole one."""
+        self.counts["errors"] += 1
+        if todo.span:
+            todo.span.error = "EngineLost"
+
+    def _phase(self, group: Group) -> str:
+        if group is self.producers:
+            return "prefill"
+        return "decode" if group is self.consumers and self.producers.wanted else "answer"
 
     async def _pass(
         self, engine: Engine, exchange: Exchange,
@@ -226,7 +240,7 @@ class Forwarder:
     async def _finish(self, lost: Engine, events: Events, todo: Work) -> None:
         told = events.told
         if events.drop_part():
-            self.counts["errors"] += 1
+            self._broke_off(todo)
             events.answer.break_off()
             return
         if told.finished:
@@ -238,7 +252,7 @@ class Forwarder:
             with suppress(NoEngine, EngineLost, TimeoutError, ValueError, LookupError):
                 why = await self._rest(lost, events, todo)
         if why:
-            self.counts["errors"] += 1
+            self._broke_off(todo)
             events.answer.piece(told.failure(why))
 
     async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:

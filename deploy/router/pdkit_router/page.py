@@ -19,6 +19,8 @@ _COUNTED = {
     "continued": "streams that another engine went on with",
     "degraded": "requests without a producer",
     "cancelled": "requests that the client gave up",
+    "spans_sent": "spans that the OpenTelemetry collector took",
+    "spans_dropped": "spans that it did not take in time",
 }
 _GAUGES = {
     "healthy": "1 if the engine answers",

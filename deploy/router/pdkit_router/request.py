@@ -10,11 +10,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdkit_router.body import parsed
 from pdkit_router.continuation import Transcript, transcript
 from pdkit_router.errors import Refused
+
+if TYPE_CHECKING:
+    from pdkit_router.tracing import Span
 
 _PREFILL = {"stream": False, "n": 1, "best_of": 1, "min_tokens": 0, "stream_options": None}
 # What makes a request compute its prompt and one token, for each path that generates. Fields other
@@ -139,6 +142,7 @@ class Work:
         prefill: the body for a producer, until it has it; None where one engine answers alone.
         beginning: of the prompt, as the engines that answer are chosen by it.
         transcript: of an answer that comes in events; None of others.
+        span: of the request, where it is traced.
     """
 
     method: str
@@ -149,6 +153,7 @@ class Work:
     prefill: bytes | None = None
     beginning: Sequence[bytes] = ()
     transcript: Transcript | None = None
+    span: Span | None = None
 
 
 def work(

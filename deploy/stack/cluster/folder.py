@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.planning.address import collector_port
 from deploy.stack.cluster.code import FOLDER, CodeMap, code_of, tiny_model_code
 from deploy.stack.cluster.components import NODE_FOLDER, ClaimHolder, monitoring, node_folder
 from deploy.stack.cluster.disaggregated_set import (
@@ -97,7 +98,8 @@ def _base(stack: VendorStack, form: Form) -> dict[str, str]:
         own = workload_objects(service, form.name, stack.program)
         in_set = form.as_set and is_engine(service.role)
         objects[f"{workload(service.role)}.yaml"] = own[1:] if in_set else own
-    objects["network-policies.yaml"] = network_policies(stack.services, form.name)
+    collector = collector_port(stack.plan.spec)
+    objects["network-policies.yaml"] = network_policies(stack.services, form.name, collector)
     maps = {code.name: code for service in stack.services for code in code_of(service.role)}
     kustomization = {
         **_KUSTOMIZATION,

@@ -71,10 +71,15 @@ def _service(service: Service, stack: str, *, headless: bool) -> Object:
     }
 
 
-def network_policies(services: Sequence[Service], stack: str) -> list[Object]:
+def network_policies(
+    services: Sequence[Service], stack: str, collector: int | None = None
+) -> list[Object]:
     """Return who may reach whom: nobody, but clients the router, it the engines, they Redis.
 
     Engines may reach anything: a hub for models, or a Redis of the user's own.
+
+    Args:
+        collector: the port of the one that takes the router's spans, wherever that is.
     """
     engines = [service for service in services if is_engine(service.role)]
     router = next(service for service in services if service.role == "router")
@@ -100,6 +105,7 @@ def network_policies(services: Sequence[Service], stack: str) -> list[Object]:
                 "egress": [
                     {"to": [_from(engines, stack)], "ports": tcp(ports(engines[0]).values())},
                     {"ports": _DNS_PORTS},
+                    *([{"ports": tcp([collector])}] if collector else []),
                 ],
             },
         ),

@@ -32,6 +32,26 @@ def test_defaults(spec: Make) -> None:
     assert (asked.timeouts.ready_s, asked.timeouts.stop_s) == (600.0, 15.0)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:4318", "http://[::1]:4318", "http://collector.example:80/base"]
+)
+def test_a_collector_s_url(spec: Make, url: str) -> None:
+    assert spec(tracing={"otlp_endpoint": f"{url}/"}).tracing.otlp_endpoint == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:4318", "https://collector.example:4318", "http://collector.example",
+        "http://user:secret@collector.example:4318", "http://collector.example:4318?key=secret",
+        "http://collector.example:99999", "http://:4318", "http://c\u00f6llector:4318",
+    ],
+)  # fmt: skip
+def test_what_is_no_collector_s_url(spec: Make, url: str) -> None:
+    with pytest.raises(ValidationError, match="expected http://HOST:PORT"):
+        spec(tracing={"otlp_endpoint": url})
+
+
 def test_a_spec_does_not_change(spec: Make) -> None:
     asked = spec()
     with pytest.raises(ValidationError):

@@ -105,6 +105,22 @@ class TestPorts:
         plan(port=int(port[1]), topology=topology)
 
 
+class TestCollector:
+    """In a container, a loopback address is the container's own."""
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "[::1]"])
+    def test_on_loopback(self, plan: Make, host: str) -> None:
+        tracing = {"otlp_endpoint": f"http://{host}:4318"}
+        refused = refusal(plan, runtime="compose", tracing=tracing)
+        assert f"tracing.otlp_endpoint: http://{host}:4318 is, in a container" in refused.message
+        assert "http://172.17.0.1:4318" in refused.hint
+        assert plan(runtime="process", tracing=tracing).spec.tracing.otlp_endpoint
+
+    @pytest.mark.parametrize("host", ["192.0.2.1", "collector.example"])
+    def test_elsewhere(self, plan: Make, host: str) -> None:
+        plan(runtime="compose", tracing={"otlp_endpoint": f"http://{host}:4318"})
+
+
 class TestBind:
     """Other machines are served without a key only where the user says so."""
 

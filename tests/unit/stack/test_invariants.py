@@ -291,6 +291,7 @@ class TestFingerprint:
         {"lmcache": {"staging_gib": 1}},
         {"redis": {"memory_gib": 2}},
         {"monitoring": True},
+        {"tracing": {"otlp_endpoint": "http://192.0.2.1:4318"}},
         {"hub_cache": "/data/hub"},
         {"hf_token_file": "/data/token"},
     )

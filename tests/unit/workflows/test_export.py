@@ -860,3 +860,15 @@ def test_a_node_of_an_inventory_decides_the_vendor() -> None:
     assert set(found.pods) == {"rocm"}
     assert "--inventory" in found.notes[0]
     assert "64 CPUs and 1024 GiB" in found.notes[0]
+
+
+@pytest.mark.parametrize(("tracing", "open_to"), [({}, []), ({"port": 4318}, [4318])])
+def test_the_router_reaches_the_collector_for_traces(
+    tracing: dict[str, int], open_to: list[int]
+) -> None:
+    fields = {"otlp_endpoint": f"http://collector.example:{tracing['port']}"} if tracing else {}
+    files = made(vendor="cuda", tracing=fields).files
+    policies = yaml.safe_load_all(files["base/network-policies.yaml"])
+    (egress,) = [one["spec"]["egress"] for one in policies if one["metadata"]["name"] == "router"]
+    anywhere = [port["port"] for rule in egress if "to" not in rule for port in rule["ports"]]
+    assert anywhere == [53, 53, *open_to]

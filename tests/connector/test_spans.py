@@ -1,0 +1,132 @@
+"""Spans of the connector: under the trace of the request, and none where that has none."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorMetadata
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pdkit_connector import spans, store_barrier
+from pdkit_connector.connector import PatchedLMCacheConnector
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+
+
+@pytest.fixture
+def exported(monkeypatch):
+    """What vLLM's exporter would send."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    return exporter.get_finished_spans
+
+
+def connector():
+    """A scheduler's and worker's connector in one, over an LMCache that finds 512 tokens."""
+    one = object.__new__(PatchedLMCacheConnector)
+    one._connector_metadata = None
+    one._lmcache_engine = SimpleNamespace(
+        get_num_new_matched_tokens=lambda *_: 512,
+        update_state_after_alloc=lambda *_: None,
+        build_connector_meta=lambda _: LMCacheConnectorMetadata(),
+        start_load_kv=lambda *_, **__: None,
+    )
+    return one
+
+
+def step(one, *requests):
+    """Schedule requests, and do the worker's part with what is sent to it."""
+    for request in requests:
+        found, _ = one.get_num_new_matched_tokens(request, 0)
+        one.update_state_after_alloc(request, None, found)
+    sent = pickle.dumps(one.build_connector_meta(None))
+    one._connector_metadata = pickle.loads(sent)  # noqa: S301 - our own
+    one.start_load_kv(None)
+
+
+def test_lookup_and_load_are_steps_of_the_engine_s_request(exported):
+    step(connector(), SimpleNamespace(trace_headers=HEADERS))
+    lookup, load = exported()
+    assert (lookup.name, load.name) == ("lookup", "load")
+    for span in (lookup, load):
+        assert f"{span.context.trace_id:032x}" == TRACE
+        assert f"{span.parent.span_id:016x}" == PARENT
+        assert span.start_time <= span.end_time
+    assert lookup.attributes == {"pdkit.found_tokens": 512}
+    assert load.attributes == {"pdkit.tokens": 512}
+
+
+def test_a_load_is_noted_in_its_own_step_only(exported):
+    one = connector()
+    step(one, SimpleNamespace(trace_headers=HEADERS))
+    step(one)
+    assert [span.name for span in exported()] == ["lookup", "load"]
+
+
+def test_a_lookup_that_is_not_ready_is_none_yet(exported):
+    one = connector()
+    one._lmcache_engine.get_num_new_matched_tokens = lambda *_: None
+    assert one.get_num_new_matched_tokens(SimpleNamespace(trace_headers=HEADERS), 0)[0] is None
+    assert not exported()
+
+
+def test_nothing_found_is_looked_up_and_not_loaded(exported):
+    one = connector()
+    one._lmcache_engine.get_num_new_matched_tokens = lambda *_: 0
+    step(one, SimpleNamespace(trace_headers=HEADERS))
+    (lookup,) = exported()
+    assert lookup.attributes == {"pdkit.found_tokens": 0}
+
+
+@pytest.mark.parametrize("headers", [None, {}])
+def test_no_trace_no_span(exported, headers):
+    step(connector(), SimpleNamespace(trace_headers=headers))
+    assert not exported()
+
+
+def test_a_client_that_wants_no_record_gets_none(exported):
+    unwanted = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    step(connector(), SimpleNamespace(trace_headers=unwanted))
+    assert not exported()
+
+
+def test_the_store_barrier_s_wait_is_the_store(exported, monkeypatch):
+    async def answer(_name, _worker, _limit_s):
+        return True
+
+    monkeypatch.setattr(store_barrier, "engine_name", lambda: "engine")
+    monkeypatch.setattr(store_barrier, "stored", answer)
+
+    async def engine(_scope, _receive, send):
+        await send({"type": "http.response.body", "body": b"a secret answer"})
+
+    async def send(_message):
+        pass
+
+    middleware = store_barrier.HoldUntilStored(engine)
+    scope = {"type": "http", "method": "POST"}
+    asyncio.run(middleware(scope, None, send))
+    assert not exported()
+    traced = [
+        (b"authorization", b"Bearer secret"),
+        (b"traceparent", HEADERS["traceparent"].encode()),
+    ]
+    asyncio.run(middleware({**scope, "headers": traced}, None, send))
+    (store,) = exported()
+    assert (store.name, dict(store.attributes)) == ("store", {"pdkit.result": "stored"})
+    assert f"{store.context.trace_id:032x}" == TRACE
+    assert "secret" not in store.to_json()
+
+
+def test_the_clock_may_go_back(exported):
+    spans.note("load", HEADERS, spans.began() + 10**12)
+    (span,) = exported()
+    assert span.start_time == span.end_time
