@@ -176,6 +176,11 @@ class TimeoutSpec(Strict):
         description="how long an engine or LMCache's server may not answer before the supervisor "
         "restarts it",
     )
+    stuck_s: Seconds = Field(
+        600.0,
+        description="how long an engine that answers may compute nothing while it has requests, "
+        "before the supervisor restarts it; longer than any step",
+    )
 
 
 class SloSpec(Strict):

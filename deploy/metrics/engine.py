@@ -72,6 +72,25 @@ class CacheCounters:
         return self.local_hits / self.local_queries if self.local_queries else None
 
 
+# Of the core, which computes: the API server only passes them on. A step of a long prompt, which
+# gives no token yet, takes KV blocks.
+_CORE = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:iteration_tokens_total_count",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    f"{LOCAL_QUERIES}_total",
+)
+
+
+def core_counts(page: MetricsPage) -> tuple[float, ...]:
+    """Return numbers of which each step of an engine changes one; () where one is missing."""
+    found = [page.total(name) for name in _CORE]
+    return tuple(value for value in found if value is not None) if None not in found else ()
+
+
 @dataclass(frozen=True)
 class Latency:
     """Durations in seconds, as a histogram has them.

@@ -1,11 +1,22 @@
-"""Tells an engine that hangs: it served, still runs, and has not answered for long."""
+"""Tells an engine that hangs: it served, still runs, and has not answered for long.
+
+Or it answers, but its core, another process, has stopped: requests wait, and nothing is computed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
-_EVERY_S = 5.0
+from deploy.metrics.engine import core_counts
+from deploy.stack.service import Service
+from deploy.workflows.drain import engine_views
+from deploy.workflows.running import RunningStack, metrics_page
+
+_EVERY_S, _WORK_EVERY_S = 5.0, 30.0
+T = TypeVar("T")
+Submit = Callable[[Callable[[], T]], Future[T]]
 
 
 class Liveness:
@@ -36,3 +47,36 @@ class Liveness:
                 self.silent_s += _EVERY_S
         if self._asking is None and now_s >= self._due_s:
             self._asking, self._due_s = self._submit(ask), now_s + _EVERY_S
+
+
+class Work:
+    """Compares what an engine's core has counted while requests wait for it.
+
+    One step is the least that moves a count, which is why the limit must be longer than any step. A
+    core that hangs without requests is seen with the first one.
+    """
+
+    def __init__(self, submit: Submit[tuple[float, ...]]) -> None:
+        self.still_s = 0.0
+        self._submit = submit
+        self._looking: Future[tuple[float, ...]] | None = None
+        self._last: tuple[float, ...] = ()
+        self._due_s = 0.0
+
+    def probe(self, look: Callable[[], tuple[float, ...]], now_s: float) -> None:
+        """Take what was seen, and look again when it is time; () tells nothing."""
+        if self._looking is not None and self._looking.done():
+            counts, self._looking = self._looking.result(), None
+            same = counts and counts == self._last
+            self.still_s, self._last = self.still_s + _WORK_EVERY_S if same else 0.0, counts
+        if self._looking is None and now_s >= self._due_s:
+            self._looking, self._due_s = self._submit(look), now_s + _WORK_EVERY_S
+
+
+def waited_for(running: RunningStack, service: Service) -> tuple[float, ...]:
+    """Return what an engine's core has counted, () where it has no request or does not tell."""
+    views = engine_views(running) or ()
+    if not any(view.busy for view in views if view.name == service.name):
+        return ()
+    page = metrics_page(running, service)
+    return core_counts(page) if page else ()

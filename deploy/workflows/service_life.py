@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from deploy.runtime.launcher import Started
 from deploy.runtime.state import ServiceRecord
-from deploy.workflows.liveness import Liveness
+from deploy.workflows.liveness import Liveness, Work
 
 LONGEST_PAUSE_S = 60.0
 
@@ -41,10 +41,12 @@ class Life:
         started: the process, if this supervisor started it and so knows its exit code.
         given_up: it died too often.
         liveness: tells whether the process `pid` hangs.
+        work: tells whether its core does.
     """
 
     record: ServiceRecord
     liveness: Liveness
+    work: Work
     pid: int = 0
     deaths: int = 0
     serves_since: float = field(default_factory=time.monotonic)

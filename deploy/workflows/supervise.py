@@ -28,7 +28,7 @@ from deploy.runtime.process.sessions import wait_for_an_end
 from deploy.runtime.supervisor import inherited_sockets
 from deploy.stack.service import PROBED_ROLES, STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
-from deploy.workflows.liveness import Liveness
+from deploy.workflows.liveness import Liveness, Work, waited_for
 from deploy.workflows.running import RunningStack, find_stack
 from deploy.workflows.service_life import LONGEST_PAUSE_S, Life, Patience
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
@@ -101,7 +101,7 @@ class Supervisor:
             self._lives = {
                 name: life
                 if (life := self._lives.get(name)) and life.record == record
-                else Life(record, Liveness(self._asking.submit))
+                else Life(record, *self._probes())
                 for name, record in records.items()
             }
         return self._running
@@ -127,19 +127,28 @@ class Supervisor:
     def _check_liveness(self, running: RunningStack, service: Service, life: Life) -> None:
         """End a service that hangs, unless a command is at work; then it has died."""
         if (pid := running.launcher.pid(life.record)) != life.pid:  # such as by Docker, unseen
-            life.pid, life.liveness = pid, Liveness(self._asking.submit)
+            life.pid, (life.liveness, life.work) = pid, self._probes()
         life.liveness.probe(
             lambda: running.is_ready(service),
             time.monotonic(),
             lambda: running.launcher.uptime_s(life.record) > service.ready_s,
         )
-        if life.liveness.silent_s <= running.prepared.spec.timeouts.hung_s:
+        if service.role in ENGINE_ROLES:
+            life.work.probe(lambda: waited_for(running, service), time.monotonic())
+        limits = running.prepared.spec.timeouts
+        if life.liveness.silent_s > limits.hung_s:
+            text = f"has not answered for {life.liveness.silent_s:g} s"
+        elif life.work.still_s > limits.stuck_s:
+            text = f"has requests and has computed nothing for {life.work.still_s:g} s"
+        else:
             return
+        self._end(running, service, life, text)
+
+    def _end(self, running: RunningStack, service: Service, life: Life, text: str) -> None:
         with suppress(StackLocked), supervisor_turn(self._lock, self._name):
             if self._is_another(life):
                 return
-            text = f"has not answered for {life.liveness.silent_s:g} s"
-            life.liveness = Liveness(self._asking.submit)  # as long again, if it cannot be ended
+            life.liveness, life.work = self._probes()  # as long again, if it cannot be ended
             try:
                 running.launcher.stop({service.name: life.record}, grace_s=ABORT_GRACE_S)
             except (PdkitError, OSError) as exc:
@@ -147,6 +156,9 @@ class Supervisor:
                 return
             self._note(service, "hung", f"{text}; stopped")
             life.started = None  # its exit code tells of us
+
+    def _probes(self) -> tuple[Liveness, Work]:
+        return Liveness(self._asking.submit), Work(self._asking.submit)
 
     def _died(self, service: Service, life: Life) -> None:
         """Record a death, unless a command is at work, which may have caused it."""

@@ -83,7 +83,7 @@ def test_every_setting_was_looked_at() -> None:
         "lmcache.staging_gib", "lmcache.server_gib", "redis.client", "redis.integrity",
         "redis.memory_gib",
         "redis.shards", "router.degrade", "slo.ttft_s", "slo.itl_s", "timeouts.ready_s",
-        "timeouts.stop_s", "timeouts.hung_s",
+        "timeouts.stop_s", "timeouts.hung_s", "timeouts.stuck_s",
     }  # fmt: skip
     known = set()
     for name, field in StackSpec.model_fields.items():

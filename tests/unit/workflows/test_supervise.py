@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError
+from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.output.views import status_view
 from deploy.runtime import boot
 from deploy.runtime import supervisor as runtime_supervisor
@@ -29,9 +31,9 @@ from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.stack.service import Service
-from deploy.workflows import liveness, start, supervise
+from deploy.workflows import drain, liveness, start, supervise
 from deploy.workflows.down import stop_stack
-from deploy.workflows.liveness import Liveness
+from deploy.workflows.liveness import Liveness, Work, waited_for
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.service_life import Patience
 from deploy.workflows.status import stack_status
@@ -521,6 +523,145 @@ class TestLiveness:
             made.probe(lambda: True, look * 5.0, lambda: True)
         assert len(asked) == 1
         assert made.silent_s == 0, "whoever asks was held up"
+
+
+# An engine's page, by what its core counts: in the middle of a long prompt, a step gives no token.
+PAGE = """\
+vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} 0.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="tiny"}} {usage}
+vllm:prefix_cache_queries_total{{engine="0",model_name="tiny"}} 512.0
+vllm:prompt_tokens_total{{engine="0",model_name="tiny"}} 512.0
+vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {tokens}
+vllm:iteration_tokens_total_count{{engine="0",model_name="tiny"}} {tokens}
+http_requests_total{{handler="/metrics",method="GET"}} {scrapes}
+"""
+ROUTER_PAGE = """\
+pdkit_router_engine_healthy{{engine="consumer-0",role="consumer"}} 1
+pdkit_router_engine_busy{{engine="consumer-0",role="consumer"}} {busy}
+pdkit_router_engine_healthy{{engine="producer-0",role="producer"}} 1
+pdkit_router_engine_busy{{engine="producer-0",role="producer"}} 1
+"""
+
+
+class TestWork:
+    """An engine whose core has stopped still answers."""
+
+    def still(self, *seen: tuple[float, ...]) -> float:
+        """Return how long nothing was computed, after looks that saw these counts."""
+        left = iter(seen)
+
+        def submit(_: Callable[[], tuple[float, ...]]) -> Future[tuple[float, ...]]:
+            asked: Future[tuple[float, ...]] = Future()
+            asked.set_result(next(left))
+            return asked
+
+        made = Work(submit)
+        for look in range(len(seen)):
+            made.probe(tuple, look * 30.0)
+        made._due_s = float("inf")  # only the last answer is taken
+        made.probe(tuple, 0.0)
+        return made.still_s
+
+    @pytest.mark.parametrize(
+        ("seen", "still_s"),
+        [
+            (((1,), (1,), (1,)), 60),
+            (((1,), (2,), (3,)), 0),
+            (((1,), (1,), (2,)), 0),
+            (((1,), (1,), (), (1,)), 0),
+            (((1,), (), (1,), (1,)), 30),
+            (((), (), ()), 0),
+        ],
+    )
+    def test_it_is_the_time_without_a_change(
+        self, seen: tuple[tuple[float, ...], ...], still_s: float
+    ) -> None:
+        assert self.still(*seen) == still_s
+
+    def test_a_look_without_an_answer_yet_is_not_repeated(self) -> None:
+        asked: list[Future[tuple[float, ...]]] = []
+
+        def submit(_: Callable[[], tuple[float, ...]]) -> Future[tuple[float, ...]]:
+            asked.append(Future())
+            return asked[-1]
+
+        made = Work(submit)
+        for look in range(100):
+            made.probe(tuple, look * 30.0)
+        assert (len(asked), made.still_s) == (1, 0)
+
+    def counts(
+        self, monkeypatch: pytest.MonkeyPatch, *, busy: int = 1, page: str = PAGE, **page_of: float
+    ) -> tuple[float, ...]:
+        """Return what is seen of consumer-0, by the router's page and its own."""
+        values = {"running": 1, "usage": 0.25, "tokens": 9, "scrapes": 5, **page_of}
+        pages = {
+            "router": parsed_page(ROUTER_PAGE.format(busy=busy)),
+            "consumer-0": parsed_page(page.format(**values)),
+        }
+
+        def served(_: Any, service: Any, **__: Any) -> MetricsPage:
+            return pages[service.name]
+
+        monkeypatch.setattr(liveness, "metrics_page", served)
+        monkeypatch.setattr(drain, "metrics_page", served)
+        running: Any = SimpleNamespace(stack=SimpleNamespace(front=SimpleNamespace(name="router")))
+        consumer: Any = SimpleNamespace(name="consumer-0")
+        return waited_for(running, consumer)
+
+    def test_each_step_changes_what_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = self.counts(monkeypatch)
+        assert first
+        assert self.counts(monkeypatch, usage=0.28) != first, "a step of a long prompt"
+        assert self.counts(monkeypatch, tokens=10) != first
+        assert self.counts(monkeypatch, running=2) != first
+        assert self.counts(monkeypatch, scrapes=6) == first, (
+            "its API server's count, not its core's"
+        )
+
+    def test_without_requests_or_counts_nothing_is_seen(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.counts(monkeypatch, busy=0) == ()
+        no_usage = PAGE.replace("vllm:kv_cache_usage_perc", "vllm:renamed")
+        assert self.counts(monkeypatch, page=no_usage) == ()
+
+    @pytest.fixture
+    def stuck(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
+        monkeypatch.setattr(liveness, "_WORK_EVERY_S", 0.1)
+        timeouts = {**SMALL["timeouts"], "stuck_s": 0.45}
+        watched.spec = watched.lab.spec(supervise=True, timeouts=timeouts)
+        return watched
+
+    def test_a_core_that_hangs_is_ended_with_its_engine(
+        self, stuck: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    ) -> None:
+        hangs = {"consumer-0"}
+        monkeypatch.setattr(
+            supervise, "waited_for", lambda _, service: (1.0,) if service.name in hangs else ()
+        )
+        stuck.up()
+        old = stuck.pid("consumer-0")
+        eventually(lambda: "hung" in stuck.events("consumer-0"), 30.0)
+        hangs.clear()
+        eventually(lambda: stuck.is_back("consumer-0", old), 30.0)
+        hung = read_events(stuck.lab.home.stack("pdkit").events_file)[0]
+        assert hung.text.startswith("has requests and has computed nothing for 0.")
+
+    def test_one_that_computes_is_left_alone(
+        self, stuck: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    ) -> None:
+        looks: list[float] = []
+
+        def computes(*_: Any) -> tuple[float, ...]:
+            looks.append(0.0)
+            return (float(len(looks)),)
+
+        monkeypatch.setattr(supervise, "waited_for", computes)
+        stuck.up()
+        eventually(lambda: len(looks) > 40, 30.0)  # of two engines, each for twice the limit
+        assert stuck.events() == []
 
 
 class TestWhileACommandWorks:
