@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["right", "wrong", "ended", "lost", "late"]
 
@@ -78,3 +78,47 @@ class History:
         """Return the requests with these verdicts."""
         wanted = set(kinds)
         return [one for one in self.requests if verdict(one, answers, late_s) in wanted]
+
+
+class Results:
+    """The rows of all trials, in a folder from which a later run reads them again.
+
+    Attributes:
+        bad: requests that were wrong, lost or late.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._done: set[tuple[str, int]] = set()
+        self.bad = 0
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for line in self._file(folder).read_text().splitlines():
+                self._note(json.loads(line))
+
+    def _file(self, folder: Path) -> Path:
+        file = folder / "results.jsonl"
+        file.touch()
+        return file
+
+    def _note(self, row: dict[str, Any]) -> None:
+        self._done.add((row["fault"], row["seed"]))
+        self.bad += len(row["bad"])
+
+    def has(self, fault: str, seed: int) -> bool:
+        """Tell whether a trial has a result."""
+        return (fault, seed) in self._done
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._note(row)
+        if self._folder is not None:
+            with self._file(self._folder).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+
+    def requests_of(self, fault: str, seed: int) -> Path | None:
+        """Return the file for the requests of a trial, empty: a trial broken off is done again."""
+        if self._folder is None:
+            return None
+        file = self._folder / f"{fault.replace(' ', '-')}-{seed}.jsonl"
+        file.unlink(missing_ok=True)
+        return file

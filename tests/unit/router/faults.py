@@ -10,16 +10,20 @@ import argparse
 import asyncio
 import hashlib
 import json
+import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
@@ -65,12 +69,16 @@ async def by_prompt(engine: StandIn, to: Connection) -> None:
 class Bed:
     """What faults are done to."""
 
+    loop: Loop
     engines: tuple[StandIn, ...]
     listening: socket.socket
     choice: random.Random
     history: History = field(default_factory=History)
     ends: list[tuple[float, float]] = field(default_factory=list)  # of routers
     router: subprocess.Popen[bytes] | None = None
+    log: str = os.devnull
+    drained: Path | None = None
+    metrics_port: int = field(default_factory=unused_port)
 
     @property
     def port(self) -> int:
@@ -83,15 +91,19 @@ class Bed:
             for engine in self.engines
             for part in (f"--{engine.name.split('-')[0]}", f"{engine.name}=127.0.0.1:{engine.port}")
         ]
+        drains = ("--drain-file", str(self.drained)) if self.drained else ()
+        log = Path(self.log).open("wb")  # noqa: SIM115 - closed below
         self.router = subprocess.Popen(
             (
                 sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", "1",
-                "--metrics-host", "127.0.0.1", "--metrics-port", str(unused_port()), *named,
+                "--metrics-host", "127.0.0.1", "--metrics-port", str(self.metrics_port),
+                *named, *drains,
             ),
             env={"PYTHONPATH": ROUTER, "PDKIT_LISTEN_FD": str(held)},
             pass_fds=(held,),
-            stderr=subprocess.DEVNULL,
+            stderr=log,
         )  # fmt: skip
+        log.close()
 
     def end_router(self, number: signal.Signals) -> None:
         assert self.router is not None
@@ -106,6 +118,16 @@ class Bed:
         while len(self.history.requests) < enough:
             time.sleep(0.002)
 
+    def await_gauge(self, name: str, engine: StandIn, value: int) -> None:
+        """Wait until the router's page says so of an engine."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        line = re.compile(rf'(?m)^pdkit_router_engine_{name}{{engine="{engine.name}",.*}} {value}$')
+        until = time.monotonic() + 60
+        while not line.search(httpx.get(url, trust_env=False, timeout=60).text):
+            if time.monotonic() > until:
+                raise AssertionError(f"{engine.name} is not {name} {value}")
+            time.sleep(0.02)
+
     def pause(self, most_s: float) -> None:
         time.sleep(self.choice.uniform(0, most_s))
 
@@ -119,6 +141,34 @@ def kill_engine(bed: Bed, engine: StandIn) -> None:
 def break_off(bed: Bed, engine: StandIn) -> None:
     engine.drop_idle()
     bed.pause(0.01)
+
+
+async def kill_at_once(*engines: StandIn) -> None:
+    """Leave no time for a request to break two engines, of which a third is not tried."""
+    for one in engines:
+        await one._kill()
+
+
+def kill_two(bed: Bed, engine: StandIn) -> None:
+    others = [one for one in bed.engines if one is not engine]
+    two = (engine, bed.choice.choice(others))
+    bed.loop.run(kill_at_once(*two))
+    bed.pause(0.01)
+    for one in two:
+        one.start()
+
+
+def restart_drained(bed: Bed, engine: StandIn) -> None:
+    """Do to one engine what a rolling restart does to each in turn."""
+    assert bed.drained is not None
+    bed.drained.write_text(f"{engine.name}\n")
+    bed.await_gauge("drained", engine, 1)
+    bed.await_gauge("busy", engine, 0)
+    engine.kill()
+    bed.pause(0.01)
+    engine.start()
+    bed.drained.write_text("")
+    bed.await_gauge("drained", engine, 0)
 
 
 def fail(bed: Bed, engine: StandIn) -> None:
@@ -141,6 +191,9 @@ def restart_router(bed: Bed, _: StandIn) -> None:
 
 FAULTS: dict[str, Callable[[Bed, StandIn], None]] = {
     "engine killed": kill_engine,
+    "two engines killed": kill_two,
+    "engine killed, log on a full disk": kill_engine,
+    "engine drained and restarted": restart_drained,
     "connections closed": break_off,
     "engine answers 500": fail,
     "router killed": kill_router,
@@ -149,14 +202,18 @@ FAULTS: dict[str, Callable[[Bed, StandIn], None]] = {
 
 
 @contextmanager
-def bed_of(loop: Loop, seed: int) -> Iterator[Bed]:
-    """Set engines and a router up, for the length of a block."""
+def bed_of(loop: Loop, seed: int, log: str = os.devnull) -> Iterator[Bed]:
+    """Set engines and a router that writes to `log` up, for the length of a block."""
     roles = ("producer", "consumer")
     engines = tuple(StandIn(loop, f"{role}-{n}") for n in range(ENGINES) for role in roles)
     for engine in engines:
         engine.does = by_prompt
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
-        bed = Bed(engines, listening, random.Random(seed))
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=256) as listening,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        drained = Path(folder) / "drained.json"
+        bed = Bed(loop, engines, listening, random.Random(seed), log=log, drained=drained)
         bed.start_router()
         try:
             _answers(bed.port)
@@ -172,7 +229,7 @@ def run(loop: Loop, fault: str, trials: int, seed: int) -> tuple[Counter[str], l
 
     What was in flight when a router was killed, and broke off, is named "cut" and expected.
     """
-    with bed_of(loop, seed) as bed:
+    with bed_of(loop, seed, "/dev/full" if "full disk" in fault else os.devnull) as bed:
         history = bed.history
         clients = Clients(
             f"http://127.0.0.1:{bed.port}",
