@@ -211,6 +211,8 @@ class Connections:
                 )
         except (OSError, TimeoutError) as exc:
             raise EngineLost(f"it takes no connection ({exc})", asked=False) from exc
+        if connection.transport.is_closing():  # lost already: nothing would tell of it again
+            raise EngineLost("it closed a new connection", asked=False)
         self.open.add(connection)
         return connection
 
