@@ -125,7 +125,7 @@ def test_no_gpu(ran: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: Any) 
     assert "there is no GPU here (none)" in capsys.readouterr().err
 
 
-def test_a_result_that_was_cut_off_is_none(tmp_path: Path) -> None:
+def test_a_truncated_result_is_not_done(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.write(Result("one", 1.0, {"a": 1}, (), "abc"))
     assert results.is_done("one", "abc") and not results.is_done("one", "def")

@@ -221,7 +221,7 @@ class TestEveryBuiltImage:
         assert dockerfile.args == dockerfile.defaults
 
     @of(BUILT)
-    def test_it_runs_as_nobody_in_particular(self, dockerfile: Dockerfile) -> None:
+    def test_containers_run_as_a_fixed_non_root_user(self, dockerfile: Dockerfile) -> None:
         assert dockerfile.last("USER") == "10001:10001"
         assert dockerfile.last("ENTRYPOINT") == "[]"
 
@@ -250,7 +250,7 @@ class TestEveryBuiltImage:
         }
 
     @of(ENGINES)
-    def test_an_engine_may_be_anybody(self, dockerfile: Dockerfile) -> None:
+    def test_an_engine_runs_as_any_user(self, dockerfile: Dockerfile) -> None:
         assert "HOME=/tmp USER=pdkit LOGNAME=pdkit" in dockerfile.last("ENV")
 
     @of([service for service in SERVICES if service.build])

@@ -55,7 +55,7 @@ def test_what_it_shows_are_the_defaults(tmp_path: Path) -> None:
     assert load_spec({}, {}, file).spec == StackSpec()
 
 
-def test_as_it_stands_it_sets_nothing(tmp_path: Path) -> None:
+def test_the_unedited_example_sets_nothing(tmp_path: Path) -> None:
     file = tmp_path / "deploy.yaml"
     file.write_text(example_yaml())
     source = load_spec({}, {}, file)

@@ -223,7 +223,7 @@ class TestShape:
         assert self.shape(tmp_path, {"model_type": "rwkv"}) is None
 
     @pytest.mark.parametrize("field", sorted(LLAMA))
-    def test_a_number_that_is_none(self, tmp_path: Path, field: str) -> None:
+    def test_a_value_that_is_not_a_number(self, tmp_path: Path, field: str) -> None:
         refusal(folder_with(tmp_path, {**LLAMA, field: "many"}))
 
     def test_kv_bytes(self) -> None:

@@ -271,7 +271,7 @@ class TestOwnWords:
     def test_a_vendor_by_another_name(self, value: str, meant: str) -> None:
         assert f"did you mean '{meant}'?" in refusal(f"vendor: {value}").message
 
-    def test_a_vendor_that_is_none(self) -> None:
+    def test_an_unknown_vendor(self) -> None:
         assert "did you mean" not in refusal("vendor: abacus").message
 
 

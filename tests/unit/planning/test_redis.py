@@ -68,7 +68,7 @@ def test_only_lmcaches_own_client_needs_a_port() -> None:
 
 
 @pytest.mark.parametrize("shards", [0, 17, True, "many"])
-def test_a_number_of_shards_that_is_none(shards: object) -> None:
+def test_an_invalid_number_of_shards(shards: object) -> None:
     with pytest.raises(ValueError, match="shards"):
         StackSpec.model_validate({"redis": {"shards": shards}})
 

@@ -202,7 +202,7 @@ def test_a_group_without_engines_has_none_to_choose() -> None:
     "http://a:1?role=producer", "dns://a?role=producer", "dns://a:1", "dns://a:1?role=router",
     "dns://:1?role=producer", "dns://a:x?role=producer", "",
 ])  # fmt: skip
-def test_a_source_that_is_none(text: str) -> None:
+def test_an_invalid_source_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not dns://HOST:PORT"):
         source(text)
 

@@ -105,7 +105,7 @@ class TestCachedTokens:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "é", "a\tb"])
-def test_a_name_that_is_none_is_replaced(router: Router, name: str) -> None:
+def test_an_invalid_request_id_is_replaced(router: Router, name: str) -> None:
     headers = [(b"x-request-id", name.encode())]
     answer = router.client.post(COMPLETIONS, json=BODY, headers=headers)
     assert len(answer.headers["x-request-id"]) == 32

