@@ -8,7 +8,7 @@ from statistics import median
 from deploy.benchmark.compare import by_load
 from deploy.benchmark.results import Repeat, Result
 from deploy.planning.break_even import Speeds
-from deploy.planning.plan import PREFILL
+from deploy.planning.engines import PREFILL
 
 
 def measured_speeds(result: Result) -> dict[str, Speeds]:

@@ -12,7 +12,7 @@ from deploy.metrics.frame import EngineFrame, Frame, RouterFrame, StoreFrame, To
 from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store import StoreStats
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from deploy.output.table import percent, size, table
+from deploy.planning.engines import EnginePlan
 from deploy.planning.memory import GIB
-from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.workflows.prepare import Prepared, engine_image
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deploy.config.spec import MAX_SHARDS
-from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.engines import EnginePlan
+from deploy.planning.plan import Plan
 from deploy.planning.rates import computed_gb_s
 from deploy.planning.redis import redis_shards
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from deploy.config.model import Model
 from deploy.config.spec import SettledSpec, StackSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.planning.address import host_port
-from deploy.planning.checks import FIRST_ENGINE_OFFSET, check_spec
+from deploy.planning.checks import check_spec
+from deploy.planning.engines import (
+    DECODE,
+    PREFILL,
+    EnginePlan,
+    engine_memory_mib,
+    plan_engines,
+    remote_engines,
+)
 from deploy.planning.gpus import allot, gpu_memory, gpu_need
-from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.inventory import Inventory
 from deploy.planning.kinds import check_kind
-from deploy.planning.kv_server import MP, KvServerPlan, kv_server
+from deploy.planning.kv_server import KvServerPlan, kv_server
 from deploy.planning.limits import Limits, redis_limits
 from deploy.planning.memory import (
     MIB,
-    KvSpace,
     bytes_per_token,
     chosen_dtype,
     kv_space,
@@ -26,44 +32,6 @@ from deploy.planning.memory import (
 )
 from deploy.planning.redis import RedisPlan, redis_shards, shard_count
 from deploy.planning.topology import Topology
-
-Role = Literal["producer", "consumer", "aggregated"]
-ENGINE_ROLES: tuple[Role, ...] = ("producer", "consumer", "aggregated")
-PREFILL: tuple[Role, ...] = ("producer", "aggregated")
-# Also those that answer clients, each request once.
-DECODE: tuple[Role, ...] = ("consumer", "aggregated")
-
-
-@dataclass(frozen=True)
-class EnginePlan:
-    """One vLLM engine: its role, its port and what it may use.
-
-    Attributes:
-        port: on its host.
-        gpus: its own, or the one it shares; empty on CPUs.
-        memory_mib: expected resident host memory, all ranks together.
-        host: address on which it listens, or of the other host that has it.
-        remote: another host has it, and this one only uses it.
-    """
-
-    name: str
-    role: Role
-    port: int
-    gpus: tuple[Gpu, ...]
-    cpu_threads: int
-    memory_mib: int
-    host: str = "127.0.0.1"
-    remote: bool = False
-
-    @property
-    def url(self) -> str:
-        """Where other hosts reach it."""
-        return f"http://{host_port(self.host, self.port)}"
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """The indices of its GPUs."""
-        return tuple(gpu.index for gpu in self.gpus)
 
 
 @dataclass(frozen=True)
@@ -254,8 +222,8 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
     limits = redis_limits(
         spec, model.shape, dtype, inventory, engines=topology.engines, prompt=length
     )
-    memory_mib = _engine_memory_mib(spec, vendor, space, limits if topology.redis else None)
-    engines = _engines(spec, vendor, topology, inventory, gpus, memory_mib)
+    memory_mib = engine_memory_mib(spec, vendor, space, limits if topology.redis else None)
+    engines = plan_engines(spec, vendor, topology, inventory, gpus, memory_mib)
     tier = store_mib(space, inventory, producers=topology.storing, a_token=a_token, context=length)
     used_gpus = len({gpu for own in gpus for gpu in own})
     return Plan(
@@ -288,7 +256,7 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
         limits=limits,
         gpu_groups=inventory.gpu_groups,
         container_gpus=inventory.container_gpus,
-        remote=_remote(spec, topology),
+        remote=remote_engines(spec, topology),
     )
 
 
@@ -310,55 +278,3 @@ def _redis_port(spec: StackSpec) -> int:
     """
     by_port = spec.runtime == "process" and spec.redis.client == "lmcache"
     return spec.port + 1 if by_port else 0
-
-
-def _engine_memory_mib(
-    spec: StackSpec, vendor: Vendor, space: KvSpace, limits: Limits | None
-) -> int:
-    """Return the host memory of an engine; without limits it has no staging memory."""
-    if spec.connector == MP:
-        limits = None  # LMCache's server takes KV from where it is
-    in_host = 0 if vendor.has_gpus else (space.told_bytes or 0) // MIB
-    staging_mib = round(limits.ranks * limits.staging_gib * 1024) if limits else 0
-    return spec.tp * (vendor.engine_base_mib + in_host) + staging_mib
-
-
-def _engines(
-    spec: StackSpec,
-    vendor: Vendor,
-    topology: Topology,
-    inventory: Inventory,
-    gpus: tuple[tuple[Gpu, ...], ...],
-    memory_mib: int,
-) -> tuple[EnginePlan, ...]:
-    names: list[tuple[Role, str]] = [
-        *(("producer", f"producer-{index}") for index in range(topology.producers)),
-        *(("consumer", f"consumer-{index}") for index in range(topology.consumers)),
-        *(("aggregated", f"engine-{index}") for index in range(topology.aggregated)),
-    ]
-    threads = max(1, inventory.cpus // (topology.engines * spec.tp))
-    if vendor.max_threads is not None:
-        threads = min(threads, vendor.max_threads)
-    return tuple(
-        EnginePlan(
-            name,
-            role,
-            spec.port + FIRST_ENGINE_OFFSET + index,
-            own,
-            threads,
-            memory_mib,
-            host=spec.engine.bind,
-        )
-        for index, ((role, name), own) in enumerate(zip(names, gpus, strict=True))
-    )
-
-
-def _remote(spec: StackSpec, topology: Topology) -> tuple[EnginePlan, ...]:
-    """Return the engines of other hosts; their numbers follow those of this one's."""
-    number = {"producer": topology.producers, "consumer": topology.consumers}
-    found = []
-    for one in spec.router.engines:
-        name = f"{one.role}-{number[one.role]}"
-        number[one.role] += 1
-        found.append(EnginePlan(name, one.role, one.port, (), 0, 0, host=one.host, remote=True))
-    return tuple(found)

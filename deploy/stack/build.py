@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 
 from deploy.assets import asset
-from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.engines import EnginePlan
+from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
+from deploy.stack.container_layout import ContainerLayout
 from deploy.stack.containers import engine_secrets, in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.kv_server import kv_server_service
-from deploy.stack.layout import ENGINE_KEY, LOOPBACK, ContainerLayout, Layout
+from deploy.stack.layout import ENGINE_KEY, LOOPBACK, Layout
 from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
 from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, Health, Service, Stack

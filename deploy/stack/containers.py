@@ -10,8 +10,10 @@ from deploy.assets import asset
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import ConfigError
+from deploy.planning.engines import EnginePlan
 from deploy.planning.inventory import Gpu
-from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.plan import Plan
+from deploy.stack.container_layout import ContainerLayout
 from deploy.stack.layout import (
     CONNECTOR,
     ENGINE_CACHE,
@@ -25,7 +27,6 @@ from deploy.stack.layout import (
     ROUTER,
     ROUTER_CONTROL,
     SECRETS,
-    ContainerLayout,
 )
 from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service, Stack
 

@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from deploy.assets import yaml_asset
-from deploy.planning.plan import EnginePlan, Plan, Role
+from deploy.planning.engines import EnginePlan, Role
+from deploy.planning.plan import Plan
 from deploy.stack import kv_server, tracing
 from deploy.stack.layout import ENGINE_KEY, Layout
 from deploy.stack.namespace import hash_seed

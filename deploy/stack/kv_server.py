@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
+from deploy.planning.engines import EnginePlan
 from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.limits import Limits
 from deploy.planning.memory import GIB
-from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
 from deploy.stack.redis_path import redis_path_settings
 from deploy.stack.service import ConfigFile, Health, Service

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.engines import EnginePlan
+from deploy.planning.plan import Plan
 from deploy.stack.layout import ENGINE_KEY, Layout
 from deploy.stack.tracing import router_args
 

@@ -6,7 +6,8 @@ of the connector, which vLLM's exporter sends.
 
 from __future__ import annotations
 
-from deploy.planning.plan import EnginePlan, Plan
+from deploy.planning.engines import EnginePlan
+from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.errors import StackUnhealthy, StateError
 from deploy.metrics.router import EngineView
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.drains import drained_by_restart, drained_engines, write_drained
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home

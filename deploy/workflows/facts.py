@@ -25,8 +25,8 @@ from deploy.runtime.host import (
     find_redis_server,
     require_libraries,
 )
+from deploy.stack.container_layout import ContainerImages
 from deploy.stack.containers import ROOTLESS
-from deploy.stack.layout import ContainerImages
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
 from deploy.workflows.user_files import hub_token
 

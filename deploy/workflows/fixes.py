@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deploy.assets import connector_path
 from deploy.errors import FixFailed, MissingTool
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.fixes import FixReport, FixReports, fixes_of_image, fixes_of_interpreter
 from deploy.runtime.home import Home
 from deploy.runtime.host import engine_versions

@@ -25,7 +25,7 @@ from deploy.runtime.compose.images import (
     probe_versions,
     pull_image,
 )
-from deploy.stack.layout import ContainerImages
+from deploy.stack.container_layout import ContainerImages
 from deploy.stack.service import MONITORING_ROLES
 from deploy.workflows.image_builds import build, build_arguments, came_as_file
 from deploy.workflows.prepare import Report

@@ -17,7 +17,7 @@ from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
 from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home

@@ -19,8 +19,10 @@ from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import last_measured
 from deploy.stack.build import build_stack
+from deploy.stack.container_layout import ContainerImages, ContainerLayout
 from deploy.stack.containers import refuse_visible_secrets
-from deploy.stack.layout import ContainerImages, ContainerLayout, Layout, ProcessLayout
+from deploy.stack.layout import Layout
+from deploy.stack.process_layout import ProcessLayout
 from deploy.stack.service import Stack
 from deploy.tiny_model import model_folder_name
 from deploy.tiny_model.recipe import config_json

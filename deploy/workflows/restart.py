@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from deploy.errors import StateError
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.events import note_event
 from deploy.runtime.home import Home
 from deploy.stack.service import STORE_ROLES, Service

@@ -20,9 +20,9 @@ from deploy.metrics.kv_server import KvServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.address import host_port
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.inventory import inventory_from
 from deploy.planning.memory import MIB
-from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
@@ -33,7 +33,8 @@ from deploy.runtime.state import StackState, read_state
 from deploy.runtime.store import Store
 from deploy.runtime.url_store import UrlStore
 from deploy.stack.build import API_KEY, REDIS_PASSWORD, REDIS_URL
-from deploy.stack.layout import ENGINE_KEY, ContainerImages
+from deploy.stack.container_layout import ContainerImages
+from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from deploy.errors import PdkitError
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.notes import smaller
-from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.home import Home
 from deploy.runtime.host import require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted

@@ -13,7 +13,7 @@ from deploy.metrics.kv_server import KvServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store import StoreStats
-from deploy.planning.plan import DECODE, ENGINE_ROLES
+from deploy.planning.engines import DECODE, ENGINE_ROLES
 from deploy.runtime.drains import drained_engines
 from deploy.runtime.events import ServiceEvent, read_events
 from deploy.runtime.home import Home

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.errors import PdkitError, StackLocked
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.lock import supervisor_turn

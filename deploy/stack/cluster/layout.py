@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from deploy.planning.plan import EnginePlan, Plan, Role
+from deploy.planning.engines import EnginePlan, Role
+from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
-from deploy.stack.layout import (
-    ENGINE_CACHE,
-    ENGINE_PORT,
-    EVERYWHERE,
-    ContainerLayout,
-    Endpoint,
-    FilePlace,
-)
+from deploy.stack.container_layout import ContainerLayout
+from deploy.stack.layout import ENGINE_CACHE, ENGINE_PORT, EVERYWHERE, Endpoint, FilePlace
 from deploy.stack.service import ServiceRole
 
 # Configuration files with their secrets filled in; in memory.

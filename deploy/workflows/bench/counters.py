@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
 from deploy.metrics.engine import EXTERNAL_HITS, FINISHED, LOCAL_HITS, Latency
 from deploy.metrics.page import MetricsPage
-from deploy.planning.plan import EnginePlan
+from deploy.planning.engines import EnginePlan
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import RunningStack

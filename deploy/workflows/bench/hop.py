@@ -9,7 +9,7 @@ from deploy.benchmark.load import Target, run_load
 from deploy.benchmark.results import Percentiles
 from deploy.benchmark.summary import percentiles
 from deploy.benchmark.workloads import Conversation, Source, Span, WorkloadOptions
-from deploy.planning.plan import EnginePlan
+from deploy.planning.engines import EnginePlan
 from deploy.runtime.engine_api import bearer
 from deploy.workflows.running import RunningStack
 

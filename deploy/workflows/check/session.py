@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from deploy.errors import StackUnhealthy
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.memory import ANSWER_TOKENS
-from deploy.planning.plan import ENGINE_ROLES
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion

@@ -17,7 +17,8 @@ from deploy.config.spec import StackSpec
 from deploy.errors import MissingTool, StackUnhealthy
 from deploy.runtime import host
 from deploy.stack.build import build_stack
-from deploy.stack.layout import ContainerLayout, ProcessLayout
+from deploy.stack.container_layout import ContainerLayout
+from deploy.stack.process_layout import ProcessLayout
 from deploy.stack.service import Service
 from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Prepared

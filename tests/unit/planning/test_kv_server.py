@@ -13,7 +13,7 @@ import yaml
 
 from deploy.errors import ConfigError
 from deploy.output.plan_view import plan_data, plan_view
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.workflows.prepare import Prepared
 from tests.unit.conftest import TINY
 from tests.unit.stack.cases import machine_with

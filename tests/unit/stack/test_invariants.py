@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.config.spec import StackSpec
-from deploy.planning.plan import ENGINE_ROLES
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.document import document_yaml, stack_document
 from deploy.stack.layout import ENGINE_KEY

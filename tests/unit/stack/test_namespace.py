@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.planning.inventory import Inventory
-from deploy.stack.layout import ContainerLayout, Layout
+from deploy.stack.container_layout import ContainerLayout
+from deploy.stack.layout import Layout
 from deploy.stack.namespace import hash_seed
 from deploy.workflows.prepare import Containers, Prepared
 from tests.unit.conftest import CONNECTOR, HOME

@@ -1,0 +1,180 @@
+"""A stack in the containers of one Compose project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.planning.engines import EnginePlan
+from deploy.planning.plan import Plan
+from deploy.planning.redis import RedisPlan
+from deploy.stack.layout import (
+    CONNECTOR,
+    DRAINED,
+    ENGINE_CACHE,
+    ENGINE_PORT,
+    EVERYWHERE,
+    GRAFANA_HOME,
+    HUB_CACHE,
+    HUB_TOKEN,
+    MODELS,
+    MONITORING,
+    MONITORING_DATA,
+    ROUTER,
+    ROUTER_CONTROL,
+    SECRETS,
+    Endpoint,
+    FilePlace,
+)
+
+_ROUTER_PORT = 8000
+_ROUTER_METRICS_PORT = 9000
+_REDIS_PORT = 6379
+_PROMETHEUS_PORT = 9090
+_GRAFANA_PORT = 3000
+
+
+@dataclass(frozen=True)
+class ContainerImages:
+    """The images of a stack.
+
+    Attributes:
+        engine_id: the content of the engine image, such as 'sha256:…'; "" where nobody looked.
+        prometheus, grafana: "" where they are not wanted.
+        engine_program, router_program: the interpreters in them.
+    """
+
+    engine: str
+    router: str
+    redis: str
+    engine_program: str
+    router_program: str
+    engine_id: str = ""
+    prometheus: str = ""
+    grafana: str = ""
+
+
+@dataclass(frozen=True)
+class ContainerLayout:
+    """Containers of one Compose project, reached by their names.
+
+    Attributes:
+        run_dir: on this machine; holds one folder a service, for its configuration files.
+        user: 'uid:gid' that every container runs as.
+        engine_cache: on this machine; what engines of this image compile or look up once.
+        hub_cache: on this machine; None where the model does not come from a hub.
+        hub_token: whether there is a secret with a token of the hub.
+        sees_all_gpus: containers are given every GPU, and told which are an engine's.
+    """
+
+    run_dir: Path
+    images: ContainerImages
+    user: str
+    connector: Path
+    router_code: Path
+    engine_cache: Path
+    monitoring: Path = Path()
+    hub_cache: Path | None = None
+    hub_token: bool = False
+    sees_all_gpus: bool = False
+
+    # The plan refuses LMCache's server in containers.
+    kv_sockets = ("", "")
+    shared_memory = ""
+    redis_program = "redis-server"
+    prometheus_program = "/bin/prometheus"
+    grafana_program = f"{GRAFANA_HOME}/bin/grafana"
+    monitoring_dir = MONITORING
+    connector_dir = CONNECTOR
+    router_dir = ROUTER
+
+    @property
+    def image_identity(self) -> str:
+        return f"{self.images.engine} {self.images.engine_id}".strip()
+
+    @property
+    def engine_program(self) -> str:
+        return self.images.engine_program
+
+    @property
+    def router_program(self) -> str:
+        return self.images.router_program
+
+    def redis(self, shard: RedisPlan) -> Endpoint:
+        return _in_network(shard.name, _REDIS_PORT)
+
+    def redis_socket(self, shard: RedisPlan) -> str:  # noqa: ARG002 - they share no folder
+        return ""
+
+    def engine(self, engine: EnginePlan) -> Endpoint:
+        return _in_network(engine.name, ENGINE_PORT)
+
+    def engine_source(self, role: str) -> str:  # noqa: ARG002 - the plan has all of them
+        return ""
+
+    def router(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("router", _ROUTER_PORT)
+
+    def router_metrics(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("router", _ROUTER_METRICS_PORT)
+
+    def prometheus(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("prometheus", _PROMETHEUS_PORT)
+
+    def grafana(self, plan: Plan) -> Endpoint:  # noqa: ARG002 - only processes' ports are planned
+        return _in_network("grafana", _GRAFANA_PORT)
+
+    @property
+    def drain_file(self) -> FilePlace:
+        return FilePlace(str(self.run_dir / "router" / DRAINED), f"{ROUTER_CONTROL}/{DRAINED}")
+
+    def secret(self, name: str) -> str:
+        return str(SECRETS / name)
+
+    def file(self, service: str, name: str) -> FilePlace:
+        return FilePlace(str(self.run_dir / service / name), str(SECRETS / name))
+
+    def data_dir(self, service: str) -> str:  # noqa: ARG002 - each has a container
+        return MONITORING_DATA
+
+    def redis_dir(self, shard: RedisPlan) -> str:  # noqa: ARG002 - each has a container
+        return "/tmp"  # noqa: S108 - the container's own
+
+    def model_ref(self, plan: Plan) -> str:
+        if plan.model.source == "hub":
+            return plan.model.ref
+        return str(MODELS / Path(plan.model.ref).name)
+
+    def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
+        # The user has no entry in the image's list of users.
+        env = {"TMPDIR": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
+        env["VLLM_CACHE_ROOT"] = f"{ENGINE_CACHE}/vllm"
+        visible = plan.vendor.container.visible
+        if visible and engine.gpus:
+            own = engine.devices if self.sees_all_gpus else range(len(engine.gpus))
+            env[visible] = ",".join(map(str, own))
+        return {**env, **_home_env(engine, plan), **self._hub_env(plan)}
+
+    def _hub_env(self, plan: Plan) -> Mapping[str, str]:
+        if plan.model.source != "hub":
+            return {}
+        token = {"HF_TOKEN_PATH": str(SECRETS / HUB_TOKEN)} if self.hub_token else {}
+        return {"HF_HUB_CACHE": HUB_CACHE, **token}
+
+
+def _home_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
+    """Name an engine's home, below which Triton, FlashInfer, AITER and CUDA keep what they compile.
+
+    On GPUs it outlives the container. Each engine has its own: AITER copies itself there at its
+    first start, and one engine could meet another's copy half done.
+    """
+    if not plan.vendor.has_gpus:
+        return {"HOME": "/tmp"}  # noqa: S108 - the container's own
+    home = f"{ENGINE_CACHE}/{engine.name}"
+    # Not below the home, if left out, but in the temporary folder, which is memory.
+    return {"HOME": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}
+
+
+def _in_network(name: str, port: int) -> Endpoint:
+    return Endpoint(EVERYWHERE, port, f"{name}:{port}")
