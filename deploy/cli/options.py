@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from deploy.cli.shared import import_settings
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Name = Annotated[
@@ -167,9 +169,14 @@ def stack_option_names() -> tuple[str, ...]:
     return tuple(inspect.signature(_stack_options).parameters)
 
 
+@functools.cache
+def _shared() -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_stack_options, eval_str=True).parameters
+
+
 def takes_stack_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command all stack options; it gets them as `file` and a dict `flags`."""
-    shared = inspect.signature(_stack_options, eval_str=True).parameters
+    shared = _shared()
     own = {
         name: parameter
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
@@ -178,6 +185,7 @@ def takes_stack_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_flags(**given: Any) -> Any:
+        import_settings()
         file = given.pop("file")
         flags = {name: given.pop(name) for name in shared if name != "file"}
         return command(file=file, flags=flags, **given)

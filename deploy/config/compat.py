@@ -110,11 +110,13 @@ def in_range(spec: str, version: str) -> bool:
 
     An empty range contains every version, even one that does not follow PEP 440.
     """
+    if spec.startswith("==="):
+        return version == spec[3:]
+    if spec == f"=={version}":  # the common case, without the time to import packaging
+        return True
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 
-    if spec.startswith("==="):
-        return version == spec[3:]
     try:
         return SpecifierSet(spec).contains(Version(version), prereleases=True)
     except InvalidVersion:

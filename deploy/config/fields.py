@@ -67,7 +67,10 @@ ImageName = Annotated[str, Field(min_length=1, max_length=512)]
 class Strict(BaseModel):
     """A part of the spec: unknown keys are refused, and nothing changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+    # Only StackSpec is validated, and it holds the others: theirs would be built for nothing.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, str_strip_whitespace=True, defer_build=True
+    )
 
 
 def _engine_url(value: str) -> str:

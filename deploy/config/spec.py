@@ -190,7 +190,7 @@ class SloSpec(Strict):
     itl_s: Seconds = Field(0.1, description="time between two tokens")
 
 
-class StackSpec(Strict):
+class StackSpec(Strict, defer_build=False):
     """One stack: engines, Redis and a router."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = Field(
@@ -282,13 +282,13 @@ class StackSpec(Strict):
         description="run Prometheus with alert rules, and Grafana with dashboards, on loopback "
         "(processes: those that are installed; Prometheus must be)",
     )
-    engine: EngineSpec = EngineSpec()
-    lmcache: LMCacheSpec = LMCacheSpec()
-    redis: RedisSpec = RedisSpec()
-    router: RouterSpec = RouterSpec()
-    timeouts: TimeoutSpec = TimeoutSpec()
-    slo: SloSpec = SloSpec()
-    tracing: TracingSpec = TracingSpec()
+    engine: EngineSpec = EngineSpec.model_construct()
+    lmcache: LMCacheSpec = LMCacheSpec.model_construct()
+    redis: RedisSpec = RedisSpec.model_construct()
+    router: RouterSpec = RouterSpec.model_construct()
+    timeouts: TimeoutSpec = TimeoutSpec.model_construct()
+    slo: SloSpec = SloSpec.model_construct()
+    tracing: TracingSpec = TracingSpec.model_construct()
 
 
 # A spec in which nothing is left to the machine: vendor and runtime are named.

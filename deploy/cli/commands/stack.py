@@ -173,11 +173,11 @@ def status(
     json: Json = False,
 ) -> CommandResult:
     """Show what runs, how full it is, and the cache hit rate."""
+    chosen = stack_name(name)  # before the imports: it imports the settings the quick way
     from deploy.output.views import status_view
     from deploy.runtime.home import Home
     from deploy.workflows.status import stack_status
 
-    chosen = stack_name(name)
     if watch:
         from deploy.cli.watching import watch_stack
 
