@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy import __version__
+
 _PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What stacks are given of pdkit itself.
+
+    Attributes:
+        connector, router: folders to put on the PYTHONPATH of engines and of the router.
+        monitoring: the folder with the rules of Prometheus and the dashboards of Grafana.
+    """
+
+    connector: Path
+    router: Path
+    monitoring: Path
+    version: str = __version__
 
 
 def asset(*parts: str) -> Path:

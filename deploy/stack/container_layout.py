@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.assets import Kit
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
@@ -71,10 +72,8 @@ class ContainerLayout:
     run_dir: Path
     images: ContainerImages
     user: str
-    connector: Path
-    router_code: Path
+    kit: Kit
     engine_cache: Path
-    monitoring: Path = Path()
     hub_cache: Path | None = None
     hub_token: bool = False
     sees_all_gpus: bool = False

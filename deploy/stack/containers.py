@@ -120,7 +120,7 @@ def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
         health_argv=_health(layout.router_program, front.port, service.health.path),
         limit_mib=_ROUTER_LIMIT_MIB,
         mounts=(
-            Mount(str(layout.router_code), ROUTER),
+            Mount(str(layout.kit.router), ROUTER),
             # The folder: a file that is replaced would stay the old one in there.
             Mount(str(Path(layout.drain_file.path).parent), ROUTER_CONTROL),
         ),
@@ -164,7 +164,7 @@ def _grafana(service: Service, plan: Plan, layout: ContainerLayout) -> Container
 def _monitoring_mounts(service: Service, layout: ContainerLayout) -> tuple[Mount, ...]:
     data = layout.run_dir / service.name / "data"
     return (
-        Mount(str(layout.monitoring), MONITORING),
+        Mount(str(layout.kit.monitoring), MONITORING),
         Mount(str(data), MONITORING_DATA, read_only=False),
     )
 
@@ -172,7 +172,7 @@ def _monitoring_mounts(service: Service, layout: ContainerLayout) -> tuple[Mount
 def _engine(service: Service, engine: EnginePlan, plan: Plan, layout: ContainerLayout) -> Container:
     port = layout.engine(engine).port
     mounts = [
-        Mount(str(layout.connector), CONNECTOR),
+        Mount(str(layout.kit.connector), CONNECTOR),
         Mount(str(layout.engine_cache), ENGINE_CACHE, read_only=False),
     ]
     if plan.model.source == "hub":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Protocol
 
+from deploy.assets import Kit
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
@@ -55,6 +56,11 @@ class FilePlace:
 
 class Layout(Protocol):
     """What differs between processes and containers while services are put together."""
+
+    @property
+    def kit(self) -> Kit:
+        """What services are given of pdkit itself."""
+        ...
 
     @property
     def redis_program(self) -> str: ...

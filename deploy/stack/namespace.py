@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 
-from deploy import __version__
 from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
 
@@ -27,7 +26,7 @@ def hash_seed(plan: Plan, layout: Layout) -> str:
     """
     means = {
         # The connector is the kit's: another version may move KV in another way.
-        "pdkit": __version__,
+        "pdkit": layout.kit.version,
         "stack": plan.name,
         "vendor": plan.vendor.name,
         "image": layout.image_identity,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.assets import Kit
 from deploy.planning.address import host_port
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
@@ -30,11 +31,9 @@ class ProcessLayout:
     temp_dir: Path
     engine_python: str
     redis_server: str
-    connector: Path
-    router_code: Path
+    kit: Kit
     hub_cache: Path | None = None
     hub_token: Path | None = None
-    monitoring: Path = Path()
     prometheus_program: str = ""
     grafana_program: str = ""
 
@@ -42,7 +41,7 @@ class ProcessLayout:
 
     @property
     def monitoring_dir(self) -> str:
-        return str(self.monitoring)
+        return str(self.kit.monitoring)
 
     @property
     def redis_program(self) -> str:
@@ -58,11 +57,11 @@ class ProcessLayout:
 
     @property
     def connector_dir(self) -> str:
-        return str(self.connector)
+        return str(self.kit.connector)
 
     @property
     def router_dir(self) -> str:
-        return str(self.router_code)
+        return str(self.kit.router)
 
     def redis(self, shard: RedisPlan) -> Endpoint:
         return _on_loopback(shard.port)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.assets import connector_path, router_path
+from deploy.assets import Kit
 from deploy.config.spec import SettledSpec, StackSpec, settle
 from deploy.config.vendors import VENDORS, vendor_named
 from deploy.errors import ConfigError, Setting
@@ -26,7 +26,7 @@ from deploy.stack.compose import project_name
 from deploy.stack.containers import refuse_visible_secrets
 from deploy.stack.layout import HUB_TOKEN, MODELS
 from deploy.workflows.images import refuse_bad_pair, stack_images
-from deploy.workflows.prepare import find_model
+from deploy.workflows.prepare import find_model, installed_kit
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # What a box is taken to have for each GPU, or for each engine on CPUs.
@@ -82,6 +82,8 @@ def export(
     home: Home,
     inventory: Inventory | None = None,
     wanted: Wanted = _DEFAULT,
+    *,
+    kit: Kit | None = None,
 ) -> Export:
     """Return the folder's files. Looks at no machine but this one's copy of the model's config.
 
@@ -104,7 +106,8 @@ def export(
         for vendor, box in boxes.items()
     }
     stacks = {
-        vendor: _vendor_stack(spec, across(plan, wanted.boxes)) for vendor, plan in plans.items()
+        vendor: _vendor_stack(spec, across(plan, wanted.boxes), kit or installed_kit())
+        for vendor, plan in plans.items()
     }
     if wanted.flavour == SET:
         _require_roles(next(iter(plans.values())))
@@ -206,7 +209,7 @@ def _box(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory
     return with_assumed_gpus(box, row, need.needed)
 
 
-def _vendor_stack(spec: StackSpec, plan: Plan) -> VendorStack:
+def _vendor_stack(spec: StackSpec, plan: Plan, kit: Kit) -> VendorStack:
     vendor = plan.vendor.name
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
@@ -215,8 +218,7 @@ def _vendor_stack(spec: StackSpec, plan: Plan) -> VendorStack:
         run_dir=Path(),
         images=images.by_name,
         user="",
-        connector=connector_path(),
-        router_code=router_path(),
+        kit=kit,
         engine_cache=Path("cache"),
         hub_cache=Path("hub"),
         hub_token=True,

@@ -51,11 +51,10 @@ def stated_facts(
     looks = probe or spec.vendor == "auto"
     asks = inventory is None and probe and runtime != "process"
     info = docker_info() if asks and engine_answers() else None
-    machine = inventory or (detect_inventory(info) if looks else detect_host())
-    vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(machine)
-    if inventory is None:
-        row = vendor_named(vendor)
-        machine = with_assumed_gpus(machine, row, gpu_need(spec, row, machine).needed)
+    machine = inventory or with_needed_gpus(
+        spec, detect_inventory(info) if looks else detect_host()
+    )
+    vendor = _vendor(spec, machine)
     chosen = spec.runtime if spec.runtime != "auto" else runtime
     if chosen == "process":
         return Facts(machine, vendor, chosen, named_programs(spec))
@@ -65,6 +64,16 @@ def stated_facts(
     if images.engine.vllm is not None:
         refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
     return Facts(machine, vendor, chosen, _containers(spec, images.by_name, info))
+
+
+def _vendor(spec: StackSpec, machine: Inventory) -> str:
+    return spec.vendor if spec.vendor != "auto" else detected_vendor(machine)
+
+
+def with_needed_gpus(spec: StackSpec, machine: Inventory) -> Inventory:
+    """Return a machine with the GPUs that a spec needs; missing ones are assumed."""
+    row = vendor_named(_vendor(spec, machine))
+    return with_assumed_gpus(machine, row, gpu_need(spec, row, machine).needed)
 
 
 def runtime_here(spec: StackSpec) -> str:

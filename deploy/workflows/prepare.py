@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.assets import connector_path, monitoring_path, router_path
+from deploy.assets import Kit, connector_path, monitoring_path, router_path
 from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
@@ -126,10 +126,23 @@ def engine_image(prepared: Prepared) -> str:
     return prepared.facts.software.engine_image
 
 
-def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = None) -> Prepared:
+def installed_kit() -> Kit:
+    """Return the files of the pdkit that runs."""
+    return Kit(connector_path(), router_path(), monitoring_path())
+
+
+def prepare(
+    spec: StackSpec,
+    home: Home,
+    facts: Facts,
+    *,
+    model: Model | None = None,
+    kit: Kit | None = None,
+) -> Prepared:
     """Plan a spec and build its stack. Changes nothing.
 
-    Without `model` the spec's is looked up, and its config.json read.
+    Without `model` the spec's is looked up, and its config.json read. The stack is given the files
+    of the pdkit that runs, or of `kit`.
 
     Raises:
         ConfigError: the spec contradicts itself, the model or the machine.
@@ -145,12 +158,14 @@ def prepare(spec: StackSpec, home: Home, facts: Facts, *, model: Model | None = 
                 update={"model": model.ref}
             )  # an absolute path, valid from any folder
     plan = make_plan(settled, model, facts.inventory)
-    layout = _layout(settled, home, facts.software, model)
+    layout = _layout(settled, home, facts.software, model, kit or installed_kit())
     stack = build_stack(plan, layout)
     return Prepared(spec, facts, model, plan, stack, last_measured(home, plan))
 
 
-def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model: Model) -> Layout:
+def _layout(
+    spec: StackSpec, home: Home, software: Programs | Containers, model: Model, kit: Kit
+) -> Layout:
     files = home.stack(spec.name)
     if isinstance(software, Programs):
         if spec.image is not None:
@@ -166,11 +181,9 @@ def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model:
             temp_dir=files.temp_dir,
             engine_python=software.engine_python,
             redis_server=software.redis_server,
-            connector=connector_path(),
-            router_code=router_path(),
+            kit=kit,
             hub_cache=spec.hub_cache,
             hub_token=spec.hf_token_file,
-            monitoring=monitoring_path(),
             prometheus_program=software.prometheus,
             grafana_program=software.grafana,
         )
@@ -180,13 +193,11 @@ def _layout(spec: StackSpec, home: Home, software: Programs | Containers, model:
         run_dir=files.run_dir,
         images=software.images,
         user=software.user,
-        connector=connector_path(),
-        router_code=router_path(),
+        kit=kit,
         engine_cache=home.engine_cache(software.images.engine_id or software.images.engine),
         hub_cache=Path(software.hub_cache) if from_hub else None,
         hub_token=software.hub_token and from_hub,
         sees_all_gpus=spec.gpu_access == "all",
-        monitoring=monitoring_path(),
     )
 
 

@@ -11,20 +11,20 @@ from unittest import mock
 
 import pytest
 
+from deploy.assets import Kit
 from deploy.config import compat
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model, ModelShape, resolve_model
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
+from deploy.config.vendors import vendor_named
 from deploy.doctor.seen import HostSeen
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
-from deploy.stack import namespace
+from deploy.tiny_model.recipe import config_json
 from deploy.workflows import doctor, preflight
-from deploy.workflows import facts as facts_module
-from deploy.workflows import prepare as prepare_module
-from deploy.workflows.facts import stated_facts
-from deploy.workflows.prepare import Prepared, Programs, prepare
+from deploy.workflows.facts import stated_facts, with_needed_gpus
+from deploy.workflows.prepare import Containers, Prepared, Programs, prepare
 from tests.conftest import NO_DOCKER, NO_HOME
 
 MACHINE = Inventory(cpus=16, memory_mib=65536)
@@ -40,10 +40,9 @@ SOUND_HOST = HostSeen(
     now=1_800_000_000.0,
 )
 HOME = Home(Path("/home/user/.local/state/pdkit"), Path("/home/user/.cache/pdkit"))
-CONNECTOR = Path("/opt/pdkit/lib/deploy/connector")
-ROUTER = Path("/opt/pdkit/lib/deploy/router")
+_LIB = Path("/opt/pdkit/lib/deploy")
+KIT = Kit(_LIB / "connector", _LIB / "router", _LIB / "_data/compose/monitoring", version="1.2.3")
 PROMETHEUS = {"prometheus": "/usr/bin/prometheus", "grafana": "/usr/sbin/grafana"}
-MONITORING = Path("/opt/pdkit/lib/deploy/_data/compose/monitoring")
 TINY_SHAPE = ModelShape(layers=4, attention_heads=4, kv_heads=2, head_dim=64, max_positions=32768)
 TINY = Model("/models/tiny", "pdkit-tiny", "tiny", TINY_SHAPE)
 
@@ -119,23 +118,22 @@ def prepared() -> Callable[..., Prepared]:
         environ: Mapping[str, str] = NO_ENVIRONMENT,
         **fields: Any,
     ) -> Prepared:
-        asked = load_spec({"vendor": "cpu", "runtime": "process", **fields}, {}, Path(os.devnull))
-        with (
-            mock.patch.dict(os.environ, {"HOME": "/home/user", **environ}, clear=True),
-            mock.patch.object(facts_module, "detect_inventory", lambda *_: MACHINE),
-            mock.patch.object(facts_module, "engine_answers", lambda: False),
-            mock.patch.object(namespace, "__version__", "1.2.3"),
-            mock.patch.object(facts_module, "container_user", lambda **_: "1000:1000"),
-            mock.patch.object(prepare_module, "connector_path", lambda: CONNECTOR),
-            mock.patch.object(prepare_module, "router_path", lambda: ROUTER),
-            mock.patch.object(prepare_module, "monitoring_path", lambda: MONITORING),
-            mock.patch.object(prepare_module, "model_folder_name", lambda: "tiny-llama"),
-            mock.patch.object(prepare_module, "_require_mountable", lambda _: None),
-        ):
-            facts = stated_facts(asked.spec, machine, runtime="process")
-            if facts.runtime == "process":
-                watching = PROMETHEUS if asked.spec.monitoring else {}
+        values = {"vendor": "cpu", "runtime": "process", **fields}
+        asked = load_spec(values, {}, Path(os.devnull)).spec
+        with mock.patch.dict(os.environ, {"HOME": "/home/user", **environ}, clear=True):
+            there = machine or with_needed_gpus(asked, MACHINE)
+            facts = stated_facts(asked, there, runtime="process")
+            if isinstance(facts.software, Containers):
+                facts = replace(facts, software=replace(facts.software, user="1000:1000"))
+            else:
+                watching = PROMETHEUS if asked.monitoring else {}
                 facts = replace(facts, software=replace(programs, **watching))
-            return prepare(asked.spec, HOME, facts, model=given)
+            model = given or resolve_model(
+                asked.model or vendor_named(facts.vendor).default_model,
+                tiny_path=HOME.models / "tiny-llama",
+                tiny_config=config_json(),
+                hub_cache=asked.hub_cache,
+            )
+            return prepare(asked, HOME, facts, model=model, kit=KIT)
 
     return make

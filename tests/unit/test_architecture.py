@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": set(),
     "tiny_model": {"errors"},
     "config": {"assets", "home_folder", "errors"},
-    "assets": set(),
+    "assets": {"__init__"},
     "home_folder": {"errors"},
     "errors": set(),
     "__init__": set(),

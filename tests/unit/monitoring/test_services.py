@@ -24,7 +24,7 @@ from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.prepare import _layout as layout_of
 from deploy.workflows.running import require_running
-from tests.unit.conftest import HOME
+from tests.unit.conftest import HOME, KIT
 
 Make = Callable[..., Prepared]
 RUNTIMES = ("process", "compose")
@@ -139,7 +139,7 @@ class TestPrograms:
     def test_without_grafana_there_is_prometheus_alone(self, prepared: Make) -> None:
         made = monitored(prepared, "process")
         programs = replace(made.facts.software, grafana="")
-        layout = layout_of(made.plan.spec, HOME, programs, made.model)
+        layout = layout_of(made.plan.spec, HOME, programs, made.model, KIT)
         assert isinstance(layout, ProcessLayout | ContainerLayout)
         stack = build_stack(made.plan, layout)
         assert [one.name for one in stack.services][-2:] == ["router", "prometheus"]

@@ -13,7 +13,7 @@ from deploy.stack.container_layout import ContainerLayout
 from deploy.stack.layout import Layout
 from deploy.stack.namespace import hash_seed
 from deploy.workflows.prepare import Containers, Prepared
-from tests.unit.conftest import CONNECTOR, HOME
+from tests.unit.conftest import HOME, KIT
 from tests.unit.stack.cases import FOLDER_MODEL, machine_with
 from tests.unit.stack.conftest import Case
 
@@ -111,7 +111,7 @@ def test_the_content_of_an_image_counts_beside_its_name(contained: Make) -> None
     def layout(engine_id: str) -> Layout:
         images = replace(software.images, engine_id=engine_id)
         run_dir = HOME.stack("pdkit").run_dir
-        return ContainerLayout(run_dir, images, "1:1", CONNECTOR, CONNECTOR, HOME.cache)
+        return ContainerLayout(run_dir, images, "1:1", KIT, HOME.cache)
 
     one, same, other = (
         hash_seed(made.plan, layout(text)) for text in ("sha256:a", "sha256:a", "sha256:b")
@@ -131,8 +131,7 @@ def test_stacks_with_other_pins_do_not_share_keys(contained: Make) -> None:
         HOME.stack("pdkit").run_dir,
         made.facts.software.images,
         "1:1",
-        CONNECTOR,
-        CONNECTOR,
+        KIT,
         HOME.cache,
     )
     every = {hash_seed(replace(made.plan, vendor=row), layout) for row in rows}

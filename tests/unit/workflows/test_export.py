@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +24,13 @@ from deploy.assets import connector_path, router_path
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
-from deploy.stack import build, namespace
+from deploy.stack import build
 from deploy.stack.document import document_yaml
 from deploy.tiny_model import model_folder_name
 from deploy.tiny_model.store import is_whole
 from deploy.workflows.export import Export, Wanted, export
 from deploy.workflows.export_folder import MARKER, next_commands, write_export
-from deploy.workflows.prepare import Prepared
+from deploy.workflows.prepare import Prepared, installed_kit
 from tests.golden_documents import golden_text
 from tests.unit.conftest import HOME
 from tests.unit.stack.cases import machine_with
@@ -60,11 +61,12 @@ def made(
     link_gbit: float | None = None,
     **fields: Any,
 ) -> Export:
+    kit = replace(installed_kit(), version="1.2.3")
     wanted = Wanted(space, flavour, boxes, link_gbit)
     # A hub's cache of the machine's own would tell a model's sizes; a user may have no home.
     hub = mock.patch.dict(os.environ, HF_HUB_CACHE="/nonexistent/hub")
-    with hub, mock.patch.object(namespace, "__version__", "1.2.3"):
-        return export(StackSpec(**fields), HOME, inventory, wanted)
+    with hub:
+        return export(StackSpec(**fields), HOME, inventory, wanted, kit=kit)
 
 
 def kustomized(folder: Path) -> list[Object]:
