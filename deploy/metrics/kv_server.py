@@ -15,7 +15,7 @@ _FOUND_IN_REDIS = "lmcache_mp_lookup_hit_l2_tokens_total"
 
 @dataclass(frozen=True)
 class KvServerUse:
-    """How full the server is, and what engines found there.
+    """How full LMCache's server is, and what engines found there.
 
     Attributes:
         max_bytes: its memory for KV.

@@ -51,9 +51,9 @@ class Patches:
 
     Attributes:
         where: the stack, image or interpreter.
-        lmcache: its version there; "" where nothing says it.
-        proved: the fixes were tried on that version by the kit's tests.
-        silent: engines that answer and report no fix, though they should have the connector.
+        lmcache: its version there; "" if unknown.
+        proved: the fixes are tested with that version.
+        silent: engines that answer and report no fix.
         not_for: why there are none; "" where there are.
     """
 

@@ -26,7 +26,7 @@ class RestartResult:
     """What was restarted.
 
     Attributes:
-        seconds: of each service, from its stop until it served again.
+        seconds: service → seconds from its stop until it served again.
     """
 
     name: str

@@ -69,13 +69,14 @@ class StackStatus:
     Attributes:
         up: it was started and not taken down.
         image: of the engines; "" where they are processes.
-        store: of Redis; None where it does not answer.
-        user_redis: that is the user's own, and none of the services.
-        kv_server: of LMCache's server; None where there is none, or it does not answer.
-        history: what was up before, and what was tried; the newest first.
-        events: what died, came back, was restarted or drained; the oldest first.
-        warnings: reasons not to trust the KV, or the stack to stay up.
-        others: names of other stacks, looked up where this one is not up.
+        url: what clients talk to.
+        store: what Redis tells; None where it does not answer.
+        user_redis: Redis is the user's own.
+        kv_server: what LMCache's server tells; None where there is none, or no answer.
+        history: earlier plans, the newest first.
+        events: what died, came back, was restarted or drained, the oldest first.
+        warnings: what to know before trusting the KV.
+        others: other stacks, where this one is not up.
     """
 
     name: str

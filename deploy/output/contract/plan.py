@@ -6,7 +6,6 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from deploy.output.contract.kv_server import PlannedServer
 from deploy.planning.inventory import Inventory
 
 
@@ -60,6 +59,22 @@ class PlannedRedis(TypedDict):
     port: int
     memory_mib: int
     tokens: int | None
+
+
+class PlannedServer(TypedDict):
+    """LMCache's server.
+
+    Attributes:
+        kv_mib: its memory for KV.
+        memory_mib: that is expected of it, all in all.
+        tokens: of KV that it holds, if known.
+        shared_memory_mib: of the engines' KV in /dev/shm, where it reaches it.
+    """
+
+    kv_mib: int
+    memory_mib: int
+    tokens: int | None
+    shared_memory_mib: int
 
 
 class Staging(TypedDict):

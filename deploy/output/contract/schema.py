@@ -63,7 +63,7 @@ def _finish(schema: Schema) -> None:
 
 def _documented(docstring: str) -> tuple[str, dict[str, str]]:
     """Return the summary of a docstring, and field → meaning of its attributes."""
-    summary, _, attributes = docstring.partition("\n\nAttributes:\n")
+    summary, _, attributes = docstring.replace("None", "null").partition("\n\nAttributes:\n")
     parts = _ATTRIBUTE.split(attributes)[1:]
     pairs = zip(parts[::2], parts[1::2], strict=True)
     meanings = {

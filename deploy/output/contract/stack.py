@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
-from deploy.metrics.store import StoreStats
 from deploy.output.contract.check import Check
-from deploy.output.contract.kv_server import KvServerUse
-from deploy.workflows.history import HistoryEntry
-from deploy.workflows.patches import FixRow
-from deploy.workflows.status import ServiceStatus
+from deploy.workflows import patches as found
+from deploy.workflows.restart import RestartResult
+from deploy.workflows.status import StackStatus
+from deploy.workflows.swap import SwapResult
+
+
+def _document(name: str, made: type, **more: Any) -> Any:
+    """Return a document with the fields of a dataclass, and those that are added or differ."""
+    whole: Any = TypedDict(name, {**get_type_hints(made), **more})  # type: ignore[misc]
+    whole.__doc__ = made.__doc__
+    return whole
 
 
 class Exported(TypedDict):
@@ -55,55 +61,6 @@ class Up(TypedDict):
     warnings: list[str]
 
 
-class Status(TypedDict):
-    """A stack as it is now.
-
-    Attributes:
-        up: it was started and not taken down.
-        healthy: every service is ready.
-        image: of the engines; "" where they are processes.
-        url: what clients talk to.
-        store: what Redis tells; null where it does not answer.
-        user_redis: Redis is the user's own.
-        kv_server: what LMCache's server tells; null where there is none, or no answer.
-        history: earlier plans, the newest first.
-        events: what died, came back, was restarted or drained, the oldest first.
-        warnings: what to know before trusting the KV.
-        others: other stacks, where this one is not up.
-        external_hit_rate: of the engines that answer clients, since they started.
-    """
-
-    name: str
-    up: bool
-    vendor: str
-    runtime: str
-    image: str
-    topology: str
-    model: str
-    url: str
-    services: Sequence[ServiceStatus]
-    store: StoreStats | None
-    user_redis: bool
-    kv_server: KvServerUse | None
-    history: Sequence[HistoryEntry]
-    events: list[ServiceEvent]
-    warnings: list[str]
-    others: list[str]
-    healthy: bool
-    external_hit_rate: float
-
-
-class Restarted(TypedDict):
-    """`deploy restart`.
-
-    Attributes:
-        seconds: service → seconds from its stop until it served again.
-    """
-
-    name: str
-    seconds: dict[str, float]
-
-
 class Drained(TypedDict):
     """`deploy drain` and `undrain`.
 
@@ -130,20 +87,6 @@ class Written(TypedDict):
     settings: dict[str, Any]
     found: str
     cached_models: list[str]
-
-
-class ServiceEvent(TypedDict):
-    """Something that happened to a service.
-
-    Attributes:
-        at: when, in UTC.
-        kind: a stable word.
-    """
-
-    at: str
-    service: str
-    kind: str
-    text: str
 
 
 class LogLine(TypedDict):
@@ -195,41 +138,18 @@ class Examination(TypedDict):
     findings: list[DoctorFinding]
 
 
-class Swap(TypedDict):
-    """A swap or a rollback.
-
-    Attributes:
-        before, after: vendor and image of the engines.
-        kept: services that went on running.
-        down_s: seconds in which the stack did not serve.
-        check: of the new plan; null where nothing had to change.
-    """
-
-    name: str
-    before: tuple[str, str]
-    after: tuple[str, str]
-    kept: list[str]
-    down_s: float
-    seconds: float
-    check: Check | None
-
-
-class Patches(TypedDict):
-    """The fixes in one place.
-
-    Attributes:
-        where: the stack, image or interpreter.
-        lmcache: its version there; "" if unknown.
-        proved: the fixes are tested with that version.
-        silent: engines that answer and report no fix.
-        not_for: why there are none; "" where there are.
-        warnings: what to know before trusting the KV.
-    """
-
-    where: str
-    lmcache: str
-    proved: bool
-    fixes: Sequence[FixRow]
-    silent: list[str]
-    not_for: str
-    warnings: list[str]
+Status = _document(
+    "Status",
+    StackStatus,
+    healthy=Annotated[bool, Field(description="every service is ready.")],
+    external_hit_rate=Annotated[
+        float, Field(description="of the engines that answer clients, since they started.")
+    ],
+)
+Restarted = _document("Restarted", RestartResult)
+Swap = _document("Swap", SwapResult, check=Check | None)
+Patches = _document(
+    "Patches",
+    found.Patches,
+    warnings=Annotated[list[str], Field(description="what to know before trusting the KV.")],
+)
