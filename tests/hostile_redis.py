@@ -1,4 +1,4 @@
-"""Servers that answer what no Redis does: too much, or too slowly."""
+"""Servers that answer what no Redis, and no web server, does: too much, or too slowly."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ class Hostile:
         threading.Thread(target=self._serve, daemon=True).start()
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._listening.getsockname()[1]}"
+
+    @property
     def url(self) -> str:
-        return f"redis://:password@127.0.0.1:{self._listening.getsockname()[1]}"
+        return f"redis://:password@{self.address}"
 
     def send(self, taker: socket.socket, data: bytes) -> None:
-        self.sent_bytes += taker.send(data)
+        taker.sendall(data)
+        self.sent_bytes += len(data)
 
     def close(self) -> None:
         self.stopped.set()

@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 
 import pytest
 
 from deploy.runtime import http_get
 from deploy.runtime.http_get import HTTPException, get
+from tests.hostile_redis import Hostile, hostile
 
 LIMIT = 200_000
 # What sockets hold beside what was read from them.
 BUFFERS = 16 << 20
 
 
-class Server:
-    """Answers one request after the other by a function that is given the connection."""
-
-    def __init__(self, answer: Callable[[Server, socket.socket], None]) -> None:
-        self._answer = answer
-        self.sent_bytes = 0
-        self.over = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        with suppress(OSError):
-            taker, _ = self._listening.accept()
-            with taker:
-                taker.settimeout(20)
-                taker.recv(65536)
-                self._answer(self, taker)
-
-    def send(self, taker: socket.socket, data: bytes) -> None:
-        taker.sendall(data)
-        self.sent_bytes += len(data)
-
-    def close(self) -> None:
-        self.over.set()
-        self._listening.close()
-        self.thread.join(20)
-
-
-@contextmanager
-def serving(answer: Callable[[Server, socket.socket], None]) -> Iterator[Server]:
-    server = Server(answer)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def said(text: bytes) -> Callable[[Server, socket.socket], None]:
+def said(text: bytes) -> Callable[[Hostile, socket.socket], None]:
     return lambda server, taker: server.send(taker, text)
 
 
@@ -74,8 +34,8 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
     ],
 )
 def test_pages(answer: bytes, text: str) -> None:
-    with serving(said(answer)) as server:
-        assert get(server.url, "/", timeout_s=20) == (200, text)
+    with hostile(said(answer)) as server:
+        assert get(f"http://{server.address}", "/", timeout_s=20) == (200, text)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +55,13 @@ def test_an_endless_page_is_cut_off(
 ) -> None:
     monkeypatch.setattr(http_get, "_PAGE_BYTES", LIMIT)
 
-    def endless(server: Server, taker: socket.socket) -> None:
+    def endless(server: Hostile, taker: socket.socket) -> None:
         server.send(taker, begin)
         while server.sent_bytes < 4 * BUFFERS:
             server.send(taker, again)
 
-    with serving(endless) as server, pytest.raises((OSError, HTTPException)):
-        get(server.url, "/", timeout_s=20)
+    with hostile(endless) as server, pytest.raises((OSError, HTTPException)):
+        get(f"http://{server.address}", "/", timeout_s=20)
     assert server.sent_bytes < LIMIT + BUFFERS
 
 
@@ -109,15 +69,15 @@ def test_an_endless_page_is_cut_off(
 def test_a_page_byte_by_byte_ends(begin: bytes) -> None:
     """Each byte comes in time, and all of them do not."""
 
-    def drip(server: Server, taker: socket.socket) -> None:
+    def drip(server: Hostile, taker: socket.socket) -> None:
         server.send(taker, begin)
         for _ in range(500):
-            if server.over.wait(0.01):
+            if server.stopped.wait(0.01):
                 return
             server.send(taker, b"x")
 
-    with serving(drip) as server, pytest.raises(TimeoutError):
-        get(server.url, "/", timeout_s=0.5)
+    with hostile(drip) as server, pytest.raises(TimeoutError):
+        get(f"http://{server.address}", "/", timeout_s=0.5)
 
 
 @pytest.mark.parametrize(
@@ -133,5 +93,5 @@ def test_a_page_byte_by_byte_ends(begin: bytes) -> None:
     ],
 )
 def test_what_is_no_whole_page(answer: bytes) -> None:
-    with serving(said(answer)) as server, pytest.raises((OSError, HTTPException)):
-        get(server.url, "/", timeout_s=20)
+    with hostile(said(answer)) as server, pytest.raises((OSError, HTTPException)):
+        get(f"http://{server.address}", "/", timeout_s=20)
