@@ -14,7 +14,7 @@ import pytest
 
 from deploy.runtime import engine_api
 from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi, TimedOut
-from tests.unit.runtime.test_http_get import Server, serving
+from tests.hostile_redis import Hostile, hostile
 
 METRICS = """\
 # HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
@@ -256,16 +256,16 @@ def test_an_answer_without_end(
 def test_an_answer_byte_by_byte_ends() -> None:
     """Each byte comes in time, and all of them do not."""
 
-    def drip(server: Server, taker: socket.socket) -> None:
+    def drip(server: Hostile, taker: socket.socket) -> None:
         server.send(taker, b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n")
         for _ in range(500):
-            if server.over.wait(0.01):
+            if server.stopped.wait(0.01):
                 return
             server.send(taker, b"1")
 
     with (
-        serving(drip) as server,
-        EngineApi(server.url, timeout_s=0.5) as api,
+        hostile(drip) as server,
+        EngineApi(f"http://{server.address}", timeout_s=0.5) as api,
         pytest.raises(TimedOut, match="did not end"),
     ):
         api.max_model_len()
