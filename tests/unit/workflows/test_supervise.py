@@ -606,7 +606,8 @@ class TestWork:
 
         monkeypatch.setattr(liveness, "metrics_page", served)
         monkeypatch.setattr(drain, "metrics_page", served)
-        running: Any = SimpleNamespace(stack=SimpleNamespace(front=SimpleNamespace(name="router")))
+        stack = SimpleNamespace(front=SimpleNamespace(name="router"), has_front=True)
+        running: Any = SimpleNamespace(stack=stack)
         consumer: Any = SimpleNamespace(name="consumer-0")
         return waited_for(running, consumer)
 
