@@ -28,6 +28,7 @@ class EngineView:
 
     Attributes:
         busy: requests that it has from the router.
+        awaited: answers that it owes, without those that slow clients hold up.
     """
 
     name: str
@@ -35,6 +36,7 @@ class EngineView:
     healthy: bool
     drained: bool
     busy: int
+    awaited: int
 
     @classmethod
     def read_all(cls, page: MetricsPage) -> tuple[EngineView, ...]:
@@ -50,6 +52,7 @@ class EngineView:
                 bool(sample.value),
                 bool(value("drained", name)),
                 value("busy", name),
+                value("awaited", name),
             )
             for sample in page.named("pdkit_router_engine_healthy")
         )

@@ -74,9 +74,9 @@ class Work:
 
 
 def waited_for(running: RunningStack, service: Service) -> tuple[float, ...]:
-    """Return what an engine's core has counted, () where it has no request or does not tell."""
+    """Return what an engine's core has counted, () where it owes no answer or does not tell."""
     views = engine_views(running) or ()
-    if not any(view.busy for view in views if view.name == service.name):
+    if not any(view.awaited for view in views if view.name == service.name):
         return ()
     page = metrics_page(running, service)
     return core_counts(page) if page else ()

@@ -109,6 +109,11 @@ class EngineConnection(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer is to come, and would be read."""
+        return self.exchange is not None and not self._paused
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
@@ -228,6 +233,11 @@ class Connections:
         self.open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+    @property
+    def awaited(self) -> int:
+        """Answers of which the engine owes more, and is not held up by a slow client."""
+        return sum(one.is_awaited for one in self.open)
 
     def drop_idle(self) -> None:
         """Close what nobody uses: an engine that came back knows none of it."""

@@ -25,6 +25,7 @@ _COUNTED = {
 _GAUGES = {
     "healthy": "1 if the engine answers",
     "busy": "its requests",
+    "awaited": "answers that it owes, without those that slow clients hold up",
     "drained": "1 if it gets no new requests",
 }
 
@@ -91,6 +92,7 @@ class MetricsPage:
                     value = {
                         "healthy": int(engine.state == "up"),
                         "busy": engine.busy,
+                        "awaited": engine.connections.awaited,
                         "drained": int(engine.drained),
                     }[name]
                     labels = f'engine="{engine.name}",role="{role}"'

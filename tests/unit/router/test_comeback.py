@@ -84,6 +84,7 @@ class TestDrained:
         file.write_text(busy.name)
         eventually(lambda: self.gauge(router, busy.name) == 1, 10.0)
         assert router.count(f'engine_busy{{engine="{busy.name}"') == 1
+        assert router.count(f'engine_awaited{{engine="{busy.name}"') >= 1  # a health check, too
         busy.go.set()
         asking.join(20)
         assert answers[0].json()["by"] == busy.name

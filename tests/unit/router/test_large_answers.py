@@ -207,11 +207,14 @@ class TestConnectionsOfEngines:
             assert not waiting.done()
             connection.data_received(b"7")
             assert calls[-1] == mock.call.pause_reading()
+            assert not connection.is_awaited, "a slow client is not the engine's fault"
             await waiting
             await exchange.beginning()
             exchange.pass_to(lambda _: None)
             assert calls[-1] == mock.call.resume_reading()
+            assert connection.is_awaited
             connection.abandon()
+            assert not connection.is_awaited
 
         loop.run(full())
 

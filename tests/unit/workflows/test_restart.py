@@ -261,8 +261,8 @@ class TestDrain:
     ) -> None:
         from deploy.metrics.router import EngineView
 
-        busy = EngineView("consumer-0", "consumer", True, True, 3)
-        other = EngineView("consumer-1", "consumer", True, False, 0)
+        busy = EngineView("consumer-0", "consumer", True, True, 3, 3)
+        other = EngineView("consumer-1", "consumer", True, False, 0, 0)
         monkeypatch.setattr("deploy.workflows.drain.engine_views", lambda _: (busy, other))
         with pytest.raises(StackUnhealthy, match=r"still has 3 requests after 0\.2 s"):
             drain(stack.home, "pdkit", "consumer-0", stack.lines.append, Patience(wait_s=0.2))

@@ -538,9 +538,10 @@ http_requests_total{{handler="/metrics",method="GET"}} {scrapes}
 """
 ROUTER_PAGE = """\
 pdkit_router_engine_healthy{{engine="consumer-0",role="consumer"}} 1
-pdkit_router_engine_busy{{engine="consumer-0",role="consumer"}} {busy}
+pdkit_router_engine_busy{{engine="consumer-0",role="consumer"}} 1
+pdkit_router_engine_awaited{{engine="consumer-0",role="consumer"}} {awaited}
 pdkit_router_engine_healthy{{engine="producer-0",role="producer"}} 1
-pdkit_router_engine_busy{{engine="producer-0",role="producer"}} 1
+pdkit_router_engine_awaited{{engine="producer-0",role="producer"}} 1
 """
 
 
@@ -592,12 +593,17 @@ class TestWork:
         assert (len(asked), made.still_s) == (1, 0)
 
     def counts(
-        self, monkeypatch: pytest.MonkeyPatch, *, busy: int = 1, page: str = PAGE, **page_of: float
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        awaited: int = 1,
+        page: str = PAGE,
+        **page_of: float,
     ) -> tuple[float, ...]:
         """Return what is seen of consumer-0, by the router's page and its own."""
         values = {"running": 1, "usage": 0.25, "tokens": 9, "scrapes": 5, **page_of}
         pages = {
-            "router": parsed_page(ROUTER_PAGE.format(busy=busy)),
+            "router": parsed_page(ROUTER_PAGE.format(awaited=awaited)),
             "consumer-0": parsed_page(page.format(**values)),
         }
 
@@ -624,7 +630,7 @@ class TestWork:
     def test_without_requests_or_counts_nothing_is_seen(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert self.counts(monkeypatch, busy=0) == ()
+        assert self.counts(monkeypatch, awaited=0) == ()
         no_usage = PAGE.replace("vllm:kv_cache_usage_perc", "vllm:renamed")
         assert self.counts(monkeypatch, page=no_usage) == ()
 
