@@ -132,6 +132,32 @@ def test_another_name_space_is_a_miss(started, file, server, tmp_path):
     assert started(other).found(CHUNKS) == (0, 0)
 
 
+ELSEWHERE = {
+    "a processor with AMX, or without": (
+        "torch.cpu._is_amx_tile_supported",
+        not torch.cpu._is_amx_tile_supported(),
+    ),
+    "a processor with AVX-512, or without": (
+        "torch.cpu._is_avx512_supported",
+        not torch.cpu._is_avx512_supported(),
+    ),
+    "another architecture": ("platform.machine", "aarch64"),
+    "another vLLM": ("pdkit_connector.redis_path.objects._vllm", "0.33.0"),
+    "another LMCache": ("pdkit_connector.redis_path.objects.installed_lmcache", "0.5.7"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_blocks_of_another_layout_are_a_miss(started, file, monkeypatch, name):
+    """Such as on two machines with one Redis, or on one before and after an upgrade."""
+    what, value = ELSEWHERE[name]
+    started(file).stored(CHUNKS)
+    monkeypatch.setattr(what, lambda: value)
+    assert started(file).found(CHUNKS) == (0, 0)
+    monkeypatch.undo()
+    assert started(file).found(CHUNKS) == (0, 6)
+
+
 def flip(raw: bytes) -> bytes:
     spot = random.Random(3).randrange(HEADER_BYTES, len(raw))
     return raw[:spot] + bytes([raw[spot] ^ 1]) + raw[spot + 1 :]

@@ -25,7 +25,7 @@ from pdkit_connector.counters import COUNTERS
 from pdkit_connector.kv_report import public_address
 from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.client import Client, refuse_bad_login
-from pdkit_connector.redis_path.objects import ObjectNames, header_of
+from pdkit_connector.redis_path.objects import ObjectNames, header_of, object_layout
 from pdkit_connector.redis_path.servers import SERVERS
 from pdkit_connector.redis_path.settings import (
     limits_of,
@@ -37,8 +37,6 @@ from pdkit_connector.redis_path.settings import (
 from pdkit_connector.redis_path.tasks import Buffers, Results, Stores
 from pdkit_connector.redis_path.value import Codec, Header
 
-# What the bytes of a value depend on, beyond its key, which names model, rank, shape and data type.
-_LAYOUT = "an object of LMCache's server"
 # LMCache's own default for prompts that are looked up and loaded at once.
 _LOADS = 8
 _RESULTS = {
@@ -64,7 +62,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         """
         super().__init__()
         settings = settings_in(Path(str(required(params, "settings_file"))))
-        self._codec = Codec(_LAYOUT, secret=secret_of(settings))
+        self._codec = Codec(object_layout(), secret=secret_of(settings))
         self._urls = urls_of(settings)
         namespace = required(settings, "namespace")
         self._names = ObjectNames(f"{namespace}:{self._codec.layout.hex()[:8]}:")
