@@ -30,14 +30,16 @@ def check_second_tier(session: Session) -> None:
         session.found.second_tier = Phase(skipped="there is one engine")
         return
     prompt = session.fresh(length)
+    logs = f"deploy logs kv-server --name {session.running.stack.name}"
     try:
         reference = session.computed(producer, prompt, "")
         if not _forgotten(session, prompt):
             session.found.second_tier = Phase(hits_of(session, length, 0), 2)
-            session.report("LMCache's server: Redis does not get a prompt's KV in time")
+            session.report(f"from Redis alone: Redis does not get a prompt's KV in time; {logs}")
             return
         answer = session.ask(consumer, prompt)
-    except ApiError:
+    except ApiError as exc:
+        session.report(f"from Redis alone: no answer ({exc}); {logs}")
         session.found.second_tier = Phase(hits_of(session, length, 0), 2, 1)
         return
     session.found.add_comparison(reference, answer)

@@ -21,8 +21,11 @@ esac
 """
 _CURL = """#!/bin/bash
 case "$*" in
-*/v1/models) echo '{"data": [{"id": "tiny"}]}' ;;
-*) printf 'HTTP/1.1 200 OK\\r\\nX-Pdkit-Trace: %s\\r\\n\\r\\n' "$TRACE" ;;
+*/v1/models) echo '{"data": [{"id": "tiny", "permission": [{"id": "modelperm-1"}]}]}' ;;
+*) for one in "$@"; do
+    case $one in @*) grep -q '"model": "tiny"' "${one#@}" || exit 22 ;; esac
+done
+printf 'HTTP/1.1 200 OK\\r\\nX-Pdkit-Trace: %s\\r\\n\\r\\n' "$TRACE" ;;
 esac
 """
 HIT = "producer=producer-10.0.0.1; consumer=consumer-10.0.0.2; tries=2; cached=1024"
@@ -80,7 +83,7 @@ def test_it_passes_where_every_prompt_finds_its_kv(exported: Path) -> None:
 
 @pytest.mark.parametrize(
     "trace",
-    [HIT.replace("cached=1024", "cached=0"), HIT.replace("producer-10.0.0.1", "-"), "", "tries=2"],
+    [HIT.replace("cached=1024", "cached=16"), HIT.replace("producer-10.0.0.1", "-"), "", "tries=2"],
 )
 def test_it_fails_where_one_does_not_and_deletes_the_stack(exported: Path, trace: str) -> None:
     ran = prove(exported, "stack", "cpu", TRACE=trace)
@@ -94,6 +97,14 @@ def test_a_namespace_that_is_there_is_left_alone(exported: Path) -> None:
     assert ran.returncode == 3
     assert "the namespace proof exists" in ran.stderr
     assert "delete" not in (exported / "calls").read_text()
+
+
+def test_another_namespace_to_swap_to_is_refused(exported: Path) -> None:
+    (exported / "other" / "base" / "namespace.yaml").write_text("metadata:\n  name: theirs\n")
+    ran = prove(exported, "stack", "cpu", "other")
+    assert ran.returncode == 2
+    assert "deploy export kubernetes --namespace proof -o other" in ran.stderr
+    assert not (exported / "calls").exists()
 
 
 @pytest.mark.parametrize("arguments", [(), ("stack",), ("stack", "rocm"), ("nowhere", "cpu")])
