@@ -25,6 +25,10 @@ from deploy.verify.report import (
 )
 from deploy.verify.store_path import StorePath
 
+# Pairs of prompts, asked at once of a plain engine in bfloat16 on a processor with AMX, against each
+# alone: in 40 checks the largest difference was once 8.3 noise floors, and otherwise at most 6.
+_BATCHED = 2
+
 
 @dataclass
 class Findings:
@@ -86,9 +90,17 @@ class Findings:
             found = [*known.get(engine, ()), *self_differences(computed, cached)]
             self.noise = Noise({**known, engine: found})
 
-    def add_comparison(self, reference: Completion, answer: Completion) -> None:
-        """Count an answer beside the one of an engine that computed the prompt itself."""
-        result = compare(reference, answer, tolerance=self.noise.tolerance)
+    def add_comparison(
+        self, reference: Completion, answer: Completion, *, batched: bool = False
+    ) -> None:
+        """Count an answer beside the one of an engine that computed the prompt itself.
+
+        Args:
+            batched: the answer was computed in a batch with others, which rounds in other places
+                than the noise floor knows. No KV is loaded, so there is none to excuse.
+        """
+        tolerance = self.noise.tolerance * (_BATCHED if batched else 1)
+        result = compare(reference, answer, tolerance=tolerance)
         self.compared += 1
         self.mismatched += not result.matches
         self.max_logprob_diff = max(self.max_logprob_diff, result.max_logprob_diff)

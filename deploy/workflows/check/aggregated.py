@@ -128,7 +128,7 @@ def _reach(session: Session) -> None:
             session.counted_since(before)
             idle -= {name for name, count in _finished(session).items() if count > finished[name]}
             for prompt, answer in zip(prompts, answers, strict=True):
-                session.found.add_comparison(session.ask(first, prompt), answer)
+                session.found.add_comparison(session.ask(first, prompt), answer, batched=True)
         except ApiError:
             return  # already recorded as a failure
         if not idle:

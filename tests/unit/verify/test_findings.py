@@ -128,6 +128,15 @@ def test_a_difference_is_judged_against_the_noise(noise: float, passes: bool) ->
     assert found.equivalence.noise_floor == pytest.approx(noise)
 
 
+@pytest.mark.parametrize(("shift", "passes"), [(0.45, True), (2.9, False)])
+def test_an_answer_of_a_batch_may_differ_twice_as_far(shift: float, passes: bool) -> None:
+    found = noisy(0.0)
+    found.add_comparison(answer(), answer(shift), batched=True)
+    assert (failed(found) == []) is passes
+    found.add_comparison(answer(), answer(shift))
+    assert failed(found) == ["equivalence"]
+
+
 def test_ruin_is_noticed_however_noisy_the_engines_are() -> None:
     found = noisy(MOST_NOISE - 0.01)
     found.add_comparison(answer(), answer(2.9))
