@@ -13,10 +13,10 @@ from deploy.config.compat import judge
 from deploy.errors import ConfigError
 from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
 from deploy.runtime.compose.docker import answering_engine, engine_answers
-from deploy.runtime.compose.images import find_image, pull_image
+from deploy.runtime.compose.images import pull_image
 from deploy.stack.service import MONITORING_ROLES
 from deploy.workflows.image_builds import build, build_arguments
-from deploy.workflows.images import reference_here
+from deploy.workflows.images import find_any
 from deploy.workflows.prepare import Report
 
 
@@ -164,7 +164,7 @@ def _service_row(service: ServiceImage, looks: bool, today: date) -> ImageRow:
 
 def _whereabouts(image: EngineImage | ServiceImage, looks: bool, today: date) -> dict[str, Any]:
     pinned = image.pinned or today
-    found = find_image(reference_here(image)) if looks else None
+    found = find_any(image) if looks else None
     return {
         "image": image.image,
         "here": found is not None,

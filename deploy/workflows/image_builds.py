@@ -12,18 +12,13 @@ from deploy.config.catalog import EngineImage, ServiceImage, fetched
 from deploy.errors import ConfigError
 from deploy.home_folder import expanded
 from deploy.runtime.compose.images import build_image, find_image
+from deploy.workflows.image_pins import name_here, pull_pinned
 from deploy.workflows.prepare import Report
 
 WHEELHOUSE_VARIABLE = "PDKIT_WHEELHOUSE"
 _ROCM = "images/rocm"
 _LMCACHE = "https://github.com/LMCache/LMCache.git"
 _COMMIT = re.compile(r"git\+\S+@[0-9a-f]{40}")
-
-
-def came_as_file(name: str) -> bool:
-    """Tell whether an image is here that no registry has given: loaded, imported or built."""
-    found = find_image(name)
-    return found is not None and not found.digests
 
 
 def build(
@@ -36,15 +31,29 @@ def build(
 ) -> None:
     """Build an image that the kit has a Dockerfile for; `attest` adds its SBOM and provenance.
 
+    Its base is that of the arguments, else the catalogue's.
+
     Raises:
         ConfigError: the wheelhouse holds no wheels.
         MissingImage: it cannot be built.
     """
     assert image.build is not None, "others are pulled"  # noqa: S101
+    if "BASE" not in arguments:
+        arguments = {**arguments, "BASE": _base(image, report)}
     wheels = _wheels(wheelhouse)
     report(f"building {image.image}" + (f" from the wheels in {wheels}" if wheels else ""))
     folder = asset(*image.build.split("/"))
     build_image(image.image, folder, arguments, wheelhouse=wheels, attest=attest)
+
+
+def _base(image: EngineImage | ServiceImage, report: Report) -> str:
+    """Return the catalogue's base, as it is named here or can be fetched."""
+    base = image.base or ""
+    if here := name_here(base, image.digest):
+        return here
+    if image.digest and find_image(base):
+        return pull_pinned(base, image.digest, report)
+    return fetched(image)  # by the build
 
 
 def _wheels(wheelhouse: Path | None) -> Path | None:
@@ -58,9 +67,7 @@ def build_arguments(
     *,
     wheelhouse: Path | None = None,
 ) -> Mapping[str, str]:
-    """Return the arguments of a build: what is `given`, and the catalogue's.
-
-    The base is the one of the catalogue's digest, unless it came as a file.
+    """Return the arguments of a build: what is `given`, and the catalogue's but for the base.
 
     Raises:
         ConfigError: nothing says by a digest which base or wheel it is, or by a commit which
@@ -81,12 +88,12 @@ def build_arguments(
             hint=f"sha256sum {wheels}/lmcache-*.whl, and with the digest that the release's page "
             f"shows: deploy images build {image.name} --build-arg LMCACHE_SHA256=DIGEST",
         )
-    if "BASE" in given or came_as_file(image.base or ""):
+    if "BASE" in given:
         return arguments
-    if image.digest is None:
+    if image.digest is None and not name_here(image.base or "", None):
         raise ConfigError(
             f"no digest is known of {image.base}, the base of {image.image}",
             hint=f"docker buildx imagetools inspect {image.base}, and then: "
             f"deploy images build {image.name} --base {image.base}@sha256:DIGEST",
         )
-    return {**arguments, "BASE": fetched(image)}
+    return {name: value for name, value in arguments.items() if name != "BASE"}

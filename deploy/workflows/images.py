@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from deploy.config.catalog import (
     LIST_COMMAND,
     Catalog,
     EngineImage,
     ServiceImage,
-    fetched,
     load_catalog,
     reference,
     reference_problem,
@@ -23,15 +23,17 @@ from deploy.runtime.compose.images import (
     Versions,
     find_image,
     probe_versions,
-    pull_image,
 )
 from deploy.stack.container_layout import ContainerImages
 from deploy.stack.service import MONITORING_ROLES
-from deploy.workflows.image_builds import build, build_arguments, came_as_file
+from deploy.workflows.image_builds import build, build_arguments
+from deploy.workflows.image_pins import name_here, pull_pinned
 from deploy.workflows.prepare import Report
 
 # The service image that is built here in the place of one that is pulled.
 _BUILT_INSTEAD = {"redis": "redis-local"}
+
+_Image = TypeVar("_Image", EngineImage, ServiceImage)
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,15 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
 
 
 def reference_here(image: EngineImage | ServiceImage) -> str:
-    """Return what a stack names to run an image here: one from a file has a tag, and no digest."""
-    return image.image if came_as_file(image.image) else reference(image)
+    """Return what a stack names to run an image here: by its tag where no digest contradicts it."""
+    if image.build or not image.digest:
+        return image.image
+    return name_here(image.image, image.digest) or reference(image)
+
+
+def find_any(image: EngineImage | ServiceImage) -> FoundImage | None:
+    """Return an image that is here; one of another digest is used if none can be pulled."""
+    return find_image(reference_here(image)) or find_image(image.image)
 
 
 def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
@@ -147,9 +156,17 @@ def obtain_images(
         ConfigError: the engine image holds versions that do not belong together.
         MissingImage: one is not here and cannot be had.
     """
-    for image in images.needed(user_redis=spec.redis.url_file is not None):
-        if find_image(reference_here(image)) is None:
-            obtain(image, report)
+
+    def had(image: _Image) -> _Image:
+        return image if find_image(reference_here(image)) else obtain(image, report)
+
+    user_redis = spec.redis.url_file is not None
+    images = StackImages(
+        had(images.engine),
+        had(images.router),
+        images.redis if user_redis else had(images.redis),
+        tuple(map(had, images.monitoring)),
+    )
     return looked_into(images, spec, vendor, report)
 
 
@@ -204,8 +221,10 @@ def found_images(images: StackImages, spec: StackSpec, vendor: str) -> Container
     return replace(images.here, engine_id=engine.id if engine else "")
 
 
-def obtain(image: EngineImage | ServiceImage, report: Report) -> None:
+def obtain(image: _Image, report: Report) -> _Image:
     """Build an image that the kit has a Dockerfile for, pull any other.
+
+    It is returned without its digest if that cannot be pulled and its tag is here.
 
     Raises:
         ConfigError: it would be built on a base that nobody has checked.
@@ -213,9 +232,9 @@ def obtain(image: EngineImage | ServiceImage, report: Report) -> None:
     """
     if image.build:
         build(image, build_arguments(image, {}), report)
-        return
-    report(f"pulling {fetched(image)}")
-    pull_image(fetched(image), otherwise=_otherwise(image))
+        return image
+    used = pull_pinned(image.image, image.digest, report, otherwise=_otherwise(image))
+    return image if used == reference(image) else replace(image, digest=None)
 
 
 def _otherwise(image: EngineImage | ServiceImage) -> str:

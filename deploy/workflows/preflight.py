@@ -19,7 +19,7 @@ from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, 
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.compose.docker import docker_info
-from deploy.runtime.compose.images import find_image
+from deploy.runtime.compose.images import FoundImage
 from deploy.runtime.home import Home
 from deploy.runtime.hub import is_offline
 from deploy.runtime.observe import (
@@ -31,7 +31,7 @@ from deploy.runtime.observe import (
     see_host,
 )
 from deploy.workflows.fixes import place_of, remember
-from deploy.workflows.images import reference_here, stack_images
+from deploy.workflows.images import find_any, stack_images
 from deploy.workflows.prepare import Containers, Prepared, Report, find_model
 
 # Rules that need the contents of the image or interpreter.
@@ -145,9 +145,10 @@ def _image(image: EngineImage | ServiceImage) -> ImageSeen:
     ours = known is not None and known.image == image.image
     size_gib = image.size_gib if ours else None  # unknown for a user's own image
     get = f"deploy images {'build' if image.build else 'pull'} {image.name}"
+    found = _find(image)
     return ImageSeen(
-        reference=reference(image),
-        here=_is_here(image),
+        reference=found.reference if found else reference(image),
+        here=found is not None,
         size_mib=None if size_gib is None else round(size_gib * 1024),
         size_sure=not image.size_is_estimate,
         get=get if ours else f"docker pull {image.image}",
@@ -156,11 +157,11 @@ def _image(image: EngineImage | ServiceImage) -> ImageSeen:
     )
 
 
-def _is_here(image: EngineImage | ServiceImage) -> bool:
+def _find(image: EngineImage | ServiceImage) -> FoundImage | None:
     try:
-        return find_image(reference_here(image)) is not None
+        return find_any(image)
     except PdkitError:
-        return False
+        return None
 
 
 def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksSeen:

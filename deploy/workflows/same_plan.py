@@ -73,7 +73,7 @@ def _same_software(spec: StackSpec, facts: Facts) -> bool:
         return True
     asked, was = stack_images(spec, facts.vendor), facts.software.images
     same = (asked.engine.image, asked.router.image) == (was.engine, was.router)
-    # By its tag, if it came as a file.
+    # By its tag, if its digest is not here.
     return same and was.redis in (asked.redis.image, reference(asked.redis))
 
 

@@ -21,6 +21,7 @@ from deploy.runtime.compose.docker import DOCKER, docker_client, run_docker
 VLLM_LABEL = "dev.pdkit.vllm"
 LMCACHE_LABEL = "dev.pdkit.lmcache"
 WHEELHOUSE = "wheelhouse"
+_HUB = ("docker.io", "index.docker.io")
 _PROBE_TIMEOUT_S = 120
 _TAG_TIMEOUT_S = 60
 _PROBE = """
@@ -43,7 +44,8 @@ class FoundImage:
     Attributes:
         id: of its content, such as 'sha256:…'.
         size_mib: of all its layers.
-        digests: of its name in registries; none where it came from a file, or was built here.
+        digests: what registries call it, such as 'redis@sha256:…'; none where it came from a file,
+            or was built here, unless Docker's containerd image store gave it one.
     """
 
     reference: str
@@ -51,6 +53,12 @@ class FoundImage:
     labels: Mapping[str, str]
     size_mib: int
     digests: tuple[str, ...] = ()
+
+    def digests_in(self, repository: str) -> tuple[str, ...]:
+        """Return its digests, such as 'sha256:…', in the repository of a reference."""
+        wanted = repository_of(repository)
+        pairs = (name.partition("@") for name in self.digests)
+        return tuple(digest for name, _, digest in pairs if repository_of(name) == wanted)
 
 
 @dataclass(frozen=True)
@@ -76,8 +84,22 @@ def find_image(reference: str) -> FoundImage | None:
     attrs: Mapping[str, Any] = found.attrs
     labels = attrs.get("Config", {}).get("Labels") or {}
     size_mib = int(attrs.get("Size", 0)) // 2**20
-    digests = tuple(name.partition("@")[2] for name in attrs.get("RepoDigests") or ())
+    digests = tuple(attrs.get("RepoDigests") or ())
     return FoundImage(reference, str(attrs["Id"]), labels, size_mib, digests)
+
+
+def repository_of(reference: str) -> str:
+    """Return the repository of a reference in full, as Docker compares it.
+
+    That of 'redis:8.4.0' is 'docker.io/library/redis'.
+    """
+    folder, slash, last = reference.partition("@")[0].rpartition("/")
+    name = folder + slash + last.partition(":")[0]
+    host, _, path = name.partition("/")
+    if path and host not in _HUB and (host == "localhost" or set(host) & set(".:")):
+        return name
+    path = path if path and host in _HUB else name
+    return f"docker.io/{path if '/' in path else f'library/{path}'}"
 
 
 def pull_image(reference: str, *, otherwise: str = "") -> None:

@@ -16,7 +16,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
 from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.images import FoundImage, Versions
-from deploy.workflows import catalog_images, image_builds
+from deploy.workflows import catalog_images, image_builds, image_pins
 from deploy.workflows import images as images_module
 from deploy.workflows.catalog_images import build_images, image_rows, pull_images
 from deploy.workflows.images import (
@@ -40,6 +40,7 @@ class Docker:
         self.here: dict[str, FoundImage] = {}
         self.done: list[tuple[Any, ...]] = []
         self.asked: list[tuple[str, str]] = []
+        self.offline = False
         self.only_by = ""  # the interpreter that has vLLM; all of them if ""
         # What is in images, by reference; in those of the catalogue, what it says.
         self.held = {
@@ -51,8 +52,14 @@ class Docker:
         for reference in references:
             self.here[reference] = FoundImage(reference, f"sha256:{reference}", {}, 100)
 
-    def pull(self, reference: str, **_: str) -> None:
+    def have_by(self, reference: str, *digests: str) -> None:
+        """Have the image of a tag, which registries know by these digests."""
+        self.here[reference] = FoundImage(reference, "sha256:id", {}, 100, digests)
+
+    def pull(self, reference: str, *, otherwise: str = "") -> None:
         self.done.append(("pull", reference))
+        if self.offline:
+            raise MissingImage(f"{reference} cannot be pulled: no such host", hint=otherwise)
         self.have(reference)
 
     def build(
@@ -78,9 +85,9 @@ class Docker:
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
     made = Docker()
-    for module in (images_module, catalog_images, image_builds):
+    for module in (images_module, image_pins, image_builds):
         monkeypatch.setattr(module, "find_image", made.here.get)
-    for module in (images_module, catalog_images):
+    for module in (image_pins, catalog_images):
         monkeypatch.setattr(module, "pull_image", made.pull)
     monkeypatch.setattr(image_builds, "build_image", made.build)
     monkeypatch.setattr(images_module, "probe_versions", made.probe)
@@ -230,11 +237,58 @@ class TestObtaining:
     def test_an_image_of_another_digest_is_not(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
         docker.have(images.engine.image, images.router.image)
-        docker.here[REDIS.image] = FoundImage(REDIS.image, "sha256:x", {}, 1, ("sha256:moved",))
+        docker.have_by(REDIS.image, "docker.io/library/redis@sha256:moved")
         assert found_images(images, spec(), "cuda").redis == images.by_name.redis
         found = obtain_images(images, spec(), "cuda", lambda _: None)
         assert docker.done == [("pull", images.by_name.redis)]
         assert found.redis == images.by_name.redis
+
+    @pytest.mark.parametrize(
+        "digest",
+        [
+            f"mirror/redis@{REDIS.digest}",
+            "mirror.example:5000/library/redis@sha256:other",
+            # A file saved from a containerd image store keeps the registry's digest.
+            f"docker.io/library/redis@{REDIS.digest}",
+        ],
+    )
+    def test_a_tag_that_no_digest_contradicts_is_run(
+        self, spec: Make, docker: Docker, digest: str
+    ) -> None:
+        docker.offline = True
+        images = stack_images(spec(), "cuda")
+        docker.have(images.engine.image, images.router.image)
+        docker.have_by(REDIS.image, digest)
+        assert obtain_images(images, spec(), "cuda", pytest.fail).redis == REDIS.image
+        assert docker.done == []
+
+    def test_the_pinned_image_is_run_where_both_are_here(self, spec: Make, docker: Docker) -> None:
+        images = stack_images(spec(), "cuda")
+        docker.have(images.engine.image, images.router.image, REDIS.image, images.by_name.redis)
+        found = obtain_images(images, spec(), "cuda", pytest.fail)
+        assert found.redis == images.by_name.redis
+
+    def test_a_tag_of_another_digest_is_run_with_a_warning_if_the_pin_cannot_be_pulled(
+        self, spec: Make, docker: Docker
+    ) -> None:
+        """It was pulled earlier, or a containerd image store gave the file's image a digest."""
+        docker.offline = True
+        asked = spec(monitoring=True)
+        images = stack_images(asked, "cuda")
+        docker.have(images.engine.image, images.router.image)
+        pinned = {one.name: one for one in (images.redis, *images.monitoring)}
+        for one in pinned.values():
+            docker.have_by(one.image, f"{one.image.partition(':')[0]}@sha256:own-of-{one.name}")
+        lines: list[str] = []
+        found = obtain_images(images, asked, "cuda", lines.append)
+        warnings = [line for line in lines if line.startswith("warning: ")]
+        assert len(warnings) == len(pinned) == 3
+        for warning, (name, one) in zip(warnings, pinned.items(), strict=True):
+            assert getattr(found, name) == one.image
+            assert f"(sha256:own-of-{name})" in warning
+            assert warning.endswith(f"docker pull {one.image}@{one.digest}")
+        rows = {row.name: row for row in image_rows(TODAY)}
+        assert all(rows[name].here for name in pinned)
 
     def test_what_is_not_is_built_or_pulled(self, spec: Make, docker: Docker) -> None:
         lines: list[str] = []
@@ -312,7 +366,7 @@ class TestObtaining:
         def refuse(_reference: str, *, otherwise: str) -> None:
             raise MissingImage("no registry", hint=otherwise)
 
-        monkeypatch.setattr(images_module, "pull_image", refuse)
+        monkeypatch.setattr(image_pins, "pull_image", refuse)
         asked = spec(redis={"image": image})
         with pytest.raises(MissingImage) as caught:
             obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
@@ -331,7 +385,7 @@ class TestObtaining:
         def refuse(reference: str, **_: str) -> None:
             raise MissingImage(f"{reference} cannot be pulled", hint="load it")
 
-        monkeypatch.setattr(images_module, "pull_image", refuse)
+        monkeypatch.setattr(image_pins, "pull_image", refuse)
         asked = spec(image="mine/vllm:1")
         with pytest.raises(MissingImage, match="mine/vllm:1"):
             obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
@@ -383,7 +437,7 @@ class TestCatalogue:
     @pytest.mark.usefixtures("docker")
     def test_without_an_engine_none_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(catalog_images, "engine_answers", lambda: False)
-        monkeypatch.setattr(catalog_images, "find_image", lambda _: pytest.fail("looked"))
+        monkeypatch.setattr(catalog_images, "find_any", lambda _: pytest.fail("looked"))
         assert not any(row.here for row in image_rows(TODAY))
 
     def test_building(self, docker: Docker) -> None:
@@ -405,10 +459,28 @@ class TestCatalogue:
             return str(docker.done[-1][3]["BASE"])
 
         assert base() == pinned
-        docker.here[cuda.base] = FoundImage(cuda.base, "sha256:x", {}, 1, ("sha256:moved",))
-        assert base() == pinned, "the tag has moved since"
         docker.have(cuda.base)
         assert base() == cuda.base, "it came as a file, which has no digest"
+        docker.have_by(cuda.base, "mirror.example/vllm@sha256:other")
+        assert base() == cuda.base, "it was tagged from a mirror's"
+        assert all(step[0] == "build" for step in docker.done)
+        docker.have_by(cuda.base, "vllm/vllm-openai@sha256:moved")
+        assert base() == pinned, "the tag has moved since"
+        assert docker.done[-2] == ("pull", pinned)
+
+    def test_a_base_that_cannot_be_pulled_is_taken_by_its_tag(self, docker: Docker) -> None:
+        cuda = load_catalog().engine("cuda")
+        lines: list[str] = []
+        docker.offline = True
+        docker.have_by(str(cuda.base), "vllm/vllm-openai@sha256:moved")
+        build_images(("cuda",), {}, wheelhouse=None, report=lines.append)
+        assert docker.done[-1][3]["BASE"] == cuda.base
+        (warning,) = (line for line in lines if line.startswith("warning: "))
+        assert "sha256:moved" in warning
+        assert warning.endswith(f"docker pull {cuda.base}@{cuda.digest}")
+        named = f"{cuda.base}@{cuda.digest}"
+        build_images(("cuda",), {"BASE": named}, wheelhouse=None, report=lambda _: None)
+        assert docker.done[-1][3]["BASE"] == named, "what is named is taken as it is"
 
     def test_a_base_without_a_digest_is_refused(self, docker: Docker) -> None:
         base = load_catalog().engine("rocm-seed").base

@@ -15,6 +15,7 @@ from deploy.runtime.compose.images import (
     find_image,
     probe_versions,
     pull_image,
+    repository_of,
 )
 from tests.unit.runtime.compose.conftest import FakeDocker
 
@@ -29,7 +30,9 @@ class TestFinding:
         assert find_image("a:1") == FoundImage("a:1", "sha256:x", {"k": "v"}, 3)
         engine.all_images["a:1"]["RepoDigests"] = ["a@sha256:1", "b/a@sha256:1"]
         found = find_image("a:1")
-        assert found and found.digests == ("sha256:1", "sha256:1")
+        assert found and found.digests == ("a@sha256:1", "b/a@sha256:1")
+        assert found.digests_in("a:2") == ("sha256:1",)
+        assert found.digests_in("c/a:1") == ()
 
     def test_without_labels(self, engine: FakeDocker) -> None:
         engine.all_images["a:1"] = {"Id": "sha256:x", "Config": {"Labels": None}}
@@ -38,6 +41,26 @@ class TestFinding:
     @pytest.mark.usefixtures("engine")
     def test_not_there(self) -> None:
         assert find_image("a:1") is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "repository"),
+    [
+        ("redis", "docker.io/library/redis"),
+        ("redis:8.4.0@sha256:0a", "docker.io/library/redis"),
+        ("library/redis:8", "docker.io/library/redis"),
+        ("docker.io/redis", "docker.io/library/redis"),
+        ("index.docker.io/library/redis@sha256:0a", "docker.io/library/redis"),
+        ("prom/prometheus:v3", "docker.io/prom/prometheus"),
+        ("mirror/redis:8", "docker.io/mirror/redis"),
+        ("mirror.example/redis:8", "mirror.example/redis"),
+        ("mirror:5000/library/redis", "mirror:5000/library/redis"),
+        ("localhost/redis@sha256:0a", "localhost/redis"),
+        ("<none>@<none>", "docker.io/library/<none>"),
+    ],
+)
+def test_repositories_in_full(reference: str, repository: str) -> None:
+    assert repository_of(reference) == repository
 
 
 class TestVersions:
