@@ -28,7 +28,7 @@ class EngineView:
 
     Attributes:
         busy: requests that it has from the router.
-        awaited: answers that it owes, without those that slow clients hold up.
+        awaited: answers that it owes clients, without those that slow ones hold up.
     """
 
     name: str

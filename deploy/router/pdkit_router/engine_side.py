@@ -106,19 +106,21 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, home: Connections) -> None:
         self._home = home
         self._paused = False
+        self._for_client = False
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
 
     @property
     def is_awaited(self) -> bool:
-        """Whether an answer is to come, and would be read."""
-        return self.exchange is not None and not self._paused
+        """Whether a client's answer is to come, and would be read."""
+        return self.exchange is not None and self._for_client and not self._paused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
-    def start(self, request: bytes) -> Exchange:
-        """Send a request."""
+    def start(self, request: bytes, *, for_client: bool = False) -> Exchange:
+        """Send a request: the router's own, such as a health check, or one `for_client`."""
+        self._for_client = for_client
         self._parser = httptools.HttpResponseParser(self)
         self.exchange = Exchange(self)
         self.transport.write(request)
@@ -214,7 +216,7 @@ class Connections:
                 _, connection = await loop.create_connection(
                     lambda: EngineConnection(self), self._host, self._port
                 )
-        except (OSError, TimeoutError) as exc:
+        except (OSError, TimeoutError, ValueError) as exc:  # ValueError: of a host's name
             raise EngineLost(f"it takes no connection ({exc})", asked=False) from exc
         if connection.transport.is_closing():  # lost already: nothing would tell of it again
             raise EngineLost("it closed a new connection", asked=False)
@@ -236,7 +238,7 @@ class Connections:
 
     @property
     def awaited(self) -> int:
-        """Answers of which the engine owes more, and is not held up by a slow client."""
+        """Answers that the engine owes clients, without those that slow clients hold up."""
         return sum(one.is_awaited for one in self.open)
 
     def drop_idle(self) -> None:

@@ -64,14 +64,20 @@ class Engine:
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
     @asynccontextmanager
-    async def exchange(self, request: bytes) -> AsyncIterator[Exchange]:
+    async def exchange(
+        self, request: bytes, *, for_client: bool = False
+    ) -> AsyncIterator[Exchange]:
         """Send a request; break it off if the block ends before its answer.
+
+        Args:
+            request: as it is sent.
+            for_client: it is a client's work, not the router's own question.
 
         Raises:
             EngineLost: it cannot be reached, or closed before the first byte of its answer.
         """
         connection = await self.connections.get()
-        exchange = connection.start(request)
+        exchange = connection.start(request, for_client=for_client)
         try:
             await exchange.started
             yield exchange

@@ -185,7 +185,7 @@ class Forwarder:
                 with step(todo.span, self._phase(group), engine.name) as span:
                     named = span.headers() if span else ()
                     request = engine.request(todo.method, todo.path, (*headers, *named), body)
-                    async with engine.exchange(request) as exchange:
+                    async with engine.exchange(request, for_client=True) as exchange:
                         if span:
                             span.answered(exchange.status)
                         if exchange.status not in _FAILED:

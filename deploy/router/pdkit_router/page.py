@@ -25,7 +25,7 @@ _COUNTED = {
 _GAUGES = {
     "healthy": "1 if the engine answers",
     "busy": "its requests",
-    "awaited": "answers that it owes, without those that slow clients hold up",
+    "awaited": "answers that it owes clients, without those that slow clients hold up",
     "drained": "1 if it gets no new requests",
 }
 

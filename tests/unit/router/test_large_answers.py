@@ -198,7 +198,7 @@ class TestConnectionsOfEngines:
         calls = connection.transport.mock_calls  # type: ignore[attr-defined]
 
         async def full() -> None:
-            exchange = connection.start(b"")
+            exchange = connection.start(b"", for_client=True)
             waiting = asyncio.ensure_future(exchange.beginning())
             connection.data_received(b"HTTP/1.1 200 X\r\ncontent-length: 999999\r\n\r\n")
             connection.data_received(b"7" * (HELD_BYTES - 1))
