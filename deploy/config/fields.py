@@ -45,11 +45,15 @@ def _collector(value: str) -> str:
     """Return the URL of a collector without a slash at its end."""
     try:
         parts = urlsplit(value)
-        whole = parts.hostname and parts.port and value.isascii()
+        labels = (parts.hostname or "").removesuffix(".").split(".")
+        whole = parts.port and all(1 <= len(label) <= 63 for label in labels)
+        whole = whole and value.isascii() and value.isprintable() and " " not in value
     except ValueError:
         whole = None
     if not whole or parts.scheme != "http" or "@" in value or parts.query or parts.fragment:
         raise ValueError("expected http://HOST:PORT, such as http://127.0.0.1:4318")
+    if parts.path.rstrip("/").endswith("/v1/traces"):
+        raise ValueError("expected the URL without /v1/traces, which is added to it")
     return value.rstrip("/")
 
 

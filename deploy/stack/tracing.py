@@ -31,6 +31,8 @@ def engine_env(engine: EnginePlan, plan: Plan, layout: Layout) -> dict[str, str]
     instance = "" if layout.engine_source(engine.role) else f",service.instance.id={engine.name}"
     return {
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",  # else gRPC
+        # Seconds for a batch: at its exit an engine sends what is left, to a dead collector too.
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "2",
         "OTEL_SERVICE_NAME": engine.role,
         "OTEL_RESOURCE_ATTRIBUTES": f"service.namespace={plan.name}{instance}",
     }

@@ -33,27 +33,33 @@ def connector():
     """A scheduler's and worker's connector in one, over an LMCache that finds 512 tokens."""
     one = object.__new__(PatchedLMCacheConnector)
     one._connector_metadata = None
+    one._lookups = {}
     one._lmcache_engine = SimpleNamespace(
         get_num_new_matched_tokens=lambda *_: 512,
         update_state_after_alloc=lambda *_: None,
         build_connector_meta=lambda _: LMCacheConnectorMetadata(),
         start_load_kv=lambda *_, **__: None,
+        request_finished=lambda *_: (False, None),
     )
     return one
 
 
+def request(headers=HEADERS):
+    return SimpleNamespace(request_id="a", trace_headers=headers)
+
+
 def step(one, *requests):
     """Schedule requests, and do the worker's part with what is sent to it."""
-    for request in requests:
-        found, _ = one.get_num_new_matched_tokens(request, 0)
-        one.update_state_after_alloc(request, None, found)
+    for asked in requests:
+        found, _ = one.get_num_new_matched_tokens(asked, 0)
+        one.update_state_after_alloc(asked, None, found)
     sent = pickle.dumps(one.build_connector_meta(None))
     one._connector_metadata = pickle.loads(sent)  # noqa: S301 - our own
     one.start_load_kv(None)
 
 
 def test_lookup_and_load_are_steps_of_the_engine_s_request(exported):
-    step(connector(), SimpleNamespace(trace_headers=HEADERS))
+    step(connector(), request())
     lookup, load = exported()
     assert (lookup.name, load.name) == ("lookup", "load")
     for span in (lookup, load):
@@ -66,7 +72,7 @@ def test_lookup_and_load_are_steps_of_the_engine_s_request(exported):
 
 def test_a_load_is_noted_in_its_own_step_only(exported):
     one = connector()
-    step(one, SimpleNamespace(trace_headers=HEADERS))
+    step(one, request())
     step(one)
     assert [span.name for span in exported()] == ["lookup", "load"]
 
@@ -74,27 +80,51 @@ def test_a_load_is_noted_in_its_own_step_only(exported):
 def test_a_lookup_that_is_not_ready_is_none_yet(exported):
     one = connector()
     one._lmcache_engine.get_num_new_matched_tokens = lambda *_: None
-    assert one.get_num_new_matched_tokens(SimpleNamespace(trace_headers=HEADERS), 0)[0] is None
+    assert one.get_num_new_matched_tokens(request(), 0)[0] is None
+    assert not exported()
+
+
+def test_a_request_that_waits_for_blocks_has_one_lookup(exported):
+    one = connector()
+    waiting = request()
+    one.get_num_new_matched_tokens(waiting, 0)
+    first_until = spans.now()
+    one._lmcache_engine.get_num_new_matched_tokens = lambda *_: 256
+    for _ in range(3):
+        one.get_num_new_matched_tokens(waiting, 0)
+    assert not exported()
+    one.update_state_after_alloc(waiting, None, 512)
+    (lookup,) = exported()
+    assert lookup.attributes == {"pdkit.found_tokens": 512}
+    assert lookup.end_time <= first_until
+    assert not one._lookups
+
+
+def test_nothing_is_kept_of_a_request_that_ends_before_it_has_blocks(exported):
+    one = connector()
+    one.get_num_new_matched_tokens(request(), 0)
+    assert one.request_finished(request(), []) == (False, None)
+    assert not one._lookups
     assert not exported()
 
 
 def test_nothing_found_is_looked_up_and_not_loaded(exported):
     one = connector()
     one._lmcache_engine.get_num_new_matched_tokens = lambda *_: 0
-    step(one, SimpleNamespace(trace_headers=HEADERS))
+    step(one, request())
     (lookup,) = exported()
     assert lookup.attributes == {"pdkit.found_tokens": 0}
 
 
 @pytest.mark.parametrize("headers", [None, {}])
 def test_no_trace_no_span(exported, headers):
-    step(connector(), SimpleNamespace(trace_headers=headers))
+    step(connector(), request(headers))
     assert not exported()
 
 
 def test_a_client_that_wants_no_record_gets_none(exported):
     unwanted = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
-    step(connector(), SimpleNamespace(trace_headers=unwanted))
+    step(connector(), request(unwanted))
     assert not exported()
 
 
@@ -127,6 +157,6 @@ def test_the_store_barrier_s_wait_is_the_store(exported, monkeypatch):
 
 
 def test_the_clock_may_go_back(exported):
-    spans.note("load", HEADERS, spans.began() + 10**12)
+    spans.note("load", HEADERS, spans.now() + 10**12)
     (span,) = exported()
     assert span.start_time == span.end_time

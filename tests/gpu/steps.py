@@ -127,7 +127,7 @@ class Consumer:
 
         connector = object.__new__(PatchedLMCacheConnector)
         KVConnectorBase_V1.__init__(connector, self.config, KVConnectorRole[role], self.kv)
-        connector._kv_cache_events = None
+        connector._kv_cache_events, connector._lookups = None, {}
         connector._lmcache_engine = miniature(
             **services, _parent=connector, _block_size=BLOCK, _lmcache_chunk_size=CHUNK,
             kv_role=self.config.kv_transfer_config.kv_role,

@@ -39,6 +39,8 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
                 "kv_connector_extra_config has use_native: true, which runs vLLM's own copy of the "
                 "LMCache adapter past these fixes; remove it"
             )
+        # Of requests that are traced: the first lookup's beginning, end and tokens.
+        self._lookups: dict[str, tuple[int, int, int]] = {}
         self._registry = process_registry()
         self._registry.apply(
             Setting.from_vllm(vllm_config, kv_cache_config), disabled_ids(self._registry.fixes)
@@ -63,22 +65,33 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Look a prompt up, as LMCache does."""
-        began_ns = spans.began()
+        """Look a prompt up, as LMCache does; vLLM asks at each step until it has blocks for it."""
+        began_ns = spans.now()
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
-        if found[0] is not None:  # else it is asked for again
-            headers = getattr(request, "trace_headers", None)
-            spans.note("lookup", headers, began_ns, found_tokens=found[0])
+        if found[0] is not None and getattr(request, "trace_headers", None):
+            self._lookups.setdefault(request.request_id, (began_ns, spans.now(), found[0]))
         return found
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Note what will be loaded, as LMCache does."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        headers = getattr(request, "trace_headers", None)
-        if headers and num_external_tokens:
+        if not (headers := getattr(request, "trace_headers", None)):
+            return
+        if looked_up := self._lookups.pop(request.request_id, None):
+            began_ns, ended_ns, found = looked_up
+            spans.note("lookup", headers, began_ns, ended_ns, found_tokens=found)
+        if num_external_tokens:
             self._traced += ((headers, num_external_tokens),)
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """End a request, as LMCache does, also one that waited for blocks until then."""
+        self._lookups.pop(request.request_id, None)
+        ended: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+        return ended
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """Return what the workers do in this step, as LMCache does."""
@@ -89,7 +102,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load what this step needs, as LMCache does; of layerwise loads this is the beginning."""
-        began_ns = spans.began()
+        began_ns = spans.now()
         super().start_load_kv(forward_context, **kwargs)
         for headers, tokens in getattr(self._connector_metadata, "pdkit_traced", ()):
             spans.note("load", headers, began_ns, tokens=tokens)

@@ -14,13 +14,15 @@ _TRACEPARENT = "traceparent"
 Headers = Mapping[str, str]
 
 
-def began() -> int:
+def now() -> int:
     """Return the time, as `note` takes it."""
     return time.time_ns()
 
 
-def note(name: str, headers: Headers | None, began_ns: int, **attributes: str | int) -> None:
-    """Note a step of a request that ends now; nothing where the request is not traced."""
+def note(
+    name: str, headers: Headers | None, began_ns: int, ended_ns: int = 0, **attributes: str | int
+) -> None:
+    """Note a step of a request that ended then, or ends now; nothing if it is not traced."""
     if not headers:
         return
     try:
@@ -34,7 +36,7 @@ def note(name: str, headers: Headers | None, began_ns: int, **attributes: str | 
     span = trace.get_tracer("pdkit").start_span(
         name, context=context, start_time=began_ns, attributes=named
     )
-    span.end(max(began_ns, time.time_ns()))
+    span.end(max(began_ns, ended_ns or time.time_ns()))
 
 
 def of_scope(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

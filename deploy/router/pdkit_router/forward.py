@@ -119,6 +119,7 @@ class Forwarder:
 
         try:
             async with asyncio.timeout(self.answer_s) as limit:
+                todo.limit = limit
                 if todo.prefill is not None and self.producers.wanted:
                     await self._prefill(todo, trace)
                 group = self._everyone if todo.prefill is None else last
@@ -182,12 +183,13 @@ class Forwarder:
             trace.tries += 1
             engine.busy += 1
             try:
-                with step(todo.span, self._phase(group), engine.name) as span:
+                with step(todo.span, self._phase(group), engine.name, todo.limit) as span:
                     named = span.headers() if span else ()
                     request = engine.request(todo.method, todo.path, (*headers, *named), body)
                     async with engine.exchange(request, for_client=True) as exchange:
                         if span:
                             span.answered(exchange.status)
+                            exchange.ended.add_done_callback(span.follow)
                         if exchange.status not in _FAILED:
                             await use(engine, exchange)
                             return
@@ -258,6 +260,7 @@ class Forwarder:
     async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:
         """Pass the rest of a stream on; return why there is none, "" if there is."""
         async with asyncio.timeout(self.answer_s) as limit:
+            todo.limit = limit
             if not events.told.again():
                 settled = await self._settled(lost, events.told)
                 if settled is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
@@ -143,6 +144,7 @@ class Work:
         beginning: of the prompt, as the engines that answer are chosen by it.
         transcript: of an answer that comes in events; None of others.
         span: of the request, where it is traced.
+        limit: of the time that its tries have.
     """
 
     method: str
@@ -154,6 +156,7 @@ class Work:
     beginning: Sequence[bytes] = ()
     transcript: Transcript | None = None
     span: Span | None = None
+    limit: asyncio.Timeout | None = None
 
 
 def work(

@@ -66,22 +66,39 @@ class Span:
         if status >= 500:
             self.error = str(status)
 
+    def fail(self, error: str) -> None:
+        """End it with an error, unless it has ended."""
+        if not self.ended_ns:
+            self.error = error
+            self._end()
+
+    def follow(self, answer: asyncio.Future[None]) -> None:
+        """Take how an engine's answer ended: it may break off while another engine goes on."""
+        if not answer.cancelled() and (problem := answer.exception()):
+            self.fail(type(problem).__name__)
+
+    def _end(self) -> None:
+        self.ended_ns = self.ended_ns or max(self.began_ns, time.time_ns())
+
     @contextmanager
-    def running(self) -> Iterator[Span]:
-        """Have it end with the block."""
+    def running(self, limit: asyncio.Timeout | None = None) -> Iterator[Span]:
+        """Have it end with the block, with an error where the time `limit` ended that."""
         try:
             yield self
         except Refused as exc:
             self.answered(exc.status)
             raise
         except asyncio.CancelledError:
-            self.attributes["pdkit.cancelled"] = 1
+            if limit and limit.expired():
+                self.fail("TimeoutError")
+            elif not self.ended_ns:
+                self.attributes["pdkit.cancelled"] = 1
             raise
         except Exception as exc:
-            self.error = type(exc).__name__  # its text may be a client's
+            self.fail(type(exc).__name__)  # its text may be a client's
             raise
         finally:
-            self.ended_ns = max(self.began_ns, time.time_ns())
+            self._end()
             if self.sampled:
                 self.ended(self)
 
@@ -98,13 +115,16 @@ class Span:
 
 
 @contextmanager
-def step(of: Span | None, name: str, engine: str) -> Iterator[Span | None]:
-    """Trace what an engine is asked for, if the request is traced."""
+def step(
+    of: Span | None, name: str, engine: str, limit: asyncio.Timeout | None
+) -> Iterator[Span | None]:
+    """Trace what an engine is asked for within a time limit, if the request is traced."""
     if of is None:
         yield None
         return
     named: dict[str, str | int] = {"pdkit.engine": engine}
-    with Span(name, "client", of.trace, of.id, of.sampled, of.ended, named).running() as span:
+    span = Span(name, "client", of.trace, of.id, of.sampled, of.ended, named)
+    with span.running(limit):
         yield span
 
 
@@ -163,17 +183,21 @@ class Tracer:
 
     async def _send(self, spans: Sequence[Span]) -> str:
         """Have the collector take spans; return what went wrong, "" if nothing did."""
-        scope = {"scope": {"name": "pdkit"}, "spans": [span.as_otlp() for span in spans]}
-        traces = [{"resource": {"attributes": self._resource}, "scopeSpans": [scope]}]
-        body = json.dumps({"resourceSpans": traces}).encode()
         try:
             async with asyncio.timeout(_ANSWER_S):
-                status, _ = await self._collector.ask("POST", self._path, body)
+                status, _ = await self._collector.ask("POST", self._path, self._body(spans))
         except EngineLost as exc:
             return f"no collector: {exc}"
         except TimeoutError:
             return f"the collector does not answer within {_ANSWER_S:g} s"
+        except Exception as exc:  # noqa: BLE001 - spans are dropped; the next ones are sent
+            return f"no collector: {type(exc).__name__}: {exc}"
         return "" if status < 300 else f"the collector answers {status}"
+
+    def _body(self, spans: Sequence[Span]) -> bytes:
+        scope = {"scope": {"name": "pdkit"}, "spans": [span.as_otlp() for span in spans]}
+        traces = [{"resource": {"attributes": self._resource}, "scopeSpans": [scope]}]
+        return json.dumps({"resourceSpans": traces}).encode()
 
 
 def _attributes(given: dict[str, str | int]) -> list[dict[str, Any]]:

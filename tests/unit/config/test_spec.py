@@ -33,7 +33,13 @@ def test_defaults(spec: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:4318", "http://[::1]:4318", "http://collector.example:80/base"]
+    "url",
+    [
+        "http://127.0.0.1:4318",
+        "http://[::1]:4318",
+        "http://collector.example:80/base",
+        "http://c.:4318",
+    ],
 )
 def test_a_collector_s_url(spec: Make, url: str) -> None:
     assert spec(tracing={"otlp_endpoint": f"{url}/"}).tracing.otlp_endpoint == url
@@ -45,11 +51,19 @@ def test_a_collector_s_url(spec: Make, url: str) -> None:
         "127.0.0.1:4318", "https://collector.example:4318", "http://collector.example",
         "http://user:secret@collector.example:4318", "http://collector.example:4318?key=secret",
         "http://collector.example:99999", "http://:4318", "http://c\u00f6llector:4318",
+        "http://a..b:4318", "http://.:4318", f"http://{'a' * 64}.example:4318",
+        "http://a b:4318", "http://a:4318/x y", "http://a\tb:4318", "http://a:4318/\x7f",
     ],
 )  # fmt: skip
 def test_what_is_no_collector_s_url(spec: Make, url: str) -> None:
     with pytest.raises(ValidationError, match="expected http://HOST:PORT"):
         spec(tracing={"otlp_endpoint": url})
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "/base/v1/traces/"])
+def test_otlp_s_own_path_is_not_doubled(spec: Make, path: str) -> None:
+    with pytest.raises(ValidationError, match="without /v1/traces"):
+        spec(tracing={"otlp_endpoint": f"http://collector.example:4318{path}"})
 
 
 def test_a_spec_does_not_change(spec: Make) -> None:

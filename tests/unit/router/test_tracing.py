@@ -6,15 +6,19 @@ import asyncio
 import base64
 import json
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
+import uvloop
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from pdkit_router import tracing
+from pdkit_router.engine_side import Connections, EngineLost
 from pdkit_router.request import Request
 from pdkit_router.tracing import Tracer
 
@@ -22,6 +26,7 @@ from tests.conftest import unused_port
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import KEY, Router, Start
 from tests.unit.router.stand_in import Loop, StandIn
+from tests.unit.router.test_continuation import ASKED, WHOLE, Model, text_of
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "m", "prompt": "x", "max_tokens": 5, "temperature": 0}
@@ -90,7 +95,7 @@ def traceparents(router: Router) -> list[str]:
         seen.headers["traceparent"]
         for engine in (*router.producers, *router.consumers)
         for seen in engine.seen
-        if seen.method == "POST"
+        if seen.method == "POST" and seen.path != "/detokenize"  # the router's own question
     ]
 
 
@@ -208,6 +213,51 @@ def test_a_stream_that_ends_early_failed(traced: Traced) -> None:
     assert plain(root["attributes"])["error.type"] == "EngineLost"
 
 
+def test_the_engine_that_broke_off_is_marked_and_not_the_next_one(traced: Traced) -> None:
+    model = Model([4])
+    for engine in traced.router.engines:
+        engine.does = model
+    answer = traced.router.client.post(COMPLETIONS, json=ASKED[COMPLETIONS])
+    assert text_of(answer.content) == WHOLE
+    root, _, lost, other = traced.spans(traced.trace(), 4)
+    told = plain(lost["attributes"])
+    assert (told["error.type"], told["http.response.status_code"]) == ("EngineLost", "200")
+    assert int(lost["endTimeUnixNano"]) <= int(other["startTimeUnixNano"])
+    assert other["status"] == root["status"] == {}
+
+
+def test_an_engine_that_broke_off_within_an_answer_is_marked(traced: Traced) -> None:
+    async def breaks_off(engine: StandIn, to: stand_in.Connection) -> None:
+        await to.send(b"HTTP/1.1 200 X\r\ncontent-length: 99999\r\n\r\n" + b"x" * 70_000)
+        await asyncio.sleep(0.1)
+        to.writer.transport.abort()
+
+    for consumer in traced.router.consumers:
+        consumer.does = breaks_off
+    with pytest.raises(httpx.HTTPError):
+        traced.router.client.post(COMPLETIONS, json=BODY)
+    root, _, lost = traced.spans(traced.trace(), 3)
+    found = [plain(one["attributes"])["error.type"] for one in (root, lost)]
+    assert found == ["EngineLost", "EngineLost"]
+
+
+def test_the_engine_that_hangs_until_the_limit_is_marked(
+    loop: Loop, start_router: Start, eventually: Eventually
+) -> None:
+    collector = StandIn(loop, "collector")
+    collector.does = takes
+    endpoint = f"http://127.0.0.1:{collector.port}"
+    router = start_router("--otlp-endpoint", endpoint, "--answer-s", "0.5")
+    for consumer in router.consumers:
+        consumer.does = stand_in.waits
+    assert router.client.post(COMPLETIONS, json=BODY).status_code == 504
+    traced = Traced(router, collector, eventually)
+    _, _, hung = traced.spans(traced.trace(), 3)
+    told = plain(hung["attributes"])
+    assert told["error.type"] == "TimeoutError"
+    assert "pdkit.cancelled" not in told
+
+
 def test_no_text_no_key_and_no_query(traced: Traced) -> None:
     body = {**BODY, "prompt": "a-secret-prompt", "user": "a-secret-user"}
     headers = {
@@ -225,11 +275,24 @@ def test_no_text_no_key_and_no_query(traced: Traced) -> None:
 
 
 def test_a_collector_that_hangs_delays_nothing(traced: Traced) -> None:
-    traced.collector.does = stand_in.waits
-    answers = [traced.router.client.post(COMPLETIONS, json=BODY) for _ in range(50)]
-    traced.eventually(lambda: bool(traced.collector.seen), 20.0)  # and waits for an answer
-    answers += [traced.router.client.post(COMPLETIONS, json=BODY) for _ in range(50)]
+    held = threading.Event()
+
+    async def holds(engine: StandIn, to: stand_in.Connection) -> None:
+        held.set()
+        await engine.told()
+        await takes(engine, to)
+
+    def counted() -> list[int]:
+        return [traced.router.count(f"spans_{name}") for name in ("sent", "dropped")]
+
+    traced.collector.does = holds
+    assert traced.router.client.post(COMPLETIONS, json=BODY).status_code == 200
+    assert held.wait(20)
+    before = counted()
+    answers = [traced.router.client.post(COMPLETIONS, json=BODY) for _ in range(20)]
     assert {answer.status_code for answer in answers} == {200}
+    assert counted() == before, "the collector was still held"
+    assert not traced.collector.left
 
 
 def test_a_collector_that_is_gone_is_counted(start_router: Start, eventually: Eventually) -> None:
@@ -237,6 +300,31 @@ def test_a_collector_that_is_gone_is_counted(start_router: Start, eventually: Ev
     assert router.client.post(COMPLETIONS, json=BODY).status_code == 200
     eventually(lambda: router.count("spans_dropped") == 3, 20.0)
     assert router.count("spans_sent") == 0
+
+
+@pytest.mark.parametrize("problem", [UnicodeError("label too long"), RuntimeError("any")])
+def test_whatever_goes_wrong_with_a_send_its_spans_are_dropped(problem: Exception) -> None:
+    counts = Counter[str]()
+    tracer = Tracer("http://127.0.0.1:9", "mine", counts)
+
+    async def ask(*_: object) -> tuple[int, bytes]:
+        raise problem
+
+    tracer._collector.ask = ask  # type: ignore[method-assign]
+    with tracer.request(Request("POST", COMPLETIONS, ())).running():
+        pass
+    asyncio.run(tracer.leave())
+    assert counts == {"spans_dropped": 1}
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+def test_a_host_s_name_that_cannot_be_looked_up_is_no_connection(host: str) -> None:
+    async def connect() -> None:
+        with pytest.raises(EngineLost, match="takes no connection") as lost:
+            await Connections(host, 9).get()
+        assert not lost.value.asked
+
+    uvloop.run(connect())
 
 
 def test_what_waits_is_bounded() -> None:

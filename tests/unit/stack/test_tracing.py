@@ -12,7 +12,10 @@ from tests.unit.stack.conftest import Case
 Make = Callable[..., Prepared]
 MakeCase = Callable[..., Case]
 TRACING = {"otlp_endpoint": "http://192.0.2.1:4318/base"}
-VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
+VARIABLES = (
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
+    "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("topology", ["1p1d", "2a"])
@@ -31,7 +34,7 @@ def test_router_and_engines_send_spans_to_one_collector(prepared: Make, topology
         at = engine.argv.index("--otlp-traces-endpoint")
         assert engine.argv[at + 1] == "http://192.0.2.1:4318/base/v1/traces"
         assert [engine.env[name] for name in VARIABLES] == [
-            "http/protobuf", plan.role,
+            "http/protobuf", "2", plan.role,
             f"service.namespace=mine,service.instance.id={plan.name}",
         ]  # fmt: skip
 
