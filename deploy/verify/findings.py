@@ -25,7 +25,7 @@ from deploy.verify.report import (
 )
 from deploy.verify.store_path import StorePath
 
-# Pairs of prompts, asked at once of a plain engine in bfloat16 on a processor with AMX, against each
+# Pairs of prompts, asked at once of a plain engine in bfloat16 on a processor with AMX, and each
 # alone: in 40 checks the largest difference was once 8.3 noise floors, and otherwise at most 6.
 _BATCHED = 2
 
