@@ -13,7 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from deploy.home_folder import expanded
 
 MAX_COUNT = 64  # GPUs or engines
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\]")
+_LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
 
 def no_boolean(value: object) -> object:
@@ -79,16 +80,32 @@ class Strict(BaseModel):
 
 def _engine_url(value: str) -> str:
     """Return the URL of an engine's root without its last slash."""
-    url = urlsplit(value)
     try:
-        port = url.port
+        url = urlsplit(value)
+        port, host = url.port, _engine_host(url.netloc.rpartition(":")[0].lower())
+        root = url.path in ("", "/") and not (url.query or url.fragment)
     except ValueError:
-        port = None
-    root = url.path in ("", "/") and not (url.query or url.fragment or "@" in url.netloc)
-    host = url.netloc.rpartition(":")[0]
-    if url.scheme != "http" or not port or not root or not _HOST.fullmatch(host):
+        root = False
+    if not root or not port or not host or url.scheme != "http":
         raise ValueError("expected http://HOST:PORT, such as http://10.0.0.5:8010")
-    return f"http://{url.netloc}"
+    return f"http://{host}:{port}"
+
+
+def _engine_host(host: str) -> str | None:
+    """Return a host of a URL in the one way to write it; None if it is none to connect to.
+
+    Raises:
+        ValueError: brackets without an IPv6 address.
+    """
+    if host.startswith("[") and host.endswith("]"):
+        six = ipaddress.IPv6Address(host[1:-1])
+        nowhere = (six.ipv4_mapped or six).is_unspecified or six.scope_id
+        return None if nowhere else f"[{six}]"
+    try:
+        return None if (four := ipaddress.IPv4Address(host)).is_unspecified else str(four)
+    except ValueError:
+        numbers = host.rpartition(".")[2].isdigit()  # such as 0, which is 0.0.0.0
+        return host if _NAME.fullmatch(host) and not numbers else None
 
 
 class RemoteEngine(Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from datetime import datetime
 from textwrap import shorten
@@ -80,10 +81,17 @@ def _served(running: RunningStack) -> str:
             f"The stack '{plan.name}' ({plan.topology}) serves {plan.model.served_name} at "
             f"{stack.url}"
         )
-    engines = ", ".join(f"{{role: {one.role}, url: '{one.url}'}}" for one in plan.engines)
+    everywhere = ipaddress.ip_address(plan.spec.engine.bind).is_unspecified
+    engines = ", ".join(
+        f"{{role: {one.role}, url: 'http://HOST:{one.port}'}}"
+        if everywhere
+        else f"{{role: {one.role}, url: '{one.url}'}}"
+        for one in plan.engines
+    )
+    which = "; HOST is an address of this host" if everywhere else ""
     return (
         f"This host's part of the stack '{plan.name}' ({plan.topology}) runs. On the router's "
-        f"host: router.engines: [{engines}]"
+        f"host: router.engines: [{engines}]{which}"
     )
 
 

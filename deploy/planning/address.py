@@ -24,7 +24,7 @@ def check_collector(spec: StackSpec) -> None:
     if spec.runtime != "compose" or not endpoint:
         return
     host = urlsplit(endpoint).hostname or ""
-    if host == "localhost" or _is_loopback(host):
+    if is_loopback(host):
         raise ConfigError(
             f"{endpoint} is, in a container, the container itself",
             setting="tracing.otlp_endpoint",
@@ -38,7 +38,10 @@ def collector_port(spec: StackSpec) -> int | None:
     return urlsplit(spec.tracing.otlp_endpoint or "").port
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether a host of a URL is this machine's loopback."""
+    if host == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

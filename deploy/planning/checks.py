@@ -10,10 +10,8 @@ from deploy.planning.address import check_bind, check_collector
 from deploy.planning.hosts import check_hosts
 from deploy.planning.kv_server import check_kv_server
 from deploy.planning.redis import check_redis
-from deploy.planning.topology import NO_SPLIT, Topology
+from deploy.planning.topology import FIRST_ENGINE_OFFSET, NO_SPLIT, Topology
 
-# The first engine's port is the stack's port plus this.
-FIRST_ENGINE_OFFSET = 10
 _LAST_PORT = 65535
 # vLLM options that the plan sets, and the setting that changes each.
 _OWN_OPTIONS = {

@@ -8,12 +8,11 @@ from typing import Literal
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
 from deploy.planning.address import host_port
-from deploy.planning.checks import FIRST_ENGINE_OFFSET
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.kv_server import MP
 from deploy.planning.limits import Limits
 from deploy.planning.memory import MIB, KvSpace
-from deploy.planning.topology import Topology
+from deploy.planning.topology import FIRST_ENGINE_OFFSET, Topology
 
 Role = Literal["producer", "consumer", "aggregated"]
 ENGINE_ROLES: tuple[Role, ...] = ("producer", "consumer", "aggregated")

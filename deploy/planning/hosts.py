@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
-from deploy.planning.topology import Topology
+from deploy.planning.address import is_loopback
+from deploy.planning.topology import FIRST_ENGINE_OFFSET, Topology
 
 _BOTH = ("producer", "consumer")
 
@@ -69,6 +70,9 @@ def _problems(spec: StackSpec, topology: Topology) -> Iterator[tuple[str, str, s
     if spec.redis.url_file is None:
         yield ("redis.url_file", f"it is missing: {shared} needs a Redis that all of them reach",
                "write its URL into a file, and name that in redis.url_file")  # fmt: skip
+    if spec.redis.client != "pdkit":
+        yield ("redis.client", f"{spec.redis.client}: such engines do not report their KV's keys",
+               "leave redis.client out")  # fmt: skip
     if spec.redis.integrity == "mac":
         yield ("redis.integrity", "mac has another key on each host, so no KV would be loaded",
                "leave redis.integrity out")  # fmt: skip
@@ -79,6 +83,12 @@ def _problems(spec: StackSpec, topology: Topology) -> Iterator[tuple[str, str, s
     urls = [one.url for one in spec.router.engines]
     for url in (url for url in urls if urls.count(url) > 1):
         yield "router.engines", f"{url} is listed twice", "list each engine once"
+    first = spec.port + FIRST_ENGINE_OFFSET
+    for one in spec.router.engines:
+        here = is_loopback(one.host) or one.host == spec.engine.bind
+        if here and first <= one.port < first + topology.engines:
+            yield ("router.engines", f"{one.url} is an engine of this host",
+                   "list only engines of other hosts")  # fmt: skip
     if spec.monitoring and topology.partial and not spec.router.engines:
         yield ("monitoring", "this host has no router, so there is nothing to watch",
                "set monitoring on the host of the router")  # fmt: skip

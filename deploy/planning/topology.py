@@ -11,6 +11,8 @@ from deploy.errors import Changes, ConfigError, Setting
 
 # Options that name a split. A suggested command clears the ones that it replaces.
 NO_SPLIT: Changes = {"--gpus": None, "--topology": None, "--producers": None, "--consumers": None}
+# The first engine's port is the stack's port plus this.
+FIRST_ENGINE_OFFSET = 10
 _FORM = re.compile(
     r"(?P<producers>\d+)p(?P<consumers>\d+)d|(?P<aggregated>\d+)a(?P<redis>\+redis)?"
 )

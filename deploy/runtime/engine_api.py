@@ -85,7 +85,7 @@ class EngineApi:
         """Tell whether a GET of this path answers 200 in time."""
         try:
             return get(self._url, path, timeout_s=self._timeout_s).status == _OK
-        except (OSError, HTTPException):
+        except (OSError, HTTPException, UnicodeError):  # UnicodeError: a name that no host can have
             return False
 
     def tokenize(self, model: str, text: str, *, special: bool = False) -> list[int]:
@@ -235,7 +235,7 @@ class EngineApi:
     def _page(self, path: str) -> str:
         try:
             page = get(self._url, path, timeout_s=self._timeout_s, headers=self._headers)
-        except (OSError, HTTPException) as exc:
+        except (OSError, HTTPException, UnicodeError) as exc:
             kind = TimedOut if isinstance(exc, TimeoutError) else ApiError
             raise kind(0, f"no answer from {self._url} ({type(exc).__name__})") from exc
         _require_ok(page.status, page.text)

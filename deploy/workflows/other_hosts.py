@@ -2,49 +2,72 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.errors import ConfigError, EngineUnreachable, PdkitError
 from deploy.metrics.connector import ConnectorReport
-from deploy.metrics.page import MetricsPage
+from deploy.runtime.host import engine_versions
 from deploy.runtime.secrets import read_secrets
 from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.namespace import key_prefix
 from deploy.stack.service import Service
-from deploy.workflows.prepare import Prepared
+from deploy.workflows.prepare import Prepared, Programs, Report
+from deploy.workflows.running import RunningStack
+
+if TYPE_CHECKING:
+    from deploy.runtime.engine_api import EngineApi
 
 _ANSWER_S = 5.0
+_PAGES = 3  # a busy engine's page may lack the report once
+_PAUSE_S = 0.5
 _REFUSED = (401, 403)
 _FIELD = "router.engines"
 
 
-def require_engines(prepared: Prepared, folder: Path) -> None:
+def require_engines(prepared: Prepared, folder: Path, *, lost: Report | None = None) -> None:
     """Check that each engine of other hosts answers, takes the key and stores the same KV.
 
     Args:
         folder: of the stack's secrets.
+        lost: is told of an engine that does not answer; None refuses it.
 
     Raises:
         EngineUnreachable: one does not answer.
-        ConfigError: one refuses the key, or would never find this host's KV.
+        ConfigError: one refuses the key, runs other versions, or would never find this host's KV.
     """
     remote = prepared.stack.remote
     if not remote:
         return
+    versions = _versions(prepared)
     with ThreadPoolExecutor(max_workers=len(remote)) as pool:
-        problems = list(pool.map(lambda one: _problem(prepared, folder, one), remote))
+        problems = list(pool.map(lambda one: _problem(prepared, versions, folder, one), remote))
     for problem in filter(None, problems):
-        raise problem
+        if lost is None or not isinstance(problem, EngineUnreachable):
+            raise problem
+        lost(f"warning: {problem.message}; the stack starts without it")
 
 
-def _problem(prepared: Prepared, folder: Path, engine: Service) -> PdkitError | None:
+def lost_engines(running: RunningStack) -> list[str]:
+    """Return the names of other hosts' engines that do not answer."""
+    remote = running.stack.remote
+    with ThreadPoolExecutor(max_workers=len(remote) or 1) as pool:
+        ready = list(pool.map(running.is_ready, remote))
+    return [one.name for one, answers in zip(remote, ready, strict=True) if not answers]
+
+
+def _problem(
+    prepared: Prepared, versions: Mapping[str, str], folder: Path, engine: Service
+) -> PdkitError | None:
     from deploy.runtime.engine_api import ApiError, EngineApi  # with ssl, which `plan` does without
 
     key = read_secrets(folder, (ENGINE_KEY,)).get(ENGINE_KEY)
     try:
         with EngineApi(engine.url, timeout_s=_ANSWER_S, api_key=key) as api:
-            page = api.metrics()
+            report = _report_of(api)
     except ApiError as exc:
         if exc.status in _REFUSED:
             return ConfigError(
@@ -58,22 +81,63 @@ def _problem(prepared: Prepared, folder: Path, engine: Service) -> PdkitError | 
             hint="deploy up on that host first; its engine.bind must be an address that this host "
             "reaches",
         )
-    return _other_kv(prepared, engine, page)
+    for said, hint in _differences(prepared, versions, report):
+        return ConfigError(f"the engine at {engine.url} {said}", setting=_FIELD, hint=hint)
+    return None
 
 
-def _other_kv(prepared: Prepared, engine: Service, page: MetricsPage) -> ConfigError | None:
-    """Return what is wrong if the engine stores KV under other keys, or is of another role."""
-    theirs = ConnectorReport.read(page).kv.get("namespace")
+def _report_of(api: EngineApi) -> ConnectorReport:
+    for _ in range(_PAGES - 1):
+        report = ConnectorReport.read(api.metrics())
+        if report.kv:
+            return report
+        time.sleep(_PAUSE_S)
+    return ConnectorReport.read(api.metrics())
+
+
+def _differences(
+    prepared: Prepared, versions: Mapping[str, str], report: ConnectorReport
+) -> Iterator[tuple[str, str]]:
+    """Yield why an engine would never find this host's KV, or misread it, and a hint."""
+    theirs = report.kv.get("namespace")
+    if theirs is None:
+        yield (
+            "reports no KV of pdkit; was it started by deploy up?",
+            "deploy up on that host; deploy status there shows its engines",
+        )
+    reported = {
+        "vLLM": report.kv.get("vllm"),
+        "LMCache": report.lmcache or report.kv.get("lmcache"),
+    }
+    for package, here in versions.items():
+        there = reported[package]
+        if there and _release(here) != _release(str(there)):
+            yield (
+                f"runs {package} {there}, this host {here}: they may not read each other's KV",
+                f"install the same {package} on all hosts",
+            )
     seed = next(
         one.env["PYTHONHASHSEED"] for one in prepared.stack.services if "PYTHONHASHSEED" in one.env
     )
     ours = key_prefix(prepared.plan.name) + seed
-    if theirs in (None, ours):
-        return None
-    return ConfigError(
-        f"the engine at {engine.url} keeps its KV under {theirs}, this host under {ours}: they "
-        "would never find each other's",
-        setting=_FIELD,
-        hint="use the same pdkit version, name, model (and its path), vendor, tp and settings of "
-        "engine and lmcache on all hosts; deploy plan on each shows them",
-    )
+    if theirs != ours:
+        yield (
+            f"keeps its KV under {theirs}, this host under {ours}: they would never find each "
+            "other's",
+            "use the same pdkit version, name, model (and its path), vendor, tp and settings of "
+            "engine and lmcache on all hosts; deploy plan on each shows them",
+        )
+
+
+def _versions(prepared: Prepared) -> dict[str, str]:
+    """Return this host's versions, as far as they are known."""
+    software = prepared.facts.software
+    if not isinstance(software, Programs):
+        return {}
+    vllm, lmcache = engine_versions(software.engine_python)
+    return {name: here for name, here in (("vLLM", vllm), ("LMCache", lmcache)) if here}
+
+
+def _release(version: str) -> str:
+    """Return a version without its local part, which names a build such as +cpu."""
+    return version.partition("+")[0]

@@ -42,7 +42,7 @@ def restart_services(
     sent it one of its own.
 
     Raises:
-        StateError: no such service, or no other engine serves what one of them serves.
+        StateError: no such service here, or no other engine serves what one of them serves.
         StackUnhealthy: an engine's requests did not end, or a service did not come back.
     """
     running = require_stack(home, name)
@@ -67,13 +67,20 @@ def _chosen(running: RunningStack, service: str | None) -> Sequence[Service]:
     if service is None:
         return [one for one in running.stack.services if one.role in ENGINE_ROLES]
     try:
-        return [running.stack.service(service)]
+        chosen = running.stack.service(service)
     except KeyError:
         name, names = running.stack.name, [one.name for one in running.stack.services]
         raise StateError(
             f"the stack '{name}' has no service '{service}'; it has: {', '.join(names)}",
             hint=f"deploy restart {names[0]} --name {name}",
         ) from None
+    if chosen in running.stack.remote:
+        raise StateError(
+            f"{service} runs on another host ({chosen.url})",
+            hint=f"deploy drain {service} --name {running.stack.name} here first, then "
+            "deploy restart on that host",
+        )
+    return [chosen]
 
 
 def _restart(home: Home, running: RunningStack, service: Service, report: Report) -> float:

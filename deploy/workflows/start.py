@@ -20,7 +20,7 @@ from deploy.runtime.secrets import Secret
 from deploy.runtime.state import StackState, write_state
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.build import REDIS_PASSWORD
-from deploy.stack.service import MONITORING_ROLES, Service
+from deploy.stack.service import MONITORING_ROLES, Health, Service
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import (
@@ -44,6 +44,7 @@ class StackStart:
         prepared: what is started.
         state: as it is written, with a record of each service that was started. `before` is what
             it goes back to if nothing of it runs any more.
+        alone: it may start without engines of other hosts, which its router then waits for.
         not_watching: why a service that only watches the stack was not started, or is not ready.
     """
 
@@ -58,6 +59,7 @@ class StackStart:
     ) -> None:
         self.prepared = prepared
         self.state = state
+        self.alone = False
         self.not_watching: dict[str, PdkitError] = {}
         self._before = before
         self._home = home
@@ -225,11 +227,19 @@ class StackStart:
                 for name, one in self._started.items()
                 if name in names or batch[0].role not in MONITORING_ROLES
             },
-            lambda service: service_is_ready(service, self.launcher, secrets.get(REDIS_PASSWORD)),
+            lambda service: service_is_ready(
+                self._asked(service), self.launcher, secrets.get(REDIS_PASSWORD)
+            ),
             self._report,
             self.launcher,
             only=names,
         )
+
+    def _asked(self, service: Service) -> Service:
+        """Return a service with the health check that this start waits for."""
+        if self.alone and service.role == "router" and self.prepared.stack.remote:
+            return replace(service, health=Health("http", "/liveness"))
+        return service
 
 
 def require_ports(prepared: Prepared, home: Home, services: Sequence[Service]) -> None:

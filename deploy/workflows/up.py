@@ -22,6 +22,7 @@ from deploy.workflows.facts import with_images
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.history import following, new_state, with_outcome
 from deploy.workflows.hub import described_model, fetch_weights
+from deploy.workflows.other_hosts import lost_engines
 from deploy.workflows.preflight import require_code, require_fit, require_gpus_beside
 from deploy.workflows.prepare import Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
@@ -93,12 +94,16 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
 
 
 def bring_up(
-    spec: StackSpec, home: Home, report: Report, *, check: bool
+    spec: StackSpec, home: Home, report: Report, *, check: bool, resumed: bool = False
 ) -> tuple[UpResult, CheckReport | None]:
     """Bring a stack up, or start what is missing of one that is up, and check it.
 
     The caller holds its lock. A check that fails leaves the stack up, to be looked at; an interrupt
     at any time stops what this call started.
+
+    Args:
+        resumed: start again what was up, without engines of other hosts that do not answer. The
+            check is left out then.
 
     Raises:
         StateError: the stack is up with another plan.
@@ -110,15 +115,20 @@ def bring_up(
     existing = find_stack(home, spec.name)
     if existing is not None and existing.any_running():
         start = StackStart(same_plan(spec, home, existing), existing.state, home, report)
+        start.alone = resumed
         _await_comeback(existing, report)
         _stop_outdated(start, existing)
         _require_gpus(start, report)
     else:
-        start = _claimed(spec, existing, home, report)
+        start = _claimed(spec, existing, home, report, alone=resumed)
     with start.undone_on((KeyboardInterrupt,)):
         took = _start_missing(start, report)
         seconds = time.monotonic() - began
         result = UpResult(start.running(), took, seconds, start.warnings())
+        if resumed and (lost := lost_engines(result.running)):
+            said = f"{', '.join(lost)} of another host: no answer"
+            said += "; the stack was not checked" if check else ""
+            return replace(result, warnings=(*result.warnings, said)), None
         if not check or not result.running.stack.has_front:
             if took:  # a router that went on running has to notice what was started
                 require_answers(result.running)
@@ -157,7 +167,7 @@ def resumed_spec(home: Home, name: str, *, required: bool) -> StackSpec | None:
 
 
 def _claimed(
-    spec: StackSpec, existing: RunningStack | None, home: Home, report: Report
+    spec: StackSpec, existing: RunningStack | None, home: Home, report: Report, *, alone: bool
 ) -> StackStart:
     """Return the start of a stack of which nothing runs, with its images.
 
@@ -166,10 +176,12 @@ def _claimed(
     """
     with planning_lock(home.planning_lock_file):
         planned = prepare_here(spec, home, report)
-        require_user_files(planned, home.stack(spec.name).secrets_dir)
+        lost = report if alone else None
+        require_user_files(planned, home.stack(spec.name).secrets_dir, lost=lost)
         require_fit(planned, home, report)
         before = existing.state if existing else None
         start = StackStart(planned, _first_state(planned, before), home, report, before=before)
+        start.alone = alone
         start.require_room(start.missing())
         if existing is not None:
             existing.launcher.stop(existing.state.services, grace_s=ABORT_GRACE_S)

@@ -14,7 +14,7 @@ from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_sec
 from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.stack.layout import ENGINE_KEY, HUB_TOKEN
 from deploy.workflows.other_hosts import require_engines
-from deploy.workflows.prepare import Containers, Prepared
+from deploy.workflows.prepare import Containers, Prepared, Report
 from deploy.workflows.secret_file import read_secret_file
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
 
@@ -89,8 +89,11 @@ def stack_secrets(prepared: Prepared, folder: Path) -> dict[str, Secret]:
     return {**made, **read_secrets(folder, prepared.stack.user_secrets)}
 
 
-def require_user_files(prepared: Prepared, folder: Path) -> None:
+def require_user_files(prepared: Prepared, folder: Path, *, lost: Report | None = None) -> None:
     """Check the user's own files, before anything is stopped, downloaded or built.
+
+    Args:
+        lost: is told of an engine of another host that does not answer; None refuses it.
 
     Raises:
         ConfigError, MachineError: a secret that is not there, a folder of another user's, or a
@@ -102,7 +105,7 @@ def require_user_files(prepared: Prepared, folder: Path) -> None:
                 keep_secret(Path(scratch), name, (folder / name).read_text(encoding="utf-8"))
         provide_secrets(prepared, Path(scratch))
         require_redis(prepared, Path(scratch))
-        require_engines(prepared, Path(scratch))
+        require_engines(prepared, Path(scratch), lost=lost)
     _require_own_hub_cache(prepared)
 
 

@@ -79,7 +79,9 @@ def up(  # noqa: PLR0913 - one parameter an option
         # Without options, the stack as it was started is meant.
         as_it_was = resume or not source.origins.keys() - {"name"}
         was = resumed_spec(home, name, required=resume) if as_it_was else None
-        result, checked = bring_up(was or source.spec, home, report, check=not no_check)
+        result, checked = bring_up(
+            was or source.spec, home, report, check=not no_check, resumed=resume
+        )
         if on_boot:
             come_back_on_boot(result.running, home, report)
     total_s = time.monotonic() - began

@@ -56,6 +56,7 @@ def check(*layers: dict[str, Any]) -> Topology:
         ([FRONT, {"engine": {"bind": "10.0.0.6"}}], "0p1d"),
         ([FRONT, {"router": {"engines": [PRODUCER, CONSUMER]}}], "0p1d"),
         ([{**WORKER, "gpus": 2}], "2p0d"),
+        ([FRONT, {"router": {"engines": [{**PRODUCER, "url": "http://127.0.0.1:8011"}]}}], "0p1d"),
     ],
 )
 def test_parts_that_work(layers: list[dict[str, Any]], form: str) -> None:
@@ -75,6 +76,36 @@ def test_parts_that_work(layers: list[dict[str, Any]], form: str) -> None:
         ([{"runtime": "process", "engine": {"bind": "10.0.0.5"}}], "redis.url_file", "missing"),
         ([FRONT, {"redis": {"url_file": None}}], "redis.url_file", "a Redis that all of them"),
         ([FRONT, {"redis": {"integrity": "mac"}}], "redis.integrity", "another key on each host"),
+        ([FRONT, {"redis": {"client": "lmcache"}}], "redis.client", "do not report"),
+        *(
+            (
+                [FRONT, *more, {"router": {"engines": [{**PRODUCER, "url": url}]}}],
+                "router.engines",
+                "is an engine of this host",
+            )
+            for url, more in (
+                ("http://127.0.0.1:8010", []),
+                ("http://localhost:8010", []),
+                ("http://[::1]:8010", []),
+                ("http://10.0.0.6:8011", [{"consumers": 2, "engine": {"bind": "10.0.0.6"}}]),
+            )
+        ),
+        (
+            [
+                FRONT,
+                {
+                    "router": {
+                        "engines": [
+                            PRODUCER,
+                            {**CONSUMER, "url": "http://GPU.lan:1"},
+                            {**CONSUMER, "url": "http://gpu.lan:1/"},
+                        ]
+                    }
+                },
+            ],
+            "router.engines",
+            "listed twice",
+        ),
         ([FRONT, {"connector": "lmcache-mp"}], "connector", "on one host only"),
         ([FRONT, {"runtime": "compose"}], "runtime", "runs as processes so far"),
         ([WORKER, {"monitoring": True}], "monitoring", "no router"),
@@ -97,7 +128,9 @@ def test_what_is_refused(layers: list[dict[str, Any]], setting: str, said: str) 
     "url",
     ["10.0.0.5:8010", "https://10.0.0.5:8010", "http://10.0.0.5", "http://10.0.0.5:8010/v1",
      "http://user:word@10.0.0.5:8010", "http://10.0.0.5:99999", "http://a b:1", "http://:8010",
-     "http://10.0.0.5:8010?x=1", "http://::1:8010"],
+     "http://10.0.0.5:8010?x=1", "http://::1:8010", "http://0.0.0.0:8010", "http://[::]:8010",
+     "http://0:8010", "http://[::ffff:0.0.0.0]:8010", "http://a..b:8010", "http://.a:8010",
+     f"http://{'a' * 64}.lan:8010", f"http://{'a.' * 127}a:8010", "http://[:::]:8010"],
 )  # fmt: skip
 def test_what_is_no_address_of_an_engine(url: str) -> None:
     with pytest.raises(ValidationError, match="http://HOST:PORT"):
@@ -108,3 +141,17 @@ def test_an_address_in_parts() -> None:
     one = {"role": "producer", "url": "http://[fd00::5]:8010"}
     (engine,) = StackSpec.model_validate({"router": {"engines": [one]}}).router.engines
     assert (engine.host, engine.port) == ("fd00::5", 8010)
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("http://GPU-7.Lan:8010/", "http://gpu-7.lan:8010"),
+        ("http://[FD00::0:5]:08010", "http://[fd00::5]:8010"),
+        (f"http://{'a' * 63}.lan:8010", f"http://{'a' * 63}.lan:8010"),
+    ],
+)
+def test_an_engine_has_one_url(url: str, same: str) -> None:
+    one = {"role": "producer", "url": url}
+    (engine,) = StackSpec.model_validate({"router": {"engines": [one]}}).router.engines
+    assert engine.url == same

@@ -91,6 +91,13 @@ class TestHealth:
         assert api.is_healthy("/readiness")
         assert not api.is_healthy("/health")
 
+    def test_a_name_that_no_host_can_have(self) -> None:
+        with EngineApi(f"http://{'a' * 64}.lan:8010") as api:
+            assert not api.is_healthy()
+            with pytest.raises(ApiError, match="no answer") as caught:
+                api.metrics()
+        assert caught.value.status == 0
+
     def test_nobody_there(self, free_port: int) -> None:
         with EngineApi(f"http://127.0.0.1:{free_port}") as api:
             assert not api.is_healthy()

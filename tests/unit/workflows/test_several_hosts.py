@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from deploy.config.spec import StackSpec
@@ -23,6 +25,7 @@ from deploy.workflows.drain import Patience, drain
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
+from deploy.workflows.up import UpResult, bring_up
 from tests.unit.redis_server import HOST, redis_server
 from tests.unit.workflows.conftest import Lab, opened
 
@@ -58,8 +61,16 @@ class Hosts:
         )
 
 
+def reporting(**facts: str) -> str:
+    """Return what an engine reports of its KV."""
+    text = json.dumps(facts).replace('"', '\\"')
+    return f'pdkit_kv_info{{facts="{text}"}} 1'
+
+
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    facts = {"namespace": "NAMESPACE", "vllm": "0.32.0+cpu", "lmcache": "0.5.6"}
+    monkeypatch.setenv("STAND_IN_REPORT", reporting(**facts))
     with ExitStack() as opening:
         labs = [opening.enter_context(opened(tmp_path / name)) for name in ("a", "b")]
         port = opening.enter_context(redis_server(_made(tmp_path / "redis")))
@@ -78,7 +89,9 @@ def _made(folder: Path) -> Path:
 def test_a_router_uses_the_engines_of_another_host(hosts: Hosts) -> None:
     up = hosts.worker.up(hosts.worker_spec(), check=True)
     assert list(up.started) == ["producer-0", "producer-1"], "no router, and no check without one"
-    assert "router.engines: [{role: producer, url: " in up_view(up, 1.0)
+    ports = [engine.port for engine in up.running.prepared.plan.engines]
+    listed = ", ".join(f"{{role: producer, url: 'http://HOST:{port}'}}" for port in ports)
+    assert f"router.engines: [{listed}]; HOST is an address of this host" in up_view(up, 1.0)
     assert stack_status(hosts.worker.home, "pdkit").url == ""
 
     spec = hosts.front_spec()
@@ -145,12 +158,82 @@ def test_what_does_not_fit_is_said_before_anything_starts(hosts: Hosts) -> None:
 def test_engines_with_other_keys_of_kv_are_refused(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = '{\\"namespace\\": \\"pdkit:pdkit:1\\"}'
-    monkeypatch.setenv("STAND_IN_REPORT", f'pdkit_kv_info{{facts="{facts}"}} 1')
+    monkeypatch.setenv("STAND_IN_REPORT", reporting(namespace="pdkit:pdkit:1"))
     hosts.worker.up(hosts.worker_spec())
     with pytest.raises(ConfigError, match="keeps its KV under pdkit:pdkit:1, this host under"):
+        bring_up_resumed(hosts.front, hosts.front_spec())
+    assert hosts.front.pids() == []
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        ('pdkit_fix_info{fix="B17",state="applied"} 1', "reports no KV of pdkit; was it started"),
+        (reporting(vllm="0.32.0"), "reports no KV of pdkit"),
+        (reporting(namespace="NAMESPACE", vllm="0.31.0"), "runs vLLM 0.31.0, this host 0.32.0"),
+        (reporting(namespace="NAMESPACE", lmcache="0.5.5"), "runs LMCache 0.5.5, this host 0.5.6"),
+        (
+            reporting(namespace="NAMESPACE") + '\npdkit_connector_info{lmcache="0.5.5"} 1',
+            "runs LMCache 0.5.5, this host 0.5.6",
+        ),
+    ],
+)
+def test_engines_without_a_report_or_of_other_versions_are_refused(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, report: str, said: str
+) -> None:
+    monkeypatch.setenv("STAND_IN_REPORT", report)
+    hosts.worker.up(hosts.worker_spec())
+    with pytest.raises(ConfigError, match=said):
         hosts.front.up(hosts.front_spec())
     assert hosts.front.pids() == []
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_stack_is_resumed_without_a_lost_host(hosts: Hosts, check: bool) -> None:
+    hosts.worker.up(hosts.worker_spec())
+    spec = hosts.front_spec()
+    hosts.front.up(spec)
+    stop_stack(hosts.worker.home, "pdkit", hosts.worker.lines.append)
+    ended = [psutil.Process(pid) for pid in hosts.front.pids()]
+    for process in ended:  # as a reboot ends them
+        process.kill()
+    psutil.wait_procs(ended, timeout=5)
+    resumed = bring_up_resumed(hosts.front, spec, check=check)
+    assert set(resumed.started) == {"consumer-0", "router"}
+    (warning,) = resumed.warnings
+    assert warning.startswith("producer-0, producer-1 of another host: no answer")
+    assert ("not checked" in warning) is check
+    url = spec.router.engines[1].url
+    assert any(f"the engine at {url} cannot be used" in one for one in hosts.front.lines)
+    hosts.front.ask()  # computed by the consumer
+
+
+def test_another_key_is_refused_when_resuming(hosts: Hosts) -> None:
+    hosts.worker.up(hosts.worker_spec())
+    other = hosts.key.with_name("other-key")
+    other.write_text("another")
+    with pytest.raises(ConfigError, match="asks for another key"):
+        bring_up_resumed(hosts.front, hosts.front_spec(engine={"key_file": str(other)}))
+    assert hosts.front.pids() == []
+
+
+def bring_up_resumed(lab: Lab, spec: StackSpec, *, check: bool = False) -> UpResult:
+    return bring_up(spec, lab.home, lab.lines.append, check=check, resumed=True)[0]
+
+
+def test_a_restart_is_of_this_hosts_engines(hosts: Hosts) -> None:
+    hosts.worker.up(hosts.worker_spec())
+    spec = hosts.front_spec()
+    hosts.front.up(spec)
+    lab, drain_file = hosts.front, hosts.front.home.stack("pdkit").drain_file
+    url = spec.router.engines[0].url
+    with pytest.raises(StateError) as caught:
+        restart_services(lab.home, "pdkit", "producer-0", lab.lines.append, Patience(force=True))
+    assert caught.value.message == f"producer-0 runs on another host ({url})"
+    assert "deploy drain producer-0" in caught.value.hint
+    assert not drain_file.exists() or "producer-0" not in drain_file.read_text()
+    result = restart_services(lab.home, "pdkit", None, lab.lines.append, Patience(force=True))
+    assert list(result.seconds) == ["consumer-0"]
 
 
 def test_a_new_key_restarts_what_holds_the_old_one(hosts: Hosts) -> None:

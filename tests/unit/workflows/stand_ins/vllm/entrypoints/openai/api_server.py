@@ -8,6 +8,8 @@ as `consumer:wrong-kv`. A fault at start-up is read from STAND_IN_DIES.
 
 A request of the user "gone" is one whose client leaves after its admission: as with vLLM its tokens
 are counted, and not that it finished.
+
+STAND_IN_REPORT is what it reports of the connector, NAMESPACE in it the one that it was given.
 """
 
 from __future__ import annotations
@@ -169,7 +171,7 @@ class Engine:
             "# TYPE vllm:request_success_total counter",
             f'vllm:request_success_total{{finished_reason="length"}} {self.finished}',
         ]
-        return "\n".join((*lines, REPORT)) + "\n"
+        return "\n".join((*lines, REPORT.replace("NAMESPACE", self.namespace))) + "\n"
 
 
 def common(prompt: list[int], other: list[int]) -> int:
