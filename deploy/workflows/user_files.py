@@ -13,7 +13,6 @@ from deploy.home_folder import default_hub_token
 from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
 from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.stack.layout import ENGINE_KEY, HUB_TOKEN
-from deploy.workflows.other_hosts import require_engines
 from deploy.workflows.prepare import Containers, Prepared, Report
 from deploy.workflows.secret_file import read_secret_file
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
@@ -105,7 +104,10 @@ def require_user_files(prepared: Prepared, folder: Path, *, lost: Report | None 
                 keep_secret(Path(scratch), name, (folder / name).read_text(encoding="utf-8"))
         provide_secrets(prepared, Path(scratch))
         require_redis(prepared, Path(scratch))
-        require_engines(prepared, Path(scratch), lost=lost)
+        if prepared.stack.remote:
+            from deploy.workflows.other_hosts import require_engines  # with ssl and psutil
+
+            require_engines(prepared, Path(scratch), lost=lost)
     _require_own_hub_cache(prepared)
 
 
