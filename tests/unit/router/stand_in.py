@@ -95,6 +95,12 @@ class StandIn:
         self.loop.run(self._kill())
 
     async def _kill(self) -> None:
+        # What asyncio has accepted and not handed on yet, when a server closes, stays open until it
+        # is garbage: nobody would answer there, nor break off. So no more is accepted, first.
+        for listening in self._server.sockets:
+            self.loop.loop.remove_reader(listening)
+        for _ in range(5):
+            await asyncio.sleep(0)
         self._server.close()
         for writer in list(self._open):
             writer.transport.abort()
