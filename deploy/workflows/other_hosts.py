@@ -6,20 +6,17 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deploy.errors import ConfigError, EngineUnreachable, PdkitError
 from deploy.metrics.connector import ConnectorReport
+from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.host import engine_versions
-from deploy.runtime.secrets import read_secrets
+from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.namespace import key_prefix
 from deploy.stack.service import Service
 from deploy.workflows.prepare import Prepared, Programs, Report
 from deploy.workflows.running import RunningStack
-
-if TYPE_CHECKING:
-    from deploy.runtime.engine_api import EngineApi
 
 _ANSWER_S = 5.0
 _PAGES = 3  # a busy engine's page may lack the report once
@@ -29,7 +26,7 @@ _FIELD = "router.engines"
 
 
 def require_engines(prepared: Prepared, folder: Path, *, lost: Report | None = None) -> None:
-    """Check that each engine of other hosts answers, takes the key and stores the same KV.
+    """Check that engines of other hosts (at least one) answer, take the key and store the same KV.
 
     Args:
         folder: of the stack's secrets.
@@ -39,12 +36,10 @@ def require_engines(prepared: Prepared, folder: Path, *, lost: Report | None = N
         EngineUnreachable: one does not answer.
         ConfigError: one refuses the key, runs other versions, or would never find this host's KV.
     """
-    remote = prepared.stack.remote
-    if not remote:
-        return
-    versions = _versions(prepared)
+    remote, versions = prepared.stack.remote, _versions(prepared)
+    key = read_secrets(folder, (ENGINE_KEY,)).get(ENGINE_KEY)
     with ThreadPoolExecutor(max_workers=len(remote)) as pool:
-        problems = list(pool.map(lambda one: _problem(prepared, versions, folder, one), remote))
+        problems = list(pool.map(lambda one: _problem(prepared, versions, key, one), remote))
     for problem in filter(None, problems):
         if lost is None or not isinstance(problem, EngineUnreachable):
             raise problem
@@ -60,11 +55,8 @@ def lost_engines(running: RunningStack) -> list[str]:
 
 
 def _problem(
-    prepared: Prepared, versions: Mapping[str, str], folder: Path, engine: Service
+    prepared: Prepared, versions: Mapping[str, str], key: Secret | None, engine: Service
 ) -> PdkitError | None:
-    from deploy.runtime.engine_api import ApiError, EngineApi  # with ssl, which `plan` does without
-
-    key = read_secrets(folder, (ENGINE_KEY,)).get(ENGINE_KEY)
     try:
         with EngineApi(engine.url, timeout_s=_ANSWER_S, api_key=key) as api:
             report = _report_of(api)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -204,23 +203,25 @@ def find_stack_url(lab: Lab, service: str) -> str:
 
 @contextlib.contextmanager
 def disturbed(lab: Lab, ask: Callable[[httpx.Client], object]) -> Iterator[None]:
-    """Have somebody else ask, again and again without a pause."""
+    """Have somebody else ask after each request of the check, before it reads the counters.
+
+    A thread that asks without a pause may get no turn between two readings.
+    """
     running = require_stack(lab.home, "pdkit")
     headers = bearer(running.key(running.stack.service("producer-0")))
-    stop = threading.Event()
+    complete = EngineApi.complete
 
-    def disturb() -> None:
-        with httpx.Client(headers=headers, trust_env=False, timeout=30) as client:
-            while not stop.is_set():
-                ask(client)
+    def followed(api: EngineApi, *args: Any, **options: Any) -> Completion:
+        answer = complete(api, *args, **options)
+        ask(client)
+        return answer
 
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
+    with (
+        httpx.Client(headers=headers, trust_env=False, timeout=30) as client,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        patched.setattr(EngineApi, "complete", followed)
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_of_no_stack(lab: Lab) -> None:

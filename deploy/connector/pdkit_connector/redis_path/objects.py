@@ -74,13 +74,13 @@ class ObjectNames:
                 for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
             )
             return self._name(key, _kind(layout.shapes, layout.dtypes), size), HEADER_BYTES + size
-        if (known := self._kinds.get(_group(key))) is None:
+        if (known := self._kinds.get(group_of(key))) is None:
             return None
         kind, size = known
         return self._name(key, kind, size), HEADER_BYTES + size
 
     def _name(self, key: Any, kind: str, size: int) -> bytes:
-        self._kinds[_group(key)] = kind, size
+        self._kinds[group_of(key)] = kind, size
         # No part but the last can have an @ (LMCache refuses it).
         parts = (
             key.model_name, f"{key.kv_rank:x}", str(key.object_group_id), kind,
@@ -111,7 +111,8 @@ def _tensors(memory_obj: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     return facts.shapes, facts.dtypes
 
 
-def _group(key: Any) -> tuple[str, int, int]:
+def group_of(key: Any) -> tuple[str, int, int]:
+    """Return what tells rows of objects apart: model, rank and group of layers."""
     return key.model_name, key.kv_rank, key.object_group_id
 
 

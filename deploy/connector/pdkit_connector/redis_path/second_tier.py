@@ -25,7 +25,7 @@ from pdkit_connector.counters import COUNTERS
 from pdkit_connector.kv_report import public_address
 from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.client import Client, refuse_bad_login
-from pdkit_connector.redis_path.objects import ObjectNames, header_of, object_layout
+from pdkit_connector.redis_path.objects import ObjectNames, group_of, header_of, object_layout
 from pdkit_connector.redis_path.servers import SERVERS
 from pdkit_connector.redis_path.settings import (
     limits_of,
@@ -217,7 +217,7 @@ def _rows(keys: Sequence[Any]) -> list[list[int]]:
     """Return the indices of the keys of each rank and group of layers, in their order."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for index, key in enumerate(keys):
-        rows.setdefault((key.model_name, key.kv_rank, key.object_group_id), []).append(index)
+        rows.setdefault(group_of(key), []).append(index)
     return list(rows.values())
 
 
