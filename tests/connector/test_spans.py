@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +69,13 @@ def test_lookup_and_load_are_steps_of_the_engine_s_request(exported):
         assert span.start_time <= span.end_time
     assert lookup.attributes == {"pdkit.found_tokens": 512}
     assert load.attributes == {"pdkit.tokens": 512}
+
+
+def test_engines_whose_cores_have_one_seed_do_not_share_ids(exported):
+    for _ in range(2):
+        random.seed(0)  # as vLLM does in each core
+        step(connector(), request())
+    assert len({span.context.span_id for span in exported()}) == 4
 
 
 def test_a_load_is_noted_in_its_own_step_only(exported):

@@ -5,6 +5,7 @@ A request has trace headers only if vLLM traces: without an endpoint none of thi
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,10 +34,20 @@ def note(
 
     context = TraceContextTextMapPropagator().extract(headers)
     named: Any = {f"pdkit.{key}": value for key, value in attributes.items()}
-    span = trace.get_tracer("pdkit").start_span(
-        name, context=context, start_time=began_ns, attributes=named
-    )
+    tracer: Any = trace.get_tracer("pdkit")
+    # One of the SDK takes ids from `random`, which vLLM seeds alike in all cores: spans of a
+    # producer and a consumer would get the same ids in one trace.
+    tracer.id_generator = _Ids
+    span = tracer.start_span(name, context=context, start_time=began_ns, attributes=named)
     span.end(max(began_ns, ended_ns or time.time_ns()))
+
+
+class _Ids:
+    """Ids that no seed decides; the trace's own comes with the request."""
+
+    @staticmethod
+    def generate_span_id() -> int:
+        return secrets.randbits(64) or 1  # 0 is not valid
 
 
 def of_scope(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
