@@ -11,11 +11,9 @@ import contextlib
 import gc
 import importlib.util
 import json
-import os
 import sys
 from typing import Any
 
-from pdkit_connector.light_imports import import_adapter
 from pdkit_connector.registry import Fix, Outcome, Registry, State, disabled_ids, discover
 from pdkit_connector.releases import PROVED, installed_lmcache
 from pdkit_connector.setting import Setting
@@ -27,9 +25,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON object on stdout")
     parser.add_argument(
         "--list", action="store_true", help="only list the fixes; needs no LMCache and prints JSON"
-    )
-    parser.add_argument(
-        "--slow", action="store_true", help="import all of vLLM, as an engine does, not a part"
     )
     options = parser.parse_args(argv)
     if options.list:
@@ -46,18 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     gc.disable()  # imports make no garbage, and looking for some takes a fifth of their time
     # vLLM logs to stdout, which here is for the answer alone.
     with contextlib.redirect_stdout(sys.stderr):
-        if not options.slow and not import_adapter():
-            _begin_again(sys.argv[1:] if argv is None else argv)
         _require_engine()
         fixes = discover()
         outcomes = Registry(fixes).apply(Setting(), disabled_ids(fixes))
     print(json.dumps(report(outcomes), indent=2) if options.json else table(outcomes))
     return int(any(outcome.state is State.FAILED for outcome in outcomes))
-
-
-def _begin_again(argv: list[str]) -> None:
-    """Become a process that imports vLLM whole."""
-    os.execv(sys.executable, (sys.executable, "-m", "pdkit_connector", "--slow", *argv))  # noqa: S606
 
 
 def _require_engine() -> None:
