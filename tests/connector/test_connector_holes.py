@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -43,12 +44,12 @@ def test_a_plain_load_gives_back_what_it_does_not_return():
     class Engine:
         # As LMCache up to 0.4.3: the chunk before the hole is in the mask and not in the list.
         def process(self, _tokens, _mask, ret_mask):
-            holes.collected(lambda _self: objects)(None)
+            holes.collected(lambda _self: objects, None)
             ret_mask[:8] = True
             return [("a", objects[0], 0, 4)], 20
 
     mask = torch.zeros(16, dtype=torch.bool)
-    kept, size = holes.plain(Engine.process)(Engine(), [1] * 16, None, mask)
+    kept, size = holes.plain(Engine.process, Engine(), [1] * 16, None, mask)
     assert [chunk[0] for chunk in kept] == ["a"]
     assert size == 10
     assert mask.tolist() == [True] * 4 + [False] * 12
@@ -59,7 +60,7 @@ def test_a_plain_load_gives_back_what_it_does_not_return():
 def test_the_layerwise_wrapper_takes_no_step_more_or_less(healthy):
     plain = idle_engine(healthy=healthy)
     expected = steps_of(LMCacheEngine.retrieve_layer, plain)
-    assert steps_of(holes.layerwise(LMCacheEngine.retrieve_layer), plain) == expected
+    assert steps_of(partial(holes.layerwise, LMCacheEngine.retrieve_layer), plain) == expected
 
 
 def steps_of(method, engine):
@@ -74,7 +75,7 @@ def steps_of(method, engine):
 
 def test_interleaved_layerwise_loads_do_not_mix():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=take))
-    load = holes.layerwise(retrieve)
+    load = partial(holes.layerwise, retrieve)
     whole, short = load(engine, [2, 2, 2]), load(engine, [2, 1, 2])
     for _ in range(retrieve_steps(2) - 1):
         next(whole)
@@ -85,14 +86,14 @@ def test_interleaved_layerwise_loads_do_not_mix():
 
 def test_a_mover_that_refuses_a_short_list_ends_no_load():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=refuse))
-    *_, mask = holes.layerwise(retrieve)(engine, [1, 2])
+    *_, mask = holes.layerwise(retrieve, engine, [1, 2])
     assert mask.tolist() == [False, False]
 
 
 def test_a_mover_that_fails_otherwise_does():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=refuse))
     with pytest.raises(ValueError, match="objects"):
-        list(holes.layerwise(retrieve)(engine, [3, 2]))
+        list(holes.layerwise(retrieve, engine, [3, 2]))
 
 
 def refuse(starts, ends, **_kwargs):

@@ -154,7 +154,7 @@ def test_stale_storers_are_dropped_even_where_the_end_of_a_step_fails():
 
     adapter = Adapter()
     with pytest.raises(ValueError, match="end"):
-        b02a._cleared(Adapter.wait_for_save)(adapter)
+        b02a._cleared(Adapter.wait_for_save, adapter)
     assert (adapter.seen, adapter.layerwise_storers) == ([], [])
 
 

@@ -196,9 +196,9 @@ def test_refused_load_is_a_miss_and_gives_its_memory_back():
         return torch.ones(len(tokens), dtype=torch.bool)
 
     tokens = list(range(128))
-    assert not as_miss(retrieve)(None, tokens, mask=None).any()
+    assert not as_miss(retrieve, None, tokens, mask=None).any()
     assert given_back == objects
     with pytest.raises(TransferRefused):
         retrieve(None, tokens)
     objects[1].metadata.fmt = MemoryFormat.KV_2LTD
-    assert as_miss(retrieve)(None, tokens).all()
+    assert as_miss(retrieve, None, tokens).all()

@@ -238,8 +238,12 @@ def test_long_loads_are_read_in_slices_up_to_the_hole(backend, hole):
 def test_other_stores_are_read_as_before():
     asked = []
     other = SimpleNamespace(connection=SimpleNamespace(_connector=object()))
-    read = b13_pipelined_lookup._sliced(lambda _self, keys: asked.append(keys) or [None] * 40)
-    assert read(other, list(range(40))) == [None] * 40
+
+    def get(_self, keys):
+        asked.append(keys)
+        return [None] * 40
+
+    assert b13_pipelined_lookup._sliced(get, other, list(range(40))) == [None] * 40
     assert asked == [list(range(40))]
 
 

@@ -55,8 +55,6 @@ def fixed(restored):
     restored(engine, "store", "retrieve")
     restored(manager, "allocate", "batched_allocate")
     b23_pieces.apply(Setting())
-    yield
-    delattr(engine, b23_pieces._MARK)
 
 
 @pytest.fixture

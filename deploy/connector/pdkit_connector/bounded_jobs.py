@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.log import get_logger
@@ -18,24 +17,21 @@ from pdkit_connector.registry import describe
 _CLOSE_S = 5.0
 
 
-def survivable(submit_job: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap AsyncPQExecutor.submit_job: giving up ends the job and gives back what it read."""
-
-    @wraps(submit_job)
-    async def submit(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        if not asyncio.iscoroutinefunction(fn):
-            return await submit_job(self, fn, *args, **kwargs)
-        job = _Job(fn, args, {k: v for k, v in kwargs.items() if k != "priority"})
-        priority = {k: v for k, v in kwargs.items() if k == "priority"}
-        queued = asyncio.ensure_future(submit_job(self, job.run, **priority))
-        try:
-            return await asyncio.shield(queued)
-        except asyncio.CancelledError:
-            job.give_up()
-            queued.add_done_callback(_give_back)
-            raise
-
-    return submit
+async def survivable(
+    submit_job: Callable[..., Any], self: Any, fn: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Do AsyncPQExecutor.submit_job: giving up ends the job and gives back what it read."""
+    if not asyncio.iscoroutinefunction(fn):
+        return await submit_job(self, fn, *args, **kwargs)
+    job = _Job(fn, args, {k: v for k, v in kwargs.items() if k != "priority"})
+    priority = {k: v for k, v in kwargs.items() if k == "priority"}
+    queued = asyncio.ensure_future(submit_job(self, job.run, **priority))
+    try:
+        return await asyncio.shield(queued)
+    except asyncio.CancelledError:
+        job.give_up()
+        queued.add_done_callback(_give_back)
+        raise
 
 
 class _Job:
@@ -74,18 +70,13 @@ def _give_back(queued: asyncio.Future[Any]) -> None:
     release(item for item in results if hasattr(item, "ref_count_down"))
 
 
-def closable(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap AsyncPQExecutor.shutdown: on its own loop it must not wait for that loop."""
-
-    @wraps(shutdown)
-    def stop(self: Any, wait: bool = True) -> Any:
-        if asyncio._get_running_loop() is not self.loop:
-            return shutdown(self, wait)
-        ending = getattr(self, "shutdown_async", None) or self._shutdown_async
-        # A task, since a caller that does not await it would never run a coroutine.
-        return asyncio.ensure_future(_bounded(ending(wait)))
-
-    return stop
+def closable(shutdown: Callable[..., Any], self: Any, wait: bool = True) -> Any:
+    """Do AsyncPQExecutor.shutdown: on its own loop it must not wait for that loop."""
+    if asyncio._get_running_loop() is not self.loop:
+        return shutdown(self, wait)
+    ending = getattr(self, "shutdown_async", None) or self._shutdown_async
+    # A task, since a caller that does not await it would never run a coroutine.
+    return asyncio.ensure_future(_bounded(ending(wait)))
 
 
 async def _bounded(ending: Coroutine[Any, Any, Any]) -> None:
@@ -95,19 +86,14 @@ async def _bounded(ending: Coroutine[Any, Any, Any]) -> None:
         get_logger().warning("pdkit-connector WARNING store jobs unfinished after %g s", _CLOSE_S)
 
 
-def limited_contains(contains: Callable[..., bool]) -> Callable[..., bool]:
-    """Wrap RemoteBackend.contains: no answer within LMCache's own limit is a miss."""
-
-    @wraps(contains)
-    def ask(self: Any, key: Any, pin: bool = False) -> bool:
-        extra = self.config.extra_config or {}
-        if self.connection is None or extra.get("use_exists_sync", False):
-            return contains(self, key, pin)
-        if self._mla_worker_id_as0_mode:
-            key = key.with_new_worker_id(0)
-        return bool(result_of(self.connection.exists(key), self.loop, self.config, False))
-
-    return ask
+def limited_contains(contains: Callable[..., bool], self: Any, key: Any, pin: bool = False) -> bool:
+    """Do RemoteBackend.contains: no answer within LMCache's own limit is a miss."""
+    extra = self.config.extra_config or {}
+    if self.connection is None or extra.get("use_exists_sync", False):
+        return contains(self, key, pin)
+    if self._mla_worker_id_as0_mode:
+        key = key.with_new_worker_id(0)
+    return bool(result_of(self.connection.exists(key), self.loop, self.config, False))
 
 
 def limited_exists(self: Any, key: Any) -> bool:

@@ -23,38 +23,30 @@ _WATCHED = "_pdkit_counts_objects"
 _of_thread = threading.local()
 
 
-def plain(process: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an engine's plain load: the mask is that of the chunks, the rest is given back."""
-
-    @wraps(process)
-    def load(self: Any, tokens: Any, mask: Any, ret_mask: Any, **kwargs: Any) -> Any:
-        with _collecting("fetched") as fetched:
-            chunks, size = process(self, tokens, mask, ret_mask, **kwargs)
-        if all(memory_obj is not None for memory_obj in fetched):
-            return chunks, size
-        kept = contiguous(chunks, ret_mask)
-        ret_mask[:] = False
-        for _, _, start, end in kept:
-            ret_mask[start:end] = True
-        used = {id(memory_obj) for _, memory_obj, _, _ in kept}
-        release(obj for obj in fetched if id(obj) not in used)
-        return kept, sum(memory_obj.get_size() for _, memory_obj, _, _ in kept)
-
-    return load
+def plain(
+    process: Callable[..., Any], self: Any, tokens: Any, mask: Any, ret_mask: Any, **kwargs: Any
+) -> Any:
+    """Do an engine's plain load: the mask is that of the chunks, the rest is given back."""
+    with _collecting("fetched") as fetched:
+        chunks, size = process(self, tokens, mask, ret_mask, **kwargs)
+    if all(memory_obj is not None for memory_obj in fetched):
+        return chunks, size
+    kept = contiguous(chunks, ret_mask)
+    ret_mask[:] = False
+    for _, _, start, end in kept:
+        ret_mask[start:end] = True
+    used = {id(memory_obj) for _, memory_obj, _, _ in kept}
+    release(obj for obj in fetched if id(obj) not in used)
+    return kept, sum(memory_obj.get_size() for _, memory_obj, _, _ in kept)
 
 
-def collected(batched_get: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a storage manager's read so that `plain` sees what it returned."""
-
-    @wraps(batched_get)
-    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
-        memory_objs = batched_get(self, *args, **kwargs)
-        fetched = getattr(_of_thread, "fetched", None)
-        if fetched is not None:
-            fetched.extend(memory_objs)
-        return memory_objs
-
-    return get
+def collected(batched_get: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do a storage manager's read so that `plain` sees what it returned."""
+    memory_objs = batched_get(self, *args, **kwargs)
+    fetched = getattr(_of_thread, "fetched", None)
+    if fetched is not None:
+        fetched.extend(memory_objs)
+    return memory_objs
 
 
 def contiguous(chunks: Sequence[Chunk], ret_mask: Any) -> list[Chunk]:
@@ -70,28 +62,25 @@ def contiguous(chunks: Sequence[Chunk], ret_mask: Any) -> list[Chunk]:
     return kept
 
 
-def layerwise(retrieve_layer: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Wrap a layerwise load: a chunk that lacks any layer, and all behind it, is not retrieved."""
-
-    @wraps(retrieve_layer)
-    def load(self: Any, tokens: Any, mask: Any = None, **kwargs: Any) -> Steps:
-        _count_objects(self.gpu_connector)
-        steps = retrieve_layer(self, tokens, mask, **kwargs)
-        cuts: list[int] = []
-        for taken in itertools.count(1):
-            # Requests' loads are interleaved: what this step starts is this load's own.
-            with _collecting("cuts", cuts):
-                try:
-                    step = next(steps)
-                except StopIteration:
-                    return
-            if cuts and taken == retrieve_steps(self.num_layers):
-                # A copy: the engine's own may be an inference tensor, which nobody may change.
-                step = step.clone()
-                step[min(cuts) :] = False
-            yield step
-
-    return load
+def layerwise(
+    retrieve_layer: Callable[..., Steps], self: Any, tokens: Any, mask: Any = None, **kwargs: Any
+) -> Steps:
+    """Do a layerwise load: a chunk that lacks any layer, and all behind it, is not retrieved."""
+    _count_objects(self.gpu_connector)
+    steps = retrieve_layer(self, tokens, mask, **kwargs)
+    cuts: list[int] = []
+    for taken in itertools.count(1):
+        # Requests' loads are interleaved: what this step starts is this load's own.
+        with _collecting("cuts", cuts):
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+        if cuts and taken == retrieve_steps(self.num_layers):
+            # A copy: the engine's own may be an inference tensor, which nobody may change.
+            step = step.clone()
+            step[min(cuts) :] = False
+        yield step
 
 
 def _count_objects(mover: Any) -> None:

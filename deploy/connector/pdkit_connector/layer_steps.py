@@ -10,10 +10,13 @@ import inspect
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
 Steps = Generator[Any, None, None]
+# What replaces a method, kept on it: all that came one after the other.
+_AROUND = "_pdkit_around"
 _PROBE_LAYERS = 3
 _PROBE_TOKENS = 8
 PROBE_BLOCK = 4
@@ -30,9 +33,23 @@ def retrieve_steps(num_layers: int) -> int:
     return num_layers + 2
 
 
-def replace_method(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
-    """Replace a method by `wrap(method)`."""
-    setattr(owner, name, wrap(getattr(owner, name)))
+def replace_method(owner: type, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method by `around`, which gets the method before its arguments."""
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return around(method, *args, **kwargs)
+
+    vars(replaced)[_AROUND] = (*getattr(method, _AROUND, ()), around)
+    is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+    setattr(owner, name, staticmethod(replaced) if is_static else replaced)
+
+
+def was_replaced(method: Callable[..., Any], around: Callable[..., Any] | None = None) -> bool:
+    """Tell whether `replace_method` has put `around`, or anything, in a method's place."""
+    done = getattr(method, _AROUND, ())
+    return bool(done) if around is None else around in done
 
 
 def probe_steps(method: str, *, healthy: bool = True, frozen: bool = False) -> tuple[int, str]:

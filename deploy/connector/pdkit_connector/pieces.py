@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 
 from pdkit_connector import store_barrier
@@ -53,82 +52,65 @@ def piece_tokens(engine: Any) -> int:
     return int(max(1, chunks) * size)
 
 
-def storing(store: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an engine's plain store: it stores piece by piece, and counts what finds no room."""
-
-    @wraps(store)
-    def in_pieces(self: Any, tokens: Any = None, *args: Any, **kwargs: Any) -> None:
-        if tokens is None or args:
-            store(self, tokens, *args, **kwargs)
+def storing(
+    store: Callable[..., None], self: Any, tokens: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """Do an engine's plain store: it stores piece by piece, and counts what finds no room."""
+    if tokens is None or args:
+        store(self, tokens, *args, **kwargs)
+        return
+    mask = kwargs.pop("mask", None)
+    _call.chunks, _call.refused = 0, False
+    first, size = _masked(mask), self.config.chunk_size
+    for start, end in _pieces(first, len(tokens), piece_tokens(self)):
+        store(self, tokens[:end], mask=_only(start, end), **_cut(kwargs, end))
+        if _call.refused:
+            _count_refused(math.ceil((len(tokens) - first) / size) - _call.chunks)
             return
-        mask = kwargs.pop("mask", None)
-        _call.chunks, _call.refused = 0, False
-        first, size = _masked(mask), self.config.chunk_size
-        for start, end in _pieces(first, len(tokens), piece_tokens(self)):
-            store(self, tokens[:end], mask=_only(start, end), **_cut(kwargs, end))
-            if _call.refused:
-                _count_refused(math.ceil((len(tokens) - first) / size) - _call.chunks)
-                return
-
-    return in_pieces
 
 
-def loading(retrieve: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an engine's plain load: it loads piece by piece, up to the first that falls short."""
-
-    @wraps(retrieve)
-    def in_pieces(self: Any, tokens: Any, mask: Any = None, **kwargs: Any) -> Any:
-        pieces = list(_pieces(_masked(mask), len(tokens), piece_tokens(self)))
-        if self.async_loading or len(pieces) < 2:
-            return retrieve(self, tokens, mask, **kwargs)
-        found = _only(0, 0, len(tokens))
-        for start, end in pieces:
-            got = retrieve(self, tokens[:end], _only(start, end), **_cut(kwargs, end))
-            found[:end] |= got
-            if int(got.sum()) < end - start:
-                break
-        return found
-
-    return in_pieces
+def loading(
+    retrieve: Callable[..., Any], self: Any, tokens: Any, mask: Any = None, **kwargs: Any
+) -> Any:
+    """Do an engine's plain load: it loads piece by piece, up to the first that falls short."""
+    pieces = list(_pieces(_masked(mask), len(tokens), piece_tokens(self)))
+    if self.async_loading or len(pieces) < 2:
+        return retrieve(self, tokens, mask, **kwargs)
+    found = _only(0, 0, len(tokens))
+    for start, end in pieces:
+        got = retrieve(self, tokens[:end], _only(start, end), **_cut(kwargs, end))
+        found[:end] |= got
+        if int(got.sum()) < end - start:
+            break
+    return found
 
 
-def waiting(allocate: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap how a store takes staging memory: it waits for that of stores that are under way.
+def waiting(allocate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Take staging memory for a store: it waits for that of stores that are under way.
 
     These end by themselves: each has a deadline, and threads of its own.
     """
-
-    @wraps(allocate)
-    def when_there_is_room(*args: Any, **kwargs: Any) -> Any:
-        until = time.monotonic() + store_barrier.deadline_s()
-        while True:
-            # Asked for first: one that ends in between has made room.
-            awaited = store_barrier.under_way() - _given_up
-            if (memory := allocate(*args, **kwargs)) is not None:
-                _call.chunks += 1
-                return memory
-            if not awaited or time.monotonic() >= until:
-                break
-            time.sleep(_TICK_S)
-        _given_up.intersection_update(store_barrier.under_way())
-        _given_up.update(awaited)
-        _call.refused = True
-        return None
-
-    return when_there_is_room
+    until = time.monotonic() + store_barrier.deadline_s()
+    while True:
+        # Asked for first: one that ends in between has made room.
+        awaited = store_barrier.under_way() - _given_up
+        if (memory := allocate(*args, **kwargs)) is not None:
+            _call.chunks += 1
+            return memory
+        if not awaited or time.monotonic() >= until:
+            break
+        time.sleep(_TICK_S)
+    _given_up.intersection_update(store_barrier.under_way())
+    _given_up.update(awaited)
+    _call.refused = True
+    return None
 
 
-def waiting_layerwise(batched_allocate: Callable[..., Any]) -> Callable[..., Any]:
+def waiting_layerwise(batched_allocate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Do what `waiting` does for all layers of a chunk, and count it where there is no room."""
-    waits = waiting(batched_allocate)
-
-    @wraps(batched_allocate)
-    def when_there_is_room(*args: Any, **kwargs: Any) -> Any:
-        if (memory := waits(*args, **kwargs)) is None:
-            _count_refused(1)
-        return memory
-
-    return when_there_is_room
+    if (memory := waiting(batched_allocate, *args, **kwargs)) is None:
+        _count_refused(1)
+    return memory
 
 
 def _count_refused(chunks: int) -> None:

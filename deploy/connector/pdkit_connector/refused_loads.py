@@ -37,21 +37,16 @@ def noted(move: Callable[..., None]) -> Callable[..., None]:
     return moved
 
 
-def as_miss(retrieve: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an engine's plain load: nothing counts as loaded where the mover refused."""
+def as_miss(retrieve: Callable[..., Any], self: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do an engine's plain load: nothing counts as loaded where the mover refused."""
+    import torch
 
-    @wraps(retrieve)
-    def load(self: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        _load.under_way, _load.refusal = True, None
-        try:
-            found = retrieve(self, tokens, *args, **kwargs)
-        finally:
-            _load.under_way = False
-        if _load.refusal is None:
-            return found
-        get_logger().error("pdkit-connector ERROR nothing loaded: %s", describe(_load.refusal))
-        return torch.zeros(len(tokens), dtype=torch.bool)
-
-    return load
+    _load.under_way, _load.refusal = True, None
+    try:
+        found = retrieve(self, tokens, *args, **kwargs)
+    finally:
+        _load.under_way = False
+    if _load.refusal is None:
+        return found
+    get_logger().error("pdkit-connector ERROR nothing loaded: %s", describe(_load.refusal))
+    return torch.zeros(len(tokens), dtype=torch.bool)

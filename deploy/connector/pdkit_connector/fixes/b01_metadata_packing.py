@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method, silent
@@ -39,42 +38,34 @@ def apply(_setting: Setting) -> str:
 
     replace_method(RemoteMetadata, "serialize", _filled)
     replace_method(RemoteMetadata, "serialize_into", _filled)
-    RemoteMetadata.deserialize = staticmethod(_trimmed(RemoteMetadata.deserialize))
+    replace_method(RemoteMetadata, "deserialize", _trimmed)
     return "missing records are packed as zeros and dropped again on reading"
 
 
-def _filled(pack: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(pack)
-    def fill(self: Any, *args: Any) -> Any:
-        import torch
+def _filled(pack: Callable[..., Any], self: Any, *args: Any) -> Any:
+    import torch
 
-        groups = _groups()
-        shapes, dtypes = len(self.shapes), len(self.dtypes)
-        if not shapes == dtypes == groups and dtypes <= shapes <= groups:
-            # A dtype that the object lacks is 0 in the store, never a guess: a reader that
-            # trusted a guess would reshape bytes that are not a tensor.
-            self = replace(
-                self,
-                shapes=[*self.shapes, *[torch.Size((0, 0, 0, 0))] * (groups - shapes)],
-                dtypes=[*self.dtypes, *[None] * (groups - dtypes)],
-            )
-        return pack(self, *args)
-
-    return fill
+    groups = _groups()
+    shapes, dtypes = len(self.shapes), len(self.dtypes)
+    if not shapes == dtypes == groups and dtypes <= shapes <= groups:
+        # A dtype that the object lacks is 0 in the store, never a guess: a reader that
+        # trusted a guess would reshape bytes that are not a tensor.
+        self = replace(
+            self,
+            shapes=[*self.shapes, *[torch.Size((0, 0, 0, 0))] * (groups - shapes)],
+            dtypes=[*self.dtypes, *[None] * (groups - dtypes)],
+        )
+    return pack(self, *args)
 
 
-def _trimmed(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @wraps(unpack)
-    def trim(packed: Any) -> Any:
-        metadata = unpack(packed)
-        while len(metadata.shapes) > 1 and metadata.dtypes[-1] is None:
-            if any(metadata.shapes[-1]):
-                break
-            metadata.shapes.pop()
-            metadata.dtypes.pop()
-        return metadata
-
-    return trim
+def _trimmed(unpack: Callable[[Any], Any], packed: Any) -> Any:
+    metadata = unpack(packed)
+    while len(metadata.shapes) > 1 and metadata.dtypes[-1] is None:
+        if any(metadata.shapes[-1]):
+            break
+        metadata.shapes.pop()
+        metadata.dtypes.pop()
+    return metadata
 
 
 def _groups() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import (
@@ -41,16 +40,12 @@ def apply(_setting: Setting) -> str:
     return "storers are dropped at the end of their step"
 
 
-def _cleared(wait_for_save: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(wait_for_save)
-    def wait(self: Any) -> None:
-        self.__dict__.setdefault("layerwise_storers", [])
-        try:
-            wait_for_save(self)
-        finally:
-            self.layerwise_storers = []
-
-    return wait
+def _cleared(wait_for_save: Callable[[Any], None], self: Any) -> None:
+    self.__dict__.setdefault("layerwise_storers", [])
+    try:
+        wait_for_save(self)
+    finally:
+        self.layerwise_storers = []
 
 
 def _first(adapter: Any) -> None:

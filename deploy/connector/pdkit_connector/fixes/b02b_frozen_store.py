@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import Steps, probe_steps, replace_method, store_steps
@@ -27,17 +26,13 @@ def apply(_setting: Setting) -> str:
     return "the last step added"
 
 
-def _completed(store_layer: Callable[..., Steps]) -> Callable[..., Steps]:
-    @wraps(store_layer)
-    def complete(self: Any, *args: Any, **kwargs: Any) -> Steps:
-        taken = 0
-        for step in store_layer(self, *args, **kwargs):
-            taken += 1
-            yield step
-        if taken == store_steps(self.num_layers) - 1:
-            yield
-
-    return complete
+def _completed(store_layer: Callable[..., Steps], self: Any, *args: Any, **kwargs: Any) -> Steps:
+    taken = 0
+    for step in store_layer(self, *args, **kwargs):
+        taken += 1
+        yield step
+    if taken == store_steps(self.num_layers) - 1:
+        yield
 
 
 FIX = Fix(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import Steps, probe_steps, replace_method, store_steps
@@ -27,17 +26,13 @@ def apply(_setting: Setting) -> str:
     return "an empty store takes all its steps"
 
 
-def _completed(store_layer: Callable[..., Steps]) -> Callable[..., Steps]:
-    @wraps(store_layer)
-    def complete(self: Any, *args: Any, **kwargs: Any) -> Steps:
-        empty = True
-        for step in store_layer(self, *args, **kwargs):
-            empty = False
-            yield step
-        if empty:
-            yield from [None] * store_steps(self.num_layers)
-
-    return complete
+def _completed(store_layer: Callable[..., Steps], self: Any, *args: Any, **kwargs: Any) -> Steps:
+    empty = True
+    for step in store_layer(self, *args, **kwargs):
+        empty = False
+        yield step
+    if empty:
+        yield from [None] * store_steps(self.num_layers)
 
 
 FIX = Fix(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import Steps, probe_steps, replace_method
@@ -27,19 +26,17 @@ def apply(_setting: Setting) -> str:
     return "a miss ends in an empty mask"
 
 
-def _completed(retrieve_layer: Callable[..., Steps]) -> Callable[..., Steps]:
-    @wraps(retrieve_layer)
-    def complete(self: Any, tokens: Any, *args: Any, **kwargs: Any) -> Steps:
-        import torch
+def _completed(
+    retrieve_layer: Callable[..., Steps], self: Any, tokens: Any, *args: Any, **kwargs: Any
+) -> Steps:
+    import torch
 
-        try:
-            yield from retrieve_layer(self, tokens, *args, **kwargs)
-        except UnboundLocalError as exc:
-            if "mem_obj_consumer" not in str(exc):
-                raise
-            yield torch.zeros(len(tokens), dtype=torch.bool)
-
-    return complete
+    try:
+        yield from retrieve_layer(self, tokens, *args, **kwargs)
+    except UnboundLocalError as exc:
+        if "mem_obj_consumer" not in str(exc):
+            raise
+        yield torch.zeros(len(tokens), dtype=torch.bool)
 
 
 FIX = Fix(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import Steps, probe_steps, replace_method, retrieve_steps
@@ -29,23 +28,19 @@ def apply(_setting: Setting) -> str:
     return "the mask comes at the last step"
 
 
-def _completed(retrieve_layer: Callable[..., Steps]) -> Callable[..., Steps]:
-    @wraps(retrieve_layer)
-    def complete(self: Any, *args: Any, **kwargs: Any) -> Steps:
-        steps = retrieve_layer(self, *args, **kwargs)
-        first = next(steps)
-        try:
-            second = next(steps)
-        except StopIteration:
-            # Only the unhealthy path ends here: what it gave is the mask.
-            yield from [None] * (retrieve_steps(self.num_layers) - 1)
-            yield first
-            return
+def _completed(retrieve_layer: Callable[..., Steps], self: Any, *args: Any, **kwargs: Any) -> Steps:
+    steps = retrieve_layer(self, *args, **kwargs)
+    first = next(steps)
+    try:
+        second = next(steps)
+    except StopIteration:
+        # Only the unhealthy path ends here: what it gave is the mask.
+        yield from [None] * (retrieve_steps(self.num_layers) - 1)
         yield first
-        yield second
-        yield from steps
-
-    return complete
+        return
+    yield first
+    yield second
+    yield from steps
 
 
 FIX = Fix(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import (
@@ -38,30 +37,24 @@ def apply(_setting: Setting) -> str:
     return "pins are released after each step and for each finished request"
 
 
-def _after_step(wait_for_save: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(wait_for_save)
-    def wait(self: Any) -> None:
-        wait_for_save(self)
-        engine = self.lmcache_engine
-        if not (pins := getattr(engine, "lookup_pins", None)):
-            return
-        for request in self._parent._get_connector_metadata().requests:
-            # lookup_unpin forgets what it released, so nothing is released twice.
-            if request.req_id in pins:
-                engine.lookup_unpin(request.req_id)
-
-    return wait
+def _after_step(wait_for_save: Callable[[Any], None], self: Any) -> None:
+    wait_for_save(self)
+    engine = self.lmcache_engine
+    if not (pins := getattr(engine, "lookup_pins", None)):
+        return
+    for request in self._parent._get_connector_metadata().requests:
+        # lookup_unpin forgets what it released, so nothing is released twice.
+        if request.req_id in pins:
+            engine.lookup_unpin(request.req_id)
 
 
-def _at_finish(get_finished: Callable[[Any, set[str]], Any]) -> Callable[[Any, set[str]], Any]:
-    @wraps(get_finished)
-    def finish(self: Any, finished_req_ids: set[str]) -> Any:
-        if self.lmcache_engine is not None:
-            for req_id in finished_req_ids:
-                self.lmcache_engine.lookup_unpin(req_id)
-        return get_finished(self, finished_req_ids)
-
-    return finish
+def _at_finish(
+    get_finished: Callable[[Any, set[str]], Any], self: Any, finished_req_ids: set[str]
+) -> Any:
+    if self.lmcache_engine is not None:
+        for req_id in finished_req_ids:
+            self.lmcache_engine.lookup_unpin(req_id)
+    return get_finished(self, finished_req_ids)
 
 
 def _released_of_aborted() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import (
@@ -43,21 +42,17 @@ def apply(_setting: Setting) -> str:
     return "a store that fails is dropped, and steps past the end do nothing"
 
 
-def _storing(store_layer: Callable[..., Steps]) -> Callable[..., Iterator[Any]]:
-    @wraps(store_layer)
-    def store(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        return _Storer(store_layer(self, *args, **kwargs), kwargs.get("req_id"))
-
-    return store
+def _storing(
+    store_layer: Callable[..., Steps], self: Any, *args: Any, **kwargs: Any
+) -> Iterator[Any]:
+    return _Storer(store_layer(self, *args, **kwargs), kwargs.get("req_id"))
 
 
-def _retrieving(retrieve_layer: Callable[..., Steps]) -> Callable[..., Iterator[Any]]:
-    @wraps(retrieve_layer)
-    def retrieve(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        steps = retrieve_layer(self, *args, **kwargs)
-        return _Retriever(steps, retrieve_steps(self.num_layers))
-
-    return retrieve
+def _retrieving(
+    retrieve_layer: Callable[..., Steps], self: Any, *args: Any, **kwargs: Any
+) -> Iterator[Any]:
+    steps = retrieve_layer(self, *args, **kwargs)
+    return _Retriever(steps, retrieve_steps(self.num_layers))
 
 
 class _Storer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.adapter_miniature import miniature, running_step
@@ -34,16 +33,12 @@ def apply(_setting: Setting) -> str:
     return "tokens are added from where the adapter's list ends"
 
 
-def _from_the_tracked(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @wraps(build)
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        views = _views(self, scheduler_output)
-        if not views:
-            return build(self, scheduler_output)
-        with viewed(self._unfinished_requests, views):
-            return build(self, scheduler_output)
-
-    return build_connector_meta
+def _from_the_tracked(build: Callable[[Any, Any], Any], self: Any, scheduler_output: Any) -> Any:
+    views = _views(self, scheduler_output)
+    if not views:
+        return build(self, scheduler_output)
+    with viewed(self._unfinished_requests, views):
+        return build(self, scheduler_output)
 
 
 def _views(impl: Any, scheduler_output: Any) -> dict[str, RequestView]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.adapter_miniature import CHUNK, miniature, resumed_step
@@ -38,19 +37,15 @@ def apply(_setting: Setting) -> str:
     return "the token that vLLM computes again counts as loaded"
 
 
-def _with_the_last_token(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @wraps(build)
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        views = {
-            req_id: RequestView(request, num_computed_tokens=request.num_computed_tokens + 1)
-            for req_id in resumed_ids(scheduler_output)
-            if (request := self._unfinished_requests.get(req_id)) is not None
-            and _is_full_hit(request, self.load_specs.get(req_id))
-        }
-        with viewed(self._unfinished_requests, views):
-            return build(self, scheduler_output)
-
-    return build_connector_meta
+def _with_the_last_token(build: Callable[[Any, Any], Any], self: Any, scheduler_output: Any) -> Any:
+    views = {
+        req_id: RequestView(request, num_computed_tokens=request.num_computed_tokens + 1)
+        for req_id in resumed_ids(scheduler_output)
+        if (request := self._unfinished_requests.get(req_id)) is not None
+        and _is_full_hit(request, self.load_specs.get(req_id))
+    }
+    with viewed(self._unfinished_requests, views):
+        return build(self, scheduler_output)
 
 
 def _is_full_hit(request: Any, spec: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.adapter_miniature import (
@@ -48,31 +47,23 @@ def apply(_setting: Setting) -> str:
     return "a request that resumes neither loads nor stores"
 
 
-def _missing(match: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(match)
-    def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int) -> Any:
-        if request.request_id in self._request_trackers:
-            return 0
-        return match(self, request, num_computed_tokens)
-
-    return get_num_new_matched_tokens
+def _missing(match: Callable[..., Any], self: Any, request: Any, num_computed_tokens: int) -> Any:
+    if request.request_id in self._request_trackers:
+        return 0
+    return match(self, request, num_computed_tokens)
 
 
-def _storing_none(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @wraps(build)
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        for req_id in resumed_ids(scheduler_output):
-            self._request_trackers[req_id].skip_save = True
-        metadata = build(self, scheduler_output)
-        # A transfer to a named receiver is made whatever skip_save says.
-        metadata.requests = [
-            meta
-            for meta in metadata.requests
-            if meta.load_spec is not None or not self._request_trackers[meta.req_id].skip_save
-        ]
-        return metadata
-
-    return build_connector_meta
+def _storing_none(build: Callable[[Any, Any], Any], self: Any, scheduler_output: Any) -> Any:
+    for req_id in resumed_ids(scheduler_output):
+        self._request_trackers[req_id].skip_save = True
+    metadata = build(self, scheduler_output)
+    # A transfer to a named receiver is made whatever skip_save says.
+    metadata.requests = [
+        meta
+        for meta in metadata.requests
+        if meta.load_spec is not None or not self._request_trackers[meta.req_id].skip_save
+    ]
+    return metadata
 
 
 FIX = Fix(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.adapter_miniature import BLOCK, CHUNK, miniature, resumed_step
@@ -39,20 +38,18 @@ def apply(_setting: Setting) -> str:
     return "only what vLLM has counts as computed"
 
 
-def _counting_what_is_loaded(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @wraps(build)
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        for req_id in resumed_ids(scheduler_output):
-            spec = self.load_specs.get(req_id)
-            request = self._unfinished_requests.get(req_id)
-            if spec is not None and request is not None and not spec.can_load:
-                spec.vllm_cached_tokens = request.num_computed_tokens
-                spec.lmcache_cached_tokens = min(
-                    spec.lmcache_cached_tokens, request.num_computed_tokens
-                )
-        return build(self, scheduler_output)
-
-    return build_connector_meta
+def _counting_what_is_loaded(
+    build: Callable[[Any, Any], Any], self: Any, scheduler_output: Any
+) -> Any:
+    for req_id in resumed_ids(scheduler_output):
+        spec = self.load_specs.get(req_id)
+        request = self._unfinished_requests.get(req_id)
+        if spec is not None and request is not None and not spec.can_load:
+            spec.vllm_cached_tokens = request.num_computed_tokens
+            spec.lmcache_cached_tokens = min(
+                spec.lmcache_cached_tokens, request.num_computed_tokens
+            )
+    return build(self, scheduler_output)
 
 
 FIX = Fix(

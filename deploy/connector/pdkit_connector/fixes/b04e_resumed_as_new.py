@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.adapter_miniature import LookupClient, miniature, new_request, quiet
+from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 
@@ -41,22 +41,23 @@ def apply(_setting: Setting) -> str:
     """Track the tokens that vLLM sends with a request, output included."""
     from lmcache.integration.vllm.vllm_v1_adapter import RequestTracker
 
-    RequestTracker.from_new_request = staticmethod(_with_output(RequestTracker.from_new_request))
+    replace_method(RequestTracker, "from_new_request", _with_output)
     return "a request that resumes as new brings its output tokens"
 
 
-def _with_output(make: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(make)
-    def from_new_request(
-        config: Any, request: Any, num_tokens_to_compute: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        tracker = make(config, request, num_tokens_to_compute, *args, **kwargs)
-        tokens = getattr(request, "prefill_token_ids", None)
-        if tokens is not None and len(tokens) > len(request.prompt_token_ids or ()):
-            tracker.token_ids = list(tokens[:num_tokens_to_compute])
-        return tracker
-
-    return from_new_request
+def _with_output(
+    make: Callable[..., Any],
+    config: Any,
+    request: Any,
+    num_tokens_to_compute: int,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    tracker = make(config, request, num_tokens_to_compute, *args, **kwargs)
+    tokens = getattr(request, "prefill_token_ids", None)
+    if tokens is not None and len(tokens) > len(request.prompt_token_ids or ()):
+        tracker.token_ids = list(tokens[:num_tokens_to_compute])
+    return tracker
 
 
 FIX = Fix(

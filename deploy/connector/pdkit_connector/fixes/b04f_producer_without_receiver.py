@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.adapter_miniature import CHUNK, IdleEngine, bind_request, miniature, quiet
@@ -45,18 +44,14 @@ def apply(_setting: Setting) -> str:
     return "a producer without a receiver stores as kv_both does"
 
 
-def _as_both(wait: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(wait)
-    def wait_for_save(self: Any) -> None:
-        role = self.kv_role
-        if role == "kv_producer" and all(r.disagg_spec is None for r in of_step(self)):
-            self.kv_role = "kv_both"
-        try:
-            wait(self)
-        finally:
-            self.kv_role = role
-
-    return wait_for_save
+def _as_both(wait: Callable[[Any], None], self: Any) -> None:
+    role = self.kv_role
+    if role == "kv_producer" and all(r.disagg_spec is None for r in of_step(self)):
+        self.kv_role = "kv_both"
+    try:
+        wait(self)
+    finally:
+        self.kv_role = role
 
 
 FIX = Fix(

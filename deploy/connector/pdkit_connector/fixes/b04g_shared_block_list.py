@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
+from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 
@@ -33,16 +33,19 @@ def apply(_setting: Setting) -> str:
     """Give the tracker a copy."""
     from lmcache.integration.vllm.vllm_v1_adapter import RequestTracker
 
-    RequestTracker.update = _copying(RequestTracker.update)
+    replace_method(RequestTracker, "update", _copying)
     return "it gets a copy"
 
 
-def _copying(update: Callable[..., None]) -> Callable[..., None]:
-    @wraps(update)
-    def copy(self: Any, new_token_ids: Any, new_block_ids: Any, *args: Any, **kwargs: Any) -> None:
-        update(self, new_token_ids, _copied(new_block_ids), *args, **kwargs)
-
-    return copy
+def _copying(
+    update: Callable[..., None],
+    self: Any,
+    new_token_ids: Any,
+    new_block_ids: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    update(self, new_token_ids, _copied(new_block_ids), *args, **kwargs)
 
 
 def _copied(block_ids: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method, silent
@@ -51,53 +50,46 @@ def apply(_setting: Setting) -> str:
 
     replace_method(RemoteMetadata, "serialize", _padded)
     replace_method(RemoteMetadata, "serialize_into", _padded)
-    RemoteMetadata.deserialize = staticmethod(_stripped(RemoteMetadata.deserialize))
+    replace_method(RemoteMetadata, "deserialize", _stripped)
     return "shapes are packed with zeros up to four dimensions"
 
 
-def _padded(pack: Callable[..., Any]) -> Callable[..., Any]:
+def _padded(pack: Callable[..., Any], self: Any, *args: Any) -> Any:
+    if (shapes := getattr(self, "shapes", None)) is None:
+        if len(self.shape) < _DIMENSIONS:
+            self = replace(self, shape=_four(self.shape))
+    elif any(len(shape) < _DIMENSIONS for shape in shapes):
+        self = replace(self, shapes=[_four(shape) for shape in shapes])
+    return pack(self, *args)
+
+
+def _four(shape: Any) -> Any:
     import torch
 
-    def four(shape: Any) -> Any:
-        return torch.Size((*shape, *(0,) * (_DIMENSIONS - len(shape))))
-
-    @wraps(pack)
-    def pad(self: Any, *args: Any) -> Any:
-        if (shapes := getattr(self, "shapes", None)) is None:
-            if len(self.shape) < _DIMENSIONS:
-                self = replace(self, shape=four(self.shape))
-        elif any(len(shape) < _DIMENSIONS for shape in shapes):
-            self = replace(self, shapes=[four(shape) for shape in shapes])
-        return pack(self, *args)
-
-    return pad
+    return torch.Size((*shape, *(0,) * (_DIMENSIONS - len(shape))))
 
 
-def _stripped(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    import torch
+def _stripped(unpack: Callable[[Any], Any], packed: Any) -> Any:
     from lmcache.v1.memory_management import MemoryFormat
 
+    metadata = unpack(packed)
     # The shape of bytes is their count and three zeros, which belong to it.
-    as_they_are = (MemoryFormat.BINARY, MemoryFormat.BINARY_BUFFER)
-
-    def shortest(shape: Any) -> Any:
-        kept = len(shape)
-        while kept > 1 and shape[kept - 1] == 0:
-            kept -= 1
-        return shape if kept == len(shape) else torch.Size(shape[:kept])
-
-    @wraps(unpack)
-    def strip(packed: Any) -> Any:
-        metadata = unpack(packed)
-        if metadata.fmt in as_they_are:
-            return metadata
-        if hasattr(metadata, "shapes"):
-            metadata.shapes = [shortest(shape) for shape in metadata.shapes]
-        else:
-            metadata.shape = shortest(metadata.shape)
+    if metadata.fmt in (MemoryFormat.BINARY, MemoryFormat.BINARY_BUFFER):
         return metadata
+    if hasattr(metadata, "shapes"):
+        metadata.shapes = [_shortest(shape) for shape in metadata.shapes]
+    else:
+        metadata.shape = _shortest(metadata.shape)
+    return metadata
 
-    return strip
+
+def _shortest(shape: Any) -> Any:
+    import torch
+
+    kept = len(shape)
+    while kept > 1 and shape[kept - 1] == 0:
+        kept -= 1
+    return shape if kept == len(shape) else torch.Size(shape[:kept])
 
 
 FIX = Fix(

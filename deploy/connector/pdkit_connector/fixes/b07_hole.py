@@ -105,7 +105,7 @@ def _plain_is_true() -> bool:
         contains=lambda *_args, **_kwargs: "store",
         get_block_mapping=lambda chunks: {"store": chunks},
         non_allocator_backends=[],
-        batched_get=partial(holes.collected(lambda _manager, **_asked: gone), None),
+        batched_get=partial(holes.collected, lambda _manager, **_asked: gone, None),
     )
     with silent("lmcache.v1.cache_engine"):
         chunks, _ = engine._process_tokens_internal([1] * 3 * _CHUNK, None, mask)

@@ -16,7 +16,7 @@ from pdkit_connector.bounded_jobs import (
     limited_exists,
     survivable,
 )
-from pdkit_connector.layer_steps import replace_method, silent
+from pdkit_connector.layer_steps import replace_method, silent, was_replaced
 from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
 from pdkit_connector.redis_reads import METADATA, PAYLOAD, connectors, read_prefix
 from pdkit_connector.registry import Finding, Fix, Verdict
@@ -136,7 +136,7 @@ async def _turns() -> None:
 def _waits_forever(method: Any) -> bool:
     """Return whether a method's own code asks a future for its result without a limit."""
     # Of the code: of a function, inspect gives the source of what it wraps.
-    own = inspect.unwrap(method, stop=_is_ours).__code__
+    own = inspect.unwrap(method, stop=was_replaced).__code__
     code = ast.parse(textwrap.dedent(inspect.getsource(own)))
     return any(
         isinstance(node, ast.Call)
@@ -146,10 +146,6 @@ def _waits_forever(method: Any) -> bool:
         and not node.keywords
         for node in ast.walk(code)
     )
-
-
-def _is_ours(method: Any) -> bool:
-    return bool(method.__code__.co_filename == limited_contains.__code__.co_filename)
 
 
 FIX = Fix(

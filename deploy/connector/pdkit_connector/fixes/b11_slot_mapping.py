@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,16 +51,12 @@ def _desynced(request: Any) -> bool:
     return len(request.slot_mapping) != len(request.token_ids)
 
 
-def _loading_none(load: Callable[..., None]) -> Callable[..., None]:
-    @wraps(load)
-    def start_load_kv(self: Any, *args: Any, **kwargs: Any) -> None:
-        for request in of_step(self):
-            if _desynced(request):
-                _report(self, request)
-                request.load_spec = None
-        load(self, *args, **kwargs)
-
-    return start_load_kv
+def _loading_none(load: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    for request in of_step(self):
+        if _desynced(request):
+            _report(self, request)
+            request.load_spec = None
+    load(self, *args, **kwargs)
 
 
 def _report(impl: Any, request: Any) -> None:
@@ -84,25 +79,17 @@ def _report(impl: Any, request: Any) -> None:
     impl._invalid_block_ids.update(slot // impl._block_size for slot in slots.tolist())
 
 
-def _saving_none(save: Callable[..., None]) -> Callable[..., None]:
-    @wraps(save)
-    def save_kv_layer(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not self.use_layerwise:
-            return save(self, *args, **kwargs)
-        with without(self, _desynced):
-            return save(self, *args, **kwargs)
-
-    return save_kv_layer
+def _saving_none(save: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    if not self.use_layerwise:
+        return save(self, *args, **kwargs)
+    with without(self, _desynced):
+        return save(self, *args, **kwargs)
 
 
-def _waiting_for_none(wait: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(wait)
-    def wait_for_save(self: Any) -> None:
-        with without(self, _desynced) as taken:
-            wait(self)
-        unpin(self, taken)
-
-    return wait_for_save
+def _waiting_for_none(wait: Callable[[Any], None], self: Any) -> None:
+    with without(self, _desynced) as taken:
+        wait(self)
+    unpin(self, taken)
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
@@ -112,22 +99,17 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _set_back(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _set_back(build: Callable[[Any, Any], Any], self: Any, scheduler_output: Any) -> Any:
     """Shorten the adapter's list of a request's tokens where vLLM gave some up.
 
     A load that fails sets a request back. Where the adapter then adds the same tokens once more,
     its list has more tokens than slots.
     """
-
-    @wraps(build)
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        for _, request, tracker in running(self, scheduler_output):
-            if (computed := request.num_computed_tokens) < len(tracker.token_ids):
-                tracker.token_ids = list(request.all_token_ids[:computed])
-                tracker.num_saved_tokens = min(tracker.num_saved_tokens, computed)
-        return build(self, scheduler_output)
-
-    return build_connector_meta
+    for _, request, tracker in running(self, scheduler_output):
+        if (computed := request.num_computed_tokens) < len(tracker.token_ids):
+            tracker.token_ids = list(request.all_token_ids[:computed])
+            tracker.num_saved_tokens = min(tracker.num_saved_tokens, computed)
+    return build(self, scheduler_output)
 
 
 def _tracked_when_set_back() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,66 +46,42 @@ def apply(_setting: Setting) -> str:
     return "without an engine a step loads and stores nothing"
 
 
-def _loading(load: Method) -> Method:
-    @wraps(load)
-    def start_load_kv(self: Any, *args: Any, **kwargs: Any) -> None:
-        if self.lmcache_engine is not None:
-            load(self, *args, **kwargs)
-            return
-        # The scheduler's half may have started and found KV that nobody here can load.
-        for request in self._parent._get_connector_metadata().requests:
-            if is_to_load(request):
-                slots = request.slot_mapping[request.load_spec.vllm_cached_tokens :].tolist()
-                self._invalid_block_ids.update(slot // self._block_size for slot in slots)
-
-    return start_load_kv
+def _loading(load: Method, self: Any, *args: Any, **kwargs: Any) -> None:
+    if self.lmcache_engine is not None:
+        load(self, *args, **kwargs)
+        return
+    # The scheduler's half may have started and found KV that nobody here can load.
+    for request in self._parent._get_connector_metadata().requests:
+        if is_to_load(request):
+            slots = request.slot_mapping[request.load_spec.vllm_cached_tokens :].tolist()
+            self._invalid_block_ids.update(slot // self._block_size for slot in slots)
 
 
-def _without_engine(method: Method) -> Method:
-    @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if self.lmcache_engine is None else method(self, *args, **kwargs)
-
-    return call
+def _without_engine(method: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+    return None if self.lmcache_engine is None else method(self, *args, **kwargs)
 
 
-def _without_client(method: Method) -> Method:
-    @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if self.lookup_client is None else method(self, *args, **kwargs)
-
-    return call
+def _without_client(method: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+    return None if self.lookup_client is None else method(self, *args, **kwargs)
 
 
-def _finding_nothing(match: Method) -> Method:
-    @wraps(match)
-    def get_num_new_matched_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return 0 if self.lookup_client is None else match(self, *args, **kwargs)
-
-    return get_num_new_matched_tokens
+def _finding_nothing(match: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+    return 0 if self.lookup_client is None else match(self, *args, **kwargs)
 
 
-def _building_nothing(build: Method) -> Method:
-    @wraps(build)
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorMetadata
+def _building_nothing(build: Method, self: Any, scheduler_output: Any) -> Any:
+    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorMetadata
 
-        if self.lookup_client is None:
-            return LMCacheConnectorMetadata()
-        return build(self, scheduler_output)
-
-    return build_connector_meta
+    if self.lookup_client is None:
+        return LMCacheConnectorMetadata()
+    return build(self, scheduler_output)
 
 
-def _finishing(finish: Method) -> Method:
-    @wraps(finish)
-    def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
-        if self.lookup_client is None:
-            # What an abort cancels was never begun.
-            request = RequestView(request, status=None)
-        return finish(self, request, block_ids)
-
-    return request_finished
+def _finishing(finish: Method, self: Any, request: Any, block_ids: Any) -> Any:
+    if self.lookup_client is None:
+        # What an abort cancels was never begun.
+        request = RequestView(request, status=None)
+    return finish(self, request, block_ids)
 
 
 def _calls() -> dict[str, Callable[[], Any]]:

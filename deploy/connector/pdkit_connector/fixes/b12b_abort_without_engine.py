@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,18 +34,14 @@ def apply(_setting: Setting) -> str:
     return "an abort cancels what there is"
 
 
-def _without_engine(finish: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(finish)
-    def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
-        from vllm.v1.request import RequestStatus
+def _without_engine(finish: Callable[..., Any], self: Any, request: Any, block_ids: Any) -> Any:
+    from vllm.v1.request import RequestStatus
 
-        if self.lmcache_engine is None and request.status == RequestStatus.FINISHED_ABORTED:
-            if self.async_loading and self.lookup_client is not None:
-                self.lookup_client.cancel_lookup(request.request_id)
-            request = RequestView(request, status=None)
-        return finish(self, request, block_ids)
-
-    return request_finished
+    if self.lmcache_engine is None and request.status == RequestStatus.FINISHED_ABORTED:
+        if self.async_loading and self.lookup_client is not None:
+            self.lookup_client.cancel_lookup(request.request_id)
+        request = RequestView(request, status=None)
+    return finish(self, request, block_ids)
 
 
 FIX = Fix(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method
@@ -87,19 +86,14 @@ async def _batched_get(self: Any, keys: list[Any]) -> Any:
     return await self.pq_executor.submit_job(_read, self, keys, priority=Priorities.GET)
 
 
-def _sliced(get: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def _sliced(get: Callable[..., list[Any]], self: Any, keys: list[Any]) -> list[Any]:
     """Keep LMCache's limit on a blocking read to that of a few chunks, as it was of one."""
-
-    @wraps(get)
-    def read(self: Any, keys: list[Any]) -> list[Any]:
-        if not _reads_redis(self.connection):
-            return get(self, keys)
-        found: list[Any] = []
-        while len(found) < len(keys) and (not found or found[-1] is not None):
-            found += get(self, keys[len(found) : len(found) + _SLICE])
-        return found + [None] * (len(keys) - len(found))
-
-    return read
+    if not _reads_redis(self.connection):
+        return get(self, keys)
+    found: list[Any] = []
+    while len(found) < len(keys) and (not found or found[-1] is not None):
+        found += get(self, keys[len(found) : len(found) + _SLICE])
+    return found + [None] * (len(keys) - len(found))
 
 
 def _reads_redis(connection: Any) -> bool:

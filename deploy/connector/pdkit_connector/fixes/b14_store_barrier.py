@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any
 
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.layer_steps import replace_method, was_replaced
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 from pdkit_connector.store_barrier import begin, end
 from pdkit_connector.worker import open_socket
 
-_MARK = "_pdkit_counted"
 _PUTS = ("put", "batched_put")
 
 
 def probe(_setting: Setting) -> Finding:
     """See whether anybody can tell when a store that was begun has ended."""
-    if all(hasattr(getattr(_connector(), name), _MARK) for name in _PUTS):
+    if all(was_replaced(getattr(_connector(), name), _counted) for name in _PUTS):
         return Finding(Verdict.NOT_NEEDED, "answers wait for the stores that they began")
     return Finding(Verdict.NEEDED, "stores go on behind the answer's back")
 
@@ -41,33 +39,25 @@ def _connector() -> Any:
     return InstrumentedRemoteConnector
 
 
-def _counted(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _counted(put: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Awaitable[Any]:
     """Count a store from the moment that its coroutine is made; LMCache runs it later."""
+    token = begin()
+    store = put(*args, **kwargs)
 
-    @wraps(put)
-    def count(self: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        token = begin()
-        store = put(self, *args, **kwargs)
+    async def run() -> Any:
+        try:
+            return await store
+        finally:
+            end(token)
 
-        async def run() -> Any:
-            try:
-                return await store
-            finally:
-                end(token)
-
-        return run()
-
-    setattr(count, _MARK, True)
-    return count
+    return run()
 
 
-def _with_barrier(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def open_barrier(self: Any, config: Any, metadata: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, config, metadata, *args, **kwargs)
-        open_socket(metadata.worker_id)
-
-    return open_barrier
+def _with_barrier(
+    init: Callable[..., None], self: Any, config: Any, metadata: Any, *args: Any, **kwargs: Any
+) -> None:
+    init(self, config, metadata, *args, **kwargs)
+    open_socket(metadata.worker_id)
 
 
 FIX = Fix(

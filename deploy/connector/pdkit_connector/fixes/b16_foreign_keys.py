@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.adapter_miniature import CHUNK, LookupClient, miniature, new_request, quiet
@@ -33,20 +32,16 @@ def apply(_setting: Setting) -> str:
     return "requests with any of these neither load nor store through LMCache"
 
 
-def _missing(match: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(match)
-    def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int) -> Any:
-        told = foreign(request)
-        if told is None:
-            return match(self, request, num_computed_tokens)
-        _tell(told)
-        # The adapter expects a spec of every request that resumes.
-        from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec
+def _missing(match: Callable[..., Any], self: Any, request: Any, num_computed_tokens: int) -> Any:
+    told = foreign(request)
+    if told is None:
+        return match(self, request, num_computed_tokens)
+    _tell(told)
+    # The adapter expects a spec of every request that resumes.
+    from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec
 
-        self.load_specs[request.request_id] = LoadSpec(num_computed_tokens, 0, False)
-        return 0
-
-    return get_num_new_matched_tokens
+    self.load_specs[request.request_id] = LoadSpec(num_computed_tokens, 0, False)
+    return 0
 
 
 def _tell(told: str) -> None:
@@ -59,18 +54,14 @@ def _tell(told: str) -> None:
         )
 
 
-def _storing_none(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @wraps(build)
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        metadata = build(self, scheduler_output)
-        if metadata.requests:
-            requests = self._unfinished_requests
-            metadata.requests = [
-                meta for meta in metadata.requests if foreign(requests.get(meta.req_id)) is None
-            ]
-        return metadata
-
-    return build_connector_meta
+def _storing_none(build: Callable[[Any, Any], Any], self: Any, scheduler_output: Any) -> Any:
+    metadata = build(self, scheduler_output)
+    if metadata.requests:
+        requests = self._unfinished_requests
+        metadata.requests = [
+            meta for meta in metadata.requests if foreign(requests.get(meta.req_id)) is None
+        ]
+    return metadata
 
 
 def _is_looked_up(name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,28 +71,22 @@ class _Tokens(list[int]):
         return _Tokens(found, self.configs) if isinstance(item, slice) else found
 
 
-def _labelling(call: Callable[..., None]) -> Callable[..., None]:
-    @wraps(call)
-    def label(self: Any, *args: Any, **kwargs: Any) -> None:
-        # A blended load makes a tensor of its tokens: nothing would be found of what had tags.
-        if self.use_layerwise and not self.enable_blending:
-            for request in of_step(self):
-                if request.request_configs and type(request.token_ids) is list:
-                    request.token_ids = _Tokens(request.token_ids, request.request_configs)
-        call(self, *args, **kwargs)
-
-    return label
+def _labelling(call: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    # A blended load makes a tensor of its tokens: nothing would be found of what had tags.
+    if self.use_layerwise and not self.enable_blending:
+        for request in of_step(self):
+            if request.request_configs and type(request.token_ids) is list:
+                request.token_ids = _Tokens(request.token_ids, request.request_configs)
+    call(self, *args, **kwargs)
 
 
-def _with_configs(move_layers: Callable[..., Steps]) -> Callable[..., Steps]:
-    @wraps(move_layers)
-    def move(self: Any, tokens: Any, *args: Any, **kwargs: Any) -> Steps:
-        if isinstance(tokens, _Tokens):
-            kwargs["request_configs"] = tokens.configs
-            tokens = list(tokens)
-        return move_layers(self, tokens, *args, **kwargs)
-
-    return move
+def _with_configs(
+    move_layers: Callable[..., Steps], self: Any, tokens: Any, *args: Any, **kwargs: Any
+) -> Steps:
+    if isinstance(tokens, _Tokens):
+        kwargs["request_configs"] = tokens.configs
+        tokens = list(tokens)
+    return move_layers(self, tokens, *args, **kwargs)
 
 
 def _passes_tags(call: str) -> bool:

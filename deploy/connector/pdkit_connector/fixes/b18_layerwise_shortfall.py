@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pdkit_connector.layer_steps import (
@@ -50,27 +49,25 @@ def apply(_setting: Setting) -> str:
     return "unfilled blocks are reported to vLLM"
 
 
-def _watched(retrieve_layer: Callable[..., Steps]) -> Callable[..., Steps]:
-    @wraps(retrieve_layer)
-    def watch(self: Any, tokens: Any, mask: Any = None, **kwargs: Any) -> Steps:
-        import torch
+def _watched(
+    retrieve_layer: Callable[..., Steps], self: Any, tokens: Any, mask: Any = None, **kwargs: Any
+) -> Steps:
+    import torch
 
-        total, taken, filled = retrieve_steps(self.num_layers), 0, None
-        try:
-            for filled in retrieve_layer(self, tokens, mask, **kwargs):
-                taken += 1
-                if taken == total:
-                    break
-                yield filled
-        except Exception as exc:  # noqa: BLE001 - the request fails, the engine lives on
-            get_logger().error("pdkit-connector ERROR layerwise load failed: %s", describe(exc))
-        if taken < total or filled is None:
-            filled = torch.zeros(len(tokens), dtype=torch.bool)
-        yield from [None] * (total - taken - 1)
-        _remember(self, mask, filled, kwargs)
-        yield filled
-
-    return watch
+    total, taken, filled = retrieve_steps(self.num_layers), 0, None
+    try:
+        for filled in retrieve_layer(self, tokens, mask, **kwargs):
+            taken += 1
+            if taken == total:
+                break
+            yield filled
+    except Exception as exc:  # noqa: BLE001 - the request fails, the engine lives on
+        get_logger().error("pdkit-connector ERROR layerwise load failed: %s", describe(exc))
+    if taken < total or filled is None:
+        filled = torch.zeros(len(tokens), dtype=torch.bool)
+    yield from [None] * (total - taken - 1)
+    _remember(self, mask, filled, kwargs)
+    yield filled
 
 
 def _remember(engine: Any, mask: Any, filled: Any, kwargs: dict[str, Any]) -> None:
@@ -81,16 +78,12 @@ def _remember(engine: Any, mask: Any, filled: Any, kwargs: dict[str, Any]) -> No
         engine.__dict__.setdefault(_UNFILLED, []).extend(slots)
 
 
-def _reporting(ask: Callable[[Any], set[int]]) -> Callable[[Any], set[int]]:
-    @wraps(ask)
-    def report(self: Any) -> set[int]:
-        failed = ask(self)
-        if self.lmcache_engine is not None:
-            slots = self.lmcache_engine.__dict__.pop(_UNFILLED, [])
-            failed |= {slot // self._block_size for slot in slots}
-        return failed
-
-    return report
+def _reporting(ask: Callable[[Any], set[int]], self: Any) -> set[int]:
+    failed = ask(self)
+    if self.lmcache_engine is not None:
+        slots = self.lmcache_engine.__dict__.pop(_UNFILLED, [])
+        failed |= {slot // self._block_size for slot in slots}
+    return failed
 
 
 def _blocks_after_miss() -> set[int]:

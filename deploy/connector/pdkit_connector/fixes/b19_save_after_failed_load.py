@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,27 +39,21 @@ def apply(_setting: Setting) -> str:
     return "a request whose load failed is not stored in that step"
 
 
-def _remembering(record: Callable[..., set[int]]) -> Callable[..., set[int]]:
-    @wraps(record)
-    def record_failed_blocks(self: Any, request_id: str, *args: Any, **kwargs: Any) -> set[int]:
-        self.__dict__.setdefault(_FAILED, set()).add(request_id)
-        return record(self, request_id, *args, **kwargs)
-
-    return record_failed_blocks
+def _remembering(
+    record: Callable[..., set[int]], self: Any, request_id: str, *args: Any, **kwargs: Any
+) -> set[int]:
+    self.__dict__.setdefault(_FAILED, set()).add(request_id)
+    return record(self, request_id, *args, **kwargs)
 
 
-def _without_failed(wait: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(wait)
-    def wait_for_save(self: Any) -> None:
-        failed = self.__dict__.pop(_FAILED, None)
-        if failed is None:
-            wait(self)
-            return
-        with without(self, lambda request: request.req_id in failed) as taken:
-            wait(self)
-        unpin(self, taken)
-
-    return wait_for_save
+def _without_failed(wait: Callable[[Any], None], self: Any) -> None:
+    failed = self.__dict__.pop(_FAILED, None)
+    if failed is None:
+        wait(self)
+        return
+    with without(self, lambda request: request.req_id in failed) as taken:
+        wait(self)
+    unpin(self, taken)
 
 
 def _step_without_keys() -> None:

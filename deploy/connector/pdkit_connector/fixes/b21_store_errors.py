@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,19 +43,15 @@ def apply(_setting: Setting) -> str:
     return "a store that fails is dropped"
 
 
-def _dropping(store: Callable[..., None]) -> Callable[..., None]:
-    @wraps(store)
-    def drop(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            store(self, *args, **kwargs)
-        except Exception as exc:  # noqa: BLE001 - KV that is not stored is computed again
-            get_logger().error(
-                "pdkit-connector ERROR store of request %s dropped: %s",
-                kwargs.get("req_id"),
-                describe(exc),
-            )
-
-    return drop
+def _dropping(store: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    try:
+        store(self, *args, **kwargs)
+    except Exception as exc:  # noqa: BLE001 - KV that is not stored is computed again
+        get_logger().error(
+            "pdkit-connector ERROR store of request %s dropped: %s",
+            kwargs.get("req_id"),
+            describe(exc),
+        )
 
 
 FIX = Fix(

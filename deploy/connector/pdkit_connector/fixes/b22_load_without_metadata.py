@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,19 +29,17 @@ def apply(_setting: Setting) -> str:
     return "what a request has to load is loaded in any forward context"
 
 
-def _in_any_context(load: Callable[..., None]) -> Callable[..., None]:
-    @wraps(load)
-    def start_load_kv(self: Any, forward_context: Any, **kwargs: Any) -> None:
-        missing = forward_context.attn_metadata is None and any(map(is_to_load, of_step(self)))
-        if missing:
-            # The adapter only asks whether there are metadata; it uses none.
-            forward_context = copy.copy(forward_context)
-            forward_context.attn_metadata = {}
-        load(self, forward_context, **kwargs)
-        if missing and self.use_layerwise:
-            _finish(self)
-
-    return start_load_kv
+def _in_any_context(
+    load: Callable[..., None], self: Any, forward_context: Any, **kwargs: Any
+) -> None:
+    missing = forward_context.attn_metadata is None and any(map(is_to_load, of_step(self)))
+    if missing:
+        # The adapter only asks whether there are metadata; it uses none.
+        forward_context = copy.copy(forward_context)
+        forward_context.attn_metadata = {}
+    load(self, forward_context, **kwargs)
+    if missing and self.use_layerwise:
+        _finish(self)
 
 
 def _finish(impl: Any) -> None:

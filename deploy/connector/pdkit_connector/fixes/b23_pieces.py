@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pdkit_connector import pieces
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.layer_steps import replace_method, was_replaced
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
-
-_MARK = "_pdkit_in_pieces"
 
 
 def probe(_setting: Setting) -> Finding:
     """See whether a prompt larger than staging memory is moved in pieces."""
     from lmcache.v1.cache_engine import LMCacheEngine
 
-    if hasattr(LMCacheEngine, _MARK):
+    if was_replaced(LMCacheEngine.store, pieces.storing):
         return Finding(Verdict.NOT_NEEDED, "KV crosses staging memory in pieces")
     return Finding(Verdict.NEEDED, "all KV of a call is staged at once, or dropped")
 
@@ -28,7 +26,6 @@ def apply(_setting: Setting) -> str:
     replace_method(LMCacheEngine, "retrieve", pieces.loading)
     replace_method(StorageManager, "allocate", pieces.waiting)
     replace_method(StorageManager, "batched_allocate", pieces.waiting_layerwise)
-    setattr(LMCacheEngine, _MARK, True)
     return "KV crosses staging memory in pieces, and a store waits for room"
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.layer_steps import replace_method, was_replaced
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _SHARED = "/tmp/lmcache_prometheus"  # noqa: S108 - what the probe looks for
-_MARK = "_pdkit_own_folder"
 _METHODS = ("__init__", "_ensure_multiprocess_dir")
 
 
@@ -22,7 +20,7 @@ def probe(_setting: Setting) -> Finding:
     """Look for the fixed name in the code that makes the folder."""
     from lmcache.observability import PrometheusLogger
 
-    if hasattr(PrometheusLogger.__init__, _MARK):
+    if was_replaced(PrometheusLogger.__init__, _with_own_folder):
         return Finding(Verdict.NOT_NEEDED, "metrics are kept in a private folder")
     if named := [name for name in _METHODS if _names_folder(getattr(PrometheusLogger, name, None))]:
         return Finding(Verdict.NEEDED, f"{named[0]} names {_SHARED}")
@@ -41,16 +39,11 @@ def apply(_setting: Setting) -> str:
     return "metrics are kept in a private folder"
 
 
-def _with_own_folder(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Not sooner: vLLM serves its metrics in another way where it finds this variable.
-        if not os.environ.get(_VARIABLE):
-            os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="lmcache_prometheus-")
-        init(self, *args, **kwargs)
-
-    setattr(start, _MARK, True)
-    return start
+def _with_own_folder(init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    # Not sooner: vLLM serves its metrics in another way where it finds this variable.
+    if not os.environ.get(_VARIABLE):
+        os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="lmcache_prometheus-")
+    init(*args, **kwargs)
 
 
 FIX = Fix(
