@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pdkit_router.answers import TRACE, Events, Headers, Trace, pass_on, whole
-from pdkit_router.budget import Budget
 from pdkit_router.client_response import ClientResponse
 from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineLost, Exchange
 from pdkit_router.engines import Engine, Everyone, Group
 from pdkit_router.errors import Refused
+from pdkit_router.limits import Budget
 from pdkit_router.request import Request, Work, work
 from pdkit_router.tracing import Span, Tracer, step
 

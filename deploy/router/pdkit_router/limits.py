@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +33,25 @@ class Limits:
     body_s: float = 60.0
     idle_s: float = 120.0
     stuck_s: float = 60.0
+
+
+@dataclass
+class Budget:
+    """How often requests may be tried again, so that all who do so make no failure worse."""
+
+    size: float = 256.0
+    a_second: float = 16.0
+    left: float = 256.0
+    at: float = 0.0
+
+    def take(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self.left = min(self.size, self.left + (now - self.at) * self.a_second)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
 
 
 class Door(Protocol):

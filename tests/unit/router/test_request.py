@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from pdkit_router import engines
-from pdkit_router.budget import Budget
 from pdkit_router.engine_side import EngineLost
 from pdkit_router.engines import Engine, Group, Watch
 from pdkit_router.errors import Refused
+from pdkit_router.limits import Budget
 from pdkit_router.request import Request, work
 
 from tests.unit.router.conftest import engines_up
