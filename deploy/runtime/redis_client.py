@@ -34,12 +34,7 @@ def server_stats(client: Any) -> StoreStats:
 
 def refusal_of(client: Any) -> Refusal | None:
     """Return what a server says instead of serving; None where it serves, or says nothing."""
-    from redis.exceptions import (
-        AuthenticationError,
-        NoPermissionError,
-        RedisError,
-        ResponseError,
-    )
+    from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
     try:
         client.ping()

@@ -6,12 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from deploy.errors import (
-    CheckFailed,
-    Interrupted,
-    PdkitError,
-    SwapFailed,
-)
+from deploy.errors import CheckFailed, Interrupted, PdkitError, SwapFailed
 from deploy.runtime.home import Home
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
 from deploy.runtime.state import StackState, boot_id
@@ -22,16 +17,9 @@ from deploy.workflows.check import (
     renew_store_connections,
     require_answers,
 )
-from deploy.workflows.history import (
-    following,
-    new_state,
-    with_failure,
-    with_outcome,
-)
+from deploy.workflows.history import following, new_state, with_failure, with_outcome
 from deploy.workflows.prepare import Prepared, Report, engine_image
-from deploy.workflows.running import (
-    RunningStack,
-)
+from deploy.workflows.running import RunningStack
 from deploy.workflows.start import StackStart
 from deploy.workflows.user_files import outdated_services
 

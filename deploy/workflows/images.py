@@ -18,12 +18,7 @@ from deploy.config.catalog import (
 from deploy.config.compat import judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
-from deploy.runtime.compose.images import (
-    FoundImage,
-    Versions,
-    find_image,
-    probe_versions,
-)
+from deploy.runtime.compose.images import FoundImage, Versions, find_image, probe_versions
 from deploy.stack.container_layout import ContainerImages
 from deploy.stack.service import MONITORING_ROLES
 from deploy.workflows.image_builds import build, build_arguments

@@ -8,27 +8,16 @@ from typing import Any
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.errors import (
-    ConfigError,
-    MissingGpus,
-    MissingImage,
-)
+from deploy.errors import ConfigError, MissingGpus, MissingImage
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
 from deploy.workflows.exchange import Exchange, vendor_and_image
 from deploy.workflows.facts import without_held_gpus
-from deploy.workflows.history import (
-    last_good,
-)
+from deploy.workflows.history import last_good
 from deploy.workflows.hub import described_model
 from deploy.workflows.prepare import Containers, Prepared, Report, prepare
-from deploy.workflows.running import (
-    RunningStack,
-    require_stack,
-    restored_facts,
-    restored_model,
-)
+from deploy.workflows.running import RunningStack, require_stack, restored_facts, restored_model
 from deploy.workflows.survey import facts_here
 from deploy.workflows.up import provided
 from deploy.workflows.user_files import require_user_files

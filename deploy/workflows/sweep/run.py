@@ -16,14 +16,7 @@ import yaml
 
 from deploy.benchmark.candidates import Candidate, named
 from deploy.benchmark.results import Result
-from deploy.benchmark.sweep import (
-    Run,
-    Sweep,
-    estimated_s,
-    judge,
-    winning_spec,
-    write_sweep,
-)
+from deploy.benchmark.sweep import Run, Sweep, estimated_s, judge, winning_spec, write_sweep
 from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, MachineUnfit, StackUnhealthy
 from deploy.workflows.bench import BenchOptions
