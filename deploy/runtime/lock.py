@@ -41,20 +41,12 @@ def planning_lock(path: Path) -> Iterator[None]:
     Raises:
         StackLocked: another command has been planning for a minute.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        with filelock.FileLock(path, timeout=_PLANNING_S):
-            try:
-                yield
-            finally:
-                path.unlink(
-                    missing_ok=True
-                )  # a command that waits for it notices, and takes a new file
-    except filelock.Timeout as exc:
-        raise StackLocked(
-            "another deploy command has been choosing GPUs and ports for a minute",
-            hint="wait for it to end, then repeat",
-        ) from exc
+    refusal = StackLocked(
+        "another deploy command has been choosing GPUs and ports for a minute",
+        hint="wait for it to end, then repeat",
+    )
+    with held(path, refusal, within_s=_PLANNING_S):
+        yield
 
 
 @contextmanager
