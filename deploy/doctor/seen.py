@@ -190,7 +190,7 @@ class EngineCode:
     """What an interpreter or image holds, as far as the kit rests on it.
 
     Attributes:
-        cuda, hip: what its torch is built for; "" where it is not.
+        cuda: what its torch is built for; "" where it is not.
         archs: GPUs that its torch is built for: 'sm_90', 'compute_120', 'gfx942'.
         native: LMCache's extension module; "" where there is none.
         native_trouble: why it does not load; "" where it does.
@@ -204,7 +204,6 @@ class EngineCode:
     lmcache: str = ""
     torch: str = ""
     cuda: str = ""
-    hip: str = ""
     archs: tuple[str, ...] = ()
     native: str = ""
     native_trouble: str = ""

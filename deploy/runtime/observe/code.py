@@ -75,7 +75,6 @@ if "gpu" in sys.argv[1:]:
     try:
         import torch
         found["cuda"] = torch.version.cuda or ""
-        found["hip"] = torch.version.hip or ""
         flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()
         found["archs"] = (flags or "").split() or torch.cuda.get_arch_list()
     except Exception as exc:

@@ -266,10 +266,8 @@ def make_private(folder: Path) -> None:
         )
 
 
-def describe_exit(code: int | None) -> str:
+def describe_exit(code: int) -> str:
     """Return an exit code in words, signals by what they commonly mean."""
-    if code is None:
-        return "still running"
     if code == -9:
         return "killed by signal 9; the kernel does that when memory runs out"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -40,7 +40,7 @@ LARGE = Model("/m", "m", "folder", ModelShape(80, 64, 8, 128, 131072), 2**30)
 PLUGS = {"vLLM's kv_connector_module_path": True, "LMCache's storage_plugins": True}
 CODE = EngineCode("/venv/bin/python", "0.25.1", "0.5.3", "2.11.0", plugs=PLUGS)
 CUDA_CODE = replace(CODE, cuda="13.0", archs=("sm_90",), native="lmcache.c_ops")
-ROCM_CODE = replace(CODE, hip="7.2", archs=("gfx942:sramecc+",), native="lmcache.c_ops")
+ROCM_CODE = replace(CODE, archs=("gfx942:sramecc+",), native="lmcache.c_ops")
 # What NVIDIA's container runtime says of an image.
 REFUSED = (
     "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update "

@@ -219,14 +219,13 @@ class TestAfterwards:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (None, "still running"),
         (0, "exit code 0"),
         (3, "exit code 3"),
         (-15, "killed by signal 15"),
         (-9, "killed by signal 9; the kernel does that when memory runs out"),
     ],
 )
-def test_exit_codes_in_words(code: int | None, words: str) -> None:
+def test_exit_codes_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
