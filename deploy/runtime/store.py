@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from typing import Any, NamedTuple, Protocol
 
 from deploy.metrics.store import StoreStats
@@ -257,11 +257,6 @@ def _not_redis(answer: object) -> ConnectionError:
     return ConnectionError(f"not a Redis reply: {str(answer)[:40]}")
 
 
-@contextmanager
-def open_store(socket: str, password: Secret | None) -> Iterator[SocketStore]:
-    """Open a store and close it again."""
-    store = SocketStore(socket, password)
-    try:
-        yield store
-    finally:
-        store.close()
+def open_store(socket: str, password: Secret | None) -> AbstractContextManager[SocketStore]:
+    """Return a store for a with block, which closes it."""
+    return closing(SocketStore(socket, password))

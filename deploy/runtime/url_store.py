@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -272,11 +272,6 @@ def _text(word: bytes | str) -> str:
     return word.decode() if isinstance(word, bytes) else word
 
 
-@contextmanager
-def open_url_store(url: RedisUrl) -> Iterator[UrlStore]:
-    """Open a store and close it again; ValueError as `UrlStore`."""
-    store = UrlStore(url)
-    try:
-        yield store
-    finally:
-        store.close()
+def open_url_store(url: RedisUrl) -> AbstractContextManager[UrlStore]:
+    """Return a store for a with block, which closes it; ValueError as `UrlStore`."""
+    return closing(UrlStore(url))

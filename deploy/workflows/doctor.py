@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -265,11 +266,10 @@ def _see_redis(prepared: Prepared, home: Home, steps: Steps) -> tuple[RedisSeen,
 
 
 def _settings(prepared: Prepared) -> tuple[RedisSeen, ...]:
-    try:
-        with open_url_store(parse_redis_url(redis_url(prepared) or "")) as store:
-            try:
-                return store.settings()
-            except store.errors:
-                return ()
-    except (ValueError, PdkitError):  # removed a moment ago
-        return ()
+    with (
+        suppress(ValueError, PdkitError),  # removed a moment ago
+        open_url_store(parse_redis_url(redis_url(prepared) or "")) as store,
+        suppress(*store.errors),
+    ):
+        return store.settings()
+    return ()

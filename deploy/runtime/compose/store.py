@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from deploy.metrics.store import StoreStats
@@ -116,7 +116,6 @@ def _quoted(word: bytes) -> str:
     return f'"{"".join(plain)}"'
 
 
-@contextmanager
-def open_container_store(container: Any | None) -> Iterator[ContainerStore]:
-    """Open Redis in a container, for a with block; None is one that does not run."""
-    yield ContainerStore(container)
+def open_container_store(container: Any | None) -> AbstractContextManager[ContainerStore]:
+    """Return Redis in a container, for a with block; None is one that does not run."""
+    return closing(ContainerStore(container))
