@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
@@ -35,43 +35,29 @@ _DETAIL_LINES = 6
 _Result = TypeVar("_Result")
 
 
-class Policy(Protocol):
-    """What to do about a step that fails."""
+class Policy:
+    """What to do about a step that fails; here that of `up`: it ends the survey."""
 
     def take(
-        self, step: str, do: Callable[[], _Result], says: Callable[[_Result], str]
+        self,
+        step: str,  # noqa: ARG002 - `Steps` needs it
+        do: Callable[[], _Result],
+        says: Callable[[_Result], str],  # noqa: ARG002 - `Steps` needs it
     ) -> _Result | None:
         """Return the result of a step, or None if it failed and the survey goes on.
 
         Args:
             says: the message of a step that succeeded.
         """
-        ...
-
-    def without_docker(self, error: MachineError) -> None:
-        """Handle a Docker engine that cannot be used though the stack needs it."""
-        ...
-
-
-class Strict:
-    """The policy of `up`: the first failure ends the survey."""
-
-    def take(
-        self,
-        step: str,  # noqa: ARG002 - `Policy` has it
-        do: Callable[[], _Result],
-        says: Callable[[_Result], str],  # noqa: ARG002 - `Policy` has it
-    ) -> _Result | None:
-        """Return what the step returns."""
         return do()
 
     def without_docker(self, error: MachineError) -> None:
-        """End the survey."""
+        """Handle a Docker engine that cannot be used though the stack needs it."""
         raise error
 
 
 @dataclass
-class Steps:
+class Steps(Policy):
     """The policy of `doctor`: failures are noted."""
 
     outcomes: dict[str, StepOutcome] = field(default_factory=dict)
@@ -125,7 +111,7 @@ def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
         ConfigError: versions that do not belong together, or an image that cannot be.
         MissingGpus, MissingTool, DockerUnavailable: something is missing.
     """
-    return survey(spec, home, Strict(), report).facts
+    return survey(spec, home, Policy(), report).facts
 
 
 def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Survey:
