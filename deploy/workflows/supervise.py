@@ -28,9 +28,15 @@ from deploy.runtime.process.sessions import wait_for_an_end
 from deploy.runtime.supervisor import inherited_sockets
 from deploy.stack.service import PROBED_ROLES, STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
-from deploy.workflows.liveness import Liveness, Work, waited_for
 from deploy.workflows.running import RunningStack, find_stack
-from deploy.workflows.service_life import LONGEST_PAUSE_S, Life, Patience
+from deploy.workflows.service_life import (
+    LONGEST_PAUSE_S,
+    Life,
+    Liveness,
+    Patience,
+    Work,
+    waited_for,
+)
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 
 # Seconds between two looks: Docker is asked by HTTP; of processes, the kernel reports the first

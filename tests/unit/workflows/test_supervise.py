@@ -31,11 +31,10 @@ from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.stack.service import Service
-from deploy.workflows import drain, liveness, start, supervise
+from deploy.workflows import drain, service_life, start, supervise
 from deploy.workflows.down import stop_stack
-from deploy.workflows.liveness import Liveness, Work, waited_for
 from deploy.workflows.running import RunningStack, require_stack
-from deploy.workflows.service_life import Patience
+from deploy.workflows.service_life import Liveness, Patience, Work, waited_for
 from deploy.workflows.status import stack_status
 from deploy.workflows.supervise import Supervisor
 from deploy.workflows.up import come_back_on_boot
@@ -383,7 +382,7 @@ class TestTheSupervisorItself:
 class TestAnEngineThatHangs:
     @pytest.fixture
     def quick(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
-        monkeypatch.setattr(liveness, "_EVERY_S", 0.1)
+        monkeypatch.setattr(service_life, "_EVERY_S", 0.1)
         monkeypatch.setattr(
             RunningStack, "is_ready", partialmethod(RunningStack.is_ready, within_s=1.0)
         )
@@ -431,7 +430,7 @@ class TestAnEngineThatHangs:
     def test_lmcaches_server_is_ended_too(
         self, watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
     ) -> None:
-        monkeypatch.setattr(liveness, "_EVERY_S", 0.1)
+        monkeypatch.setattr(service_life, "_EVERY_S", 0.1)
         monkeypatch.setattr(
             RunningStack, "is_ready", partialmethod(RunningStack.is_ready, within_s=1.0)
         )
@@ -448,7 +447,8 @@ class TestAnEngineThatHangs:
         supervisor = watched.supervisor
         assert supervisor is not None
         eventually(
-            lambda: (life := supervisor._lives.get("kv-server")) and life.liveness._answered, 20.0
+            lambda: (life := supervisor._lives.get("kv-server")) and life.liveness._answered,
+            20.0,
         )
         old = watched.pid("kv-server")
         os.kill(old, signal.SIGSTOP)
@@ -610,7 +610,7 @@ class TestWork:
         def served(_: Any, service: Any, **__: Any) -> MetricsPage:
             return pages[service.name]
 
-        monkeypatch.setattr(liveness, "metrics_page", served)
+        monkeypatch.setattr(service_life, "metrics_page", served)
         monkeypatch.setattr(drain, "metrics_page", served)
         stack = SimpleNamespace(front=SimpleNamespace(name="router"), has_front=True)
         running: Any = SimpleNamespace(stack=stack)
@@ -636,7 +636,7 @@ class TestWork:
 
     @pytest.fixture
     def stuck(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
-        monkeypatch.setattr(liveness, "_WORK_EVERY_S", 0.1)
+        monkeypatch.setattr(service_life, "_WORK_EVERY_S", 0.1)
         timeouts = {**SMALL["timeouts"], "stuck_s": 0.45}
         watched.spec = watched.lab.spec(supervise=True, timeouts=timeouts)
         return watched
