@@ -7,6 +7,7 @@ import secrets as random_source
 from collections.abc import Mapping
 from pathlib import Path
 
+from deploy.errors import ConfigError
 from deploy.runtime.state import write_private
 
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
@@ -42,6 +43,25 @@ def read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
     """Return the secrets that are there; a missing one is left out."""
     found = {name: _read(folder / name) for name in names}
     return {name: secret for name, secret in found.items() if secret}
+
+
+def read_secret_file(field: str, file: Path) -> str:
+    """Return the text of the user's own file that a field of the spec names.
+
+    Raises:
+        ConfigError: it cannot be read, or is empty.
+    """
+    hint = f"name a file that holds it, or leave {field} out"
+    if file.exists() and not file.is_file():  # a pipe would keep its reader waiting
+        raise ConfigError(f"{file} is not a regular file", setting=field, hint=hint)
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is not text"
+        raise ConfigError(f"{file} cannot be read: {why}", setting=field, hint=hint) from exc
+    if not text:
+        raise ConfigError(f"{file} is empty", setting=field, hint=f"fill it, or leave {field} out")
+    return text
 
 
 def fill_in(text: str, secrets: Mapping[str, Secret]) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
-from deploy.runtime.secrets import read_secrets
+from deploy.runtime.secrets import read_secret_file, read_secrets
 from deploy.runtime.url_store import UrlStore
 from deploy.stack.build import REDIS_URL
 from deploy.stack.namespace import key_prefix
-from deploy.workflows.secret_file import read_secret_file
 
 _COUNT_S = 3.0
 

@@ -10,11 +10,16 @@ from pathlib import Path
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MachineError
 from deploy.home_folder import default_hub_token
-from deploy.runtime.secrets import Secret, ensure_secrets, keep_secret, read_secrets
+from deploy.runtime.secrets import (
+    Secret,
+    ensure_secrets,
+    keep_secret,
+    read_secret_file,
+    read_secrets,
+)
 from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.stack.layout import ENGINE_KEY, HUB_TOKEN
 from deploy.workflows.prepare import Containers, Prepared, Report
-from deploy.workflows.secret_file import read_secret_file
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
 
 

@@ -16,10 +16,9 @@ from deploy.connector.pdkit_connector.redis_url import (
     scheme_of,
 )
 from deploy.errors import Changes, ConfigError, RedisUnreachable
-from deploy.runtime.secrets import Secret, keep_secret, read_secrets
+from deploy.runtime.secrets import Secret, keep_secret, read_secret_file, read_secrets
 from deploy.stack.build import REDIS_URL
 from deploy.workflows.prepare import Containers, Prepared
-from deploy.workflows.secret_file import read_secret_file
 
 if TYPE_CHECKING:
     from deploy.runtime.url_store import UrlStore
