@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from deploy.config.catalog import EngineImage, ServiceImage, fetched, load_catalog, pins
 from deploy.config.compat import judge
@@ -54,8 +53,7 @@ def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:
     Raises:
         ConfigError: a name is not in the catalogue.
     """
-    catalog = load_catalog()
-    everything: Mapping[str, EngineImage | ServiceImage] = {**catalog.engines, **catalog.services}
+    everything = _everything()
     unknown = [name for name in names if name not in everything]
     if unknown:
         raise ConfigError(
@@ -63,6 +61,11 @@ def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:
             hint="deploy images list",
         )
     return [everything[name] for name in names]
+
+
+def _everything() -> Mapping[str, EngineImage | ServiceImage]:
+    catalog = load_catalog()
+    return {**catalog.engines, **catalog.services}
 
 
 def build_images(
@@ -125,52 +128,31 @@ def image_rows(today: date, advisories: Path | None = None) -> list[ImageRow]:
         ConfigError: they cannot be read.
     """
     records = read_advisories(advisories) if advisories else None
-    catalog, looks = load_catalog(), engine_answers()
-    rows = [
-        *(_engine_row(engine, looks, today) for engine in catalog.engines.values()),
-        *(_service_row(service, looks, today) for service in catalog.services.values()),
-    ]
+    looks, images = engine_answers(), _everything()
+    rows = [_row(image, looks, today) for image in images.values()]
     if records is None:
         return rows
-    everything: Mapping[str, EngineImage | ServiceImage] = {**catalog.engines, **catalog.services}
-    return [
-        replace(row, advisories=advisories_of(pins(everything[row.name]), records)) for row in rows
-    ]
+    return [replace(row, advisories=advisories_of(pins(images[row.name]), records)) for row in rows]
 
 
-def _engine_row(engine: EngineImage, looks: bool, today: date) -> ImageRow:
+def _row(image: EngineImage | ServiceImage, looks: bool, today: date) -> ImageRow:
+    pinned = image.pinned or today
+    found = find_any(image) if looks else None
+    engine = image if isinstance(image, EngineImage) else EngineImage(image.image)
     return ImageRow(
-        name=engine.profile,
+        name=image.name,
+        image=image.image,
         vendor=engine.vendor or "",
         default=engine.default,
         vllm=engine.vllm or "",
         lmcache=engine.lmcache or "",
-        verdict=judge(engine.vendor or "", engine.vllm, engine.lmcache).verdict,
-        **_whereabouts(engine, looks, today),
+        verdict=judge(engine.vendor or "", engine.vllm, engine.lmcache).verdict
+        if engine is image
+        else "",
+        here=found is not None,
+        size_mib=found.size_mib if found else 0,
+        how="build" if image.build else "pull",
+        pinned=pinned.isoformat(),
+        age_days=(today - pinned).days,
+        note=image.note,
     )
-
-
-def _service_row(service: ServiceImage, looks: bool, today: date) -> ImageRow:
-    return ImageRow(
-        name=service.name,
-        vendor="",
-        default=False,
-        vllm="",
-        lmcache="",
-        verdict="",
-        **_whereabouts(service, looks, today),
-    )
-
-
-def _whereabouts(image: EngineImage | ServiceImage, looks: bool, today: date) -> dict[str, Any]:
-    pinned = image.pinned or today
-    found = find_any(image) if looks else None
-    return {
-        "image": image.image,
-        "here": found is not None,
-        "size_mib": found.size_mib if found else 0,
-        "how": "build" if image.build else "pull",
-        "pinned": pinned.isoformat(),
-        "age_days": (today - pinned).days,
-        "note": image.note,
-    }
