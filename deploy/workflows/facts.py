@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.errors import PdkitError
 from deploy.home_folder import default_hub_cache
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
@@ -158,19 +156,12 @@ def container_user(*, rootless: bool) -> str:
 
 def without_held_gpus(inventory: Inventory, home: Home, name: str) -> Inventory:
     """Return the inventory without GPUs that other running stacks hold."""
-    from deploy.runtime.lock import is_locked
-    from deploy.workflows.running import find_stack
+    from deploy.workflows.running import plans_of_others
 
     held: dict[tuple[str, int], str] = {}
-    for other in home.stacks_beside(name) if inventory.gpus else ():
-        with suppress(
-            PdkitError, OSError
-        ):  # another stack's broken state is not this one's concern
-            running = find_stack(home, other)
-            if running and (running.any_running() or is_locked(home.lock_file(other))):
-                plan = running.prepared.plan
-                for engine in plan.engines:
-                    held |= {(plan.vendor.name, index): other for index in engine.devices}
+    for other, plan in plans_of_others(home, name) if inventory.gpus else ():
+        for engine in plan.engines:
+            held |= {(plan.vendor.name, index): other for index in engine.devices}
     left = tuple(gpu for gpu in inventory.gpus if (gpu.vendor, gpu.index) not in held)
     lines = [f"GPU {index}: held by the stack '{other}'" for (_, index), other in held.items()]
     return replace(inventory, gpus=left, seen=(*inventory.seen, *lines))

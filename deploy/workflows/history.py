@@ -11,7 +11,6 @@ from deploy.config.spec import StackSpec
 from deploy.errors import StateError
 from deploy.runtime.state import StackState
 from deploy.workflows.prepare import Prepared, engine_image
-from deploy.workflows.running import stored_facts
 
 PlanOutcome = Literal["good", "unchecked", "failed"]
 _KEPT = 20
@@ -53,7 +52,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
         name=prepared.stack.name,
         fingerprint=prepared.stack.fingerprint(),
         spec=prepared.spec.model_dump(mode="json"),
-        machine=stored_facts(prepared.facts),
+        machine=asdict(prepared.facts),
         model=asdict(prepared.model),
         boot="" if prepared.plan.runtime == "compose" else boot,
         generation=asdict(made),

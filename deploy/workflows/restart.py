@@ -99,10 +99,6 @@ def _restart(home: Home, running: RunningStack, service: Service, report: Report
             again, service.name, lambda view: view.healthy, within_s=_NOTICE_S,
             problem=f"{service.name} serves, but the router does not see it after {_NOTICE_S:g} s",
         )  # fmt: skip
-    if service.role in STORE_ROLES and not _missing(again):
+    if service.role in STORE_ROLES and not again.stopped():
         renew_store_connections(home, again)
     return time.monotonic() - began
-
-
-def _missing(running: RunningStack) -> bool:
-    return any(running.service_state(one) != "running" for one in running.stack.services)

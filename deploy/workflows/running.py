@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
-from deploy.errors import StackUnhealthy, StateError
+from deploy.errors import PdkitError, StackUnhealthy, StateError
 from deploy.metrics.kv_server import KvServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
@@ -23,6 +23,7 @@ from deploy.planning.address import host_port
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.inventory import inventory_from
 from deploy.planning.memory import MIB
+from deploy.planning.plan import Plan
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
@@ -31,7 +32,7 @@ from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.state import StackState, read_state
 from deploy.runtime.store import Store
-from deploy.runtime.url_store import UrlStore
+from deploy.runtime.url_store import open_url_store
 from deploy.stack.build import API_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.container_layout import ContainerImages
 from deploy.stack.layout import ENGINE_KEY
@@ -101,6 +102,10 @@ class RunningStack:
         """Tell whether any service runs."""
         return any(self.service_state(service) == "running" for service in self.stack.services)
 
+    def stopped(self) -> list[Service]:
+        """Return the services that do not run."""
+        return [one for one in self.stack.services if self.service_state(one) != "running"]
+
 
 def launcher_for(runtime: str, name: str, files: StackHome) -> Launcher:
     """Return what starts and finds the services of a stack on its runtime."""
@@ -158,9 +163,9 @@ def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
     server = running.prepared.plan.kv_server
     if server is None:
         return {}
-    url = running.stack.service(server.name).url
+    service = running.stack.service(server.name)
     try:
-        with EngineApi(url, timeout_s=_PROBE_TIMEOUT_S) as api:
+        with EngineApi(service.url, timeout_s=_PROBE_TIMEOUT_S) as api:
             return {server.name: api.metrics()}
     except ApiError:
         return {}
@@ -182,33 +187,24 @@ def store_of(running: RunningStack) -> AbstractContextManager[Store]:
     return open_shards([running.launcher.open_store(one, password) for one in running.stack.redis])
 
 
-@contextmanager
-def _user_store(running: RunningStack) -> Iterator[Store]:
-    """Open the user's Redis.
+def _user_store(running: RunningStack) -> AbstractContextManager[Store]:
+    """Return the user's Redis, for a with block.
 
     Raises:
         StateError: the secret with its URL is not in the stack's folder any more, or is another.
     """
     held, name = running.secrets.get(REDIS_URL), running.stack.name
     try:
-        url = parse_redis_url(held.reveal() if held else "")
-        store = UrlStore(url)
+        return open_url_store(parse_redis_url(held.reveal() if held else ""))
     except ValueError:
         raise StateError(
             f"the URL of the Redis of stack '{name}' is missing from its secrets folder",
             hint=f"deploy up --resume --name {name} puts it back from redis.url_file",
         ) from None
-    with closing(store):
-        yield store
-
-
-def stored_facts(facts: Facts) -> dict[str, Any]:
-    """Return what was found when the stack was planned, as its state file keeps it."""
-    return asdict(facts)
 
 
 def restored_facts(stored: Mapping[str, Any]) -> Facts:
-    """Return the facts that `stored_facts` wrote.
+    """Return the facts that `asdict` wrote into a state file.
 
     Raises:
         KeyError, TypeError, ValueError: another version of the kit wrote them.
@@ -262,6 +258,17 @@ def stack_as_planned(
     return RunningStack(prepared, state, launcher, secrets)
 
 
+def plans_of_others(home: Home, name: str) -> Iterator[tuple[str, Plan]]:
+    """Yield name and plan of each other stack that runs, or that a command is at work on."""
+    from deploy.runtime.lock import is_locked  # `deploy status` does without it
+
+    for other in home.stacks_beside(name):
+        with suppress(PdkitError, OSError):  # its broken state is not this stack's concern
+            running = find_stack(home, other)
+            if running and (running.any_running() or is_locked(home.lock_file(other))):
+                yield other, running.prepared.plan
+
+
 def require_stack(home: Home, name: str) -> RunningStack:
     """Return the stack of that name.
 
@@ -284,11 +291,7 @@ def require_running(running: RunningStack) -> None:
     Raises:
         StackUnhealthy: naming those that do not.
     """
-    dead = [
-        service.name
-        for service in running.stack.services
-        if service not in running.stack.monitoring and running.service_state(service) != "running"
-    ]
+    dead = [one.name for one in running.stopped() if one not in running.stack.monitoring]
     if dead:
         name = running.stack.name
         raise StackUnhealthy(

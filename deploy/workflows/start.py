@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 from deploy.errors import PdkitError
@@ -13,7 +13,6 @@ from deploy.runtime.home import Home
 from deploy.runtime.host import require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
 from deploy.runtime.launcher import Started
-from deploy.runtime.lock import is_locked
 from deploy.runtime.ports import require_free
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
@@ -25,8 +24,8 @@ from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import (
     RunningStack,
-    find_stack,
     launcher_for,
+    plans_of_others,
     service_is_ready,
     stack_as_planned,
 )
@@ -274,15 +273,7 @@ def require_host_memory(prepared: Prepared, services: Sequence[Service]) -> None
 
 def _ports_of_others(home: Home, name: str) -> dict[int, str]:
     """Return port → stack of the other stacks that run, also of engines that do not listen yet."""
-    found: dict[int, str] = {}
-    for other in home.stacks_beside(name):
-        with suppress(
-            PdkitError, OSError
-        ):  # another stack's broken state is not this one's concern
-            running = find_stack(home, other)
-            if running and (running.any_running() or is_locked(home.lock_file(other))):
-                found |= dict.fromkeys(running.prepared.plan.ports, other)
-    return found
+    return {port: other for other, plan in plans_of_others(home, name) for port in plan.ports}
 
 
 def _batches(services: list[Service]) -> list[list[Service]]:

@@ -143,7 +143,7 @@ def _exchange(
     began = time.monotonic()
     old = running.prepared
     names = (vendor_and_image(old), vendor_and_image(target))
-    if target.stack.fingerprint() == running.state.fingerprint and not _missing(running):
+    if target.stack.fingerprint() == running.state.fingerprint and not running.stopped():
         kept = tuple(service.name for service in old.stack.services)
         return SwapResult(old.stack.name, *names, kept, 0.0, time.monotonic() - began, None)
     exchange = Exchange(home, running, target, action, report)
@@ -164,7 +164,3 @@ def _same_model(old: Prepared, vendor: str) -> str | None:
     default = old.plan.vendor.default_model
     unnamed = old.spec.model is None and vendor_named(vendor).default_model != default
     return default if unnamed else old.spec.model
-
-
-def _missing(running: RunningStack) -> bool:
-    return any(running.service_state(service) != "running" for service in running.stack.services)

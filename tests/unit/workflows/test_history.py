@@ -20,7 +20,7 @@ from deploy.workflows.history import (
     with_outcome,
 )
 from deploy.workflows.prepare import Prepared, engine_image
-from deploy.workflows.running import restored_facts, restored_model, stored_facts
+from deploy.workflows.running import restored_facts, restored_model
 from tests.unit.stack.cases import FOLDER_MODEL
 
 Make = Callable[..., Prepared]
@@ -126,7 +126,7 @@ class TestLastGood:
 @pytest.mark.parametrize("runtime", ["process", "compose"])
 def test_facts_and_model_survive_their_file(prepared: Make, vendor: str, runtime: str) -> None:
     made = prepared(vendor=vendor, runtime=runtime, machine=None, given=FOLDER_MODEL)
-    facts = json.loads(json.dumps(stored_facts(made.facts)))
+    facts = json.loads(json.dumps(asdict(made.facts)))
     assert restored_facts(facts) == made.facts
     assert restored_model(json.loads(json.dumps(asdict(made.model)))) == made.model
 
@@ -134,7 +134,7 @@ def test_facts_and_model_survive_their_file(prepared: Make, vendor: str, runtime
 @pytest.mark.parametrize("runtime", ["process", "compose"])
 def test_facts_of_an_older_file_had_another_key(prepared: Make, runtime: str) -> None:
     made = prepared(runtime=runtime)
-    older = json.loads(json.dumps(stored_facts(made.facts)))
+    older = json.loads(json.dumps(asdict(made.facts)))
     older["means"] = older.pop("software")
     assert restored_facts(older) == made.facts
     del older["means"]
