@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from deploy.doctor.finding import Rule, Verdict, ok, tried
+from deploy.doctor.finding import Rule, Verdict, fail, ok, tried, warn
 from deploy.doctor.seen import ImageSeen, Seen
 
 # The oldest engine that stacks were run on.
@@ -18,13 +18,10 @@ def _engine(seen: Seen) -> Verdict | None:
     if not docker.trouble:
         return _answering(docker.version, docker.compose, chosen=docker.chosen)
     if docker.chosen:
-        return Verdict(
-            "fail", docker.trouble, "the stack needs Docker (runtime compose)", docker.fix
-        )
+        return fail(docker.trouble, "the stack needs Docker (runtime compose)", docker.fix)
     if not docker.installed:
         return ok("Docker is not installed, so `up` starts processes (--runtime auto)")
-    return Verdict(
-        "warn",
+    return warn(
         f"{docker.trouble}; `up` starts processes instead (--runtime auto)",
         "a stack that ran in containers before does not reuse its images or its KV",
         docker.fix,
@@ -38,8 +35,7 @@ def _answering(version: str, compose: str, *, chosen: bool) -> Verdict:
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < MIN_ENGINE:
         wanted = ".".join(map(str, MIN_ENGINE))
-        return Verdict(
-            "warn",
+        return warn(
             f"{says}; pdkit is untested with Docker before {wanted}",
             "it may not support options of the stack's containers",
             "sudo apt-get install --only-upgrade docker-ce docker-ce-cli, or your system's package",
@@ -53,8 +49,7 @@ def _images(seen: Seen) -> Verdict | None:
     missing = [image for image in seen.images if not image.here]
     if not missing:
         return ok("all present: " + ", ".join(image.reference for image in seen.images))
-    return Verdict(
-        "warn",
+    return warn(
         "not on this machine: " + ", ".join(image.reference for image in missing),
         "`up` builds or pulls them first, which takes minutes and needs a network",
         "; ".join(dict.fromkeys(image.get for image in missing)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.doctor.docker import engine_image
-from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
+from deploy.doctor.finding import Rule, Verdict, fail, ok, tried, unknown, warn
 from deploy.doctor.seen import EngineCode, ImageSeen, Seen
 
 
@@ -24,16 +24,14 @@ def _native(seen: Seen) -> Verdict | None:
 def _loaded(code: EngineCode, vendor: str, ours: set[str]) -> Verdict:
     if not code.native or code.native_trouble:
         why = code.native_trouble or "it is missing"
-        return Verdict(
-            "warn",
+        return warn(
             f"LMCache {code.lmcache} in {code.where}: its native code does not load: {why}",
             "KV is moved by a fallback that is many times slower",
             "use an image with a tested pair: deploy images list",
         )
     missing = sorted(ours - set(code.native_archs))
     if vendor == "rocm" and code.native_archs and missing:
-        return Verdict(
-            "fail",
+        return fail(
             f"{code.native} is built for {', '.join(code.native_archs)}, and the GPUs are "
             + ", ".join(missing),
             "KV cannot be moved to and from these GPUs",
@@ -46,8 +44,7 @@ def _to_be_built(image: ImageSeen, ours: set[str]) -> Verdict | None:
     missing = sorted(ours - set(image.archs))
     if not image.archs or not missing:
         return None
-    return Verdict(
-        "warn",
+    return warn(
         f"LMCache in {image.reference} would be built for {', '.join(image.archs)}, "
         f"and the GPUs are {', '.join(missing)}",
         "KV cannot be moved to and from these GPUs",
@@ -68,8 +65,7 @@ def _plug_ins(seen: Seen) -> Verdict | None:
     if seen.spec.redis.client != "pdkit":
         missing = [point for point in missing if not point.startswith("LMCache")]
     if missing:
-        return Verdict(
-            "fail",
+        return fail(
             f"{versions} in {code.where} lack {' and '.join(missing)}",
             "pdkit's connector cannot be loaded",
             "use an image or packages of a tested pair: deploy images list",
@@ -82,8 +78,7 @@ def _hash_seed(seen: Seen) -> Verdict | None:
     if not seeds:
         return None
     if len(seeds) > 1 or "" in seeds:
-        return Verdict(
-            "fail",
+        return fail(
             "engines would get different values of PYTHONHASHSEED",
             "the same prompt gets different keys in each engine, so nothing ever hits",
             "this is a bug of pdkit: report it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,17 +33,12 @@ class Verdict:
     usage: bool = False
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, kw_only=True)
+class Finding(Verdict):
     """A verdict with the id and area of its rule."""
 
     id: str
     area: Area
-    status: Status
-    message: str
-    why: str = ""
-    fix: str = ""
-    usage: bool = False
 
     def as_dict(self) -> dict[str, str]:
         """Return the JSON shape."""
@@ -85,6 +80,16 @@ def ok(message: str) -> Verdict:
     return Verdict("ok", message)
 
 
+def warn(message: str, why: str, fix: str) -> Verdict:
+    """Return a verdict that does not stop `up`."""
+    return Verdict("warn", message, why, fix)
+
+
+def fail(message: str, why: str, fix: str) -> Verdict:
+    """Return a verdict with which `up` cannot succeed."""
+    return Verdict("fail", message, why, fix)
+
+
 def unknown(message: str) -> Verdict:
     """Return a verdict that nothing could be seen; `message` says why."""
     return Verdict("unknown", message)
@@ -107,16 +112,6 @@ def of_outcome(outcome: StepOutcome, why: str) -> Verdict:
     if outcome.unknown:
         return unknown(outcome.unknown)
     if not outcome.trouble:
-        return Verdict("ok", outcome.says)
+        return ok(outcome.says)
     message = "; ".join((outcome.trouble, *outcome.details))
     return Verdict("fail", message, why, outcome.fix, outcome.usage)
-
-
-def found_by(rules: Sequence[Rule], seen: Seen) -> list[Finding]:
-    """Return what the rules find, in their order."""
-    findings = []
-    for rule in rules:
-        verdict = rule.judge(seen)
-        if verdict is not None:
-            findings.append(Finding(rule.id, rule.area, **vars(verdict)))
-    return findings

@@ -7,7 +7,7 @@ from collections import Counter
 
 from deploy.doctor.archs import arch_name, runs_on
 from deploy.doctor.docker import engine_image
-from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
+from deploy.doctor.finding import Rule, Verdict, fail, ok, tried, unknown, warn
 from deploy.doctor.seen import EngineCode, Seen
 from deploy.planning.inventory import Gpu
 from deploy.planning.plan import Plan
@@ -66,8 +66,7 @@ def _older_driver(seen: Seen, said: str, needed: str) -> Verdict:
     said = f"{said}, but the engines are built for CUDA {needed}"
     by_libraries = all(_DATA_CENTRE.search(gpu.name) for gpu in planned(seen))
     if by_libraries and seen.spec.engine.env.get(COMPATIBILITY) == "1":
-        return Verdict(
-            "warn",
+        return warn(
             f"{said}; {COMPATIBILITY} is set",
             "engines run only if their image has NVIDIA's compatibility libraries for this driver",
             "if they find no GPU, install a newer driver",
@@ -78,8 +77,7 @@ def _older_driver(seen: Seen, said: str, needed: str) -> Verdict:
         if least
         else "install a newer driver, or an image for the older CUDA: --image REF"
     )
-    return Verdict(
-        "fail",
+    return fail(
         said,
         "torch finds no GPU, and every engine exits at start",
         f"{newer}; on this data centre GPU, or {_BY_COMPATIBILITY}" if by_libraries else newer,
@@ -100,8 +98,7 @@ def _arch(seen: Seen) -> Verdict | None:
         return unknown(f"the GPUs that {seen.code.where} is built for are unknown: {why}")
     for gpu in gpus:
         if not runs_on(gpu, archs):
-            return Verdict(
-                "fail",
+            return fail(
                 f"GPU {gpu.index} ({gpu.name}) is {arch_name(gpu)}, but torch is built for "
                 + ", ".join(archs),
                 "no kernel runs on it, and engines exit at their first step",
@@ -117,16 +114,14 @@ def _containers(seen: Seen) -> Verdict | None:
     access, ways = plan.vendor.container, plan.container_gpus
     by_cdi = uses_cdi(plan)
     if by_cdi and access.cdi_kind not in ways:
-        return Verdict(
-            "fail",
+        return fail(
             f"gpu_access is cdi, but Docker knows no device {access.cdi_kind}",
             "engines' containers cannot be created",
             f"sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, with Docker 25 or newer; "
             f"or remove gpu_access ({_known(ways)})",
         )
     if not by_cdi and access.driver and access.driver not in ways:
-        return Verdict(
-            "fail",
+        return fail(
             f"Docker cannot give GPUs to containers here ({_known(ways)})",
             "engines' containers cannot be created",
             _TOOLKIT,
@@ -145,8 +140,7 @@ def _rights(seen: Seen) -> Verdict | None:
         return None
     if plan.runtime == "compose":
         if seen.docker and seen.docker.rootless:
-            return Verdict(
-                "fail",
+            return fail(
                 "rootless Docker cannot pass on the groups of /dev/kfd",
                 "engines see no GPU in their containers",
                 "use rootful Docker, or --runtime process",
@@ -155,8 +149,7 @@ def _rights(seen: Seen) -> Verdict | None:
             return unknown("the groups of /dev/kfd and the render nodes could not be read")
         return ok(f"containers get the groups {', '.join(map(str, plan.gpu_groups))}")
     if seen.gpus.closed:
-        return Verdict(
-            "fail",
+        return fail(
             f"this user may not open {', '.join(seen.gpus.closed)}",
             "engines see no GPU",
             "sudo usermod -aG render,video $USER, then log in again",
@@ -188,8 +181,7 @@ def memory(seen: Seen) -> Verdict | None:
         if least is None or free < least[0]:
             least = (free, f"GPU {gpu.index}, with {free} MiB")
     if busy:
-        return Verdict(
-            "warn",
+        return warn(
             ", ".join(busy),
             "other programs slow the engines and may take memory they need",
             "stop them, or hide that GPU with CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",
@@ -211,8 +203,7 @@ def _engines_on(seen: Seen, plan: Plan) -> tuple[Counter[int], Counter[int]]:
 def _no_room(gpu: Gpu, wanted_mib: int, free_mib: int, who: str) -> Verdict:
     fits = max(0, int(100 * (free_mib - 512) / gpu.memory_mib)) / 100
     lower = f", or engine: {{gpu_memory: {fits:g}}} in deploy.yaml" if fits >= 0.2 else ""
-    return Verdict(
-        "fail",
+    return fail(
         f"GPU {gpu.index} has {free_mib} of {gpu.memory_mib} MiB free, but its engines need "
         f"{wanted_mib}{who}",
         "vLLM exits if less memory is free than its share",
@@ -231,8 +222,7 @@ def _numa(seen: Seen) -> Verdict | None:
     split = [name for name, nodes in lies.items() if len(nodes) > 1]
     shown = ", ".join(f"{name} on node {'+'.join(map(str, at))}" for name, at in lies.items())
     if split:
-        return Verdict(
-            "warn",
+        return warn(
             shown,
             "traffic and KV between ranks of one engine cross NUMA nodes",
             "a smaller --tp, or GPUs of one node with CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES)",

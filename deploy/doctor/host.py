@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.doctor.finding import Rule, Verdict, ok, unknown
+from deploy.doctor.finding import Rule, Verdict, fail, ok, unknown, warn
 from deploy.doctor.seen import Seen
 from deploy.planning.plan import Plan
 
@@ -42,8 +42,7 @@ def _locks(seen: Seen) -> Verdict | None:
     limit, staging_kib = seen.host.locked_kib, int(plan.limits.staging_gib * 2**20)
     if limit is None or limit >= staging_kib:
         return ok("memory may be locked" + ("" if limit is None else f", at most {limit} KiB"))
-    return Verdict(
-        "warn",
+    return warn(
         f"at most {limit} KiB may be locked (ulimit -l), staging needs {staging_kib}, and {_HEADS}",
         "staging memory that is not locked is copied twice on the way to a GPU; network and ROCm "
         "libraries refuse to start",
@@ -60,8 +59,7 @@ def _huge_pages(seen: Seen) -> Verdict | None:
         return ok(
             f"transparent huge pages: {setting}" + ("; your own Redis runs elsewhere" * user_redis)
         )
-    return Verdict(
-        "warn",
+    return warn(
         "transparent huge pages: always",
         "Redis stalls for milliseconds while the kernel merges and splits them",
         "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
@@ -74,8 +72,7 @@ def _overcommit(seen: Seen) -> Verdict | None:
     setting = seen.host.overcommit
     if setting != 2:
         return ok(f"vm.overcommit_memory is {setting}; pdkit's Redis never forks to save")
-    return Verdict(
-        "warn",
+    return warn(
         "vm.overcommit_memory is 2",
         "engines reserve far more memory than they use, and fail although memory is free",
         "sudo sysctl vm.overcommit_memory=0",
@@ -92,8 +89,7 @@ def shared_memory(seen: Seen) -> Verdict | None:
     needed = _SHM_MIB_A_RANK * ranks if plan.tp > 1 else 64
     if free >= needed:
         return ok(f"{_SHM} has {free} MiB free")
-    return Verdict(
-        "warn",
+    return warn(
         f"{_SHM} has {free} MiB free, and {ranks} ranks may use {needed}",
         "the ranks of an engine communicate through it, and crash with a bus error if it is full",
         "in a container: docker run --shm-size 16g; else: sudo mount -o remount,size=16g /dev/shm",
@@ -106,8 +102,7 @@ def _kv_in_shared_memory(free_mib: int, plan: Plan) -> Verdict:
     needed = plan.shared_memory_mib * (len(plan.engines) + 1) // len(plan.engines)
     if free_mib >= needed:
         return ok(f"{_SHM} has {free_mib} MiB free; KV and a restart of an engine take {needed}")
-    return Verdict(
-        "fail",
+    return fail(
         f"{_SHM} has {free_mib} MiB free; the engines' KV, and a restart of one, take {needed}",
         "an engine crashes with a bus error when it is full",
         "a smaller engine.kv_cache_gib or fewer engines; in a container: docker run --shm-size; "
@@ -124,8 +119,7 @@ def _numa(seen: Seen) -> Verdict | None:
     shown = "; ".join(f"node {node}: CPUs {cpus}" for node, cpus in nodes.items())
     has_gpus = seen.plan is not None and seen.plan.vendor.has_gpus
     if seen.host.numa_balancing and has_gpus:
-        return Verdict(
-            "warn",
+        return warn(
             f"{shown}; the kernel moves pages between them",
             "moving pages stops GPU work that uses them: latency jumps",
             "sudo sysctl kernel.numa_balancing=0",
@@ -140,15 +134,13 @@ def _processors(seen: Seen) -> Verdict | None:
     if host.architecture != "x86_64" or not host.cpu_flags:
         return unknown(f"pdkit does not know the features of {host.architecture} CPUs")
     if "avx2" not in host.cpu_flags:
-        return Verdict(
-            "fail",
+        return fail(
             "the CPU has no AVX2",
             "vLLM's CPU code does not run on it",
             "use another machine; a virtual machine may hide it: -cpu host",
         )
     if "avx512f" not in host.cpu_flags:
-        return Verdict(
-            "warn",
+        return warn(
             "the CPU has AVX2 but no AVX-512",
             "vLLM uses its slower kernels",
             "a virtual machine may hide it: -cpu host",
@@ -164,8 +156,7 @@ def _quota(seen: Seen) -> Verdict | None:
     if host.cpu_quota is None or host.cpu_quota >= host.cpus:
         return ok(f"{host.cpus} CPUs, no lower quota")
     threads = max(1, int(host.cpu_quota) // (len(engines) * seen.plan.tp))
-    return Verdict(
-        "warn",
+    return warn(
         f"a control group limits CPU time to {host.cpu_quota:g} CPUs, but {host.cpus} are visible",
         "engines start a thread per visible CPU, and all stall when the quota is used up",
         f'engine: {{env: {{OMP_NUM_THREADS: "{threads}"}}}} in deploy.yaml, or a larger quota',
@@ -176,15 +167,13 @@ def _clock(seen: Seen) -> Verdict | None:
     if seen.host is None or seen.host.now is None:
         return None
     if seen.host.now < _FIRST_RELEASE_S:
-        return Verdict(
-            "warn",
+        return warn(
             "the clock is set to a date before pdkit's first release",
             "certificates of servers are not valid yet, and log times are wrong",
             "sudo timedatectl set-ntp true, or sudo date -s TIME",
         )
     if seen.host.synced is False:
-        return Verdict(
-            "warn",
+        return warn(
             "the clock is not synchronized with a time server",
             "logs of several machines cannot be compared",
             "sudo timedatectl set-ntp true",

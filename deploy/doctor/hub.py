@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.doctor.finding import Rule, Verdict, ok
+from deploy.doctor.finding import Rule, Verdict, fail, ok, warn
 from deploy.doctor.seen import HubSeen, Seen
 
 
@@ -14,8 +14,7 @@ def _model(seen: Seen) -> Verdict | None:
     if hub.cached:
         return ok(f"{name} is in {hub.cache}")
     if hub.offline:
-        return Verdict(
-            "fail",
+        return fail(
             f"{name} is not in {hub.cache}, and HF_HUB_OFFLINE forbids to download it",
             "engines find no weights",
             f"hf download {name} with a network, unset HF_HUB_OFFLINE, or --model FOLDER",
@@ -29,8 +28,7 @@ def _to_fetch(name: str, hub: HubSeen) -> Verdict:
     if hub.refused:
         return refused(name, hub.trouble)
     if hub.trouble:
-        return Verdict(
-            "warn",
+        return warn(
             f"{name} is not in {hub.cache}, and {hub.trouble}",
             "engines try again when they start, and exit if that fails",
             f"check the network and HF_ENDPOINT; or hf download {name}, or --model FOLDER",
@@ -40,8 +38,7 @@ def _to_fetch(name: str, hub: HubSeen) -> Verdict:
 
 def refused(name: str, said: str) -> Verdict:
     """Return the verdict on a model that Hugging Face refuses to this user."""
-    return Verdict(
-        "fail",
+    return fail(
         f"Hugging Face refuses {name}: {said}",
         "engines find no weights",
         "accept its licence on its page, and set HF_TOKEN or hf_token_file; or --model FOLDER",
@@ -55,8 +52,7 @@ def _proxies(seen: Seen) -> Verdict | None:
     named = ", ".join(hub.proxies)
     if plan.runtime != "compose":
         return ok(f"engines download the model through {named}")
-    return Verdict(
-        "warn",
+    return warn(
         f"{named} is set here but not in the engines' containers",
         "if Hugging Face is reachable only by proxy, engines exit without weights",
         f"engine: {{env: {{{hub.proxies[0]}: …}}}} in deploy.yaml, or hf download {plan.model.ref}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
+from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown, warn
 from deploy.doctor.seen import RedisSeen, Seen
 from deploy.planning.memory import GIB
 
@@ -19,16 +19,14 @@ def _policy(seen: Seen) -> Verdict | None:
         return unknown("your Redis does not let this user see maxmemory-policy (INFO)")
     first = seen.redis[0]
     if any(one.max_memory_bytes == 0 for one in seen.redis):
-        return Verdict(
-            "warn",
+        return warn(
             "your Redis has no maxmemory",
             "it grows until its machine runs out of memory and kills it",
             "CONFIG SET maxmemory 8gb, and maxmemory in its redis.conf",
         )
     keeping = [one.policy for one in seen.redis if one.policy in _KEEPING]
     if keeping:
-        return Verdict(
-            "warn",
+        return warn(
             f"maxmemory-policy of your Redis is {keeping[0]}",
             "KV has no expiry, so nothing is evicted: a full Redis takes no new KV, and hits stop",
             "CONFIG SET maxmemory-policy allkeys-lru",
@@ -45,8 +43,7 @@ def _size(seen: Seen) -> Verdict | None:
     prompt = (seen.plan.max_model_len or 0) * (a_token or 0)
     says = f"{total / GIB:.1f} GiB" + (f", about {total // a_token:,} tokens" if a_token else "")
     if total < max(_SMALL_BYTES, prompt):
-        return Verdict(
-            "warn",
+        return warn(
             f"your Redis holds {says}",
             "KV is evicted before it is reused",
             f"CONFIG SET maxmemory {max(2, 1 + 2 * prompt // GIB)}gb",
@@ -61,8 +58,7 @@ def _persistence(seen: Seen) -> Verdict | None:
         return unknown("your Redis does not let this user see whether it writes to disk (INFO)")
     writing = _writing(seen.redis)
     if writing:
-        return Verdict(
-            "warn",
+        return warn(
             f"your Redis writes to disk ({writing})",
             "all KV is also written to disk, and the fork of a snapshot may double the memory",
             'CONFIG SET appendonly no, CONFIG SET save ""',
@@ -86,8 +82,7 @@ def _version(seen: Seen) -> Verdict | None:
         return None
     old = [one for one in versions if int(one.partition(".")[0]) < _MIN_MAJOR]
     if old:
-        return Verdict(
-            "warn",
+        return warn(
             f"your Redis is version {old[0]}",
             "pdkit is untested with versions this old",
             f"upgrade to Redis {_MIN_MAJOR} or newer",
@@ -99,8 +94,7 @@ def _break_even(seen: Seen) -> Verdict | None:
     if seen.measured is None:
         return None
     if seen.measured.tokens is None:
-        return Verdict(
-            "warn",
+        return warn(
             str(seen.measured),
             "Redis and LMCache cost more than they save with this model on this machine",
             "deploy bench sweep --gpus N tells which topology serves a load best",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown
+from deploy.doctor.finding import Rule, Verdict, fail, ok, tried, unknown, warn
 from deploy.doctor.seen import FolderSeen, ImageSeen, Seen
 from deploy.planning.memory import GIB, MIB
 
@@ -25,8 +25,7 @@ def store(seen: Seen) -> Verdict | None:
     what = "LMCache's server" if server else "Redis"
     setting = "lmcache: {server_gib" if server else "redis: {memory_gib"
     if tokens is not None and tokens < length:
-        return Verdict(
-            "warn",
+        return warn(
             f"{what} holds {tokens} tokens of KV, but a prompt may have {length}",
             "the start of a long prompt is evicted while its end is stored, so it never hits",
             f"{setting}: {2 * prompt / GIB:.1f}}} in deploy.yaml",
@@ -61,8 +60,7 @@ def _missing_images(missing: list[ImageSeen], place: FolderSeen) -> Verdict:
             "docker image prune -a and docker builder prune free what no container uses",
         )
     if place.free_mib < _BUILD_FACTOR * needed:
-        return Verdict(
-            "warn",
+        return warn(
             f"{what}, with only {_free(place)}",
             "a build keeps layers and their inputs at once, and may fill the disk",
             "docker image prune -a and docker builder prune free what no container uses",
@@ -77,8 +75,7 @@ def _hub(seen: Seen) -> Verdict | None:
         return ok(f"the model is here; {_free(seen.disks.hub)}")
     place, weights = seen.disks.hub, seen.plan.model.weight_bytes
     if place.writable is False:
-        return Verdict(
-            "fail",
+        return fail(
             f"this user may not write to {place.path}",
             "the model cannot be downloaded",
             "set hub_cache in deploy.yaml to a folder you can write to",
@@ -87,8 +84,7 @@ def _hub(seen: Seen) -> Verdict | None:
         return unknown(f"{_free(place)}; the size of the model is unknown")
     needed = int(weights * _HUB_SPARE) // MIB
     if place.free_mib < needed:
-        return Verdict(
-            "fail",
+        return fail(
             f"{seen.plan.model.ref} takes {_gib(needed)}, but only {_free(place)}",
             "the download fills the disk, and engines exit",
             "free some space, or set hub_cache in deploy.yaml to a folder on another disk",
@@ -102,17 +98,17 @@ def state(seen: Seen) -> Verdict | None:
     place = seen.disks.state
     fix = "free some space, or set PDKIT_HOME to a folder on another disk"
     if place.writable is False:
-        return Verdict(
-            "fail", f"this user may not write to {place.path}",
+        return fail(
+f"this user may not write to {place.path}",
             "the stack's state cannot be saved", "set PDKIT_HOME to a folder you can write to",
         )  # fmt: skip
     if place.free_mib is None:
         return unknown(f"free space at {place.path} is unknown")
     if place.free_mib < _STATE_MIB:
         why = "state, logs and the tiny model do not fit"
-        return Verdict("fail", f"only {_free(place)}", why, fix)
+        return fail(f"only {_free(place)}", why, fix)
     if place.free_mib < _STATE_WARN_MIB:
-        return Verdict("warn", f"only {_free(place)}", "logs grow while engines run", fix)
+        return warn(f"only {_free(place)}", "logs grow while engines run", fix)
     return ok(_free(place))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deploy.doctor import docker, engine, gpus, host, hub, redis, resources, stack
-from deploy.doctor.finding import Finding, Rule, found_by
+from deploy.doctor.finding import Finding, Rule
 from deploy.doctor.seen import Seen
 
 RULES: tuple[Rule, ...] = (
@@ -21,8 +21,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(seen: Seen) -> list[Finding]:
-    """Return what all rules find."""
-    return found_by(RULES, seen)
+    """Return what all rules find, in their order."""
+    return [
+        Finding(id=rule.id, area=rule.area, **vars(verdict))
+        for rule in RULES
+        if (verdict := rule.judge(seen)) is not None
+    ]
 
 
 def failed(found: Sequence[Finding]) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.doctor.finding import Rule, Verdict, of_outcome, ok
+from deploy.doctor.finding import Rule, Verdict, fail, of_outcome, ok, warn
 from deploy.doctor.seen import Seen, StackSeen
 
 
@@ -14,8 +14,7 @@ def up(seen: Seen) -> Verdict | None:
     if stack is None:
         return None
     if stack.left and not stack.running:
-        return Verdict(
-            "warn",
+        return warn(
             f"{stack.left} processes or containers of a stack '{name}' run without a state file",
             "they use memory and ports until `up` stops them",
             f"deploy down --name {name}",
@@ -37,8 +36,7 @@ def _lock(seen: Seen) -> Verdict | None:
     if seen.stack is None:
         return None
     if seen.stack.locked:
-        return Verdict(
-            "fail",
+        return fail(
             f"another deploy command works on the stack '{seen.spec.name}'",
             "two commands at once would undo each other",
             "wait for it, or stop it with Ctrl-C",

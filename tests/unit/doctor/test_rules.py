@@ -406,7 +406,7 @@ def test_ids_are_unique_and_name_their_area() -> None:
 
 def test_what_the_spec_is_to_blame_for_comes_first() -> None:
     def one(name: str, *, usage: bool, status: Any = "fail") -> Finding:
-        return Finding(name, "host", status, "m", usage=usage)
+        return Finding(id=name, area="host", status=status, message="m", usage=usage)
 
     found = [one("a", usage=False), one("b", usage=True), one("c", usage=False, status="warn")]
     assert [finding.id for finding in failed(found)] == ["b", "a"]
