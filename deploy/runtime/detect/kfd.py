@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.runtime.host import text_of
+
 _NODES = Path("sys/class/kfd/kfd/topology/nodes")
 _DEVICE = Path("dev/kfd")
 # Memory on the GPU itself, in reach of the CPU or not; 0 would be the host's.
@@ -98,11 +100,8 @@ def read_kfd(root: Path = Path("/")) -> tuple[KfdGpu, ...]:
 
 
 def _read_node(node: Path) -> KfdGpu | None:
-    try:
-        properties = parse_properties(_text(node / "properties"))
-    except OSError:
-        return None
-    banks = [_readable(bank) for bank in sorted(node.glob("mem_banks/*/properties"))]
+    properties = parse_properties(text_of(node / "properties"))
+    banks = [text_of(bank) for bank in sorted(node.glob("mem_banks/*/properties"))]
     return kfd_gpu(_number(node.name), properties, own_bytes(banks))
 
 
@@ -133,7 +132,7 @@ def may_open(root: Path = Path("/")) -> bool:
 def product_name(gpu: KfdGpu, root: Path = Path("/")) -> str:
     """Return the name that a server GPU carries itself, or ""."""
     card = root / "sys/class/drm" / Path(gpu.render_node).name / "device"
-    return _readable(card / "product_name").strip()
+    return text_of(card / "product_name").strip()
 
 
 def _below(root: Path, path: str) -> Path:
@@ -142,14 +141,3 @@ def _below(root: Path, path: str) -> Path:
 
 def _number(name: str) -> int:
     return int(name) if name.isascii() and name.isdigit() else -1
-
-
-def _readable(path: Path) -> str:
-    try:
-        return _text(path)
-    except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")

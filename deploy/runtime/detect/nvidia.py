@@ -42,27 +42,33 @@ def query(fields: Sequence[str]) -> tuple[str, ...]:
 def parse_gpus(text: str, fields: Sequence[str] = FIELDS) -> tuple[NvidiaGpu, ...]:
     """Return the GPUs that nvidia-smi printed for these fields; lines of other kinds are skipped.
 
-    It does not quote: a name may hold commas, so the name takes what the others leave.
+    It does not quote: a name, the third field, may hold commas.
     """
     found = (_parse_line(line, fields) for line in text.splitlines())
     return tuple(sorted((gpu for gpu in found if gpu), key=lambda one: one.gpu.index))
 
 
-def _parse_line(line: str, fields: Sequence[str]) -> NvidiaGpu | None:
+def cells(line: str, count: int) -> list[str]:
+    """Return the cells of a line; the third may hold commas. [] for other lines."""
     cells = [cell.strip() for cell in line.split(",")]
-    spare = len(cells) - len(fields)
-    if spare < 0 or not cells[0].isdigit():
+    if len(cells) < count:
+        return []
+    spare = len(cells) - count
+    return [*cells[:2], ", ".join(cells[2 : 3 + spare]), *cells[3 + spare :]]
+
+
+def _parse_line(line: str, fields: Sequence[str]) -> NvidiaGpu | None:
+    row = cells(line, len(fields))
+    if not row or not row[0].isdigit():
         return None
-    at = list(fields).index("name")
-    name = ", ".join(cells[at : at + spare + 1])
-    values = dict(zip(fields, [*cells[:at], name, *cells[at + spare + 1 :]], strict=True))
+    values = dict(zip(fields, row, strict=True))
     memory, arch = values["memory.total"], values.get("compute_cap", "")
     if not values["uuid"].startswith("GPU-"):
         return None
     gpu = Gpu(
         index=int(values["index"]),
         vendor="cuda",
-        name=name,
+        name=values["name"],
         memory_mib=int(memory) if memory.isdigit() else 0,
         uuid=values["uuid"],
         arch=arch if re.fullmatch(r"\d+\.\d+", arch) else "",

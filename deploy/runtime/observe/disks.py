@@ -15,11 +15,16 @@ def place(path: str | Path, *, ours: bool = True) -> FolderSeen:
     """
     folder = Path(path)
     there = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
-    if there is None:
+    free = free_mib(there) if there else None
+    if there is None or free is None:
         return FolderSeen(str(path), None)
-    try:
-        found = os.statvfs(there)
-    except OSError:
-        return FolderSeen(str(path), None)
-    free = found.f_bavail * found.f_frsize // 2**20
     return FolderSeen(str(path), free, os.access(there, os.W_OK | os.X_OK) if ours else None)
+
+
+def free_mib(folder: Path) -> int | None:
+    """Return the free space of a folder for this user; None where nothing tells."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize // 2**20

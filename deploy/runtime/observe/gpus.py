@@ -14,7 +14,9 @@ from pathlib import Path
 from deploy.doctor.seen import GpusSeen, GpuUse
 from deploy.planning.inventory import Gpu
 from deploy.runtime.detect.kfd import KfdGpu, read_kfd
+from deploy.runtime.detect.nvidia import cells
 from deploy.runtime.detect.tool import ToolOutput, Tools
+from deploy.runtime.host import text_of
 
 TIMEOUT_S = 5.0
 _USE = ("index", "uuid", "memory.used", "driver_version", "pci.bus_id")
@@ -43,7 +45,7 @@ def see_gpus(gpus: Iterable[Gpu], tools: Tools | None = None, root: Path = Path(
 def _nvidia(gpus: list[Gpu], tools: Tools, root: Path) -> GpusSeen:
     with ThreadPoolExecutor(len(_QUERIES)) as pool:  # each call wakes the driver
         listed, holders, page = pool.map(lambda words: tools.ask("nvidia-smi", *words), _QUERIES)
-    rows = [_cells(line, len(_USE)) for line in listed.stdout.splitlines()]
+    rows = [cells(line, len(_USE)) for line in listed.stdout.splitlines()]
     by_index = {int(row[0]): row for row in rows if row and row[0].isdigit()}
     held = _holders(holders)
     uses = tuple(
@@ -66,21 +68,12 @@ def _holders(answer: ToolOutput) -> Mapping[str, tuple[str, ...]]:
     """Return GPU's uuid → 'pid 7 (python), 400 MiB' of each process that computes there."""
     found: dict[str, tuple[str, ...]] = {}
     for line in answer.stdout.splitlines():
-        row = _cells(line, len(_HOLDERS))
+        row = cells(line, len(_HOLDERS))
         if row and row[1].isdigit():
             memory = f", {row[3]} MiB" if row[3].isdigit() else ""
             text = f"pid {row[1]} ({Path(row[2]).name}){memory}"
             found[row[0]] = (*found.get(row[0], ()), text)
     return found
-
-
-def _cells(line: str, count: int) -> list[str]:
-    """Return the cells of a line; a name in the middle may hold commas. [] for other lines."""
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) < count:
-        return []
-    spare = len(cells) - count
-    return [*cells[:2], ", ".join(cells[2 : 3 + spare]), *cells[3 + spare :]]
 
 
 def _mib(text: str) -> int | None:
@@ -99,14 +92,14 @@ def _amd(gpus: list[Gpu], root: Path) -> GpusSeen:
     uses, nodes = [], {}
     for gpu in gpus:
         card = root / "sys/class/drm" / Path(gpu.render_node).name / "device"
-        used = _text(card / "mem_info_vram_used").strip()
+        used = text_of(card / "mem_info_vram_used").strip()
         known = by_node.get(gpu.render_node)
         holders = held.get(_kfd_id(known, root), ()) if known else ()
         uses.append(GpuUse("rocm", gpu.index, int(used) >> 20 if used.isdigit() else None, holders))
         nodes[gpu.index] = _numa_node(card)
     paths = ["/dev/kfd", *(gpu.render_node for gpu in gpus)]
     return GpusSeen(
-        driver=_text(root / "sys/module/amdgpu/version").strip(),
+        driver=text_of(root / "sys/module/amdgpu/version").strip(),
         uses=tuple(uses),
         closed=tuple(path for path in paths if not _opens(root, path)),
         nodes={index: node for index, node in nodes.items() if node >= 0},
@@ -117,16 +110,16 @@ def _kfd_holders(root: Path) -> Mapping[str, tuple[str, ...]]:
     """Return the kernel's id of a GPU → the processes with memory on it."""
     found: dict[str, tuple[str, ...]] = {}
     for file in sorted((root / _KFD_PROCESSES).glob("[0-9]*/vram_*")):
-        taken = _text(file).strip()
+        taken = text_of(file).strip()
         if taken.isdigit() and int(taken):
             pid, gpu = file.parent.name, file.name.removeprefix("vram_")
-            name = _text(root / "proc" / pid / "comm").strip() or "?"
+            name = text_of(root / "proc" / pid / "comm").strip() or "?"
             found[gpu] = (*found.get(gpu, ()), f"pid {pid} ({name}), {int(taken) >> 20} MiB")
     return found
 
 
 def _kfd_id(gpu: KfdGpu, root: Path) -> str:
-    return _text(root / _KFD_NODES / str(gpu.node) / "gpu_id").strip()
+    return text_of(root / _KFD_NODES / str(gpu.node) / "gpu_id").strip()
 
 
 def _opens(root: Path, path: str) -> bool:
@@ -134,12 +127,5 @@ def _opens(root: Path, path: str) -> bool:
 
 
 def _numa_node(device: Path) -> int:
-    text = _text(device / "numa_node").strip()
+    text = text_of(device / "numa_node").strip()
     return int(text) if text.isdigit() else -1
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

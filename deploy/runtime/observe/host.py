@@ -13,7 +13,8 @@ from pathlib import Path
 from deploy.doctor.seen import HostSeen
 from deploy.runtime.cgroup import Limits, read_limits
 from deploy.runtime.detect.tool import Tools
-from deploy.runtime.host import cpu_flags
+from deploy.runtime.host import cpu_flags, text_of
+from deploy.runtime.observe.disks import free_mib
 
 _CLOCK_TIMEOUT_S = 2.0
 
@@ -30,13 +31,13 @@ def see_host(root: Path = Path("/"), limits: Limits | None = None) -> HostSeen:
     return HostSeen(
         open_files=_soft(resource.RLIMIT_NOFILE),
         locked_kib=_kib(_soft(resource.RLIMIT_MEMLOCK)),
-        huge_pages=_bracketed(_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
-        overcommit=_number(_text(root / "proc/sys/vm/overcommit_memory")),
-        shm_free_mib=_free_mib(root / "dev/shm"),
+        huge_pages=_bracketed(text_of(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        overcommit=_number(text_of(root / "proc/sys/vm/overcommit_memory")),
+        shm_free_mib=free_mib(root / "dev/shm"),
         architecture=platform.machine(),
         cpu_flags=cpu_flags(root),
         numa=nodes,
-        numa_balancing=_number(_text(root / "proc/sys/kernel/numa_balancing")) == 1,
+        numa_balancing=_number(text_of(root / "proc/sys/kernel/numa_balancing")) == 1,
         cpus=len(os.sched_getaffinity(0)),
         cpu_quota=quota,
         now=time.time(),
@@ -68,23 +69,8 @@ def _bracketed(text: str) -> str:
 def _nodes(root: Path) -> Mapping[int, str]:
     folders = (root / "sys/devices/system/node").glob("node[0-9]*")
     numbered = sorted((int(folder.name.removeprefix("node")), folder) for folder in folders)
-    return {number: _text(folder / "cpulist").strip() for number, folder in numbered}
-
-
-def _free_mib(folder: Path) -> int | None:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize // 2**20
+    return {number: text_of(folder / "cpulist").strip() for number, folder in numbered}
 
 
 def _number(text: str) -> int | None:
     return int(text) if text.strip().isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
