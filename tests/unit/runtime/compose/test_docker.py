@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from deploy.errors import DockerUnavailable, MachineError
+from deploy.runtime import http_get
 from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.compose.docker import (
     answering_engine,
@@ -19,6 +21,7 @@ from deploy.runtime.compose.docker import (
     require_compose,
     run_docker,
 )
+from deploy.runtime.http_get import Page
 from deploy.runtime.observe import code_of_image
 from tests.unit.docker_stand_in import hanging_engine
 
@@ -134,6 +137,24 @@ class TestEngine:
         assert "--runtime process" in caught.value.hint
         docker_client.cache_clear()
         answering_engine.cache_clear()
+
+    def test_info_is_read_without_the_slow_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(docker_module, "answering_engine", lambda: "unix:///s")
+        monkeypatch.setitem(sys.modules, "docker", None)
+        monkeypatch.setattr(http_get, "get", lambda *_, **__: Page(200, '{"Runtimes": {}}'))
+        assert docker_info() == {"Runtimes": {}}
+
+    @pytest.mark.parametrize(
+        ("page", "why"),
+        [(Page(500, "no disk"), "HTTP 500: no disk"), (Page(200, "<html>"), "char 0")],
+    )
+    def test_info_that_cannot_be_had(
+        self, monkeypatch: pytest.MonkeyPatch, page: Page, why: str
+    ) -> None:
+        monkeypatch.setattr(docker_module, "answering_engine", lambda: "unix:///s")
+        monkeypatch.setattr(http_get, "get", lambda *_, **__: page)
+        with pytest.raises(DockerUnavailable, match=f"docker info failed .*{why}"):
+            docker_info()
 
     @pytest.mark.parametrize(
         ("options", "expected"),
