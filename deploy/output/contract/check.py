@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing_extensions import NotRequired, TypedDict
 
-from deploy.verify.hits import Counted
+from deploy.output.contract.made import with_fields_of
+from deploy.verify import own_prompt, report
+from deploy.verify.hits import Counted, Hits
 from deploy.verify.report import Diagnosis, EngineHealth, StoreUse
+from deploy.verify.store_path import StorePath
 
 
+@with_fields_of(Hits)
 class HitRate(TypedDict):
     """All pairs together, in tokens.
 
@@ -19,10 +23,7 @@ class HitRate(TypedDict):
         eligible_rate: hits / eligible.
     """
 
-    queries: int
-    hits: int
     rate: float
-    eligible: int
     eligible_rate: float
 
 
@@ -70,6 +71,7 @@ class Phase(TypedDict):
     blurred: NotRequired[bool]
 
 
+@with_fields_of(report.Equivalence)
 class Equivalence(TypedDict):
     """Answers from loaded KV beside answers that were computed.
 
@@ -77,45 +79,20 @@ class Equivalence(TypedDict):
         compared: pairs of answers.
         mismatched: pairs that differ by more than the tolerance.
         max_logprob_diff: null where two answers have no token in common.
-        noise_floor: how much engines differ from themselves; null where that is unknown.
-        tolerance: the largest difference that passes.
     """
 
-    compared: int
-    mismatched: int
     max_logprob_diff: float | None
-    noise_floor: float | None
-    tolerance: float
 
 
+@with_fields_of(StorePath)
 class RedisPath(TypedDict):
     """What engines moved to and from Redis.
 
     Attributes:
-        stored_s, loaded_s: seconds of work.
-        left_out: chunks that were not stored.
-        refused: chunks that were corrupt or foreign.
-        not_loaded: chunks that were found and could not be had.
-        failures: calls that Redis failed.
         waits: answers that waited for their stores.
         late: answers that left before their KV was stored.
     """
 
-    stored_bytes: float
-    stored_s: float
-    stored_chunks: float
-    left_out: float
-    loaded_bytes: float
-    loaded_s: float
-    loaded_chunks: float
-    refused: float
-    not_loaded: float
-    lookups: float
-    lookup_s: float
-    failures: float
-    waits: float
-    wait_s: float
-    late: float
     load_gb_s: float
     store_gb_s: float
     lookup_ms: float
@@ -133,6 +110,7 @@ class Vllm(TypedDict):
     formula_pinned: bool
 
 
+@with_fields_of(own_prompt.OwnPrompt)
 class OwnPrompt(TypedDict):
     """The prompt of `--prompt-file`, through one pair, in tokens.
 
@@ -142,14 +120,6 @@ class OwnPrompt(TypedDict):
         chunks: whole chunks of the prompt.
     """
 
-    producer: str
-    consumer: str
-    tokens: int
-    chunk_size: int
-    producer_local: int
-    producer_loaded: int
-    loaded: int
-    local: int
     chunks: int
     eligible: int
 

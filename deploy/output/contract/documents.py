@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from deploy.benchmark.compare import Difference
 from deploy.benchmark.results import Result
 from deploy.benchmark.statistics import Estimate, Ratio
 from deploy.benchmark.sweep import Sweep
 from deploy.output.contract.check import Check
+from deploy.output.contract.made import with_fields_of
 from deploy.output.contract.plan import Plan, Rendered
 from deploy.output.contract.stack import (
     Drained,
@@ -146,12 +148,9 @@ class Point(TypedDict):
     metrics: list[MetricRow]
 
 
+@with_fields_of(Difference)
 class UnlikeField(TypedDict):
     """A field in which two runs differ."""
-
-    field: str
-    first: Any
-    second: Any
 
 
 class Comparison(TypedDict):

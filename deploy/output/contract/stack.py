@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_type_hints
+from typing import Any
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
+from deploy.doctor.finding import Finding
 from deploy.output.contract.check import Check
-from deploy.workflows import patches as found
+from deploy.output.contract.made import with_fields_of
+from deploy.workflows import doctor, patches
 from deploy.workflows.restart import RestartResult
 from deploy.workflows.status import StackStatus
 from deploy.workflows.swap import SwapResult
-
-
-def _document(name: str, made: type, **more: Any) -> Any:
-    """Return a document with the fields of a dataclass, and those that are added or differ."""
-    whole: Any = TypedDict(name, {**get_type_hints(made), **more})  # type: ignore[misc]
-    whole.__doc__ = made.__doc__
-    return whole
 
 
 class Exported(TypedDict):
@@ -107,49 +101,54 @@ class Logs(TypedDict):
     lines: list[LogLine]
 
 
+@with_fields_of(Finding, but="usage")
 class DoctorFinding(TypedDict):
     """A finding of `doctor`.
 
     Attributes:
         id: of the rule; stable.
-        status: ok, warn, fail or unknown.
         fix: what to do about it.
     """
 
-    id: str
-    area: str
-    status: str
-    message: str
-    why: str
-    fix: str
 
-
+@with_fields_of(doctor.Examination)
 class Examination(TypedDict):
-    """What `doctor` found.
+    """What `doctor` found."""
 
-    Attributes:
-        topology: "" where no plan fits this machine.
-    """
-
-    name: str
-    vendor: str
-    runtime: str
-    topology: str
     findings: list[DoctorFinding]
 
 
-Status = _document(
-    "Status",
-    StackStatus,
-    healthy=Annotated[bool, Field(description="every service is ready.")],
-    external_hit_rate=Annotated[
-        float, Field(description="of the engines that answer clients, since they started.")
-    ],
-)
-Restarted = _document("Restarted", RestartResult)
-Swap = _document("Swap", SwapResult, check=Check | None)
-Patches = _document(
-    "Patches",
-    found.Patches,
-    warnings=Annotated[list[str], Field(description="what to know before trusting the KV.")],
-)
+@with_fields_of(StackStatus)
+class Status(TypedDict):
+    """A stack as it is now.
+
+    Attributes:
+        healthy: every service is ready.
+        external_hit_rate: of the engines that answer clients, since they started.
+    """
+
+    healthy: bool
+    external_hit_rate: float
+
+
+@with_fields_of(RestartResult)
+class Restarted(TypedDict):
+    """What was restarted."""
+
+
+@with_fields_of(SwapResult)
+class Swap(TypedDict):
+    """What a swap or rollback did."""
+
+    check: Check | None
+
+
+@with_fields_of(patches.Patches)
+class Patches(TypedDict):
+    """The fixes in one place.
+
+    Attributes:
+        warnings: what to know before trusting the KV.
+    """
+
+    warnings: list[str]

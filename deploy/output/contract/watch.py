@@ -6,13 +6,17 @@ from collections.abc import Mapping
 
 from typing_extensions import TypedDict
 
-from deploy.metrics.engine import EngineLoad
+from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.events import Event
+from deploy.metrics.following import StoreInterval
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
+from deploy.metrics.store import StoreStats
 from deploy.output.contract.check import RedisPath
+from deploy.output.contract.made import with_fields_of
 
 
+@with_fields_of(CacheCounters)
 class Hits(TypedDict):
     """Tokens asked for and found; a rate is null where nothing was asked.
 
@@ -21,11 +25,7 @@ class Hits(TypedDict):
         local_queries, local_hits: of the engines' own prefix caches.
     """
 
-    external_queries: int
-    external_hits: int
     external_hit_rate: float | None
-    local_queries: int
-    local_hits: int
     local_hit_rate: float | None
 
 
@@ -84,13 +84,12 @@ class Evictions(TypedDict):
     evicted_keys: int
 
 
+@with_fields_of(RouterCounts)
 class RouterInterval(TypedDict):
     """What the router counted since the last frame."""
 
     seconds: float
     requests_s: float | None
-    requests: float
-    errors: float
 
 
 class Router(TypedDict):
@@ -106,49 +105,23 @@ class Router(TypedDict):
     watch: RouterCounts
 
 
+@with_fields_of(StoreInterval)
 class StoreRates(TypedDict):
-    """What Redis did since the last frame.
+    """What Redis did since the last frame."""
 
-    Attributes:
-        restarted: nothing is known of the counts then.
-    """
-
-    seconds: float
-    received_bytes: int | None
-    sent_bytes: int | None
-    commands: int | None
-    evicted_keys: int | None
-    flushes: int | None
-    restarted: bool
     received_bytes_s: float | None
     sent_bytes_s: float | None
     commands_s: float | None
 
 
+@with_fields_of(StoreStats)
 class Redis(TypedDict):
     """Redis; what it does not tell its user is null.
 
     Attributes:
-        keys: of everybody in its database.
-        max_memory_bytes: 0 without a limit.
-        errors: error code → answers with it since its start.
         watch: since the watch began.
     """
 
-    keys: int | None
-    used_memory_bytes: int | None
-    max_memory_bytes: int | None
-    evicted_keys: int | None
-    flushes: int | None
-    run_id: str | None
-    commands: int | None
-    received_bytes: int | None
-    sent_bytes: int | None
-    clients: int | None
-    errors: Mapping[str, int]
-    policy: str | None
-    replica: bool
-    version: str | None
     interval: StoreRates | None
     watch: Evictions
 
