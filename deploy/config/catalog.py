@@ -17,55 +17,59 @@ LIST_COMMAND = "deploy images list"
 _PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class EngineImage:
-    """An image with vLLM and LMCache, from the catalogue or named by the user.
-
-    Only `image` is known of a user's image: `profile` is empty, and `vendor`, `vllm` and
-    `lmcache` are None.
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image of the catalogue.
 
     Attributes:
+        name: in the catalogue; "" of an image that the user names.
         base: image that it is built from.
-        digest: what the base's tag stands for, or None.
+        digest: what the tag of the base stands for, or of the image if it is pulled; or None.
         digest_source: document that states the digest, or why there is none.
         pinned: day on which its versions were chosen; None of a user's image.
-        interpreter: program that runs engines, instead of the image's entrypoint.
-        lmcache_from: how LMCache gets into it.
+        build: build context, a folder below the project's root; None if the image is pulled.
         size_gib: unpacked size; None if unknown.
         size_is_estimate: the size was not measured.
-        cuda: CUDA release it is built for; "" if it is not for NVIDIA GPUs, or unknown.
-        archs: GPUs that it is built for, such as 'gfx942'; empty if unknown.
-        build: build context, a folder below the project's root.
-        unverified: statements about it that are not checked.
     """
 
     image: str
-    profile: str = ""
-    vendor: str | None = None
-    default: bool = False
+    name: str = ""
     base: str | None = None
     digest: str | None = None
     digest_source: str = ""
     pinned: date | None = None
+    build: str | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    size_gib: float | None = None
+    size_is_estimate: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineImage(Image):
+    """An image with vLLM and LMCache, from the catalogue or named by the user.
+
+    Only `image` is known of a user's image: `vendor`, `vllm` and `lmcache` are None.
+
+    Attributes:
+        interpreter: program that runs engines, instead of the image's entrypoint.
+        lmcache_from: how LMCache gets into it.
+        cuda: CUDA release it is built for; "" if it is not for NVIDIA GPUs, or unknown.
+        archs: GPUs that it is built for, such as 'gfx942'; empty if unknown.
+        unverified: statements about it that are not checked.
+    """
+
+    vendor: str | None = None
+    default: bool = False
     vllm: str | None = None
     lmcache: str | None = None
     python: str | None = None
     torch: str | None = None
     interpreter: str = "python3"
     lmcache_from: str = ""
-    build: str | None = None
-    build_args: Mapping[str, str] = field(default_factory=dict)
-    size_gib: float | None = None
-    size_is_estimate: bool = False
     cuda: str = ""
     archs: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
-    note: str = ""
-
-    @property
-    def name(self) -> str:
-        """Return its name in the catalogue; "" for a user's image."""
-        return self.profile
 
     @property
     def pair(self) -> str:
@@ -73,29 +77,16 @@ class EngineImage:
         return f"vLLM {self.vllm or 'unknown'} with LMCache {self.lmcache or 'unknown'}"
 
 
-@dataclass(frozen=True)
-class ServiceImage:
+@dataclass(frozen=True, kw_only=True)
+class ServiceImage(Image):
     """An image of another service than the engines.
 
     Attributes:
-        digest: what the tag of the base stands for, or of the image if it is pulled; or None.
         interpreter: program that runs the service's module; None if it is not a Python program.
-        build: build context; None if the image is pulled.
     """
 
-    name: str
-    image: str
     version: str
-    pinned: date | None = None
-    base: str | None = None
-    digest: str | None = None
-    digest_source: str = ""
     interpreter: str | None = None
-    build: str | None = None
-    build_args: Mapping[str, str] = field(default_factory=dict)
-    size_gib: float | None = None
-    size_is_estimate: bool = False
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,34 +95,6 @@ class Catalog:
 
     engines: Mapping[str, EngineImage]
     services: Mapping[str, ServiceImage]
-
-    def engine(self, name: str) -> EngineImage:
-        """Return the engine profile of that name.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        try:
-            return self.engines[name]
-        except KeyError:
-            raise ConfigError(
-                f"'{name}' is not an image profile; profiles: {', '.join(self.engines)}",
-                hint=LIST_COMMAND,
-            ) from None
-
-    def service(self, name: str) -> ServiceImage:
-        """Return the service image of that name.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        try:
-            return self.services[name]
-        except KeyError:
-            raise ConfigError(
-                f"'{name}' is not a service image; service images: {', '.join(self.services)}",
-                hint=LIST_COMMAND,
-            ) from None
 
     def default_for(self, vendor: str) -> EngineImage:
         """Return the default profile of a vendor.
@@ -146,7 +109,7 @@ class Catalog:
 
     def interpreters_of(self, engine: EngineImage) -> tuple[str, ...]:
         """Return where an image's Python may be; for a user's image, all known places."""
-        others = () if engine.profile else (one.interpreter for one in self.engines.values())
+        others = () if engine.name else (one.interpreter for one in self.engines.values())
         return tuple(dict.fromkeys((engine.interpreter, *others)))
 
     def named(self, value: str) -> EngineImage:
@@ -199,18 +162,18 @@ def reference_problem(value: str) -> str:
     return ""
 
 
-def fetched(image: EngineImage | ServiceImage) -> str:
+def fetched(image: Image) -> str:
     """Return what is pulled to have an image: itself or its base, by digest if that is known."""
     name = image.base or "" if image.build else image.image
     return f"{name}@{image.digest}" if image.digest else name
 
 
-def reference(image: EngineImage | ServiceImage) -> str:
+def reference(image: Image) -> str:
     """Return what a stack names to run an image: one that is pulled by its digest, if known."""
     return image.image if image.build else fetched(image)
 
 
-def pins(image: EngineImage | ServiceImage) -> dict[str, str]:
+def pins(image: Image) -> dict[str, str]:
     """Return the packages of PyPI that an image gets, name → version, as far as the kit says."""
     found: dict[str, str] = {}
     for listed in asset(*image.build.split("/")).glob("requirements.*") if image.build else ():
@@ -232,7 +195,7 @@ def parse_catalog(document: Mapping[str, Any]) -> Catalog:
     """Return the catalogue in a document; an unknown key is a TypeError, a bug of pdkit."""
     engines = {
         name: EngineImage(
-            profile=name,
+            name=name,
             **{**row, **{key: tuple(row.get(key, ())) for key in ("archs", "unverified")}},
         )
         for name, row in document["engines"].items()

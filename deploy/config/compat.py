@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from deploy.assets import yaml_asset
-from deploy.config.catalog import Catalog, load_catalog
+from deploy.config.catalog import EngineImage, load_catalog
 from deploy.errors import ConfigError
 
 Judgement = Literal["proven", "derived", "known_bad", "unknown"]
@@ -44,18 +44,15 @@ class PairVerdict:
     Attributes:
         rule: id of the entry that decided; '' if none applies.
         pair: the versions, for messages.
-        good: the vendor's default pair and its profile, for messages; '' if there is none.
-        good_profile: name of that profile, or ''.
+        good: the vendor's default image, whose pair works.
     """
 
     verdict: Judgement
-    vendor: str
     pair: str
     reason: str
+    good: EngineImage
     link: str = ""
     rule: str = ""
-    good: str = ""
-    good_profile: str = ""
 
 
 def judge(
@@ -73,16 +70,13 @@ def judge(
     if vllm is not None and lmcache is not None:
         fitting = [rule for rule in load_rules() if rule.fits(vendor, vllm, lmcache, on)]
     rule = min(fitting, key=lambda rule: rule.verdict != "known_bad", default=None)
-    good, good_profile = _good_pair(load_catalog(), vendor)
     return PairVerdict(
         verdict=rule.verdict if rule else "unknown",
-        vendor=vendor,
         pair=f"vLLM {vllm or '(unknown)'} with LMCache {lmcache or '(unknown)'} on {vendor}",
         reason=rule.why if rule else _why_unknown(vllm, lmcache),
+        good=load_catalog().default_for(vendor),
         link=rule.link if rule else "",
         rule=rule.id if rule else "",
-        good=good,
-        good_profile=good_profile,
     )
 
 
@@ -100,9 +94,11 @@ def require_compatible(verdict: PairVerdict, *, allow_unproven: bool) -> str:
         message += f" ({verdict.link})"
     if allow_unproven:
         return message
-    if verdict.good:
-        message += f". A tested pair is {verdict.good}"
-    raise ConfigError(message, hint=_way_out(verdict))
+    good = verdict.good
+    raise ConfigError(
+        f"{message}. A tested pair is {good.pair} (profile '{good.name}')",
+        hint=f"--image {good.name}; to run it anyway, add --allow-unproven",
+    )
 
 
 def in_range(spec: str, version: str) -> bool:
@@ -138,19 +134,7 @@ def _rule(*, vendors: Iterable[str], options: Iterable[str] = (), **rest: Any) -
     return PairRule(vendors=tuple(vendors), options=tuple(options), **rest)
 
 
-def _good_pair(catalog: Catalog, vendor: str) -> tuple[str, str]:
-    for engine in catalog.engines.values():
-        if engine.default and engine.vendor == vendor:
-            return f"{engine.pair} (profile '{engine.profile}')", engine.profile
-    return "", ""
-
-
 def _why_unknown(vllm: str | None, lmcache: str | None) -> str:
     if vllm is None or lmcache is None:
         return "the versions in the image are not known"
     return "it is not in pdkit's compatibility table"
-
-
-def _way_out(verdict: PairVerdict) -> str:
-    allow = "to run it anyway, add --allow-unproven"
-    return f"--image {verdict.good_profile}; {allow}" if verdict.good else allow

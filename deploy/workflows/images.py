@@ -87,7 +87,7 @@ def stack_images(spec: StackSpec, vendor: str) -> StackImages:
         engine,
         _service(catalog, "router", spec.router.image),
         _service(catalog, "redis", spec.redis.image),
-        tuple(map(catalog.service, MONITORING_ROLES)) if spec.monitoring else (),
+        tuple(catalog.services[name] for name in MONITORING_ROLES) if spec.monitoring else (),
     )
 
 
@@ -111,7 +111,7 @@ def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
     Raises:
         ConfigError: what is asked for is neither in the catalogue nor an image reference.
     """
-    known = catalog.service(name)
+    known = catalog.services[name]
     if asked is None:
         return known
     own = [one for one in catalog.services.values() if one.name.startswith(name)]
@@ -195,7 +195,7 @@ def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[
         held = probe_versions(found, interpreter)
         if held.vllm is not None:
             return interpreter, held
-    if known.profile or spec.allow_unproven:
+    if known.name or spec.allow_unproven:
         return known.interpreter, Versions(None, None)
     raise ConfigError(
         f"no vLLM found by {', '.join(tried)} in {known.image}",

@@ -143,8 +143,8 @@ def _image_patches(asked: str) -> Patches:
         get = "build" if engine.build else "pull"
         raise MissingImage(
             f"--image: {engine.image} is not on this machine",
-            hint=f"deploy images {get} {engine.profile}"
-            if engine.profile
+            hint=f"deploy images {get} {engine.name}"
+            if engine.name
             else f"docker pull {engine.image}",
         )
     refusal: PdkitError | None = None

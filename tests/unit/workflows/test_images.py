@@ -30,7 +30,7 @@ from deploy.workflows.same_plan import _same_software
 
 Make = Callable[..., StackSpec]
 TODAY = date(2026, 12, 31)
-REDIS = load_catalog().service("redis")
+REDIS = load_catalog().services["redis"]
 
 
 class Docker:
@@ -100,12 +100,12 @@ class TestNames:
     @pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
     def test_the_vendors_default(self, spec: Make, vendor: str) -> None:
         images = stack_images(spec(), vendor)
-        assert images.engine.profile == vendor
+        assert images.engine.name == vendor
         assert images.by_name.engine == images.engine.image
         assert images.by_name.redis == f"{REDIS.image}@{REDIS.digest}"
 
     def test_a_profile_of_the_vendor(self, spec: Make) -> None:
-        assert stack_images(spec(image="rocm-seed"), "rocm").engine.profile == "rocm-seed"
+        assert stack_images(spec(image="rocm-seed"), "rocm").engine.name == "rocm-seed"
 
     @pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
     def test_a_users_own_is_run_by_the_vendors_interpreter(self, spec: Make, vendor: str) -> None:
@@ -450,7 +450,7 @@ class TestCatalogue:
             assert wheelhouse == Path("/w")
 
     def test_a_base_is_held_to_its_digest(self, docker: Docker) -> None:
-        cuda = load_catalog().engine("cuda")
+        cuda = load_catalog().engines["cuda"]
         assert cuda.base and cuda.digest
         pinned = f"{cuda.base}@{cuda.digest}"
 
@@ -469,7 +469,7 @@ class TestCatalogue:
         assert docker.done[-2] == ("pull", pinned)
 
     def test_a_base_that_cannot_be_pulled_is_taken_by_its_tag(self, docker: Docker) -> None:
-        cuda = load_catalog().engine("cuda")
+        cuda = load_catalog().engines["cuda"]
         lines: list[str] = []
         docker.offline = True
         docker.have_by(str(cuda.base), "vllm/vllm-openai@sha256:moved")
@@ -483,7 +483,7 @@ class TestCatalogue:
         assert docker.done[-1][3]["BASE"] == named, "what is named is taken as it is"
 
     def test_a_base_without_a_digest_is_refused(self, docker: Docker) -> None:
-        base = load_catalog().engine("rocm-seed").base
+        base = load_catalog().engines["rocm-seed"].base
         with pytest.raises(ConfigError, match=f"no digest is known of {base}") as caught:
             build_images(("cpu", "rocm-seed"), {}, wheelhouse=None, report=lambda _: None)
         assert docker.done == [], "nothing was begun"
@@ -550,7 +550,7 @@ class TestCatalogue:
         assert pull_images((), report=lambda _: None) == [f"{REDIS.image}@{REDIS.digest}"]
         (base,) = pull_images(("cuda",), report=lambda _: None)
         assert base.startswith("vllm/vllm-openai:"), "of what is built here, its base"
-        assert base.endswith(f"@{load_catalog().engine('cuda').digest}")
+        assert base.endswith(f"@{load_catalog().engines['cuda'].digest}")
 
 
 def test_advisories_are_of_what_an_image_gets(tmp_path: Path, docker: Docker) -> None:
