@@ -56,11 +56,12 @@ def _window_of_all(text: Mapping[str, Any]) -> int | None:
 
 def _state_of(text: Mapping[str, Any]) -> str:
     for key in _LAYER_KEYS:
-        for name in _strings(text.get(key)):
+        for name in strings(text.get(key)):
             if _STATE_LAYER.search(name.lower()):
                 return f"{key}: {name}"
     return next((key for key in _STATE_KEYS if text.get(key)), "")
 
 
-def _strings(value: object) -> Iterable[str]:
+def strings(value: object) -> Iterable[str]:
+    """Return the texts of a list; nothing of what is no list."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from deploy.config.kinds import PLAIN, Kind, kind_of
+from deploy.config.kinds import PLAIN, Kind, kind_of, strings
 from deploy.errors import Changes, ConfigError
 from deploy.home_folder import default_hub_cache, expanded
 
@@ -151,15 +151,11 @@ def _cached(folder: Path) -> Model | None:
     snapshot = _snapshot(repo_id, folder.parent)
     try:
         config = _read_config(snapshot / "config.json") if snapshot else {}
-        names = _strings(config.get("architectures"))
+        names = strings(config.get("architectures"))
         model = _hub(repo_id, folder.parent) if any(map(_GENERATES.search, names)) else None
     except (ConfigError, OSError):
         return None
     return model if model and model.version and model.shape and model.weight_bytes else None
-
-
-def _strings(value: object) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _folder(path: Path, value: str) -> Model:

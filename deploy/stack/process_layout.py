@@ -21,7 +21,7 @@ class ProcessLayout:
         run_dir: holds one folder a service, for its configuration files.
         secrets_dir: holds one file a secret.
         temp_dir: the engines' own, sockets among it; a short path, since those are limited.
-        engine_python: the interpreter that has vLLM, LMCache and the router.
+        engine_program, router_program: the interpreter that has vLLM, LMCache and the router.
         hub_cache, hub_token: a folder for models of the hub, and a file with a token, where the
             user names them.
     """
@@ -29,8 +29,9 @@ class ProcessLayout:
     run_dir: Path
     secrets_dir: Path
     temp_dir: Path
-    engine_python: str
-    redis_server: str
+    engine_program: str
+    router_program: str
+    redis_program: str
     kit: Kit
     hub_cache: Path | None = None
     hub_token: Path | None = None
@@ -42,18 +43,6 @@ class ProcessLayout:
     @property
     def monitoring_dir(self) -> str:
         return str(self.kit.monitoring)
-
-    @property
-    def redis_program(self) -> str:
-        return self.redis_server
-
-    @property
-    def engine_program(self) -> str:
-        return self.engine_python
-
-    @property
-    def router_program(self) -> str:
-        return self.engine_python
 
     @property
     def connector_dir(self) -> str:

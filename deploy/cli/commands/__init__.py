@@ -1,6 +1,6 @@
 """The commands, by what they are about; each imports what it needs when it runs."""
 
-from deploy.cli.commands import (
+from deploy.cli.commands import (  # noqa: F401 - they join the application
     bench,
     bench_compare,
     bench_sweep,
@@ -14,18 +14,3 @@ from deploy.cli.commands import (
     stack,
     swap,
 )
-
-__all__ = [
-    "bench",
-    "bench_compare",
-    "bench_sweep",
-    "check",
-    "doctor",
-    "export",
-    "images",
-    "init",
-    "patches",
-    "restart",
-    "stack",
-    "swap",
-]
