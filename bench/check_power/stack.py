@@ -19,7 +19,7 @@ from bench.check_power.layout import Layout, Shape, learn
 from bench.check_power.vandal import Loot, payloads, vandal
 from bench.redis_path.running_stack import deploy_command, free_ports
 from deploy.runtime.home import Home
-from deploy.stack.build import REDIS_PASSWORD
+from deploy.stack.layout import REDIS_PASSWORD
 from deploy.verify.findings import Findings, failures
 from deploy.workflows.check import CheckOptions, check_stack
 from deploy.workflows.check.keys import CheckKeys

@@ -15,7 +15,7 @@ from typing import Literal
 
 from deploy.runtime.process import sessions
 from deploy.runtime.redis_socket import RedisSocket
-from deploy.stack.build import REDIS_PASSWORD
+from deploy.stack.layout import REDIS_PASSWORD
 from deploy.stack.service import Service
 from deploy.workflows.running import RunningStack
 

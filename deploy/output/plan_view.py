@@ -48,7 +48,7 @@ def plan_view(prepared: Prepared) -> str:
         ),
         *((one.name, _DOES[one.role], one.url, "-", "-") for one in plan.remote),
         *([("router", "front", "-", plan.port, "-")] if plan.has_router else []),
-        *((one.name, "monitoring", "-", one.port, "-") for one in prepared.stack.monitoring),
+        *(_monitoring_rows(prepared) if plan.prometheus_port else ()),
     ]  # fmt: skip
     body = table(("service", "does", "devices", "port", "memory"), rows)
     return "\n".join((*facts, "", body))
@@ -91,6 +91,10 @@ def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
 def _server_row(plan: Plan) -> list[tuple[object, ...]]:
     server = plan.kv_server
     return [(server.name, "store", "-", "socket", size(server.memory_mib))] if server else []
+
+
+def _monitoring_rows(prepared: Prepared) -> list[tuple[object, ...]]:
+    return [(one.name, "monitoring", "-", one.port, "-") for one in prepared.stack.monitoring]
 
 
 def plan_data(prepared: Prepared) -> dict[str, Any]:

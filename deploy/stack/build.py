@@ -15,14 +15,10 @@ from deploy.stack.container_layout import ContainerLayout
 from deploy.stack.containers import engine_secrets, in_container
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.kv_server import kv_server_service
-from deploy.stack.layout import ENGINE_KEY, LOOPBACK, Layout
+from deploy.stack.layout import API_KEY, ENGINE_KEY, LOOPBACK, REDIS_PASSWORD, REDIS_URL, Layout
 from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
 from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, Health, Service, Stack
-
-REDIS_PASSWORD = "redis_password"  # noqa: S105 - the name of the secret, not the secret
-REDIS_URL = "redis_url"
-API_KEY = "api_key"
 
 
 def build_stack(plan: Plan, layout: Layout) -> Stack:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
-from deploy.stack.build import API_KEY, REDIS_URL
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.pods import SECRET
-from deploy.stack.layout import HUB_TOKEN
+from deploy.stack.layout import API_KEY, HUB_TOKEN, REDIS_URL
 from deploy.workflows.export import PLAIN, Export
 
 MARKER = ".pdkit-export.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from deploy.assets import Kit, connector_path, monitoring_path, router_path
@@ -18,7 +19,6 @@ from deploy.planning.notes import plan_notes
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import last_measured
-from deploy.stack.build import build_stack
 from deploy.stack.container_layout import ContainerImages, ContainerLayout
 from deploy.stack.containers import refuse_visible_secrets
 from deploy.stack.layout import Layout
@@ -99,8 +99,15 @@ class Prepared:
     facts: Facts
     model: Model
     plan: Plan
-    stack: Stack
+    layout: Layout
     measured: Measured | None = None
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The services. Built when they are asked for: showing a plan needs none of them."""
+        from deploy.stack.build import build_stack
+
+        return build_stack(self.plan, self.layout)
 
     @property
     def inventory(self) -> Inventory:
@@ -139,7 +146,7 @@ def prepare(
     model: Model | None = None,
     kit: Kit | None = None,
 ) -> Prepared:
-    """Plan a spec and build its stack. Changes nothing.
+    """Plan a spec and its stack. Changes nothing.
 
     Without `model` the spec's is looked up, and its config.json read. The stack is given the files
     of the pdkit that runs, or of `kit`.
@@ -159,8 +166,7 @@ def prepare(
             )  # an absolute path, valid from any folder
     plan = make_plan(settled, model, facts.inventory)
     layout = _layout(settled, home, facts.software, model, kit or installed_kit())
-    stack = build_stack(plan, layout)
-    return Prepared(spec, facts, model, plan, stack, last_measured(home, plan))
+    return Prepared(spec, facts, model, plan, layout, last_measured(home, plan))
 
 
 def _layout(

@@ -33,9 +33,8 @@ from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.state import StackState, read_state
 from deploy.runtime.store import Store
 from deploy.runtime.url_store import open_url_store
-from deploy.stack.build import API_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.container_layout import ContainerImages
-from deploy.stack.layout import ENGINE_KEY
+from deploy.stack.layout import API_KEY, ENGINE_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
 

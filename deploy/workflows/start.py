@@ -18,7 +18,7 @@ from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import StackState, write_state
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
-from deploy.stack.build import REDIS_PASSWORD
+from deploy.stack.layout import REDIS_PASSWORD
 from deploy.stack.service import MONITORING_ROLES, Health, Service
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.prepare import Prepared, Report

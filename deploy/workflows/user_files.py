@@ -17,8 +17,7 @@ from deploy.runtime.secrets import (
     read_secret_file,
     read_secrets,
 )
-from deploy.stack.build import API_KEY, REDIS_URL
-from deploy.stack.layout import ENGINE_KEY, HUB_TOKEN
+from deploy.stack.layout import API_KEY, ENGINE_KEY, HUB_TOKEN, REDIS_URL
 from deploy.workflows.prepare import Containers, Prepared, Report
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
 

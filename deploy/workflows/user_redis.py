@@ -17,7 +17,7 @@ from deploy.connector.pdkit_connector.redis_url import (
 )
 from deploy.errors import Changes, ConfigError, RedisUnreachable
 from deploy.runtime.secrets import Secret, keep_secret, read_secret_file, read_secrets
-from deploy.stack.build import REDIS_URL
+from deploy.stack.layout import REDIS_URL
 from deploy.workflows.prepare import Containers, Prepared
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from bench.faults.faults import Fault, faults_of
 from bench.faults.history import Asked, Results
 from bench.faults.trial import Load
 from deploy.runtime.redis_socket import RedisError, RedisSocket
-from deploy.stack.build import REDIS_PASSWORD
+from deploy.stack.layout import REDIS_PASSWORD
 from deploy.workflows.running import RunningStack, require_stack
 from tests.unit.workflows.conftest import Lab, opened
 

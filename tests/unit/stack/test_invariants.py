@@ -12,9 +12,8 @@ import pytest
 
 from deploy.config.spec import StackSpec
 from deploy.planning.engines import ENGINE_ROLES
-from deploy.stack.build import REDIS_PASSWORD
 from deploy.stack.document import document_yaml, stack_document
-from deploy.stack.layout import ENGINE_KEY
+from deploy.stack.layout import ENGINE_KEY, REDIS_PASSWORD
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Prepared
 from tests.golden_documents import read

@@ -11,9 +11,8 @@ import yaml
 
 from deploy.errors import ConfigError
 from deploy.output.plan_view import plan_data, plan_view
-from deploy.stack.build import REDIS_URL
 from deploy.stack.document import document_yaml, stack_document
-from deploy.stack.layout import ENGINE_KEY
+from deploy.stack.layout import ENGINE_KEY, REDIS_URL
 from deploy.workflows.prepare import Prepared
 from tests.unit.stack.conftest import Case
 
