@@ -6,17 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from deploy.output.table import percent, table, told, told_size
 from deploy.verify.eligible import is_pinned, pinned_range
-from deploy.verify.hits import Hits, Phase
-from deploy.verify.report import (
-    BURST,
-    DECODE_REUSE,
-    ROUTER,
-    SECOND_TIER,
-    TURNS,
-    CheckReport,
-    Equivalence,
-    StoreUse,
-)
+from deploy.verify.hits import Hits
+from deploy.verify.report import ROUTER, CheckReport, Equivalence, StoreUse
 from deploy.verify.store_path import StorePath
 
 
@@ -52,7 +43,7 @@ def _reuse(report: CheckReport) -> list[str]:
     if len(rows) > 1:
         rows.append(_hits_row("all pairs", total))
     rows.append(_hits_row(ROUTER, report.race.hits))
-    for name, phase in _phases(report):
+    for name, phase in report.phases.items():
         if not phase.skipped:
             rows.append(_hits_row(name, phase.hits))
     header = ("prefill → decode", "queries", "hits", "eligible", "hit rate", "eligible hit rate")
@@ -105,25 +96,16 @@ def _noise_line(same: Equivalence) -> str:
     return f"Noise: {measured}; differences up to {same.tolerance:.2f} are tolerated"
 
 
-def _phases(report: CheckReport) -> list[tuple[str, Phase]]:
-    found = (
-        (TURNS, report.turns),
-        (DECODE_REUSE, report.decode_reuse),
-        (SECOND_TIER, report.second_tier),
-        (BURST, report.burst),
-    )
-    return [(name, phase) for name, phase in found if phase]
-
-
 def _asides(report: CheckReport) -> Iterator[str]:
     """Yield what was left out, and what blurs a number."""
     yield from (f"Left out: {one}" for one in report.left_out)
     if report.burst and not report.burst.skipped:
         yield f"Burst: {report.burst.requests} requests, {report.burst.failed} failed"
-    for name, phase in _phases(report):
+    for name, phase in report.phases.items():
         if phase.skipped:
             yield f"Left out: {name}, because {phase.skipped}"
-    blurred = [name for name, phase in [(ROUTER, report.race), *_phases(report)] if phase.blurred]
+    hits = {ROUTER: report.race, **report.phases}
+    blurred = [name for name, phase in hits.items() if phase.blurred]
     if blurred:
         yield f"Not judged, because others sent requests: the hits of {', '.join(blurred)}"
     if report.vllm and not is_pinned(report.vllm):

@@ -140,18 +140,23 @@ class CheckReport:
         return sum((pair.hits for pair in self.pairs), Hits())
 
     @property
-    def items(self) -> dict[str, list[str]]:
-        """Everything that was checked, each with the sentences of what failed of it."""
-        phases = {
+    def phases(self) -> dict[str, Phase]:
+        """The phases that this check has beside the pairs, those that were skipped too."""
+        found = {
             TURNS: self.turns,
             DECODE_REUSE: self.decode_reuse,
             SECOND_TIER: self.second_tier,
             BURST: self.burst,
         }
+        return {name: phase for name, phase in found.items() if phase}
+
+    @property
+    def items(self) -> dict[str, list[str]]:
+        """Everything that was checked, each with the sentences of what failed of it."""
         names = [
             *(pair.name for pair in self.pairs),
             ROUTER,
-            *(name for name, phase in phases.items() if phase and not phase.skipped),
+            *(name for name, phase in self.phases.items() if not phase.skipped),
             *([OWN_PROMPT] if self.prompts else []),
             EQUIVALENCE,
             *([STORE] if self.store else []),
