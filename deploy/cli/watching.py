@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -45,7 +45,7 @@ def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool)
                 if json:
                     print(_line(frame), flush=True)
                 else:
-                    screen.show(partial(_view, frame, recent))
+                    screen.show(partial(watch_view, frame, recent))
         return CommandResult("status", None, "", unhealthy(frame.sick, name) if frame else ())
     return CommandResult("status", None, "")
 
@@ -60,10 +60,6 @@ def _frames(
         if number == most:
             return
         wait(max(0.0, due - time.monotonic()))
-
-
-def _view(frame: Frame, recent: Sequence[Event], height: int | None) -> str:
-    return watch_view(frame, recent, height=height)
 
 
 def _line(frame: Frame) -> str:

@@ -18,7 +18,7 @@ _AROUND_ENGINES = 3  # lines: an empty one, and the table's header
 _LOSSES = ("refused", "not loaded", "not stored", "failures", "late")
 
 
-def watch_view(frame: Frame, recent: Sequence[Event], *, height: int | None = None) -> str:
+def watch_view(frame: Frame, recent: Sequence[Event], height: int | None = None) -> str:
     """Return a frame, and the events that were remembered up to it, as lines of 80 characters.
 
     `height` is the most lines there is room for; engines that are ready are left out for it.
