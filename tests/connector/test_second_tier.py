@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lmcache.v1.distributed.api import AttnWindowDesc, ObjectKey
+from lmcache.v1.distributed.storage_controllers import eviction_controller
 from lmcache.v1.multiprocess.cache_control.key_resolver import resolve_grouped_object_keys
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
 from pdkit_connector import first_tier
@@ -27,6 +29,13 @@ from storage_tiers import SHAPE, Tiers, keys, kind, plugin, settings_file
 CHUNKS = keys(6)
 TOKENS = list(range(9))
 HEADER = Header("uint8", (4,), 2, 4, bytes(16), bytes(16))
+
+
+@pytest.fixture(autouse=True)
+def _close_at_once(monkeypatch):
+    """LMCache's eviction looks at memory once a second, and `close` waits for its next look."""
+    quick = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.01))
+    monkeypatch.setattr(eviction_controller, "time", quick)
 
 
 @pytest.fixture
