@@ -25,8 +25,8 @@ _STORE_HOST_PART = 4  # at most a quarter of the machine's memory
 _UNKNOWN_CONTEXTS = 16  # how many of the longest prompts the store holds, if KV spaces are unknown
 _UNKNOWN_CONTEXT = 8192
 # Length of each answer of `deploy check`: a context must hold a chunk and this many tokens.
-# With 16, every misplaced chunk, layer or head that was tried on the tiny model moved a
-# log-probability past the tolerance (scripts/tiny_model_power.py).
+# With 16, all exchanged chunks and heads and all zeroed layers that were tried on the tiny model
+# moved a log-probability past the tolerance (docs/results/check-power.md).
 ANSWER_TOKENS = 16
 
 

@@ -5,7 +5,7 @@ all share (the mean of the values) stays and would decide every token. So the tw
 KV head have opposite output weights. What reaches the hidden state is the difference of two
 averages; the shared part cancels, and the rest is scaled up again by what the averaging cost.
 The scaling magnifies bfloat16's rounding no more than the signal: both are relative.
-`scripts/tiny_model_power.py` measures the outcome; run it after a change here.
+`python -m bench.check_power` measures the outcome; run it after a change here.
 """
 
 from __future__ import annotations
