@@ -12,10 +12,7 @@ import argparse
 import contextlib
 import datetime
 import itertools
-import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,9 +24,8 @@ from typing import Any
 
 import httpx
 
+from bench.kit import deploy_command, deploy_json, free_ports, started
 from bench.redis_path.page import machine
-from bench.redis_path.rounds import ROOT
-from bench.redis_path.running_stack import deploy_command, free_ports
 
 NAME = "healthy"
 _RUN_S = 120  # seconds that a run may take on a slow machine
@@ -93,27 +89,17 @@ def main() -> int:
 def _stack(topology: str) -> Iterator[tuple[Path, str]]:
     """Start a stack, and end it with the context; yields its home and where it serves."""
     with tempfile.TemporaryDirectory(prefix="pdkit-healthy-") as name:
-        folder, port = Path(name), str(free_ports())
-        means = ("--vendor", "cpu", "--runtime", "process", "--topology", topology)
-        try:
-            deploy_command(folder, "up", "--name", NAME, "--port", port, *means)
+        folder, port = Path(name), free_ports()
+        how = {"vendor": "cpu", "runtime": "process", "topology": topology}
+        with started(folder, {"name": NAME, "port": port, **how}):
+            deploy_command(folder, "check", "--name", NAME)
             yield folder, f"http://127.0.0.1:{port}"
-        finally:
-            deploy_command(folder, "down", "--name", NAME)
 
 
 def _checked(folder: Path, how: str, runs: int, sent: Sequence[int] = ()) -> Outcome:
     before = len(sent)
-    command = (sys.executable, "cli.py", "check", "--name", NAME, "--repeat", str(runs), "--json")
-    ran = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PDKIT_HOME": str(folder), "PDKIT_SUPERVISE": "false"},
-        stdout=subprocess.PIPE,
-        timeout=_RUN_S * runs,
-        check=False,
-    )
-    data: dict[str, Any] = json.loads(ran.stdout)["data"]
+    arguments = ("check", "--name", NAME, "--repeat", str(runs))
+    data = deploy_json(folder, *arguments, timeout_s=_RUN_S * runs)["data"]
     return Outcome(
         how,
         data["runs"],

@@ -13,10 +13,8 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,8 +24,7 @@ from typing import Any
 
 import yaml
 
-from bench.redis_path.rounds import ROOT
-from bench.redis_path.running_stack import deploy_command, free_ports
+from bench.kit import deploy_command, deploy_json, free_ports
 from deploy.runtime.home import Home
 from deploy.tiny_model import ensure_tiny_model
 from deploy.verify.equivalence import compare
@@ -176,7 +173,7 @@ def running(kind: str, home: Path) -> Iterator[str]:
     make(kind, home)
     file = home / "stack.yaml"
     file.write_text(yaml.safe_dump(spec(kind, home, free_ports())), encoding="utf-8")
-    told = _command(home, "up", "-f", str(file), "--no-check")
+    told = deploy_json(home, "up", "-f", str(file), "--no-check")
     if told["status"] != "ok":
         yield str(told["errors"][0]["message"])
         return
@@ -192,7 +189,7 @@ def prove(kind: str, home: Path) -> str:
         if refused or KINDS[kind].refused:
             wanted = KINDS[kind].refused
             return "" if wanted and wanted in refused else f"refused: {refused or 'not at all'}"
-        checked = _command(home, "check", "--name", NAME)["data"]
+        checked = deploy_json(home, "check", "--name", NAME)["data"]
         wrong = checked["failures"] or (mixed(home) if kind == "lora" else [])
         same = checked["equivalence"]
         print(
@@ -237,19 +234,6 @@ def main() -> int:
         print(f"{kind}: {wrong or 'as it must be'}", flush=True)
         failed = failed or bool(wrong)
     return int(failed)
-
-
-def _command(home: Path, *arguments: str) -> dict[str, Any]:
-    ran = subprocess.run(
-        (sys.executable, "cli.py", *arguments, "--json"),
-        cwd=ROOT,
-        env={**os.environ, "PDKIT_HOME": str(home)},
-        stdout=subprocess.PIPE,
-        timeout=900,
-        check=False,
-    )
-    told: dict[str, Any] = json.loads(ran.stdout)
-    return told
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main() -> int:
         seed, layers = options.seed, options.layers
         if any(not record.has(kind, seed, number, layers) for kind, number in plan):
             with running_bench(layers) as bench:
-                run(bench, record, plan, seed=seed, say=_say, layers=layers)
+                run(bench, record, plan, seed=seed, layers=layers)
     wanted = {(kind, seed, number, layers) for kind, number in plan}
     outcomes = [o for o in record.outcomes if (o.kind, o.seed, o.number, o.layers) in wanted]
     if options.results:
@@ -63,10 +63,6 @@ def _tell(outcomes: list[Outcome], options: argparse.Namespace) -> int:
     else:
         print(report.table(rows))
     return 0 if all(row.holds for row in rows) else 1
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

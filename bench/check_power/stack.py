@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
-import yaml
 
 from bench import real_shape
 from bench.check_power.damage import KINDS, Damage
 from bench.check_power.layout import Layout, Shape, learn
 from bench.check_power.vandal import Loot, payloads, vandal
-from bench.redis_path.running_stack import deploy_command, free_ports
+from bench.kit import free_ports, started
 from deploy.runtime.home import Home
 from deploy.stack.layout import REDIS_PASSWORD
 from deploy.verify.findings import Findings, failures
@@ -128,15 +127,9 @@ def running_bench(layers: int = 0) -> Iterator[Bench]:
     """
     with tempfile.TemporaryDirectory(prefix="pdkit-power-") as name:
         folder = Path(name)
-        port = free_ports()
-        file = folder / "stack.yaml"
         model = {"model": str(real_shape.make(folder / "half-b", layers=layers))} if layers else {}
-        file.write_text(yaml.safe_dump({**SPEC, **model, "port": port}), encoding="utf-8")
-        try:
-            deploy_command(folder, "up", "-f", str(file), "--no-check")
+        with started(folder, {**SPEC, **model, "port": free_ports()}):
             yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME)
-        finally:
-            deploy_command(folder, "down", "--name", NAME)
 
 
 def bench_on(home: Home, name: str) -> Bench:

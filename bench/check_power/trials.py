@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.check_power.damage import NOTHING
 from bench.check_power.stack import Bench, Seen
+from bench.kit import say
 
 # Whole checks of the stack while nobody meddles.
 HEALTHY = "healthy"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ def run(
     plan: Sequence[tuple[str, int]],
     *,
     seed: int,
-    say: Say,
     layers: int = 0,
 ) -> None:
     """Do what is planned and not yet recorded."""

@@ -6,7 +6,6 @@ import argparse
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from bench.gpu_proof import page
 from bench.gpu_proof.results import ROOT, Result, Results, kit_commit
 from bench.gpu_proof.session import Session, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
-from bench.redis_path.running_stack import free_ports
+from bench.kit import free_ports, say
 from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.engine_api import ApiError
 
@@ -51,13 +50,13 @@ def run(asked: argparse.Namespace, *, began: float) -> int:
     chosen = [step for step in steps if asked.only in (None, step.name)]
     if not chosen:
         names = ", ".join(step.name for step in steps)
-        _say(f"error: --only: '{asked.only}' is not one of {names}")
+        say(f"error: --only: '{asked.only}' is not one of {names}")
         return USAGE
     results = Results(session.state / "results")
     try:
         return _run_steps(chosen, session, results, until=began + 60 * asked.minutes, asked=asked)
     except KeyboardInterrupt:
-        _say("interrupted; run this again to go on")
+        say("interrupted; run this again to go on")
         return INTERRUPTED
     finally:
         if not asked.keep:
@@ -78,16 +77,16 @@ def _run_steps(
     for number, step in enumerate(steps, 1):
         where = f"[{number}/{len(steps)}] {step.name}"
         if not asked.only and results.is_done(step.name, commit):
-            _say(f"{where}: done before")
+            say(f"{where}: done before")
             continue
         if time.time() > until:
-            _say(f"{asked.minutes:g} minutes are up; run this again to go on")
+            say(f"{asked.minutes:g} minutes are up; run this again to go on")
             return TO_GO_ON
-        _say(f"{where}: {step.title}")
+        say(f"{where}: {step.title}")
         result = _ran(step, session, commit)
         results.write(result)
         said = "passed" if result.passed else "FAILED: " + "; ".join(result.failures)
-        _say(f"    {said} ({result.seconds:.0f} s)")
+        say(f"    {said} ({result.seconds:.0f} s)")
         code = code if result.passed else FAILED
     return code
 
@@ -97,7 +96,7 @@ def _session(asked: argparse.Namespace) -> Session | None:
     machine = detect_inventory()
     vendor = "cpu" if asked.cpu else detected_vendor(machine)
     if vendor == "cpu" and not asked.cpu:
-        _say(f"error: there is no GPU here ({'; '.join(machine.seen)}); try: --cpu --short")
+        say(f"error: there is no GPU here ({'; '.join(machine.seen)}); try: --cpu --short")
         return None
     state = asked.state.absolute()
     state.mkdir(parents=True, exist_ok=True)
@@ -144,7 +143,7 @@ def _end(session: Session) -> None:
     try:
         session.down()
     except StepFailed as exc:
-        _say(f"the stack could not be stopped: {exc}")
+        say(f"the stack could not be stopped: {exc}")
 
 
 def _write_page(
@@ -160,13 +159,9 @@ def _write_page(
     folder = ROOT / "docs/results" if on_gpus else session.state
     file = asked.results or folder / f"gpu-{name}.md"
     file.write_text(page.text(name, found, session.vendor), encoding="utf-8")
-    _say(f"\n{page.steps_table(found)}\n\nwritten: {file}")
+    say(f"\n{page.steps_table(found)}\n\nwritten: {file}")
     if on_gpus and tools and tools.facts["fixtures"]:
         shutil.copytree(
             session.state / "fixtures", ROOT / "tests/fixtures/detect", dirs_exist_ok=True
         )
-        _say(f"written: {', '.join(tools.facts['fixtures'])} in tests/fixtures/detect")
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+        say(f"written: {', '.join(tools.facts['fixtures'])} in tests/fixtures/detect")

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.kit import say
 from bench.redis_path import page, report, rounds
 from bench.redis_path.contenders import MIB, names
 from bench.redis_path.hiredis_folder import hiredis_folder
@@ -37,27 +38,12 @@ MANY_ENGINES = 4
 
 def main() -> None:
     options = _options()
-    if options.stack:
-        from bench.redis_path import stack
-
-        stack.run(options.rounds, as_json=options.json, results=options.results)
-        return
-    if options.clients:
-        from bench.redis_path import clients
-
-        clients.run(options.rounds, as_json=options.json, results=options.results)
-        return
-    if options.shards:
-        from bench.redis_path import shards
-
-        shards.run(options.rounds, as_json=options.json, results=options.results)
-        return
-    if options.long:
-        from bench.redis_path import long
-
-        long.run(as_json=options.json, results=options.results)
-        return
-    with hiredis_folder(_say) as hiredis, redis_server(REDIS_MIB) as server:
+    for name in ("stack", "clients", "shards", "long"):
+        if getattr(options, name):
+            other = importlib.import_module(f"bench.redis_path.{name}")
+            other.run(options.rounds, as_json=options.json, results=options.results)
+            return
+    with hiredis_folder() as hiredis, redis_server(REDIS_MIB) as server:
         version = server.version()
         found = _measure(options, server, hiredis)
     judged = report.targets(found)
@@ -99,18 +85,18 @@ def _measure(options: argparse.Namespace, server: Server, hiredis: Path | None) 
     if options.lookups:
         wanted = [name for name in wanted if name in report.OWN]
     with _sides(wanted, 1, server, hiredis) as ready:
-        found += report.rows(rounds.lookups(ready, options.rounds, _say), 1, 0)
+        found += report.rows(rounds.lookups(ready, options.rounds), 1, 0)
         if options.lookups:
             return found
         server.flush()
         for mib in (16,) if options.quick else SIZES_MIB:
-            measured = rounds.transfers(ready, mib * MIB, options.rounds, server, _say)
+            measured = rounds.transfers(ready, mib * MIB, options.rounds, server)
             found += report.rows(measured, 1, mib * MIB)
     if not options.quick:
         several = [name for name in wanted if name not in ("signed", "unchecked")]
         with _sides(several, MANY_ENGINES, server, hiredis) as ready:
             server.flush()
-            measured = rounds.transfers(ready, 16 * MIB, options.rounds, server, _say)
+            measured = rounds.transfers(ready, 16 * MIB, options.rounds, server)
             found += report.rows(measured, MANY_ENGINES, 16 * MIB)
     return found
 
@@ -119,13 +105,9 @@ def _measure(options: argparse.Namespace, server: Server, hiredis: Path | None) 
 def _sides(
     wanted: Sequence[str], engines: int, server: Server, hiredis: Path | None
 ) -> Iterator[list[rounds.Side]]:
-    _say(f"starting {len(wanted)} contenders of {engines} engines each")
-    with rounds.sides(wanted, engines, server, hiredis, _say) as ready:
+    say(f"starting {len(wanted)} contenders of {engines} engines each")
+    with rounds.sides(wanted, engines, server, hiredis) as ready:
         yield ready
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import contextlib
 import json
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,22 +21,14 @@ from typing import Any
 
 import psutil
 import redis
-import yaml
 
+from bench.kit import ROOT, free_ports, say, started, store_of
 from bench.redis_path import page, wide_model
-from bench.redis_path.running_stack import (
-    Engine,
-    deploy_command,
-    engine_key,
-    free_ports,
-    prompt,
-)
+from bench.redis_path.running_stack import Engine, await_stored, engines, prompt
 from bench.redis_path.stack import PROMPT_TOKENS
 from deploy.runtime.fixes import known_fixes
-from deploy.runtime.home import Home
 from deploy.verify.store_path import StorePath
 
-ROOT = Path(__file__).resolve().parents[2]
 NEEDED_ON_CPU = frozenset({"B15", "B17"})
 # size, milliseconds and GiB/s of a load, as LMCache logs it.
 _LOADED = re.compile(r"Retrieved (\d+) out of .*? cost ([\d.]+) ms, throughput: ([\d.]+) GB/s")
@@ -59,7 +50,7 @@ class Side:
         """Prefill a prompt that is new, and decode it once all of it is in Redis."""
         asked = prompt(PROMPT_TOKENS, 10_000 * (1 + len(self.name)) + number)
         self.producer.ask(asked)
-        self._stored()
+        await_stored(self.store)
         seen, before = len(self._loads()), self._cpu_s()
         first_token_s = self.consumer.ask(asked)
         cpu_s = self._cpu_s() - before
@@ -68,12 +59,6 @@ class Side:
             raise RuntimeError(f"{self.name} loaded {len(loads)} times")
         self.store.flushall()
         return {"gb_s": loads[0] * _GIB_IN_GB, "first_token_s": first_token_s, "cpu_s": cpu_s}
-
-    def _stored(self) -> None:
-        seen = -1
-        while seen != (now := int(self.store.dbsize())):
-            seen = now
-            time.sleep(0.5)
 
     def _loads(self) -> list[float]:
         time.sleep(0.2)
@@ -95,7 +80,7 @@ def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
                 turn = side.turn(number)
                 if number:  # the first round warms up
                     found[side.name].append(turn)
-                _say(f"round {number} of {rounds}, {side.name}: {turn}")
+                say(f"round {number} of {rounds}, {side.name}: {turn}")
         counted = sides[0].consumer.store_path()
     if results:
         text = page.clients_page(_table(found), rounds, _counted(counted))
@@ -145,12 +130,12 @@ def _two_stacks() -> Iterator[tuple[Side, Side]]:
     ours = {"redis": {"memory_gib": 1}, "engine": {"kv_cache_gib": 0.6}}
     with (
         tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name,
-        contextlib.ExitStack() as started,
+        contextlib.ExitStack() as both,
     ):
-        _say("making a model")
+        say("making a model")
         model = wide_model.make(Path(name))
         sides = [
-            started.enter_context(_stack(Path(name), side, spec, model))
+            both.enter_context(_stack(Path(name), side, spec, model))
             for side, spec in (("ours", ours), ("stock", stock))
         ]
         yield sides[0], sides[1]
@@ -163,25 +148,9 @@ def _stack(folder: Path, name: str, more: dict[str, Any], model: Path) -> Iterat
         "name": name, "vendor": "cpu", "runtime": "process", "topology": "1p1d", "port": port,
         "model": str(model), "lmcache": {"staging_gib": 0.5}, **more,
     }  # fmt: skip
-    file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(spec), encoding="utf-8")
-    try:
-        _say(f"starting {name}")
-        deploy_command(folder, "up", "-f", str(file), "--no-check")
-        files = Home(folder, folder).stack(name)
-        password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
+    with started(folder, spec) as files:
+        producer, consumer = engines(files, port)
         state = json.loads(files.state_file.read_text(encoding="utf-8"))
-        yield Side(
-            name,
-            Engine(f"http://127.0.0.1:{port + 10}", engine_key(files)),
-            Engine(f"http://127.0.0.1:{port + 11}", engine_key(files)),
-            redis.Redis(unix_socket_path=f"{files.temp_dir}/redis.sock", password=password),
-            files.logs_dir / "consumer-0.log",
-            int(state["services"]["consumer-0"]["pid"]),
-        )
-    finally:
-        deploy_command(folder, "down", "--name", name)
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+        pid = int(state["services"]["consumer-0"]["pid"])
+        log = files.logs_dir / "consumer-0.log"
+        yield Side(name, producer, consumer, store_of(files), log, pid)

@@ -7,15 +7,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from bench.kit import ROOT, say
+
 HIREDIS = "hiredis==3.5.0"
-_OURS = Path(__file__).resolve().parents[2] / ".uv" / "bin" / "uv"
+_OURS = ROOT / ".uv" / "bin" / "uv"
 
 
 @contextlib.contextmanager
-def hiredis_folder(say: Callable[[str], None]) -> Iterator[Path | None]:
+def hiredis_folder() -> Iterator[Path | None]:
     """Return a folder for PYTHONPATH until the context ends, or None where there is no hiredis."""
     uv = str(_OURS) if _OURS.exists() else shutil.which("uv")
     with tempfile.TemporaryDirectory() as name:

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.kit import say
 from bench.redis_path import page
 from bench.redis_path.report import Target, target_table
 from bench.redis_path.running_stack import Engine, engines, prompt, wide_stack
@@ -25,14 +26,14 @@ _KV_GIB = (POSITIONS * BYTES_A_TOKEN) / 2**30
 _ASK_S = 1800.0
 
 
-def run(*, as_json: bool, results: Path | None) -> None:
+def run(_rounds: int, *, as_json: bool, results: Path | None) -> None:
     """Measure, and print what was found."""
     sizes = {
         "engine": {"kv_cache_gib": _KV_GIB},
         "lmcache": {"staging_gib": _STAGING_GIB},
         "redis": {"memory_gib": _REDIS_GIB},
     }
-    with wide_stack(_say, positions=POSITIONS, **sizes) as (files, port):
+    with wide_stack(positions=POSITIONS, **sizes) as (files, port):
         targets = _cross(*engines(files, port))
     if results:
         results.write_text(page.long_page(target_table(targets)), encoding="utf-8")
@@ -43,10 +44,10 @@ def run(*, as_json: bool, results: Path | None) -> None:
 
 def _cross(producer: Engine, consumer: Engine) -> list[Target]:
     asked = prompt(TOKENS, seed=1)
-    _say("the producer computes")
+    say("the producer computes")
     computed = producer.answer(asked, _ASK_S)
     noise = Noise({"producer-0": self_differences(computed, producer.answer(asked, _ASK_S))})
-    _say("the consumer loads")
+    say("the consumer loads")
     loaded = consumer.answer(asked, _ASK_S)
     found = compare(computed, loaded, tolerance=noise.tolerance)
     stored, moved = producer.store_path(), consumer.store_path()
@@ -66,7 +67,3 @@ def _cross(producer: Engine, consumer: Engine) -> list[Target]:
 
 def _equal(what: str, wanted: int, measured: float) -> Target:
     return Target(what, f"{wanted:,}", f"{measured:,.0f}", measured == wanted)
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)

@@ -15,16 +15,14 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.kit import ROOT, say
 from bench.redis_path.contenders import MIB, TINY_BYTES
 from bench.redis_path.server import Server
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT_BYTES = 172 * MIB
 LOOKUPS = (10, 100, 1000)
 REPEATS = 20  # of a lookup, which takes a millisecond
 PATIENCE_S = 60
-
-Say = Callable[[str], None]
 
 
 class Measurable(Protocol):
@@ -138,7 +136,7 @@ class Side:
 
 @contextlib.contextmanager
 def sides(
-    wanted: Sequence[str], engines: int, server: Server, hiredis: Path | None, say: Say
+    wanted: Sequence[str], engines: int, server: Server, hiredis: Path | None
 ) -> Iterator[list[Side]]:
     """Start the contenders that can take part; say which cannot."""
     started = [Side(name, engines, server, hiredis) for name in wanted]
@@ -157,7 +155,7 @@ def sides(
             side.close()
 
 
-def lookups(ready: Sequence[Side], rounds: int, say: Say) -> Measured:
+def lookups(ready: Sequence[Side], rounds: int) -> Measured:
     """Measure lookups of values that are all there; `sides` stored them."""
 
     def turn(side: Side, _number: int) -> dict[str, Sample]:
@@ -168,12 +166,10 @@ def lookups(ready: Sequence[Side], rounds: int, say: Say) -> Measured:
             for count in LOOKUPS
         }
 
-    return _in_turns(ready, rounds, turn, lambda what: say(f"lookups: {what}"))
+    return _in_turns("lookups", ready, rounds, turn)
 
 
-def transfers(
-    ready: Sequence[Side], value_bytes: int, rounds: int, server: Measurable, say: Say
-) -> Measured:
+def transfers(ready: Sequence[Side], value_bytes: int, rounds: int, server: Measurable) -> Measured:
     """Measure storing and retrieving a prompt."""
     count = values_of_a_prompt(value_bytes)
 
@@ -185,11 +181,11 @@ def transfers(
         finally:
             server.flush()
 
-    return _in_turns(ready, rounds, turn, lambda what: say(f"{value_bytes // MIB} MiB: {what}"))
+    return _in_turns(f"{value_bytes // MIB} MiB", ready, rounds, turn)
 
 
 def _in_turns(
-    ready: Sequence[Side], rounds: int, turn: Callable[[Side, int], dict[str, Sample]], say: Say
+    what: str, ready: Sequence[Side], rounds: int, turn: Callable[[Side, int], dict[str, Sample]]
 ) -> Measured:
     """Let all take turns; the first round, of number 0, warms up. Who fails is left out."""
     measured: Measured = {}
@@ -201,12 +197,12 @@ def _in_turns(
             try:
                 samples = turn(side, number)
             except SideFailed as why:
-                say(f"{side.name} is left out: {why}")
+                say(f"{what}: {side.name} is left out: {why}")
                 failed.add(side.name)
                 continue
             for operation, sample in samples.items() if number else ():
                 measured.setdefault(operation, {}).setdefault(side.name, []).append(sample)
-        say(f"round {number} of {rounds}")
+        say(f"{what}: round {number} of {rounds}")
     return {
         operation: {name: of for name, of in of_side.items() if name not in failed}
         for operation, of_side in measured.items()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,12 +14,11 @@ from pathlib import Path
 
 import psutil
 import redis
-import yaml
 
+from bench.kit import free_ports, say, started, store_of
 from bench.redis_path import wide_model
-from bench.redis_path.rounds import ROOT, Say
 from deploy.runtime.engine_api import EngineApi
-from deploy.runtime.home import Home, StackHome
+from deploy.runtime.home import StackHome
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
 from deploy.verify.equivalence import Completion
@@ -79,11 +76,16 @@ class Running:
 
     def drain(self) -> None:
         """Wait until nothing more is stored, and empty the store."""
-        seen = -1
-        while seen != (now := int(self.store.dbsize())):
-            seen = now
-            time.sleep(0.3)
+        await_stored(self.store)
         self.store.flushall()
+
+
+def await_stored(store: redis.Redis) -> None:
+    """Wait until no more keys come to a store."""
+    seen = -1
+    while seen != (now := int(store.dbsize())):
+        seen = now
+        time.sleep(0.5)
 
 
 def prompt(tokens: int, seed: int) -> list[int]:
@@ -92,59 +94,38 @@ def prompt(tokens: int, seed: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_stack(say: Say) -> Iterator[Running]:
+def running_stack() -> Iterator[Running]:
     """Start a stack of the wide model and a second producer; end them with the context."""
-    with wide_stack(say) as (files, port):
-        password = (files.secrets_dir / "redis_password").read_text(encoding="utf-8").strip()
+    with wide_stack() as (files, port):
         state = json.loads(files.state_file.read_text(encoding="utf-8"))
         producer, consumer = engines(files, port)
         pid = state["services"]["producer-0"]["pid"]
-        with _unheld(pid, port + 19, producer.key, say) as unheld:
-            socket = str(files.temp_dir / "redis.sock")
-            store = redis.Redis(unix_socket_path=socket, password=password)
-            yield Running(producer, consumer, unheld, store)
+        with _unheld(pid, port + 19, producer.key) as unheld:
+            yield Running(producer, consumer, unheld, store_of(files))
 
 
 @contextlib.contextmanager
 def wide_stack(
-    say: Say, *, positions: int = wide_model.POSITIONS, **changes: object
+    *, positions: int = wide_model.POSITIONS, **changes: object
 ) -> Iterator[tuple[StackHome, int]]:
     """Start a stack of the wide model, and end it with the context; its files and first port."""
     with tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name:
-        folder = Path(name)
         say("making a model")
-        model = wide_model.make(folder, positions=positions)
+        model = wide_model.make(Path(name), positions=positions)
         port = free_ports()
-        spec = {**_SPEC, "model": str(model), "port": port, **changes}
-        (folder / "stack.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
-        try:
-            say("starting a stack")
-            deploy_command(folder, "up", "-f", str(folder / "stack.yaml"), "--no-check")
-            yield Home(folder, folder).stack(STACK), port
-        finally:
-            deploy_command(folder, "down", "--name", STACK)
+        with started(Path(name), {**_SPEC, "model": str(model), "port": port, **changes}) as files:
+            yield files, port
 
 
 def engines(files: StackHome, port: int) -> tuple[Engine, Engine]:
     """Return the producer and the consumer of a stack."""
-    key = engine_key(files)
+    key = read_secrets(files.secrets_dir, (ENGINE_KEY,))[ENGINE_KEY]
     producer, consumer = (Engine(f"http://127.0.0.1:{port + n}", key) for n in (10, 11))
     return producer, consumer
 
 
-def engine_key(files: StackHome) -> Secret:
-    """Return the key that a stack's engines ask for."""
-    return read_secrets(files.secrets_dir, (ENGINE_KEY,))[ENGINE_KEY]
-
-
-def deploy_command(folder: Path, *arguments: str) -> None:
-    argv = (sys.executable, "-m", "deploy", *arguments)
-    environ = {**os.environ, "PDKIT_HOME": str(folder), "PDKIT_SUPERVISE": "false"}
-    subprocess.run(argv, env=environ, cwd=ROOT, check=True, timeout=_UP_S, stdout=2)
-
-
 @contextlib.contextmanager
-def _unheld(pid: int, port: int, key: Secret, say: Say) -> Iterator[Engine]:
+def _unheld(pid: int, port: int, key: Secret) -> Iterator[Engine]:
     """Start what the producer is once more, with answers that wait for nothing."""
     say("starting a producer without the barrier")
     like = psutil.Process(pid)
@@ -176,11 +157,3 @@ def _await_ready(url: str, process: subprocess.Popen[bytes]) -> None:
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("the second producer does not start")
             time.sleep(0.5)
-
-
-def free_ports() -> int:
-    for base in range(29000, 32000, 100):
-        taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.laddr}
-        if not taken & set(range(base, base + 20)):
-            return base
-    raise RuntimeError("no free ports")

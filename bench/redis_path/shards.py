@@ -11,11 +11,11 @@ import contextlib
 import json
 import os
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.kit import say
 from bench.redis_path import page, rounds
 from bench.redis_path.contenders import MIB
 from bench.redis_path.report import markdown
@@ -89,7 +89,7 @@ def run(count: int, *, as_json: bool, results: Path | None) -> None:
             with _sides(groups, engines) as sides:
                 for mib in VALUES_MIB:
                     everything = Group([s for group in groups.values() for s in group.servers])
-                    measured = rounds.transfers(sides, mib * MIB, count, everything, _say)
+                    measured = rounds.transfers(sides, mib * MIB, count, everything)
                     found += _rows(measured, engines, mib)
     if results:
         results.write_text(_page(found, count, version), encoding="utf-8")
@@ -109,7 +109,7 @@ def _servers() -> Iterator[Mapping[str, Group]]:
 
 @contextlib.contextmanager
 def _sides(groups: Mapping[str, Group], engines: int) -> Iterator[list[rounds.Side]]:
-    _say(f"starting {len(groups)} variants of {engines} engines each")
+    say(f"starting {len(groups)} variants of {engines} engines each")
     sides = [rounds.Side("ours", engines, group, None, name) for name, group in groups.items()]
     try:
         yield sides
@@ -205,7 +205,3 @@ def _verdict(found: Sequence[Row]) -> str:
         if (row.engines, row.variant) == (most, variant)
     ]
     return "\n".join([f"With {cpus} cores:", "", *lines])
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)

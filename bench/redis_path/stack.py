@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.kit import say
 from bench.redis_path import page
 from bench.redis_path.report import Target, target_table
 from bench.redis_path.rounds import PROMPT_BYTES
@@ -46,7 +46,7 @@ class Found:
 
 def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
     """Measure, and print what was found."""
-    with running_stack(_say) as stack:
+    with running_stack() as stack:
         found = _measure(stack, rounds)
     targets = judge(found)
     if results:
@@ -83,7 +83,7 @@ def _first_tokens(stack: Running, rounds: int) -> tuple[list[float], list[float]
         if number < rounds:
             computed.append(stack.consumer.ask(_prompt()))
         stack.store.flushall()
-        _say(f"prompt {number + 1} of {ONE_BY_ONE}: first token after {loaded[-1]:.2f} s")
+        say(f"prompt {number + 1} of {ONE_BY_ONE}: first token after {loaded[-1]:.2f} s")
     hits = stack.consumer.hits() - before
     return loaded, computed, hits / (ONE_BY_ONE * eligible_tokens(PROMPT_TOKENS, CHUNK))
 
@@ -99,7 +99,7 @@ def _at_once(stack: Running) -> float:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(ask, [_prompt() for _ in range(AT_ONCE)]))
         stack.drain()
-        _say(f"{AT_ONCE} at once: {wave + 1} of {WAVES}")
+        say(f"{AT_ONCE} at once: {wave + 1} of {WAVES}")
     hits = stack.consumer.hits() - before
     return hits / (WAVES * AT_ONCE * eligible_tokens(PROMPT_TOKENS, CHUNK))
 
@@ -114,7 +114,7 @@ def _barrier(stack: Running, rounds: int) -> tuple[list[float], list[float]]:
             stack.drain()
             if number:  # the first round warms up
                 rates[name].append(rate)
-        _say(f"barrier: round {number} of {rounds}")
+        say(f"barrier: round {number} of {rounds}")
     return rates["held"], rates["unheld"]
 
 
@@ -160,7 +160,3 @@ def _table(found: Found) -> str:
         line("producer without", found.unheld_per_s, "requests/s"),
         line("the barrier's cost", _cost(found), "%"),
     ])  # fmt: skip
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
