@@ -12,7 +12,7 @@ and `of a step` the same as a part of the shortest step in which the operation h
   for which the engine waits;
 - a lookup, and the bookkeeping of running requests, happen in any step: a decode step is the least.
 
-    .venv/bin/python bench/fix_overhead.py [--rounds 40] [--step-ms 10] [--json]
+    .venv/bin/python -m bench.fix_overhead [--rounds 40] [--step-ms 10] [--json]
 
 A decode step of 10 ms is a fast one; give your own by --step-ms. Needs redis-server on PATH.
 """
@@ -20,22 +20,20 @@ A decode step of 10 ms is a fast one; give your own by --step-ms. Needs redis-se
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.kit import ROOT
+from bench.redis_path.server import redis_server
+
 LAYERS, HEADS, HEAD_SIZE, BLOCK, CHUNK = 16, 8, 128, 32, 256
 PROMPT_CHUNKS = 3
 RUNNING = 32
@@ -70,8 +68,8 @@ def main() -> None:
     if options.side:
         serve(options.side, options.port)
         return
-    with redis_server() as port:
-        measured = compare(options.rounds, port)
+    with redis_server(1024) as server:
+        measured = compare(options.rounds, server.port)
     report(measured, options)
 
 
@@ -197,24 +195,6 @@ def step_operations() -> dict[str, Callable[[], Took]]:
 # The two sides, in turns
 
 
-@contextlib.contextmanager
-def redis_server() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        server = subprocess.Popen(
-            ("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "",  # noqa: S607
-             "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"),
-            cwd=folder, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            yield port
-        finally:
-            server.terminate()
-            server.wait()
-
-
 def compare(rounds: int, port: int) -> Measured:
     """Return operation → side → what each round took."""
     measured: Measured = {}
@@ -246,9 +226,9 @@ def start(side: str, port: int) -> subprocess.Popen[str]:
         "PYTHONHASHSEED": "0",
     }
     return subprocess.Popen(
-        (sys.executable, __file__, "--side", side, "--port", str(port)),
-        env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
+        (sys.executable, "-m", "bench.fix_overhead", "--side", side, "--port", str(port)),
+        cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
 
 
@@ -263,7 +243,7 @@ def answer(process: subprocess.Popen[str]) -> Any:
     assert process.stdout  # noqa: S101
     line = process.stdout.readline()
     if not line:
-        sys.exit("a side died: run this file with --side fixed --port PORT to see why")
+        sys.exit("a side died: run it with --side fixed --port PORT to see why")
     return json.loads(line)
 
 
