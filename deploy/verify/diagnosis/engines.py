@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from deploy.verify.diagnosis.evidence import CONNECTOR, EngineFacts, Evidence, join
 from deploy.verify.report import Diagnosis
@@ -113,53 +113,41 @@ def chunk_size(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def tensor_parallel(evidence: Evidence) -> Diagnosis | None:
-    """Engines with different numbers of workers, each of which stores its share of the heads."""
-    if not (said := _apart(evidence, "world_size")):
-        return None
-    return Diagnosis(
-        "tp_differs",
-        "engines run with different numbers of workers, which is part of every key, so their keys "
-        f"never match: {said}",
-        "remove --tensor-parallel-size and --pipeline-parallel-size from engine.args in "
-        f"deploy.yaml and set tp instead; {evidence.restart_hint()}",
-    )
+def _differs(code: str, fact: str, what: str, fix: str) -> Callable[[Evidence], Diagnosis | None]:
+    """Return the rule for a fact in which all engines must agree."""
+
+    def rule(evidence: Evidence) -> Diagnosis | None:
+        if not (said := _apart(evidence, fact)):
+            return None
+        return Diagnosis(code, f"{what}: {said}", f"{fix}; {evidence.restart_hint()}")
+
+    return rule
 
 
-def model(evidence: Evidence) -> Diagnosis | None:
-    """The name or path of the model, which is part of every key."""
-    if not (said := _apart(evidence, "model")):
-        return None
-    return Diagnosis(
-        "model_differs",
-        "engines run the model under different names, which are part of every key, so their keys "
-        f"never match: {said}",
-        f"remove --model from engine.args in deploy.yaml and set model instead; "
-        f"{evidence.restart_hint()}",
-    )
-
-
-def redis_address(evidence: Evidence) -> Diagnosis | None:
-    """Engines with different Redis servers or databases."""
-    if not (said := _apart(evidence, "redis")):
-        return None
-    return Diagnosis(
-        "store_differs",
-        f"engines use different Redis servers or databases: {said}",
-        "remove LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml; "
-        + evidence.restart_hint(),
-    )
-
-
-def namespace(evidence: Evidence) -> Diagnosis | None:
-    """Engines with different key prefixes in the same Redis."""
-    if not (said := _apart(evidence, "namespace")):
-        return None
-    return Diagnosis(
-        "namespace_differs",
-        f"engines use different key namespaces in Redis: {said}",
-        "remove LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml; " + evidence.restart_hint(),
-    )
+# Each worker stores its share of the heads.
+tensor_parallel = _differs(
+    "tp_differs", "world_size",
+    "engines run with different numbers of workers, which is part of every key, so their keys "
+    "never match",
+    "remove --tensor-parallel-size and --pipeline-parallel-size from engine.args in deploy.yaml "
+    "and set tp instead",
+)  # fmt: skip
+model = _differs(
+    "model_differs", "model",
+    "engines run the model under different names, which are part of every key, so their keys "
+    "never match",
+    "remove --model from engine.args in deploy.yaml and set model instead",
+)  # fmt: skip
+redis_address = _differs(
+    "store_differs", "redis",
+    "engines use different Redis servers or databases",
+    "remove LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml",
+)  # fmt: skip
+namespace = _differs(
+    "namespace_differs", "namespace",
+    "engines use different key namespaces in Redis",
+    "remove LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml",
+)  # fmt: skip
 
 
 def layout(evidence: Evidence) -> Diagnosis | None:
