@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add, sub
 from typing import Any
 
 from deploy.metrics.page import MetricsPage
@@ -45,21 +46,11 @@ class CacheCounters:
         return cls(*(page.count(f"{name}_total") for name in names))
 
     def __add__(self, other: CacheCounters) -> CacheCounters:
-        return CacheCounters(
-            self.external_queries + other.external_queries,
-            self.external_hits + other.external_hits,
-            self.local_queries + other.local_queries,
-            self.local_hits + other.local_hits,
-        )
+        return CacheCounters(*map(add, astuple(self), astuple(other)))
 
     def since(self, earlier: CacheCounters) -> CacheCounters:
         """Return what was counted between an earlier reading and this one."""
-        return CacheCounters(
-            self.external_queries - earlier.external_queries,
-            self.external_hits - earlier.external_hits,
-            self.local_queries - earlier.local_queries,
-            self.local_hits - earlier.local_hits,
-        )
+        return CacheCounters(*map(sub, astuple(self), astuple(earlier)))
 
     @property
     def external_rate(self) -> float | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
+from operator import add, sub
 from typing import Any, NamedTuple
 
 # Every name on an engine's metrics page that belongs here begins so.
@@ -86,15 +87,11 @@ class StorePath:
         )
 
     def __add__(self, other: StorePath) -> StorePath:
-        return StorePath(
-            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(StorePath))
-        )
+        return StorePath(*map(add, astuple(self), astuple(other)))
 
     def since(self, earlier: StorePath) -> StorePath:
         """Return what was counted after an earlier reading."""
-        return StorePath(
-            *(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(StorePath))
-        )
+        return StorePath(*map(sub, astuple(self), astuple(earlier)))
 
     @property
     def load_gb_s(self) -> float:
