@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -94,7 +95,7 @@ def tensor_bytes(tensor: Tensor, *, seed: str) -> bytes:
         ValueError: the runs do not add up to the shape.
     """
     size = sum(run.count for run in tensor.runs)
-    if size != _volume(tensor.shape):
+    if size != math.prod(tensor.shape):
         raise ValueError(f"{tensor.name}: runs of {size} values for the shape {tensor.shape}")
     stream = hashlib.shake_256(f"{seed}/{tensor.name}".encode()).digest(size)
     low, high, start = bytearray(), bytearray(), 0
@@ -111,13 +112,6 @@ def tensor_bytes(tensor: Tensor, *, seed: str) -> bytes:
     out = bytearray(2 * size)
     out[0::2], out[1::2] = low, high
     return bytes(out)
-
-
-def _volume(shape: tuple[int, ...]) -> int:
-    volume = 1
-    for length in shape:
-        volume *= length
-    return volume
 
 
 @cache
@@ -143,7 +137,7 @@ def safetensors_bytes(tensors: tuple[Tensor, ...], *, seed: str) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
-        end = offset + 2 * _volume(tensor.shape)
+        end = offset + 2 * math.prod(tensor.shape)
         header[tensor.name] = {
             "dtype": "BF16",
             "shape": list(tensor.shape),
