@@ -79,8 +79,13 @@ class TestSchema:
     def test_every_document_fits(
         self, cases: list[Case], problems: Callable[[Any], list[str]]
     ) -> None:
+        seen: set[tuple[str, str]] = set()
         for case in cases:
-            assert problems(case.document) == [], case.name
+            # The schema judges each service by itself, and half of them are in several documents.
+            services = {(name, str(one)): one for name, one in case.services.items()}
+            new = {key[0]: one for key, one in services.items() if key not in seen}
+            seen |= services.keys()
+            assert problems({**case.document, "services": new}) == [], case.name
 
     def test_an_unknown_key_does_not(
         self, cases: list[Case], problems: Callable[[Any], list[str]]
