@@ -138,7 +138,7 @@ def image_rows(today: date, advisories: Path | None = None) -> list[ImageRow]:
 def _row(image: EngineImage | ServiceImage, looks: bool, today: date) -> ImageRow:
     pinned = image.pinned or today
     found = find_any(image) if looks else None
-    engine = image if isinstance(image, EngineImage) else EngineImage(image.image)
+    engine = image if isinstance(image, EngineImage) else EngineImage(image=image.image)
     return ImageRow(
         name=image.name,
         image=image.image,
