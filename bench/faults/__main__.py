@@ -1,8 +1,8 @@
 """Do faults to a real stack under load: `python -m bench.faults --port PORT`.
 
-Starts a CPU stack of its own, has clients ask prompts with known answers, does one fault after the
-other at random moments, judges every request afterwards, and takes the stack down. With --history a
-run that was broken off goes on where it was: the same command leaves out what has a result.
+Starts a CPU stack of its own for each round, has clients ask prompts with known answers, does one
+fault after the other at random moments, judges every request afterwards, and takes the stack down.
+With --history a run that was broken off goes on: the same command leaves out what has a result.
 """
 
 from __future__ import annotations
@@ -97,24 +97,33 @@ def main() -> None:
     ]
     results = Results(given.history)
     place = nullcontext(str(given.home)) if given.home else tempfile.TemporaryDirectory()
-    with place as folder, stack(Path(folder), given.topology, given.port) as started:
-        find = partial(require_stack, Home.from_environ({"PDKIT_HOME": folder}), NAME)
+    with place as folder:
+        for number in range(given.rounds):
+            one_round(Path(folder), given, prompts, results, given.seed + 100 * number)
+    if results.bad:
+        raise SystemExit(f"{results.bad} requests were wrong, lost or late")
+
+
+def one_round(
+    folder: Path, given: argparse.Namespace, prompts: list[str], results: Results, seed: int
+) -> None:
+    """Try each fault once, on a stack of its own.
+
+    The supervisor gives up what dies six times within ten minutes, as it would in later rounds.
+    """
+    with stack(folder, given.topology, given.port) as started:
+        find = partial(require_stack, Home.from_environ({"PDKIT_HOME": str(folder)}), NAME)
         print(f"starts: {json.dumps(started)}", flush=True)
         running = find()
         url, model = running.stack.front.url, running.prepared.plan.model.served_name
         load = Load(prompts, known_answers(url, model, prompts), given.clients, _TOKENS)
-        command = partial(deploy, Path(folder))
-        for number in range(given.rounds):
-            seed = given.seed + 100 * number
-            for name in chosen(running, given):
-                if results.has(name, seed):
-                    continue
-                fault = faults_of(find(), command, given.home)[name]
-                row = trial(find, fault, load, seed, results.requests_of(name, seed))
-                results.add(row)
-                print(json.dumps(row), flush=True)
-    if results.bad:
-        raise SystemExit(f"{results.bad} requests were wrong, lost or late")
+        for name in chosen(running, given):
+            if results.has(name, seed):
+                continue
+            fault = faults_of(find(), partial(deploy, folder), given.home)[name]
+            row = trial(find, fault, load, seed, results.requests_of(name, seed))
+            results.add(row)
+            print(json.dumps(row), flush=True)
 
 
 def chosen(running: RunningStack, given: argparse.Namespace) -> list[str]:
