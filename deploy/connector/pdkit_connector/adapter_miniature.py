@@ -5,15 +5,13 @@ Probes ask it what the installed adapter does; it starts nothing and needs no co
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.log import get_logger
+from pdkit_connector.layer_steps import ADAPTER, bind, on_cpu, silent
+from pdkit_connector.log import NAME
 
-ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
 BLOCK, CHUNK = 4, 8
 # The block of a request that was preempted; its new ones are numbered from 1.
 LOST_BLOCK = 99
@@ -129,23 +127,15 @@ def bind_request(impl: Any, *, slots: int, save: int, load: int) -> None:
     import torch
     from lmcache.integration.vllm import vllm_v1_adapter as adapter
 
-    class Slots(torch.Tensor):  # type: ignore[misc, unused-ignore]
-        def cuda(self, *_args: Any, **_kwargs: Any) -> Slots:
-            """Stay: the first adapters move slots to a GPU, which a probe has no need of."""
-            return self
-
     request = adapter.ReqMeta(
         req_id="probe",
         token_ids=list(range(2 * CHUNK)),
-        slot_mapping=torch.arange(slots).as_subclass(Slots),
+        slot_mapping=on_cpu(torch.arange(slots)),
         is_last_prefill=True,
         save_spec=adapter.SaveSpec(save, True),
         load_spec=adapter.LoadSpec(0, load, True),
     )
-    metadata = adapter.LMCacheConnectorMetadata(requests=[request])
-    impl._parent = SimpleNamespace(
-        _connector_metadata=metadata, _get_connector_metadata=lambda: metadata
-    )
+    bind(impl, request)
 
 
 def new_request(tokens: int, **more: Any) -> Any:
@@ -204,15 +194,6 @@ def _cached_step(
         return impl.build_connector_meta(output)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[None]:
     """Keep the adapter's log quiet, and that of the fixes around it: a probe is no event."""
-    loggers = [logging.getLogger(ADAPTER), get_logger()]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+    return silent(ADAPTER, NAME)

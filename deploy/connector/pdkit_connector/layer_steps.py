@@ -71,14 +71,17 @@ def probe_steps(method: str, *, healthy: bool = True, frozen: bool = False) -> t
 
 
 @contextmanager
-def silent(logger_name: str) -> Iterator[None]:
-    """Keep a logger quiet: a probe's warnings would read like the engine's own."""
-    logger = logging.getLogger(logger_name)
-    logger.disabled = True
+def silent(*names: str) -> Iterator[None]:
+    """Keep loggers quiet: a probe's warnings would read like the engine's own."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = False
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 class _Inert:
@@ -150,21 +153,27 @@ def probe_request(*, load: bool = False, configs: dict[str, Any] | None = None) 
     """
     import torch
 
-    class Slots(torch.Tensor):  # type: ignore[misc]
-        def cuda(self) -> Any:
-            """Stay on the CPU: up to 0.3.9 the adapter moves slot mappings by this."""
-            return self
-
     tokens = 2 * PROBE_BLOCK
     load_spec = SimpleNamespace(can_load=True, vllm_cached_tokens=0, lmcache_cached_tokens=tokens)
     return SimpleNamespace(
         req_id="probe",
         token_ids=[1] * tokens,
-        slot_mapping=torch.arange(PROBE_BLOCK, PROBE_BLOCK + tokens).as_subclass(Slots),
+        slot_mapping=on_cpu(torch.arange(PROBE_BLOCK, PROBE_BLOCK + tokens)),
         load_spec=load_spec if load else None,
         save_spec=None if load else SimpleNamespace(can_save=True, skip_leading_tokens=0),
         request_configs=configs,
     )
+
+
+def on_cpu(slots: Any) -> Any:
+    """Return slots that stay on the CPU: up to 0.3.9 the adapter moves them to a GPU."""
+    import torch
+
+    class Slots(torch.Tensor):  # type: ignore[misc, unused-ignore]
+        def cuda(self, *_args: Any, **_kwargs: Any) -> Slots:
+            return self
+
+    return slots.as_subclass(Slots)
 
 
 def run_layers(adapter: Any) -> None:

@@ -10,11 +10,13 @@ import logging
 import sys
 from functools import cache
 
+NAME = "pdkit_connector"
+
 
 @cache
 def get_logger() -> logging.Logger:
     """Return the logger, writing INFO and above to stderr."""
-    logger = logging.getLogger("pdkit_connector")
+    logger = logging.getLogger(NAME)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Hashable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable
 
 from pdkit_connector import spans
 from pdkit_connector.counters import COUNTERS
+from pdkit_connector.engine_key import App, Message, Receive, Send
 from pdkit_connector.log import get_logger
 from pdkit_connector.worker_socket import ask, engine_name, workers
 
@@ -23,11 +23,6 @@ QUESTION = "stored"
 
 _STORED, _LATE = b"1", b"0"
 _TICK_S = 0.002
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # One token a store of this process that was begun and has not ended. Adding, discarding and copying
 # run no code of the tokens, so that threads need no lock.

@@ -13,7 +13,7 @@ from pdkit_connector.layer_steps import (
     silent,
     store_steps,
 )
-from pdkit_connector.log import get_logger
+from pdkit_connector.log import NAME, get_logger
 from pdkit_connector.registry import Finding, Fix, Verdict, describe
 from pdkit_connector.setting import Setting
 
@@ -22,7 +22,7 @@ def probe(setting: Setting) -> Finding:
     """Step a storer that fails, and a storer and a retriever past their ends."""
     if setting.lmcache_value("use_layerwise") is False:
         return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
-    with silent("lmcache.v1.cache_engine"):
+    with silent("lmcache.v1.cache_engine", NAME):
         for told, harmless in (
             ("an error in a store is raised to vLLM", _error_is_kept),
             ("a storer stepped past its end raises StopIteration", _storer_may_be_overstepped),
@@ -102,14 +102,10 @@ def _error_is_kept() -> bool:
         raise MemoryError("probe")
 
     engine.token_database.process_tokens = fail
-    logger = get_logger()
-    before, logger.disabled = logger.disabled, True
     try:
         next(engine.store_layer([1], req_id="probe"))
     except MemoryError:
         return False
-    finally:
-        logger.disabled = before
     return True
 
 

@@ -17,6 +17,7 @@ from pdkit_connector.bounded_jobs import (
     survivable,
 )
 from pdkit_connector.layer_steps import replace_method, silent, was_replaced
+from pdkit_connector.log import NAME
 from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
 from pdkit_connector.redis_reads import METADATA, PAYLOAD, connectors, read_prefix
 from pdkit_connector.registry import Finding, Fix, Verdict
@@ -103,7 +104,7 @@ def _sleeps(kind: type) -> bool:
     real = redis_connector.RemoteMetadata
     redis_connector.RemoteMetadata = SimpleNamespace(deserialize=lambda _text: fact)
     try:
-        with silent(_CONNECTOR), silent("pdkit_connector"):
+        with silent(_CONNECTOR, NAME):
             run_aside(idle_connector(kind, client, pool)._get(named_key("a")))
     finally:
         redis_connector.RemoteMetadata = real

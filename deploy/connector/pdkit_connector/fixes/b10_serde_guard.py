@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 from pdkit_connector.layer_steps import silent
+from pdkit_connector.loop_probe import run_aside
 from pdkit_connector.registry import Finding, Fix, Verdict
 from pdkit_connector.setting import Setting
 
@@ -56,16 +56,7 @@ def _read_without_blocking() -> list[Any]:
     backend.deserializer = SimpleNamespace(deserialize=lambda _obj: "plain")
     backend._mla_worker_id_as0_mode = False
     with silent(_BACKEND):
-        return list(_finished(backend.batched_get_non_blocking("probe", ["key"])))
-
-
-def _finished(coroutine: Any) -> Any:
-    """Return a coroutine's result from a loop of its own, wherever the caller runs."""
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        loop.close()
+        return list(run_aside(backend.batched_get_non_blocking("probe", ["key"])))
 
 
 FIX = Fix(

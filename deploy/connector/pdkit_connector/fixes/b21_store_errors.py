@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pdkit_connector.layer_steps import idle_engine, replace_method, silent
-from pdkit_connector.log import get_logger
+from pdkit_connector.log import NAME, get_logger
 from pdkit_connector.registry import Finding, Fix, Verdict, describe
 from pdkit_connector.setting import Setting
 
@@ -23,15 +23,11 @@ def probe(setting: Setting) -> Finding:
 
     engine.stats_monitor = SimpleNamespace(on_store_request=fail)
     engine._is_passive = lambda: False
-    logger = get_logger()
-    before, logger.disabled = logger.disabled, True
     try:
-        with silent("lmcache.v1.cache_engine"):
+        with silent("lmcache.v1.cache_engine", NAME):
             engine.store([1], req_id="probe")
     except MemoryError:
         return Finding(Verdict.NEEDED, "an error in a store is raised to vLLM")
-    finally:
-        logger.disabled = before
     return Finding(Verdict.NOT_NEEDED, "an error in a store stays in it")
 
 
