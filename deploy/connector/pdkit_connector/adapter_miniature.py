@@ -5,11 +5,12 @@ Probes ask it what the installed adapter does; it starts nothing and needs no co
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.layer_steps import ADAPTER, bind, on_cpu, silent
+from pdkit_connector.layer_steps import ADAPTER, Inert, bind, on_cpu, silent
 from pdkit_connector.log import NAME
 
 BLOCK, CHUNK = 4, 8
@@ -112,11 +113,34 @@ def _plain_state() -> dict[str, Any]:
         "_requests_priority": {},
         "_invalid_block_ids": set(),
         "_parent": SimpleNamespace(),
-        "_stats_monitor": SimpleNamespace(
-            update_interval_vllm_hit_tokens=lambda _n: None,
-            update_interval_prompt_tokens=lambda _n: None,
-        ),
+        "_stats_monitor": Inert(),
     }
+
+
+def idle_adapter(engine: Any, *, role: str = "kv_both") -> Any:
+    """Return the adapter's worker half on `engine`, layerwise.
+
+    It has no list of storers where the constructor of this release makes none.
+    """
+    import torch
+
+    layers = {f"layer{i}": torch.empty(0) for i in range(engine.num_layers)}
+    adapter = miniature(
+        engine=engine, kv_role=role, kv_caches=layers, num_layers=len(layers), use_layerwise=True
+    )
+    for name in ("layerwise_storers", "_layerwise_save_storers"):
+        if not _constructor_sets(name):
+            delattr(adapter, name)
+    return adapter
+
+
+def _constructor_sets(name: str) -> bool:
+    """Tell whether the adapter's constructor, or a method it delegates to, sets an attribute."""
+    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl as Adapter
+
+    methods = (getattr(Adapter, method, None) for method in ("__init__", "_init_connector_state"))
+    codes = (inspect.unwrap(method).__code__ for method in methods if method is not None)
+    return any(name in code.co_names for code in codes)
 
 
 def bind_request(impl: Any, *, slots: int, save: int, load: int) -> None:

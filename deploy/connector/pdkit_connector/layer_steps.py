@@ -84,7 +84,7 @@ def silent(*names: str) -> Iterator[None]:
             logger.disabled = disabled
 
 
-class _Inert:
+class Inert:
     """An object whose every method does nothing."""
 
     def __getattr__(self, _name: str) -> Any:
@@ -101,39 +101,13 @@ def idle_engine(*, healthy: bool = True, frozen: bool = False) -> Any:
     engine.is_frozen = lambda: frozen
     engine._is_passive = lambda: True
     engine._log_kvcache_for_check = lambda **_kwargs: None
-    engine.storage_manager = engine.gpu_connector = engine.stats_monitor = _Inert()
-    engine.config = engine.metadata = _Inert()
+    engine.storage_manager = engine.gpu_connector = engine.stats_monitor = Inert()
+    engine.config = engine.metadata = Inert()
     engine.retrieve_locations = engine.store_location = None
     engine.kv_events_enabled = False
     engine.lookup_pins, engine.async_loading, engine.post_inited = {}, None, True
     engine.token_database = SimpleNamespace(process_tokens=lambda **_kwargs: iter(()))
     return engine
-
-
-def idle_adapter(engine: Any, *, role: str = "kv_both") -> Any:
-    """Return the vLLM adapter's worker half on `engine`, layerwise, without its servers.
-
-    An attribute that the constructor of this release does not set is not set here either.
-    """
-    import torch
-    from lmcache.integration.vllm import vllm_v1_adapter as module
-
-    adapter: Any = object.__new__(module.LMCacheConnectorV1Impl)
-    if isinstance(getattr(type(adapter), "lmcache_engine", None), property):
-        adapter._manager = SimpleNamespace(lmcache_engine=engine)
-    else:
-        adapter.lmcache_engine = engine
-    adapter._stats_monitor = _Inert()
-    adapter.kv_role = role
-    adapter.kv_caches = {f"layer{i}": torch.empty(0) for i in range(engine.num_layers)}
-    adapter.device, adapter.num_layers, adapter.current_layer = "cpu", engine.num_layers, 0
-    adapter.use_layerwise, adapter.enable_blending, adapter.async_loading = True, False, False
-    adapter.layerwise_retrievers, adapter._invalid_block_ids = [], set()
-    adapter._block_size, adapter._lmcache_chunk_size = PROBE_BLOCK, 2 * PROBE_BLOCK
-    for name, empty in (("layerwise_storers", list), ("_layerwise_save_storers", dict)):
-        if _constructor_sets(name):
-            setattr(adapter, name, empty())
-    return adapter
 
 
 def bind(adapter: Any, *requests: Any) -> None:
@@ -182,12 +156,3 @@ def run_layers(adapter: Any) -> None:
     for name in adapter.kv_caches:
         adapter.wait_for_layer_load(name)
         adapter.save_kv_layer(name, None, None)
-
-
-def _constructor_sets(name: str) -> bool:
-    """Tell whether the adapter's constructor, or a method it delegates to, sets an attribute."""
-    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl as Adapter
-
-    methods = (getattr(Adapter, method, None) for method in ("__init__", "_init_connector_state"))
-    codes = (inspect.unwrap(method).__code__ for method in methods if method is not None)
-    return any(name in code.co_names for code in codes)

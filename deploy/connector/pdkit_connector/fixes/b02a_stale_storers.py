@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdkit_connector.adapter_miniature import idle_adapter
 from pdkit_connector.layer_steps import (
     ADAPTER,
     bind,
-    idle_adapter,
     idle_engine,
     probe_request,
     replace_method,

@@ -7,11 +7,10 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.adapter_miniature import quiet
+from pdkit_connector.adapter_miniature import idle_adapter, quiet
 from pdkit_connector.layer_steps import (
     Steps,
     bind,
-    idle_adapter,
     idle_engine,
     probe_request,
     replace_method,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdkit_connector.adapter_miniature import idle_adapter
 from pdkit_connector.layer_steps import (
     ADAPTER,
     Steps,
     bind,
-    idle_adapter,
     idle_engine,
     probe_request,
     replace_method,
