@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import cache
 from typing import Any
 
@@ -66,12 +67,12 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Look a prompt up, as LMCache does; vLLM asks at each step until it has blocks for it."""
-        began_ns = spans.now()
+        began_ns = time.time_ns()
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
         if found[0] is not None and getattr(request, "trace_headers", None):
-            self._lookups.setdefault(request.request_id, (began_ns, spans.now(), found[0]))
+            self._lookups.setdefault(request.request_id, (began_ns, time.time_ns(), found[0]))
         return found
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -102,7 +103,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load what this step needs, as LMCache does; of layerwise loads this is the beginning."""
-        began_ns = spans.now()
+        began_ns = time.time_ns()
         super().start_load_kv(forward_context, **kwargs)
         for headers, tokens in getattr(self._connector_metadata, "pdkit_traced", ()):
             spans.note("load", headers, began_ns, tokens=tokens)

@@ -15,11 +15,6 @@ _TRACEPARENT = "traceparent"
 Headers = Mapping[str, str]
 
 
-def now() -> int:
-    """Return the time, as `note` takes it."""
-    return time.time_ns()
-
-
 def note(
     name: str, headers: Headers | None, began_ns: int, ended_ns: int = 0, **attributes: str | int
 ) -> None:

@@ -118,7 +118,7 @@ class HoldUntilStored:
         async def hold(message: Message) -> None:
             nonlocal held
             if held and message["type"] == "http.response.body":
-                held, began_ns = False, spans.now()
+                held, began_ns = False, time.time_ns()
                 result = await self._hold(self._name or "")
                 spans.note(
                     "store", spans.of_scope(scope.get("headers", ())), began_ns, result=result
