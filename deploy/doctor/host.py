@@ -80,6 +80,7 @@ def _overcommit(seen: Seen) -> Verdict | None:
 
 
 def shared_memory(seen: Seen) -> Verdict | None:
+    """Judge whether the ranks of an engine, or its KV, fit into /dev/shm."""
     plan = _of_processes(seen)
     if plan is None or seen.host is None or seen.host.shm_free_mib is None:
         return None
