@@ -37,6 +37,9 @@ _REMOVE = (
     "return removed"
 )
 
+# Each key is an argument of a process, which may have 2 MiB of them.
+_KEYS_AT_ONCE = 1000
+
 
 class ContainerStore:
     """A stack's Redis, by `redis-cli` in its container; None is one that does not run."""
@@ -82,10 +85,14 @@ class ContainerStore:
 
     def unlink(self, keys: Sequence[bytes]) -> int | None:
         """Remove what there is of the keys, or return None if Redis does not answer."""
-        lines = self._ask(*(f"UNLINK {_quoted(key)}" for key in keys)).split()
-        if lines[:1] != ["OK"] or not all(line.isdigit() for line in lines[1:]):
-            return None
-        return sum(map(int, lines[1:]))
+        removed = 0
+        for first in range(0, len(keys), _KEYS_AT_ONCE):
+            some = keys[first : first + _KEYS_AT_ONCE]
+            lines = self._ask(*(f"UNLINK {_quoted(key)}" for key in some)).split()
+            if lines[:1] != ["OK"] or not all(line.isdigit() for line in lines[1:]):
+                return None
+            removed += sum(map(int, lines[1:]))
+        return removed
 
     def _number(self, command: str) -> int | None:
         lines = self._ask(command).split()

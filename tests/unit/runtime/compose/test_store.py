@@ -156,3 +156,17 @@ def test_errors_policy_and_role_are_read(store: Make) -> None:
     stats = store(ANSWER.replace("# Stats", f"# Stats\r\n{more}")).stats()
     assert stats is not None
     assert (stats.errors, stats.policy, stats.replica) == ({"OOM": 3}, "noeviction", True)
+
+
+def test_more_keys_than_one_command_takes_are_removed() -> None:
+    """A process in the container takes 2 MiB of arguments; a key of LMCache is about 200 bytes."""
+    asked: list[int] = []
+
+    def say(command: Any) -> tuple[int, bytes]:
+        keys = [word for word in command if word.startswith("UNLINK ")]
+        asked.append(sum(len(word) + 9 for word in keys))  # a pointer and a zero for each
+        return 0, b"OK\n" + b"1\n" * len(keys)
+
+    store = ContainerStore(FakeContainer("redis", {}, answer=say))
+    assert store.unlink([b"%0200d" % number for number in range(20_000)]) == 20_000
+    assert max(asked) < 2**20
