@@ -49,7 +49,7 @@ def compose(arguments: str, exit_code: int, *words: str, hint: str, **more: obje
 TWO_GPUS = "cpus: 8\nmemory_mib: 65536\ngpus: {vendor: rocm, count: 2, memory_mib: 65536}\n"
 # An interpreter that has all modules, and says so of these versions.
 OTHER_VERSIONS = """#!/bin/sh
-case $2 in *distributions*) echo '0.33.0|0.5.6' ;; esac
+case $2 in *PackageNotFoundError*) echo '["0.33.0", "0.5.6"]' ;; esac
 """
 
 

@@ -172,7 +172,8 @@ def test_a_dead_watcher_keeps_nobody_from_checking(prepared: Make, runtime: str)
     stack = monitored(prepared, runtime).stack
     dead = ["prometheus", "grafana"]
     running: Any = SimpleNamespace(
-        stack=stack, service_state=lambda one: "exited" if one.name in dead else "running"
+        stack=stack,
+        stopped=lambda: [one for one in stack.services if one.name in dead],
     )
     require_running(running)
     dead.append("router")
