@@ -79,6 +79,20 @@ def test_engines_whose_cores_have_one_seed_do_not_share_ids(exported):
     assert len({span.context.span_id for span in exported()}) == 4
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"traceparent": "garbage"},
+        {"traceparent": f"00-{32 * '0'}-{PARENT}-01"},
+        {"tracestate": "a=b"},
+    ],
+)
+def test_headers_that_name_no_trace_are_no_matter(exported, headers):
+    """vLLM passes on what a client sent, and an exception here would end its core."""
+    step(connector(), request(headers))
+    assert exported() == ()
+
+
 def test_a_load_is_noted_in_its_own_step_only(exported):
     one = connector()
     step(one, request())

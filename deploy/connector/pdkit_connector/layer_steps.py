@@ -52,6 +52,12 @@ def was_replaced(method: Callable[..., Any], around: Callable[..., Any] | None =
     return bool(done) if around is None else around in done
 
 
+def what_runs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what was put last in a method's place; the method itself if nothing was."""
+    put: tuple[Callable[..., Any], ...] = getattr(method, _AROUND, ())
+    return put[-1] if put else method
+
+
 def probe_steps(method: str, *, healthy: bool = True, frozen: bool = False) -> tuple[int, str]:
     """Run a layerwise method of LMCacheEngine where nothing is cached.
 

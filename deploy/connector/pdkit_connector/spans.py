@@ -18,7 +18,11 @@ Headers = Mapping[str, str]
 def note(
     name: str, headers: Headers | None, began_ns: int, ended_ns: int = 0, **attributes: str | int
 ) -> None:
-    """Note a step of a request that ended then, or ends now; nothing if it is not traced."""
+    """Note a step of a request that ended then, or ends now.
+
+    Nothing is noted of a request that is not traced, or whose headers, which vLLM passes on as they
+    came, name no trace.
+    """
     if not headers:
         return
     try:
@@ -28,6 +32,8 @@ def note(
         return  # vLLM traces nothing then, and somebody else has sent the headers
 
     context = TraceContextTextMapPropagator().extract(headers)
+    if not trace.get_current_span(context).get_span_context().is_valid:
+        return
     named: Any = {f"pdkit.{key}": value for key, value in attributes.items()}
     tracer: Any = trace.get_tracer("pdkit")
     # One of the SDK takes ids from `random`, which vLLM seeds alike in all cores: spans of a
@@ -38,7 +44,7 @@ def note(
 
 
 class _Ids:
-    """Ids that no seed decides; the trace's own comes with the request."""
+    """Ids that no seed decides, of spans only: the trace's comes with the request."""
 
     @staticmethod
     def generate_span_id() -> int:

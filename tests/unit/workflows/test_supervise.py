@@ -30,6 +30,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.runtime.process.front import Holder, ask, open_door
 from deploy.runtime.process.launcher import ProcessLauncher
+from deploy.runtime.process.sessions import has_ended
 from deploy.stack.service import Service
 from deploy.workflows import drain, service_life, start, supervise
 from deploy.workflows.down import stop_stack
@@ -367,11 +368,14 @@ class TestTheSupervisorItself:
             assert there.front.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         supervised.ask()
 
-    def test_whole_is_told_and_brought_back_by_up(self, supervised: Lab) -> None:
+    def test_whole_is_told_and_brought_back_by_up(
+        self, supervised: Lab, eventually: Eventually
+    ) -> None:
         keeper = self.keeper(supervised)
-        for process in (keeper, *keeper.children()):
+        whole = (keeper, *keeper.children())
+        for process in whole:
             process.kill()
-        keeper.wait(20)
+        eventually(lambda: all(map(has_ended, whole)), 20.0)
         (warning,) = stack_status(supervised.home, "pdkit").warnings
         assert "the supervisor does not run" in warning
         assert "deploy up --resume --name pdkit" in warning

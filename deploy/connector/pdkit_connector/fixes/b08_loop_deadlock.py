@@ -16,7 +16,7 @@ from pdkit_connector.bounded_jobs import (
     limited_exists,
     survivable,
 )
-from pdkit_connector.layer_steps import replace_method, silent, was_replaced
+from pdkit_connector.layer_steps import replace_method, silent, what_runs
 from pdkit_connector.log import NAME
 from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
 from pdkit_connector.redis_reads import METADATA, PAYLOAD, connectors, read_prefix
@@ -136,9 +136,7 @@ async def _turns() -> None:
 
 def _waits_forever(method: Any) -> bool:
     """Return whether a method's own code asks a future for its result without a limit."""
-    # Of the code: of a function, inspect gives the source of what it wraps.
-    own = inspect.unwrap(method, stop=was_replaced).__code__
-    code = ast.parse(textwrap.dedent(inspect.getsource(own)))
+    code = ast.parse(textwrap.dedent(inspect.getsource(what_runs(method))))
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
