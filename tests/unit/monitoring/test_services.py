@@ -23,7 +23,7 @@ from deploy.stack.service import Service
 from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.prepare import _layout as layout_of
-from deploy.workflows.running import require_running
+from deploy.workflows.running import RunningStack, require_running
 from tests.unit.conftest import HOME, KIT
 
 Make = Callable[..., Prepared]
@@ -173,7 +173,8 @@ def test_a_dead_watcher_keeps_nobody_from_checking(prepared: Make, runtime: str)
     dead = ["prometheus", "grafana"]
     running: Any = SimpleNamespace(
         stack=stack,
-        stopped=lambda: [one for one in stack.services if one.name in dead],
+        service_state=lambda one: "exited" if one.name in dead else "running",
+        stopped=lambda: RunningStack.stopped(running),
     )
     require_running(running)
     dead.append("router")

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.errors import StackLocked
 from deploy.runtime import lock
-from deploy.runtime.lock import bench_lock, stack_lock
+from deploy.runtime.lock import bench_lock, planning_lock, stack_lock
 from tests.conftest import plain_environ
 
 HOLDER = """
@@ -113,5 +113,17 @@ def test_two_benchmarks_never_run_at_once(tmp_path: Path) -> None:
         with busy, bench_lock(path):
             pass
     with bench_lock(path):
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_one_command_at_a_time_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_PLANNING_S", 0.0)
+    path = tmp_path / "planning.lock"
+    with held_elsewhere(path):
+        busy = pytest.raises(StackLocked, match="choosing GPUs and ports for a minute")
+        with busy, planning_lock(path):
+            pass
+    with planning_lock(path):
         assert path.exists()
     assert not path.exists()
