@@ -192,7 +192,10 @@ def _members(sessions: Mapping[int, float]) -> list[psutil.Process]:
 
 def has_ended(process: psutil.Process) -> bool:
     """Tell whether no thread is left: the last one to end closes the sockets."""
-    return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

@@ -130,8 +130,9 @@ class TestIsRunning:
 
     def test_one_that_is_gone(self, spawn: Spawn) -> None:
         process = spawn("pass")
-        start = started(process)
+        start, seen = started(process), psutil.Process(process.pid)
         process.wait()
+        assert sessions.has_ended(seen)
         assert not sessions.is_running(process.pid, start)
         assert sessions.start_time(process.pid) == 0.0
 
