@@ -44,6 +44,8 @@ COMMAND = str(Path(sys.executable).parent / "deploy")
 # Kept once for all homes of a run: that the fixes take, and what engines in containers look up.
 KEPT = tempfile.TemporaryDirectory(prefix="pdkit-kept-")
 UP_TIMEOUT_S = 600
+# Short ones end a run: while the last module of all runs, other cores have nothing to do.
+LAST = ("test_sweep", "test_gpu_proof", "test_several_hosts", "test_failed_starts", "test_doctor")
 
 
 class ByStack(LoadScopeScheduling):
@@ -52,6 +54,16 @@ class ByStack(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         folder, _, file = nodeid.split("::", 1)[0].rpartition("/")
         return f"{folder}/{file}" if folder.endswith("e2e") else folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put modules into the order in which they are dealt out: by name, but for the last ones."""
+
+    def place(item: pytest.Item) -> int:
+        name = item.nodeid.split("::", 1)[0].removeprefix("tests/e2e/").removesuffix(".py")
+        return 1 + LAST.index(name) if name in LAST else 0
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)

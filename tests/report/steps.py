@@ -55,7 +55,7 @@ def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
         )
     )  # fmt: skip
     if not quick:
-        # In the order of their names, which has the longest first.
+        # In their order, which has the longest first.
         stacks = 3 if machine_memory_mib() > _MEMORY_OF_THREE_STACKS_MIB else 2
         longest_first = ("--no-loadscope-reorder", "--durations=0")
         shown.append(tests("e2e", "tests/e2e", "-v", "-n", str(stacks), *longest_first))
