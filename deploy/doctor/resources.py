@@ -99,9 +99,10 @@ def state(seen: Seen) -> Verdict | None:
     fix = "free some space, or set PDKIT_HOME to a folder on another disk"
     if place.writable is False:
         return fail(
-f"this user may not write to {place.path}",
-            "the stack's state cannot be saved", "set PDKIT_HOME to a folder you can write to",
-        )  # fmt: skip
+            f"this user may not write to {place.path}",
+            "the stack's state cannot be saved",
+            "set PDKIT_HOME to a folder you can write to",
+        )
     if place.free_mib is None:
         return unknown(f"free space at {place.path} is unknown")
     if place.free_mib < _STATE_MIB:

@@ -50,11 +50,11 @@ def parse_gpus(text: str, fields: Sequence[str] = FIELDS) -> tuple[NvidiaGpu, ..
 
 def cells(line: str, count: int) -> list[str]:
     """Return the cells of a line; the third may hold commas. [] for other lines."""
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) < count:
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) < count:
         return []
-    spare = len(cells) - count
-    return [*cells[:2], ", ".join(cells[2 : 3 + spare]), *cells[3 + spare :]]
+    spare = len(parts) - count
+    return [*parts[:2], ", ".join(parts[2 : 3 + spare]), *parts[3 + spare :]]
 
 
 def _parse_line(line: str, fields: Sequence[str]) -> NvidiaGpu | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import filelock
@@ -106,24 +106,25 @@ def test_a_killed_holder_locks_nobody_out(path: Path) -> None:
     assert not path.exists()
 
 
-def test_two_benchmarks_never_run_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "bench.lock"
-    with held_elsewhere(path):
-        busy = pytest.raises(StackLocked, match="another deploy bench is running")
-        with busy, bench_lock(path):
-            pass
-    with bench_lock(path):
-        assert path.exists()
-    assert not path.exists()
-
-
-def test_one_command_at_a_time_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("hold", "refusal"),
+    [
+        (bench_lock, "another deploy bench is running"),
+        (planning_lock, "choosing GPUs and ports for a minute"),
+    ],
+)
+def test_a_benchmark_and_planning_are_for_one_command_at_a_time(
+    hold: Callable[[Path], AbstractContextManager[None]],
+    refusal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(lock, "_PLANNING_S", 0.0)
-    path = tmp_path / "planning.lock"
+    path = tmp_path / "shared.lock"
     with held_elsewhere(path):
-        busy = pytest.raises(StackLocked, match="choosing GPUs and ports for a minute")
-        with busy, planning_lock(path):
+        busy = pytest.raises(StackLocked, match=refusal)
+        with busy, hold(path):
             pass
-    with planning_lock(path):
+    with hold(path):
         assert path.exists()
     assert not path.exists()
