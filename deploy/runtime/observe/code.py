@@ -25,9 +25,11 @@ from pathlib import Path
 def release(*names):
     for name in names:
         try:
-            return version(name)
+            found = version(name)
         except PackageNotFoundError:
-            pass
+            continue
+        if found:  # a folder that an uninstall left behind has none
+            return found
     return ""
 
 def folder(name):

