@@ -7,7 +7,7 @@ stable code for scripts, and an exit code. Only the CLI boundary turns them into
     ├── CheckFailed             1  the stack is up, but a check failed
     ├── UsageError              2  a flag, an environment variable, deploy.yaml, or stored state
     │   ├── ConfigError            an invalid value, or one that contradicts another
-    │   └── StateError             a state file that cannot be read or contradicts the request
+    │   └── StateError             a state file that is broken or contradicts the request
     ├── MachineError            3  something this machine lacks
     │   ├── MissingTool            no redis-server, engine Python or package
     │   ├── PortTaken              a port of the stack is in use by something else

@@ -77,12 +77,12 @@ def cli_page(root: Any) -> str:
     parts = [
         _HEAD,
         *_paragraph(root.help),
-        "Every command takes `--help`. A variable is read where the option is not given, and then\n"
+        "Every command takes `--help`. If an option is not given, its variable is read, then\n"
         "`deploy.yaml` ([configuration](configuration.md)).",
         _table(("command", "does"), ((_link(name), _first(one.help)) for name, one in found)),
         _options_of(root, "deploy", ()),
         "## Stack options",
-        f"Those of {_takers(found, shared)}.",
+        f"Options of {_takers(found, shared)}.",
         _table(_OPTION_HEADER, (_option_row(one, context, of_stack=True) for one in shared)),
         *(part for name, command in found for part in _command(name, command, shared)),
     ]
@@ -163,12 +163,12 @@ def _option_row(param: Any, context: typer.Context, *, of_stack: bool) -> tuple[
 
 def _exit_codes() -> str:
     meanings = _error_meanings(errors.__doc__ or "")
-    rows = [("0", "", 'done; also what was done before, as "already up"')]
+    rows = [("0", "", 'done, or nothing to do, as with "already up"')]
     for kind in sorted(_errors_below(errors.PdkitError), key=lambda kind: kind.exit_code):
         if kind.__name__ not in meanings:
             raise LookupError(f"the tree in deploy/errors.py does not say what {kind.__name__} is")
         rows.append((str(kind.exit_code), f"`{kind.code}`", meanings[kind.__name__]))
-    rows.append((_KIT_FAULT, "`error`", "a fault of the kit itself"))
+    rows.append((_KIT_FAULT, "`error`", "a bug of pdkit itself"))
     rows.sort(key=lambda row: int(row[0]))
     return _table(("exit code", "`errors[].code`", "meaning"), rows)
 

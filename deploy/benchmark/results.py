@@ -39,7 +39,7 @@ class Machine(Strict):
 
 
 class Versions(Strict):
-    """The software that was measured; null is what nothing tells."""
+    """The software that was measured; null if unknown."""
 
     pdkit: str
     vllm: str | None
@@ -102,7 +102,7 @@ class HitTokens(Strict):
 
     external: int = Field(description="consumers (of an aggregated stack: engines) loaded these")
     eligible: int | None = Field(
-        description="a healthy stack loads at least these; null where engines share one cache, "
+        description="a healthy stack loads at least these; null if engines share one cache, "
         "since what another engine has stored is not known"
     )
     local: int = Field(description="found in the engines' own prefix caches")
@@ -174,7 +174,7 @@ class RateStep(Strict):
 
 
 class RateSearch(Strict):
-    """The highest rate that holds the SLO; null where no rate that was tried holds it."""
+    """The highest rate that holds the SLO; null if no rate that was tried holds it."""
 
     required_share: float
     highest_rate: float | None

@@ -30,13 +30,13 @@ class Run(Strict):
     seconds: float
     rate: float | None = Field(
         description="requests/s: the highest rate that held the SLO; without SLO, the throughput "
-        "of a closed loop; null where none was measured"
+        "of a closed loop; null if none was measured"
     )
     error: str | None = Field(None, description="why there is no rate")
 
 
 class Interval(Strict):
-    """A ratio with its 95 % interval; null where there are too few rounds for one."""
+    """A ratio with its 95 % interval; null if there are too few rounds for one."""
 
     value: float
     low: float | None
@@ -47,9 +47,9 @@ class SweepVerdict(Strict):
     """What the sweep says.
 
     Attributes:
-        winner: the topology to run; the baseline where nothing is shown to be better.
+        winner: the topology to run; the baseline unless another is shown to be better.
         ratio: the best disaggregated topology's rate per GPU or engine, over the best aggregated
-            one's; null where one of the two has none.
+            one's; null if one of the two has none.
     """
 
     sentence: str

@@ -130,6 +130,6 @@ class TracingSpec(Strict):
 
     otlp_endpoint: Collector | None = Field(
         None,
-        description="http://HOST:PORT of an OpenTelemetry collector that takes OTLP over HTTP, "
-        "for spans of router and engines; default: no traces",
+        description="http://HOST:PORT of an OpenTelemetry collector (OTLP over HTTP) that gets "
+        "the spans of router and engines; default: no traces",
     )

@@ -59,7 +59,7 @@ class EngineSpec(Strict):
     )
     kv_cache_gib: Gibibytes | None = Field(
         None,
-        description="KV space of each rank of an engine; default: what is left of its GPU share, "
+        description="KV space of each rank of an engine; default: the rest of its GPU share, or "
         "0.5 on CPUs",
     )
     gpu_memory: Share = Field(
@@ -73,12 +73,12 @@ class EngineSpec(Strict):
     bind: Address = Field(
         "127.0.0.1",
         description="processes only: address on which engines listen, for the router of another "
-        "host; not without key_file",
+        "host; requires key_file",
     )
     key_file: HostPath | None = Field(
         None,
-        description="file with the key that engines ask for, the same on all hosts of a stack; "
-        "default: one is made",
+        description="file with the key that engines require, the same on all hosts of a stack; "
+        "default: a generated key",
     )
     args: tuple[str, ...] = Field(
         (), description="extra vLLM arguments; not those that the plan sets"
@@ -103,8 +103,8 @@ class LMCacheSpec(Strict):
     )
     server_gib: Gibibytes | None = Field(
         None,
-        description="connector lmcache-mp only: memory of LMCache's server for KV, the least "
-        "recently used of which is evicted first; default: that of redis.memory_gib",
+        description="connector lmcache-mp only: memory of LMCache's server for KV; "
+        "least recently used chunks are evicted first; default: that of redis.memory_gib",
     )
 
 
@@ -142,8 +142,8 @@ class RedisSpec(Strict):
     )
     integrity: Literal["checksum", "mac"] = Field(
         "checksum",
-        description="how engines test KV that they load: a checksum finds damage, a MAC with a key "
-        "of the stack's own finds forgery too",
+        description="how engines test KV that they load: a checksum finds damage, a MAC with "
+        "the stack's own key also finds forgery",
     )
     tls_files: tuple[HostPath, ...] = Field(
         (), description="containers only: TLS files that the URL in url_file names"
@@ -173,7 +173,7 @@ class TimeoutSpec(Strict):
     stop_s: Seconds = Field(15.0, description="time from SIGTERM to SIGKILL")
     hung_s: Seconds = Field(
         120.0,
-        description="how long an engine or LMCache's server may not answer before the supervisor "
+        description="how long an engine or LMCache's server may be silent before the supervisor "
         "restarts it",
     )
     stuck_s: Seconds = Field(
@@ -184,7 +184,7 @@ class TimeoutSpec(Strict):
 
 
 class SloSpec(Strict):
-    """Latency in seconds that 95 % of requests keep, else an alert fires (with monitoring)."""
+    """Latency limits in seconds for 95 % of requests; above them alerts fire (monitoring)."""
 
     ttft_s: Seconds = Field(2.0, description="time to the first token")
     itl_s: Seconds = Field(0.1, description="time between two tokens")
@@ -234,8 +234,8 @@ class StackSpec(Strict, defer_build=False):
     )
     gpu_access: GpuAccess = Field(
         "auto",
-        description="how containers get GPUs; all (ROCm only): all containers get all of them and "
-        "use their own by index",
+        description="how containers get GPUs; all (ROCm only): each container gets all of them and "
+        "uses its own by index",
     )
     hub_cache: HostPath | None = Field(
         None, description="Hugging Face cache folder; default: the one huggingface_hub uses"
@@ -280,7 +280,7 @@ class StackSpec(Strict, defer_build=False):
     monitoring: bool = Field(
         False,
         description="run Prometheus with alert rules, and Grafana with dashboards, on loopback "
-        "(processes: those that are installed; Prometheus must be)",
+        "(as processes: Prometheus must be installed, Grafana runs if it is)",
     )
     engine: EngineSpec = EngineSpec.model_construct()
     lmcache: LMCacheSpec = LMCacheSpec.model_construct()

@@ -24,7 +24,7 @@ class StepOutcome:
         fix: the error's hint.
         details: the error's, cut to what a line can hold.
         usage: the spec is wrong, rather than the machine.
-        unknown: why it could not be looked at; "" where it could.
+        unknown: why it could not be looked at; "" if it could.
     """
 
     says: str = ""

@@ -66,10 +66,10 @@ def followed(
 
 @dataclass(frozen=True)
 class StoreInterval:
-    """What Redis did between two readings, for everybody; None is what is not known of it.
+    """What Redis did for all clients between two readings; None is what is not known.
 
     Attributes:
-        restarted: in between, so that nothing is known of the counts.
+        restarted: Redis restarted in between, so the counts are unknown.
     """
 
     seconds: float

@@ -19,8 +19,9 @@ class KvServerUse:
 
     Attributes:
         max_bytes: its memory for KV.
-        asked_tokens, found_tokens: of prompts' whole chunks, since its start.
-        redis_tokens: of these, those that were not found there and loaded from Redis.
+        asked_tokens: tokens in whole chunks of prompts that engines asked for, since its start.
+        found_tokens: those that were in its memory.
+        redis_tokens: those that were loaded from Redis instead.
     """
 
     used_bytes: int

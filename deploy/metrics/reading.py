@@ -53,7 +53,7 @@ class StackReading:
 
     Attributes:
         clock_s: when it was begun, and when Redis was asked, by a clock that is never set.
-        trouble: why nothing else could be told this time; "" where it could.
+        trouble: why nothing else could be told this time; "" if it could.
         what: the stack in a line.
         shares_kv: the engines share KV through Redis.
         store: None where Redis does not answer.

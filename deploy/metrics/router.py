@@ -9,7 +9,7 @@ from deploy.metrics.page import MetricsPage
 
 @dataclass(frozen=True)
 class RouterCounts:
-    """Requests that it took in a time, and those of them that no engine answered to the end."""
+    """Requests that the router received, and those that no engine answered to the end."""
 
     requests: float = 0
     errors: float = 0

@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class StoreStats:
-    """A reading of Redis; None is what it does not tell its user.
+    """A reading of Redis; None is what its user may not see.
 
     Attributes:
-        keys: of everybody in its database.
-        max_memory_bytes: 0 where there is no limit.
+        keys: keys of all clients in its database.
+        max_memory_bytes: 0 if there is no limit.
         flushes: FLUSHALL and FLUSHDB commands since its start.
         run_id: changes when Redis restarts.
-        commands, received_bytes, sent_bytes: since its start, of everybody; whoever reads this is
-            counted, too.
-        clients: that are connected.
-        errors: error code → answers with it since its start, to everybody.
+        commands, received_bytes, sent_bytes: of all clients since its start, this reading included.
+        clients: connected clients.
+        errors: error code → number of such answers since its start, to all clients.
         policy: what it does when it is full.
         replica: it follows another server.
     """

@@ -96,10 +96,11 @@ class Counted:
     """What vLLM itself counted on the consumers meanwhile, in tokens.
 
     Attributes:
-        queries, hits: of the store: prefix cache queries are the tokens an engine had not itself.
+        queries: tokens that the store was asked for: those not in an engine's own prefix cache.
+        hits: tokens that were loaded from the store.
         local_hits: tokens that engines had in their own prefix caches.
-        others: requests of others that engines finished meanwhile, whose tokens are among it; at
-            least 1 where only tokens tell of them, since they are not done or their clients left.
+        others: other clients' finished requests, whose tokens are included; at least 1 if there are
+            more tokens than the check's, as of requests that run on or whose clients left.
     """
 
     queries: int = 0

@@ -27,12 +27,12 @@ ENGINES = "engines"
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Answers computed from loaded KV beside answers of an engine that computed it itself.
+    """Answers from loaded KV, compared with those of an engine that computed it itself.
 
     Attributes:
-        noise_floor: root mean square of what engines differ by from themselves, between a computed
-            answer and one from their own prefix cache; None where no engine has one.
-        tolerance: the largest difference that passes, by that floor.
+        noise_floor: root mean square of the differences between an engine's computed answer and its
+            answer from its own prefix cache; None if no engine has one.
+        tolerance: the largest difference that passes; it follows from the noise floor.
     """
 
     compared: int = 0
@@ -44,11 +44,11 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class StoreUse:
-    """How a check filled Redis, everybody's keys counted; None is what Redis does not tell.
+    """How a check filled Redis, with all clients' keys; None is what its user may not see.
 
     Attributes:
         keys_after: when all prompts were answered, before the check removed its own keys.
-        max_memory_bytes: 0 where there is no limit.
+        max_memory_bytes: 0 if there is no limit.
         keys_removed: the check's own.
     """
 

@@ -27,9 +27,10 @@ class StorePath:
         stored_s, loaded_s: seconds of work; several stores run side by side.
         refused: chunks that were corrupt or foreign, and so were computed instead of loaded.
         left_out: chunks that were not stored, because Redis failed, refused or was too slow.
-        not_loaded: chunks that were found and did not come in time, or were gone by then.
+        not_loaded: chunks that were found but did not arrive in time, or were gone by then.
         failures: calls that Redis failed, of any kind.
-        waits, late: answers that waited for their stores, and those that left before them.
+        waits: answers that waited for their KV to be stored.
+        late: answers that were sent before their KV was stored.
     """
 
     stored_bytes: float = 0

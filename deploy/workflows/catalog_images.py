@@ -25,7 +25,7 @@ class ImageRow:
 
     Attributes:
         verdict: what is known of its pair of versions; "" for services.
-        size_mib: 0 where it is not on this machine, or no Docker engine answers.
+        size_mib: 0 if it is not on this machine, or no Docker engine answers.
         pinned, age_days: when its versions were chosen, and how long ago that is.
         advisories: known vulnerabilities of what the kit installs in it, and of vLLM, LMCache
             and torch; None if they were not asked for.

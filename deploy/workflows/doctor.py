@@ -49,7 +49,7 @@ class Examination:
     """What was found, for whom.
 
     Attributes:
-        topology: "" where the spec could not be planned on this machine.
+        topology: "" if the spec could not be planned on this machine.
     """
 
     name: str

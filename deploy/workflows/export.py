@@ -64,7 +64,7 @@ class Export:
         flavour: which objects hold the engines.
         pods: vendor → workload → number of pods.
         secrets: names of those that the Secret must have.
-        images: that nodes must be able to pull.
+        images: images that nodes must be able to pull.
         notes: what was assumed.
     """
 

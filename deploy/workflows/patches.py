@@ -54,7 +54,7 @@ class Patches:
         lmcache: its version there; "" if unknown.
         proved: the fixes are tested with that version.
         silent: engines that answer and report no fix.
-        not_for: why there are none; "" where there are.
+        not_for: why there are none; "" if there are.
     """
 
     where: str

@@ -129,7 +129,7 @@ class Prepared:
 
 
 def engine_image(prepared: Prepared) -> str:
-    """Return the engines' image as it was named; "" where they are processes."""
+    """Return the engines' image as it was named; "" if they are processes."""
     return prepared.facts.software.engine_image
 
 

@@ -20,9 +20,9 @@ class RemainingKeys:
     """The keys of one stack, by what they begin with.
 
     Attributes:
-        keys: how many stay, or were removed; None where nobody could tell.
+        keys: how many stay, or were removed; None if unknown.
         all_seen: the count is complete.
-        why_not: why they could not be counted or removed; "" where they were.
+        why_not: why they could not be counted or removed; "" if they were.
     """
 
     prefix: str

@@ -38,11 +38,11 @@ class ServiceStatus:
     """One service as it is now.
 
     Attributes:
-        uptime_s: since it was started last; 0 if it does not run.
-        resident_mib: of the process or container and its helpers.
-        log: the path, or the command, by which it is read.
+        uptime_s: since its last start; 0 if it does not run.
+        resident_mib: memory of the process or container and its helpers.
+        log: the log's path, or the command that shows it.
         cache: an engine's own counters since its start; None for other services, or no answer.
-        path: what the engine moved to and from Redis since then; None as above, and where
+        path: what the engine moved to and from Redis since its start; None as for `cache`, and if
             LMCache's own client moves it.
         drained_by: the command that keeps requests from it; "" if none does.
     """
@@ -68,15 +68,15 @@ class StackStatus:
 
     Attributes:
         up: it was started and not taken down.
-        image: of the engines; "" where they are processes.
-        url: what clients talk to.
-        store: what Redis tells; None where it does not answer.
+        image: image of the engines; "" if they are processes.
+        url: the address for clients.
+        store: what Redis reports; None if it does not answer.
         user_redis: Redis is the user's own.
-        kv_server: what LMCache's server tells; None where there is none, or no answer.
+        kv_server: what LMCache's server reports; None if there is none, or no answer.
         history: earlier plans, the newest first.
         events: what died, came back, was restarted or drained, the oldest first.
         warnings: what to know before trusting the KV.
-        others: other stacks, where this one is not up.
+        others: other stacks, if this one is not up.
     """
 
     name: str

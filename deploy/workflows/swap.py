@@ -31,7 +31,7 @@ class SwapResult:
         before, after: vendor and image of the engines.
         kept: services that went on running, since they are the same in both plans.
         down_s: seconds in which the stack did not serve.
-        check: of the new plan; None where nothing had to change.
+        check: of the new plan; None if nothing had to change.
     """
 
     name: str

@@ -41,7 +41,7 @@ class UpResult:
     Attributes:
         started: seconds from each started service's own start to its readiness; empty if all ran.
         seconds: from the command's start until the stack served.
-        warnings: what does not watch the stack though it should, and why.
+        warnings: why supervisor or monitoring do not run, if they should.
     """
 
     running: RunningStack

@@ -46,7 +46,7 @@ def report(
         Path | None,
         typer.Option(
             "--out", "-o",
-            help="Folder to write to (default: the given folder; of several, bench-report).",
+            help="Folder to write to (default: the given folder, or bench-report for several).",
         ),
     ] = None,
     json: Json = False,

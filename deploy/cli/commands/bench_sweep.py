@@ -94,9 +94,9 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     out: _Out = None,
     json: Json = False,
 ) -> CommandResult:
-    """Find the best topology: each in turn is started, checked, loaded and stopped.
+    """Find the best topology: start, check, load and stop each in turn.
 
-    The same command again goes on with an unfinished sweep. Other stacks are left alone.
+    Repeat the command to continue an unfinished sweep. Other stacks are left alone.
     """
     from deploy.benchmark.slo import parse_slo
     from deploy.workflows.bench import BenchOptions

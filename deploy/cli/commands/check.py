@@ -50,7 +50,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     name: Name = None,
     json: Json = False,
 ) -> CommandResult:  # fmt: skip
-    """Check on the running stack that KV is reused completely and correctly."""
+    """Check that the running stack reuses KV completely and correctly."""
     from deploy.output.check_view import check_view, runs_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock

@@ -16,8 +16,8 @@ class HitRate(TypedDict):
     """All pairs together, in tokens.
 
     Attributes:
-        queries: the store was asked for.
-        hits: loaded from the store.
+        queries: tokens that the store was asked for.
+        hits: tokens that were loaded from it.
         rate: vLLM's external prefix cache hit rate, hits / queries.
         eligible: what a healthy stack must load.
         eligible_rate: hits / eligible.
@@ -42,7 +42,7 @@ class StoreRace(TypedDict):
 
     Attributes:
         gap_s: seconds between prefill and decode.
-        blurred: requests of others moved the counters.
+        blurred: other clients' requests changed the counters.
     """
 
     gap_s: float
@@ -53,13 +53,13 @@ class StoreRace(TypedDict):
 
 
 class Phase(TypedDict):
-    """Prompts of one kind; only `skipped` where there were none.
+    """Prompts of one kind; only `skipped` if there were none.
 
     Attributes:
         skipped: why there were none.
         requests: sent.
         failed: not answered.
-        blurred: requests of others moved the counters.
+        blurred: other clients' requests changed the counters.
     """
 
     skipped: NotRequired[str]
@@ -73,12 +73,12 @@ class Phase(TypedDict):
 
 @with_fields_of(report.Equivalence)
 class Equivalence(TypedDict):
-    """Answers from loaded KV beside answers that were computed.
+    """Answers from loaded KV, compared with answers that were computed.
 
     Attributes:
         compared: pairs of answers.
         mismatched: pairs that differ by more than the tolerance.
-        max_logprob_diff: null where two answers have no token in common.
+        max_logprob_diff: null if two answers have no token in common.
     """
 
     max_logprob_diff: float | None
@@ -89,8 +89,8 @@ class RedisPath(TypedDict):
     """What engines moved to and from Redis.
 
     Attributes:
-        waits: answers that waited for their stores.
-        late: answers that left before their KV was stored.
+        waits: answers that waited for their KV to be stored.
+        late: answers that were sent before their KV was stored.
     """
 
     load_gb_s: float
@@ -102,7 +102,7 @@ class Vllm(TypedDict):
     """The engines' release.
 
     Attributes:
-        version: "" where they do not tell.
+        version: "" if unknown.
         formula_pinned: the rule for eligible tokens is tested with it.
     """
 
@@ -130,12 +130,12 @@ class Check(TypedDict):
     Attributes:
         passed: nothing is wrong.
         counted: what vLLM itself counted on the consumers meanwhile.
-        turns, decode_reuse, burst: null where the check was a quick one, or cannot test that.
-        second_tier: a prompt that LMCache's server has in Redis alone; null where there is no such
+        turns, decode_reuse, burst: null if the check was a quick one, or cannot test that.
+        second_tier: a prompt that LMCache's server has in Redis only; null if there is no such
             server, or the check was a quick one.
-        redis: null where engines share no KV, or do not use Redis themselves.
-        store_path: null where LMCache's own client moves KV.
-        others_requests: requests of others that engines finished meanwhile.
+        redis: null if engines share no KV, or do not use Redis themselves.
+        store_path: null if LMCache's own client moves KV.
+        others_requests: other clients' requests that engines finished meanwhile.
         prompts: empty without `--prompt-file`.
         left_out: what was not checked, and why; a sentence each.
         failures: a sentence for each thing that is wrong.

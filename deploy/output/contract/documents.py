@@ -51,8 +51,8 @@ class Envelope(TypedDict):
     """What every command prints with `--json`.
 
     Attributes:
-        version: of pdkit.
-        data: the command's own; null after an error that left nothing to show.
+        version: version of pdkit.
+        data: the command's result; null after an error that left nothing to show.
     """
 
     version: str
@@ -85,8 +85,8 @@ class Bench(TypedDict):
     """A benchmark run.
 
     Attributes:
-        folder: with its files.
-        report: the page; null where it could not be written.
+        folder: where its files are.
+        report: the page; null if it could not be written.
     """
 
     folder: str
@@ -118,7 +118,7 @@ class SweepDone(TypedDict):
     """A finished sweep.
 
     Attributes:
-        best: the file for `deploy up -f`; null where no topology is best.
+        best: the file for `deploy up -f`; null if no topology is best.
     """
 
     folder: str
@@ -130,7 +130,7 @@ class MetricRow(TypedDict):
     """One metric at one load.
 
     Attributes:
-        ratio: second / first; null where a value is 0.
+        ratio: second / first; null if a value is 0.
     """
 
     metric: str
@@ -168,8 +168,8 @@ class Report(TypedDict):
 
     Attributes:
         verdict: its kind.
-        ratio: null where nothing was compared.
-        files: that were written, the page first.
+        ratio: null if nothing was compared.
+        files: files that were written, the page first.
     """
 
     verdict: str
@@ -186,7 +186,7 @@ class ServiceRecord(TypedDict):
         pid: 0 for a container.
         start_time: seconds since the boot.
         starts: how often it was started since `up`.
-        version: of the pdkit that started it; "" if that was too old to write it down.
+        version: version of pdkit that started it; "" if that was too old to record it.
     """
 
     name: str
@@ -201,12 +201,12 @@ class State(TypedDict):
     """The state file of a stack. Only the same version of pdkit promises to read it.
 
     Attributes:
-        format: of the file.
-        fingerprint: of the stack as it was started.
+        format: format of the file.
+        fingerprint: digest of the stack as it was started.
         spec: the settings.
         machine: what was found when the stack was planned.
-        boot: within which pids and start times hold; "" for containers.
-        generation: what was started, when, and how that went.
+        boot: id of the boot for which pids and start times are valid; "" for containers.
+        generation: what was started, when, and with which outcome.
         history: the plans before this one, the newest first.
     """
 

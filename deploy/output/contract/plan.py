@@ -13,7 +13,7 @@ class PlannedModel(TypedDict):
     """The model.
 
     Attributes:
-        ref: a folder, or an id of Hugging Face.
+        ref: a folder, or a Hugging Face id.
         served_name: what clients call it.
         source: tiny, folder or hub.
     """
@@ -31,10 +31,10 @@ class Address(TypedDict):
 
 
 class Front(TypedDict):
-    """What clients talk to.
+    """The address for clients.
 
     Attributes:
-        url: "" where another host has the router.
+        url: "" if another host has the router.
         keyed: clients must send an API key.
     """
 
@@ -49,9 +49,9 @@ class PlannedRedis(TypedDict):
 
     Attributes:
         user_supplied: it is the user's own.
-        shards: Redis servers that share the keys; 0 without a store of pdkit's.
-        port: 0 where this machine reaches it in another way.
-        tokens: of KV that fit, if known.
+        shards: Redis servers that share the keys; 0 without a Redis of pdkit's.
+        port: 0 if this machine reaches it another way.
+        tokens: how many tokens of KV fit, if known.
     """
 
     user_supplied: bool
@@ -66,9 +66,9 @@ class PlannedServer(TypedDict):
 
     Attributes:
         kv_mib: its memory for KV.
-        memory_mib: that is expected of it, all in all.
-        tokens: of KV that it holds, if known.
-        shared_memory_mib: of the engines' KV in /dev/shm, where it reaches it.
+        memory_mib: the memory that it is expected to take in total.
+        tokens: how many tokens of KV it holds, if known.
+        shared_memory_mib: the engines' KV in /dev/shm, where the server accesses it.
     """
 
     kv_mib: int
@@ -120,10 +120,10 @@ class Plan(TypedDict):
     """What would run where.
 
     Attributes:
-        image: of the engines; "" where they are processes.
+        image: of the engines; "" if they are processes.
         router: the router's address; `front` says more.
         connector: how engines share KV.
-        kv_server: LMCache's server; null where engines do not share KV through it.
+        kv_server: LMCache's server; null if engines do not share KV through it.
         value_bytes: of a chunk in Redis, if known.
         max_model_len: longest prompt and answer, in tokens, if known.
         gpu_share: the part of a GPU's memory that an engine may use.
@@ -167,7 +167,7 @@ class RenderedFiles(TypedDict):
     """`deploy render -o`.
 
     Attributes:
-        files: that were written.
+        files: files that were written.
         start: the command that starts them.
     """
 

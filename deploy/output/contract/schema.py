@@ -17,10 +17,10 @@ _ATTRIBUTE = re.compile(r"^ {4}(\w[\w, ]*): ", re.MULTILINE)
 _HEAD = (
     "<!-- Generated from deploy/output/contract: do not edit, run\n"
     "     python scripts/reference.py -->\n\n# JSON output\n\n"
-    "With `--json`, stdout is one document: the envelope below. `data` is the command's own. Each\n"
-    "document has a JSON Schema, named after the command. Fields may be added; none is removed or\n"
-    "renamed without a line in the changelog. `deploy status --watch --json` prints one envelope\n"
-    "a line, with a [Frame](#frame).\n"
+    "With `--json`, stdout is one document: the envelope below. `data` depends on the command.\n"
+    "Each document has a JSON Schema, named after the command. Fields may be added; none is\n"
+    "removed or renamed without a line in the changelog. `deploy status --watch --json` prints\n"
+    "one envelope per line, with a [Frame](#frame).\n"
 )
 
 
@@ -103,7 +103,7 @@ def _section(name: str, schema: Schema) -> Iterator[str]:
     yield "| --- | --- | --- |"
     required = schema.get("required", ())
     for field, of in schema["properties"].items():
-        kind = "the command's own" if (name, field) == ("Envelope", "data") else _type(of)
+        kind = "depends on the command" if (name, field) == ("Envelope", "data") else _type(of)
         optional = "" if field in required else ", optional"
         meaning = of.get("description", "").replace("|", "\\|")
         yield f"| `{field}` | {kind}{optional} | {meaning} |"

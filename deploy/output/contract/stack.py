@@ -20,7 +20,7 @@ class Exported(TypedDict):
 
     Attributes:
         pods: vendor → workload → number of pods.
-        images: that nodes must be able to pull.
+        images: images that nodes must be able to pull.
         notes: what was assumed.
         then: the commands to type next.
     """
@@ -37,11 +37,11 @@ class Up(TypedDict):
     """A start.
 
     Attributes:
-        url: what clients talk to.
-        started: service → seconds until it was ready; empty where all ran already.
+        url: the address for clients.
+        started: service → seconds until it was ready; empty if all ran already.
         slowest_engine_s: seconds of the slowest engine's start.
         check: null with `--no-check`.
-        warnings: what does not watch the stack though it should, and why.
+        warnings: why supervisor or monitoring do not run, if they should.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Written(TypedDict):
     """`deploy init`.
 
     Attributes:
-        file: that was written.
-        settings: that it sets.
+        file: the file that was written.
+        settings: the settings in it.
         found: what this machine has, in words.
-        cached_models: models of Hugging Face that are here.
+        cached_models: Hugging Face models that are cached here.
     """
 
     file: str
@@ -106,7 +106,7 @@ class DoctorFinding(TypedDict):
     """A finding of `doctor`.
 
     Attributes:
-        id: of the rule; stable.
+        id: id of the rule; stable.
         fix: what to do about it.
     """
 
@@ -124,7 +124,7 @@ class Status(TypedDict):
 
     Attributes:
         healthy: every service is ready.
-        external_hit_rate: of the engines that answer clients, since they started.
+        external_hit_rate: hit rate of the engines that answer clients, since they started.
     """
 
     healthy: bool

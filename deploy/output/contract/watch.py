@@ -44,7 +44,7 @@ class EngineCounts(Totals):
     """What an engine counted.
 
     Attributes:
-        first_token_p95_within_s: 95 % of the first tokens came within that.
+        first_token_p95_within_s: 95 % of the first tokens came within this time.
     """
 
     prompt_tokens: float
@@ -96,7 +96,7 @@ class Router(TypedDict):
     """The router.
 
     Attributes:
-        engines: that it knows, and that it takes for healthy.
+        engines: those that it knows, and how many of them are healthy.
         watch: since the watch began.
     """
 
@@ -116,7 +116,7 @@ class StoreRates(TypedDict):
 
 @with_fields_of(StoreStats)
 class Redis(TypedDict):
-    """Redis; what it does not tell its user is null.
+    """Redis; null is what its user may not see.
 
     Attributes:
         watch: since the watch began.
@@ -133,7 +133,7 @@ class Frame(TypedDict):
         at: the time, ISO 8601.
         seconds: since the frame before; 0 for the first.
         watched_s: since the watch began.
-        trouble: why the stack could not be read; "" where it could.
+        trouble: why the stack could not be read; "" if it could.
         services: service → its condition.
         interval: of the whole stack since the last frame.
         watch: of the whole stack since the watch began.
