@@ -225,7 +225,7 @@ def _said(ratio: Ratio, first: str, second: str, sweep: Sweep) -> str:
     if ratio.low is None or ratio.high is None:
         return (
             f"Too few rounds to tell {first} from {second}: both ran {ratio.repeats} times, and "
-            f"{LEAST_REPEATS} are the least"
+            f"an interval needs {LEAST_REPEATS}"
         )
     if _shows(ratio) < 0:
         times = f"{1 / ratio.value:.2f} times ({1 / ratio.high:.2f} to {1 / ratio.low:.2f})"

@@ -106,16 +106,16 @@ _SMALL_MODEL = "Qwen/Qwen3-0.6B"
 _GPU_PINS = (
     Pin(
         what="vLLM's first model runner",
-        reason="the second one loads nothing before a full CUDA graph, which fix B22 solves but "
-        "has not run on a GPU; after a failed load it computes again from the wrong token (vLLM "
-        "issue 49250)",
+        reason="the second one loads nothing before a full CUDA graph (fix B22 solves that, but "
+        "has not run on a GPU); after a failed load it recomputes from the wrong token (vLLM issue "
+        "49250)",
         lift='engine: {env: {VLLM_USE_V2_MODEL_RUNNER: "1"}}',
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),
     Pin(
         what="synchronous scheduling",
         reason="a request whose load failed keeps placeholders of tokens that were never sampled: "
-        "wrong tokens, or no end (vLLM issues 49250 and 45138)",
+        "its answer is wrong, or never ends (vLLM issues 49250 and 45138)",
         lift="engine: {args: [--async-scheduling]}",
         args=("--no-async-scheduling",),
     ),

@@ -31,7 +31,7 @@ def _engine(seen: Seen) -> Verdict | None:
 def _answering(version: str, compose: str, *, chosen: bool) -> Verdict:
     says = f"Docker {version or '(unknown version)'} answers, Compose {compose}"
     if not chosen:
-        return ok(f"{says}; not used, as the runtime is process")
+        return ok(f"{says}; not used: the runtime is process")
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < MIN_ENGINE:
         wanted = ".".join(map(str, MIN_ENGINE))

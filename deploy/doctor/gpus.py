@@ -94,7 +94,7 @@ def _arch(seen: Seen) -> Verdict | None:
         return None
     archs = seen.code.archs
     if not archs:
-        why = seen.code.trouble or "its torch does not say"
+        why = seen.code.trouble or "its torch does not list them"
         return unknown(f"the GPUs that {seen.code.where} is built for are unknown: {why}")
     for gpu in gpus:
         if not runs_on(gpu, archs):

@@ -102,9 +102,10 @@ def _kv_in_shared_memory(free_mib: int, plan: Plan) -> Verdict:
     # The server holds an ended engine's for a minute, while the engine starts again.
     needed = plan.shared_memory_mib * (len(plan.engines) + 1) // len(plan.engines)
     if free_mib >= needed:
-        return ok(f"{_SHM} has {free_mib} MiB free; KV and a restart of an engine take {needed}")
+        return ok(f"{_SHM} has {free_mib} MiB free; KV, with one engine restarting, takes {needed}")
     return fail(
-        f"{_SHM} has {free_mib} MiB free; the engines' KV, and a restart of one, take {needed}",
+        f"{_SHM} has {free_mib} MiB free; the KV of the engines and of one more that restarts "
+        f"takes {needed}",
         "an engine crashes with a bus error when it is full",
         "a smaller engine.kv_cache_gib or fewer engines; in a container: docker run --shm-size; "
         f"else: sudo mount -o remount,size={2 * needed}m {_SHM}",

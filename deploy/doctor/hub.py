@@ -15,7 +15,7 @@ def _model(seen: Seen) -> Verdict | None:
         return ok(f"{name} is in {hub.cache}")
     if hub.offline:
         return fail(
-            f"{name} is not in {hub.cache}, and HF_HUB_OFFLINE forbids to download it",
+            f"{name} is not in {hub.cache}, and HF_HUB_OFFLINE forbids the download",
             "engines find no weights",
             f"hf download {name} with a network, unset HF_HUB_OFFLINE, or --model FOLDER",
         )
@@ -54,7 +54,7 @@ def _proxies(seen: Seen) -> Verdict | None:
         return ok(f"engines download the model through {named}")
     return warn(
         f"{named} is set here but not in the engines' containers",
-        "if Hugging Face is reachable only by proxy, engines exit without weights",
+        "if Hugging Face is reachable only through a proxy, engines exit without weights",
         f"engine: {{env: {{{hub.proxies[0]}: …}}}} in deploy.yaml, or hf download {plan.model.ref}",
     )
 

@@ -97,7 +97,7 @@ def _break_even(seen: Seen) -> Verdict | None:
         return warn(
             str(seen.measured),
             "Redis and LMCache cost more than they save with this model on this machine",
-            "deploy bench sweep --gpus N tells which topology serves a load best",
+            "deploy bench sweep --gpus N finds the topology that serves a load best",
         )
     return ok(str(seen.measured))
 
@@ -114,7 +114,7 @@ RULES = (
         tried("redis", "KV cannot be stored"),
         looks_at="whether your own Redis answers and accepts its user; your other secret files",
         fails="it does not, or a secret file cannot be read (exit code 2)",
-        fix="follow the message of Redis",
+        fix="follow Redis's message",
     ),
     Rule(
         "redis.policy", _policy,

@@ -159,7 +159,7 @@ def _server_line(use: KvServerUse) -> str:
     )
     return (
         f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}; "
-        f"{here} of {use.asked_tokens:,} tokens that engines asked for was there, "
+        f"{here} of {use.asked_tokens:,} tokens that engines asked for were there, "
         f"{redis} came from Redis"
     )
 

@@ -26,7 +26,7 @@ def check_collector(spec: StackSpec) -> None:
     host = urlsplit(endpoint).hostname or ""
     if is_loopback(host):
         raise ConfigError(
-            f"{endpoint} is, in a container, the container itself",
+            f"in a container, {endpoint} is the container itself",
             setting="tracing.otlp_endpoint",
             hint="name an address of this machine that containers reach, such as "
             f"http://172.17.0.1:{urlsplit(endpoint).port}, or --runtime process",

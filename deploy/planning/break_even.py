@@ -58,12 +58,13 @@ class Measured:
     result: str
 
     def __str__(self) -> str:
-        ratio = f"from {self.tokens:,} tokens on" if self.tokens else "for no prompt length"
         day = self.at.partition("T")[0]
-        return (
-            f"measured here on {day}, at {self.load}: loading KV is faster than computing it "
-            f"{ratio} ({self.result})"
+        compared = (
+            f"loading KV is faster than computing it from {self.tokens:,} tokens on"
+            if self.tokens
+            else "computing KV is faster than loading it, for every prompt length"
         )
+        return f"measured here on {day}, at {self.load}: {compared} ({self.result})"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def check_hosts(spec: StackSpec, topology: Topology) -> None:
     """
     if not topology.engines:
         raise ConfigError(
-            "0, and consumers is 0, too: a host runs one engine at least",
+            "0, and consumers is 0, too: a host runs at least one engine",
             setting="producers",
             retry=({"--producers": "1", "--consumers": "0"},),
         )

@@ -24,7 +24,7 @@ def check_kind(spec: StackSpec, model: Model, vendor: Vendor, inventory: Invento
     if kind.state:
         raise ConfigError(
             f"{name} has layers that keep a state instead of KV (config.json: "
-            f"{kind.state}); LMCache stores KV by tokens, and cannot carry it",
+            f"{kind.state}); LMCache stores KV by tokens, and cannot store it",
             setting="model",
             retry=(_ANOTHER,),
             note=_KIND,
@@ -40,7 +40,7 @@ def check_kind(spec: StackSpec, model: Model, vendor: Vendor, inventory: Invento
     if kind.mla and not vendor.has_gpus:
         raise ConfigError(
             f"{name} has MLA (kv_lora_rank in config.json), whose KV the connector does "
-            "not carry on CPUs",
+            "not support on CPUs",
             setting="model",
             retry=(_ANOTHER,),
             note=_KIND,

@@ -67,7 +67,7 @@ def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:
     _check_place(spec)
     if "@" in model.ref:
         raise ConfigError(
-            f"{model.ref} has an @, which keys of LMCache's server cannot have",
+            f"{model.ref} has an @, which keys of LMCache's server cannot contain",
             setting="model",
             hint="name a link to it without @",
         )

@@ -198,7 +198,7 @@ def _too_small(spec: StackSpec, least: int, traffic: _Traffic) -> ConfigError:
         of = f"a prompt of {traffic.prompt} tokens, which moves whole in layerwise mode,"
         ways = "or a smaller engine.max_model_len, or leave layerwise out"
     return ConfigError(
-        f"{spec.lmcache.staging_gib:g} GiB are too few; {of} takes {needed:g}",
+        f"{spec.lmcache.staging_gib:g} GiB is too little; {of} takes {needed:g}",
         setting="lmcache.staging_gib",
         hint=f"set lmcache.staging_gib to {needed:g} or more, {ways}",
     )

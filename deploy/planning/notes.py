@@ -94,8 +94,8 @@ def _small_store(plan: Plan) -> list[str]:
         else ("Redis", "redis.memory_gib")
     )
     return [
-        f"{what} holds {held:,} tokens of KV, and a prompt may have {longest:,}: longer ones are "
-        f"not stored whole ({setting}, or a smaller engine.max_model_len)"
+        f"{what} holds {held:,} tokens of KV, and a prompt may have {longest:,}: what does not "
+        f"fit is computed again ({setting}, or a smaller engine.max_model_len)"
     ]
 
 

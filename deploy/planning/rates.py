@@ -58,12 +58,13 @@ def rate_note(plan: Plan) -> list[str]:
     carried = count * _SHARD_GB_S
     said = (
         f"estimate: prefill computes up to {computed:.1f} GB/s of KV, "
-        f"{count} Redis {'carries' if count == 1 else 'carry'} {carried:.1f}"
+        f"{count} Redis server{'s move' if count > 1 else ' moves'} {carried:.1f}"
     )
     if computed <= carried:
         return [said]
     wanted = math.ceil(computed / _SHARD_GB_S)
-    way = f"redis.shards: {wanted} would do" if wanted <= MAX_SHARDS else "no redis.shards would do"
+    enough = wanted <= MAX_SHARDS
+    way = f"redis.shards: {wanted} would be enough" if enough else "no redis.shards would be enough"
     return [f"{said}; under full load, loading KV is slower than computing it ({way})"]
 
 

@@ -78,7 +78,7 @@ def refuse_visible_secrets(spec: StackSpec, otherwise: str = "--runtime process"
             f"{name} looks like a secret, and docker inspect and kubectl describe show a "
             "container's variables",
             setting="engine.env",
-            hint="for a token of the hub: hf_token_file in deploy.yaml; else: " + otherwise,
+            hint="for a Hugging Face token: hf_token_file in deploy.yaml; else: " + otherwise,
         )
 
 

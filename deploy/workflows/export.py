@@ -130,18 +130,18 @@ def export(
 def _require_names(stack: str, space: str) -> None:
     if not _NAME.fullmatch(space):
         raise ConfigError(
-            f"'{space}' cannot name a namespace: lower-case letters, digits and inner hyphens can",
+            f"'{space}' is not a valid namespace: use lower-case letters, digits and inner hyphens",
             retry=({"--namespace": "NAME"},),
         )
     if space == "default" or space.startswith("kube-"):
         raise ConfigError(
-            f"the namespace '{space}' is not for a stack alone: its pods would be restricted, and "
-            "deleted with the stack",
+            f"the namespace '{space}' is not the stack's own: other pods in it would be "
+            "restricted, and deleted with the stack",
             retry=({"--namespace": "NAME"},),
         )
     if not stack[-1].isalnum():
         raise ConfigError(
-            f"'{stack}' cannot be a label of Kubernetes, which ends with a letter or a digit",
+            f"'{stack}' is not a valid Kubernetes label: it must end with a letter or a digit",
             setting="name",
             hint="choose another name",
         )

@@ -84,7 +84,7 @@ def build_arguments(
     wheels = _wheels(wheelhouse) if image.build == _ROCM else None
     if wheels and not arguments.get("LMCACHE_SHA256"):
         raise ConfigError(
-            f"nothing says which wheel of LMCache for ROCm is the right one in {wheels}",
+            f"the digest of LMCache's ROCm wheel in {wheels} is unknown",
             hint=f"sha256sum {wheels}/lmcache-*.whl, and with the digest that the release's page "
             f"shows: deploy images build {image.name} --build-arg LMCACHE_SHA256=DIGEST",
         )
@@ -92,7 +92,7 @@ def build_arguments(
         return arguments
     if image.digest is None and not name_here(image.base or "", None):
         raise ConfigError(
-            f"no digest is known of {image.base}, the base of {image.image}",
+            f"the digest of {image.base}, the base of {image.image}, is unknown",
             hint=f"docker buildx imagetools inspect {image.base}, and then: "
             f"deploy images build {image.name} --base {image.base}@sha256:DIGEST",
         )

@@ -63,7 +63,7 @@ def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]
         yield Chart(
             f"{name.lower()}-distribution",
             f"Distribution of {title}",
-            f"Share of {what} that took at most so long, at {load}. Further left is better.",
+            f"Share of {what} that took at most this long, at {load}. Further left is better.",
             _distribution(values, order, f"{name} (ms)", what),
         )
     yield Chart(

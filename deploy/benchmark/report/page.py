@@ -92,7 +92,7 @@ def _sections(runs: Sequence[Run]) -> Iterator[str]:
     yield (
         '<p class="soft">Medians of the repeats, with 95 % intervals where there are five or more. '
         "Noise is the relative spread of the TTFT medians. Of many loads, each stack's best and "
-        "the one that can be compared are here; report.csv has all.</p>"
+        "the one to compare are shown; report.csv has all.</p>"
     )
     yield table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
     yield from _break_even(runs)

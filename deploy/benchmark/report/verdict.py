@@ -17,8 +17,8 @@ Kind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one ru
 
 
 _ONE_SEARCH = (
-    "Each stack's rate is of fewer than five searches: its interval leaves out how searches differ "
-    "from each other, and so is too narrow. Repeat the runs before you rely on it."
+    "Each stack has fewer than five searches: the interval leaves out how much searches differ, "
+    "and so is too narrow. Repeat the runs before you rely on it."
 )
 
 
@@ -191,7 +191,7 @@ def _decided(split: Capacity, baseline: Capacity, goal: str) -> ReportVerdict:
             return ReportVerdict("no difference", f"{said}: {split.name} {holds}.", ratio)
     said = f"No verdict from this many repeats: {split.name} {holds}"
     return ReportVerdict(
-        "cannot tell", f"{said}; from {LEAST_REPEATS} on there is an interval.", ratio
+        "cannot tell", f"{said}; an interval needs at least {LEAST_REPEATS}.", ratio
     )
 
 
@@ -206,7 +206,7 @@ def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> ReportVerdi
     rate = found[0].rate
     ends = "" if rate.low is None else f" ({rate.low:.2f} to {rate.high:.2f})"
     said = f"{found[0].name} holds {rate.value:.2f} requests/s{ends} {goal}."
-    return ReportVerdict("one run", f"{said} A verdict takes a run of another stack.")
+    return ReportVerdict("one run", f"{said} A verdict needs a run of another stack.")
 
 
 def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> ReportVerdict:
@@ -227,8 +227,8 @@ def _ranking(found: Sequence[Capacity], goal: str) -> str:
         return f"No stack answers requests {goal}."
     unit = _unit(found[0].result)
     return (
-        f"Requests/s for each {unit} {goal}: {rates}. Whether to disaggregate takes a split and "
-        "an aggregated stack."
+        f"Requests/s for each {unit} {goal}: {rates}. For a verdict, run a split and an "
+        "aggregated stack."
     )
 
 

@@ -64,11 +64,11 @@ def router(evidence: Evidence) -> Diagnosis | None:
 
 
 def wrong_kv(evidence: Evidence) -> Diagnosis | None:
-    """Answers over loaded KV that differ or hold no numbers; a miss does not cause that."""
+    """Answers from loaded KV that differ or hold no numbers; a miss does not cause that."""
     if evidence.mismatched:
-        said = "answers over loaded KV differ from recomputed ones"
+        said = "answers from loaded KV differ from recomputed ones"
     elif without := _without_numbers(evidence):
-        said = f"over loaded KV, {join(without)} computed values that are not numbers"
+        said = f"from loaded KV, {join(without)} computed NaN or infinite values"
     else:
         return None
     return Diagnosis(
@@ -84,8 +84,8 @@ def contradicts_itself(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "self_differs",
-        f"{join(sorted(evidence.contradicting))} answered a prompt differently from its own prefix "
-        "cache than when it computed it, without the store: its KV memory is wrong",
+        f"{join(sorted(evidence.contradicting))} answered a prompt from its own prefix cache "
+        "differently than by computing it, without the store: its KV memory is wrong",
         f"deploy down --name {evidence.stack}, and do not serve from this stack",
     )
 
@@ -117,7 +117,7 @@ def not_found(evidence: Evidence) -> Diagnosis | None:
 def _found_in(store: str) -> str:
     if store == "Redis":
         return "KV reached Redis but not all of it was found"
-    return f"not all KV was found in {store}, which does not tell whether it was stored"
+    return f"not all KV was found in {store}; whether it was stored is unknown"
 
 
 def unexplained(evidence: Evidence) -> Diagnosis | None:

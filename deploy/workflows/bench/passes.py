@@ -198,7 +198,7 @@ def _doubts(load: Load) -> Iterator[str]:
     """Yield warnings that the generator itself may distort the numbers."""
     if load.cpu_s > _BUSY_CORE * load.duration_s:
         share = 100 * load.cpu_s / load.duration_s
-        yield f"the load generator used {share:.0f} % of a core; latencies may be its own"
+        yield f"the load generator used {share:.0f} % of a core; it may add to latencies"
     if load.late_s > _LATE_S:
         yield f"a request was sent {load.late_s:.2f} s late: the machine has no core to spare"
 

@@ -89,7 +89,7 @@ def _writing(folder: Path) -> Iterator[None]:
             raise
         raise MachineUnfit(
             f"the results in {folder} cannot be written: {exc.strerror}",
-            hint="free some space, and the same command goes on; or name another --out",
+            hint="free some space and repeat the command to continue; or name another --out",
         ) from exc
 
 

@@ -259,9 +259,9 @@ CASES = [
     Case("host.overcommit", "warn", "is 2", host(overcommit=2)),
     Case("host.shm", "ok", "64 MiB free", host(shm_free_mib=64)),
     Case("host.shm", "warn", "32 MiB free", host(shm_free_mib=32)),
-    Case("host.shm", "ok", "take 1536", host(shm_free_mib=2048), {"connector": "lmcache-mp"}),
+    Case("host.shm", "ok", "takes 1536", host(shm_free_mib=2048), {"connector": "lmcache-mp"}),
     Case(
-        "host.shm", "fail", "the engines' KV, and a restart of one, take 1536",
+        "host.shm", "fail", "the KV of the engines and of one more that restarts takes 1536",
         host(shm_free_mib=1400),
         {"connector": "lmcache-mp"},
     ),

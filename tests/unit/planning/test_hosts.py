@@ -66,7 +66,7 @@ def test_parts_that_work(layers: list[dict[str, Any]], form: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "setting", "said"),
     [
-        ([WORKER, {"producers": 0}], "producers", "a host runs one engine at least"),
+        ([WORKER, {"producers": 0}], "producers", "a host runs at least one engine"),
         ([WORKER, {"engine": {"bind": "127.0.0.1"}}], "consumers", "no router of another host"),
         ([WORKER, {"engine": {"bind": "127.0.0.2"}}], "consumers", "no router of another host"),
         ([FRONT, {"router": {"engines": []}}], "producers", "no router of another host"),

@@ -46,17 +46,17 @@ def test_a_gpu_that_engines_share_counts_once() -> None:
 def test_a_store_that_is_too_narrow_is_warned_of_with_what_would_do() -> None:
     _, notes = noted(LLAMA_8B, gpus=2)
     assert notes == [
-        "estimate: prefill computes up to 3.2 GB/s of KV, 2 Redis carry 2.4; under full load, "
-        "loading KV is slower than computing it (redis.shards: 3 would do)"
+        "estimate: prefill computes up to 3.2 GB/s of KV, 2 Redis servers move 2.4; under full "
+        "load, loading KV is slower than computing it (redis.shards: 3 would be enough)"
     ]
     _, notes = noted(LLAMA_8B, gpus=2, redis={"shards": 3})
-    assert notes == ["estimate: prefill computes up to 3.2 GB/s of KV, 3 Redis carry 3.6"]
+    assert notes == ["estimate: prefill computes up to 3.2 GB/s of KV, 3 Redis servers move 3.6"]
 
 
 def test_what_no_number_of_shards_carries() -> None:
     small = replace(LLAMA_8B, weight_bytes=1_500_000_000)
     _, (note,) = noted(small, gpus=8)
-    assert "no redis.shards would do" in note
+    assert "no redis.shards would be enough" in note
 
 
 @pytest.mark.parametrize(

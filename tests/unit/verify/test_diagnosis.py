@@ -217,7 +217,7 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "wrong KV of its own": (
         {"contradicting": ("producer-0",), "mismatched": True},
         "self_differs",
-        "producer-0 answered a prompt differently from its own prefix cache",
+        "producer-0 answered a prompt from its own prefix cache differently",
     ),
     "found by nobody": ({}, "not_found", "all compared settings agree"),
 }  # fmt: skip

@@ -825,10 +825,10 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
     [
         ({"vendor": "cuda", "gpus": 1}, "gpus: 1 is too few", "--gpus 2"),
         ({"image": "mine/vllm:1"}, "an image for one vendor", "--vendor cuda"),
-        ({"name": "a-", "space": "a"}, "'a-' cannot be a label", "another name"),
-        ({"space": "default"}, "'default' is not for a stack alone", "--namespace NAME"),
+        ({"name": "a-", "space": "a"}, "'a-' is not a valid Kubernetes label", "another name"),
+        ({"space": "default"}, "'default' is not the stack's own", "--namespace NAME"),
         ({"space": "kube-system"}, "'kube-system' is not for a stack", "--namespace NAME"),
-        ({"space": "No"}, "'No' cannot name a namespace", "--namespace NAME"),
+        ({"space": "No"}, "'No' is not a valid namespace", "--namespace NAME"),
         (
             {"vendor": "cpu", "connector": "lmcache-mp"},
             "lmcache-mp is not exported",
@@ -836,7 +836,7 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
         ),
         ({"flavour": "helm"}, "'helm' is not one of plain, disagg", "--flavour plain"),
         ({"flavour": "disaggregatedset", "topology": "2a"}, "2a has one role", "--flavour plain"),
-        ({"name": "a_b"}, "'pdkit-a_b' cannot name a namespace", "--namespace NAME"),
+        ({"name": "a_b"}, "'pdkit-a_b' is not a valid namespace", "--namespace NAME"),
     ],
 )
 def test_refused(fields: dict[str, Any], words: str, hint: str) -> None:

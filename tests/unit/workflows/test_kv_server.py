@@ -115,7 +115,7 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     assert server.path.stored_chunks == status.kv_server.used_bytes
     assert status.kv_server.max_bytes == 2**30
     assert status.kv_server.used_bytes > 0, "chunks, in the stand-in"
-    said = "of 1.0 GiB; 50.0 % of 2 tokens that engines asked for was there, 0.0 % came from Redis"
+    said = "of 1.0 GiB; 50.0 % of 2 tokens that engines asked for were there, 0.0 % came from Redis"
     assert said in status_view(status)
     assert not [line for line in status.warnings if "fix" in line]
     assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
