@@ -44,8 +44,8 @@ FIX = Fix(
     title="a layerwise retrieve ends the engine's core on a miss",
     link="https://github.com/LMCache/LMCache/issues/899",
     reason=(
-        "When the keys are gone between lookup and load, retrieve_layer uses its consumer without "
-        "having made one: the UnboundLocalError ends the engine's core."
+        "When the keys are gone between lookup and load, retrieve_layer uses its consumer before "
+        "it has created it: the UnboundLocalError ends the engine's core."
     ),
     probe=probe,
     apply=apply,

@@ -88,10 +88,10 @@ FIX = Fix(
     title="pins of requests that never reach a step are never released",
     link="none",
     reason=(
-        "A lookup pins what it finds until the request's first step, whose metadata the adapter "
-        "walks. A request aborted while it waits never gets there, and up to 0.4.2 no request of a "
-        "consumer does: its chunks stay pinned, and cannot be evicted, until a monitor's timeout "
-        "of five minutes or forever."
+        "A lookup pins what it finds, and the adapter releases it in the request's first step. A "
+        "request that is aborted while it waits never gets there, and up to 0.4.2 the adapter "
+        "leaves out all requests of a consumer: their chunks stay pinned, and cannot be evicted, "
+        "for five minutes (a monitor's timeout) or forever."
     ),
     probe=probe,
     apply=apply,

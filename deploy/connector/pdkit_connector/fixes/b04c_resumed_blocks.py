@@ -71,9 +71,9 @@ FIX = Fix(
     title="a preempted request stores other requests' KV and uses KV that was never loaded",
     link="none",
     reason=(
-        "Up to 0.3.9 the adapter adds the blocks of a request that resumes to those it lost, so "
-        "it stores what others wrote there under this request's tokens; and it offers vLLM what "
-        "LMCache holds but does not load it. Both give wrong output without an error."
+        "Up to 0.3.9 the adapter adds the new blocks of a request that resumes to those it lost, "
+        "and so stores what other requests wrote there under this request's tokens. It also offers "
+        "vLLM what LMCache holds, but does not load it. Both give wrong output without an error."
     ),
     probe=probe,
     apply=apply,

@@ -57,10 +57,10 @@ FIX = Fix(
     title="a preempted request whose hit is not loaded ends the engine's core",
     link="none",
     reason=(
-        "vLLM takes nothing of what LMCache offers to a request that must not read caches (one "
-        "that asks for prompt log probabilities), and LMCache offers nothing below its "
-        "min_retrieve_tokens. When such a request resumes after a preemption, the adapter asserts "
-        "that what it found counts as computed."
+        "Some hits are not loaded: vLLM reads no cache for a request that asks for prompt log "
+        "probabilities, and LMCache offers no hit below its min_retrieve_tokens. When such a "
+        "request resumes after a preemption, the adapter asserts that what it found counts as "
+        "computed."
     ),
     probe=probe,
     apply=apply,

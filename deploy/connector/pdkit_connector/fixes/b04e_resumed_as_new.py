@@ -66,8 +66,8 @@ FIX = Fix(
     link="none",
     reason=(
         "vLLM's second model runner gets a preempted request as a new one, with its output among "
-        "the tokens to prefill. The adapter looks up all tokens, tells vLLM how many it holds, "
-        "and then loads those of the prompt only: vLLM attends to unwritten KV."
+        "the tokens to prefill. The adapter looks up all tokens and tells vLLM how many it holds, "
+        "but loads only those of the prompt: vLLM attends to unwritten KV."
     ),
     probe=probe,
     apply=apply,

@@ -59,10 +59,10 @@ FIX = Fix(
     title="a resumed request's block list is shared with vLLM's worker",
     link="none",
     reason=(
-        "After a preemption the tracker keeps the list of blocks that vLLM sent to its worker. In "
-        "one process, which is how an engine of one rank runs, it is the same object: scheduler "
-        "and worker both append each new block to it. Later chunks are then saved from the wrong "
-        "blocks, wrong KV under a right key, and vLLM's own record of the request is wrong too."
+        "After a preemption the tracker keeps the list of blocks that vLLM sent to its worker. An "
+        "engine of one rank is one process, so it is the same object: scheduler and worker both "
+        "append each new block to it. Later chunks are then saved from the wrong blocks (wrong KV "
+        "under a right key), and vLLM's own record of the request is wrong too."
     ),
     probe=probe,
     apply=apply,

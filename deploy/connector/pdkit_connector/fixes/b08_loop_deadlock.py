@@ -152,11 +152,11 @@ FIX = Fix(
     title="LMCache's event loop can wait for itself forever",
     link="https://github.com/LMCache/LMCache/issues/2942",
     reason=(
-        "A read that finds no staging memory sleeps on the event loop, which alone could finish "
-        "the stores that hold the memory: the loop stands still, and lookups, which wait without "
-        "a limit, stop the engine. Each read that is given up also ends one of four workers, and "
-        "closing waits for the loop on the loop. The fix lets reads wait off the loop and within "
-        "LMCache's own limit, after which they are misses."
+        "A read that finds no staging memory sleeps on the event loop, but only that loop can "
+        "finish the stores that hold the memory. The loop hangs, and so do lookups, which have no "
+        "time limit, and with them the engine. Each read that is given up also ends one of four "
+        "workers, and closing waits for the loop on the loop. The fix lets reads wait outside the "
+        "loop, within LMCache's own limit; then they are misses."
     ),
     probe=probe,
     apply=apply,

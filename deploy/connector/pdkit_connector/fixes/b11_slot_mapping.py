@@ -140,9 +140,9 @@ FIX = Fix(
     title="a request with fewer slots than tokens ends the engine's core",
     link="https://github.com/LMCache/LMCache/issues/2327",
     reason=(
-        "The adapter's list of a request's tokens can outgrow its list of blocks, as when vLLM "
-        "sets a request back after a failed load. The worker meets that with an assertion that "
-        "ends the engine's core, although only one request's cache is concerned."
+        "The adapter's list of a request's tokens can become longer than its blocks, as when vLLM "
+        "sets a request back after a failed load. An assertion in the worker then ends the "
+        "engine's core, although only one request's cache is affected."
     ),
     probe=probe,
     apply=apply,

@@ -124,8 +124,8 @@ FIX = Fix(
     title="after a failed start of LMCache the first step ends vLLM",
     link="https://github.com/LMCache/LMCache/issues/3337",
     reason=(
-        "LMCache catches an error at its start and says that vLLM will compute everything itself; "
-        "the adapter then asserts in every step that there is an engine and a lookup client."
+        "LMCache catches an error at its start and logs that vLLM will compute everything itself, "
+        "but then the adapter asserts in every step that there are an engine and a lookup client."
     ),
     probe=probe,
     apply=apply,

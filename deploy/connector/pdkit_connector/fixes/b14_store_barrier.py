@@ -65,9 +65,9 @@ FIX = Fix(
     title="a producer answers before its KV can be read",
     link="https://github.com/LMCache/LMCache/issues/1350",
     reason=(
-        "Stores go on after the step that began them, so a decode sent right after its prefill "
-        "finds some of the KV missing and computes it again. The fix holds a producer's answer, "
-        "not its next step, until what it stores is in Redis or a deadline has passed."
+        "Stores continue after the step that began them, so a decode sent right after its prefill "
+        "finds some of the KV missing and computes it again. The fix holds back a producer's "
+        "answer, not its next step, until its KV is in Redis or a deadline has passed."
     ),
     probe=probe,
     apply=apply,

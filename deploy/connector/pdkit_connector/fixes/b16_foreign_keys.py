@@ -82,8 +82,8 @@ FIX = Fix(
     reason=(
         "LMCache's keys are made of the model's name and the tokens. Requests of another LoRA "
         "adapter get KV computed with other weights, requests with a cache salt are not kept "
-        "apart, and all prompts given as embeddings of one length look alike. Such requests "
-        "bypass LMCache: no KV of theirs is shared, and none is wrong."
+        "apart, and all prompts given as embeddings look alike if their length is the same. With "
+        "the fix, such requests bypass LMCache: their KV is not shared, and never wrong."
     ),
     probe=probe,
     apply=apply,

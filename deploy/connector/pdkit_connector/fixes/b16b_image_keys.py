@@ -72,9 +72,9 @@ FIX = Fix(
     link="none",
     reason=(
         "Up to 0.5.3 the placeholders of an image are filled with the last 16 bits of its hash, so "
-        "one in 65536 pairs of images in the same prompt has one key, and the second is answered "
-        "with the KV of the first. In the first releases, an identifier that is not a hexadecimal "
-        "number ends the engine's core."
+        "in the same prompt, one in 65536 pairs of images has the same key, and the second image "
+        "is answered with the KV of the first. In the first releases, an identifier that is not a "
+        "hexadecimal number ends the engine's core."
     ),
     probe=probe,
     apply=apply,

@@ -81,10 +81,10 @@ FIX = Fix(
     link="https://github.com/LMCache/LMCache/issues/2845",
     reason=(
         "The adapter copies the KV of all layers by the block table of vLLM's first KV cache "
-        "group, and takes every entry for a token's block. Layers of a second group (sliding "
+        "group, and treats every entry as a token's block. Layers of a second group (sliding "
         "window beside full attention, Mamba) have other blocks. In a group of sliding windows "
         "vLLM puts its null block where the window has passed, and LMCache stores that block as "
-        "KV. vLLM merges groups where it can for a connector of this kind; the rest must not run."
+        "KV. For such a connector vLLM merges groups if it can; other models must not run."
     ),
     probe=probe,
     guard=guard,

@@ -55,9 +55,9 @@ FIX = Fix(
     title="an error in a plain store ends the engine's core",
     link="none",
     reason=(
-        "What goes wrong while KV is stored, such as a copy that the mover refuses, is raised "
-        "through the step to vLLM, whose core ends: all requests of the engine are lost for KV "
-        "that could be computed again. The fix logs the error and stores nothing of that request."
+        "An error while KV is stored, such as a copy that the mover refuses, is raised through the "
+        "step and ends vLLM's core: all requests of the engine are lost, although the KV could be "
+        "computed again. The fix logs the error and stores nothing of that request."
     ),
     probe=probe,
     apply=apply,

@@ -35,9 +35,9 @@ FIX = Fix(
     link="none",
     reason=(
         "LMCache takes staging memory for all chunks of a step before it moves the first, and "
-        "drops those that find none: while Redis is still taking the last step, or of a prompt "
-        "that is larger than staging memory. A load falls short in the same way. The fix moves "
-        "pieces that fit, and a store waits for the room that earlier ones give back."
+        "drops those that find none: if Redis is still storing the last step, or the prompt is "
+        "larger than staging memory. Loads fall short in the same way. The fix moves pieces that "
+        "fit, and a store waits until earlier ones free memory."
     ),
     probe=probe,
     apply=apply,
