@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from deploy.benchmark.break_even import speeds_at_first
+from deploy.benchmark.own_cost import OwnCost, own_cost
 from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, Slo
 from deploy.output.table import percent, table
 from deploy.planning.break_even import break_even_tokens
@@ -27,7 +28,7 @@ def bench_view(result: Result, folder: str) -> str:
             *_hits(repeats),
             *_path(repeats),
             *_usage(repeats),
-            *_hop(result.hop_s),
+            *_router(own_cost(result)),
             *_break_even(result),
             *(_search(result.rate_search) if result.rate_search else _slo(result.slo, repeats)),
             *_errors(repeats),
@@ -133,10 +134,17 @@ def _usage(repeats: Sequence[Repeat]) -> Iterator[str]:
     yield f"Peak memory in GiB: {', '.join(held)}"
 
 
-def _hop(hop: Percentiles | None) -> Iterator[str]:
-    if hop:
-        p50, p99 = 1e3 * hop.p50, 1e3 * hop.p99
-        yield f"Router: adds {p50:.1f} ms to a request (p50), {p99:.1f} ms (p99)"
+def _router(cost: OwnCost) -> Iterator[str]:
+    said = []
+    if hop := cost.hop_s:
+        said.append(f"adds {1e3 * hop.p50:.1f} ms to a request (p50), {1e3 * hop.p99:.1f} ms (p99)")
+    if cost.router_cpu_s and cost.router_requests_s:
+        said.append(
+            f"takes {1e3 * cost.router_cpu_s:.2f} ms of CPU time for one, so with a core to itself "
+            f"it passes on at most {cost.router_requests_s:.0f} requests/s"
+        )
+    if said:
+        yield f"Router: {'; '.join(said)}"
 
 
 def _break_even(result: Result) -> Iterator[str]:

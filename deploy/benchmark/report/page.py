@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 
 from deploy.benchmark.break_even import measured_speeds
+from deploy.benchmark.own_cost import own_cost
 from deploy.benchmark.report.cells import interval, milliseconds, number, percent, table, tokens
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.points import Point, Run, comparable, points, worth
@@ -184,26 +185,28 @@ def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
         yield (
             '<p class="soft">What router and gateway add to a short request; how long the store '
             "barrier holds an answer back, and how much CPU time the router takes, in the mean of "
-            "all requests.</p>"
+            "all requests; and how many requests a router with a core to itself passes on at most."
+            "</p>"
         )
-        header = ("stack", "router p50", "router p99", "store barrier", "router CPU")
+        header = (
+            "stack", "router p50", "router p99", "store barrier", "router CPU", "router at most",
+        )  # fmt: skip
         yield table(header, rows)
 
 
 def _cost_row(run: Run) -> Sequence[str]:
-    hop, repeats = run.result.hop_s, run.result.repeats
-    answers = sum(one.completed for one in repeats)
-    waits = [one.redis_path.barrier_wait_s for one in repeats if one.redis_path]
-    cpu = [
-        one.usage.cpu_s["router"] for one in repeats if one.usage and "router" in one.usage.cpu_s
-    ]
+    cost = own_cost(run.result)
+    p50, p99 = (cost.hop_s.p50, cost.hop_s.p99) if cost.hop_s else (None, None)
+    most = cost.router_requests_s
     return (
         run.name,
-        f"{number(1e3 * hop.p50)} ms" if hop else "-",
-        f"{number(1e3 * hop.p99)} ms" if hop else "-",
-        f"{number(1e3 * sum(waits) / answers)} ms" if waits and answers else "-",
-        f"{number(1e3 * sum(cpu) / answers)} ms" if cpu and answers else "-",
+        *(_ms(one) for one in (p50, p99, cost.barrier_s, cost.router_cpu_s)),
+        f"{number(most)}/s" if most else "-",
     )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{number(1e3 * seconds)} ms"
 
 
 def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:

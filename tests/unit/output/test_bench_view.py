@@ -8,6 +8,8 @@ from deploy.output.bench_view import bench_view
 from tests.unit.benchmark.samples import repeat, result
 from tests.unit.benchmark.test_break_even import PATH, measured
 
+USAGE: dict[str, Any] = {"cpu_s": {}, "peak_rss_bytes": {}}
+
 
 def shown(**changed: Any) -> str:
     return bench_view(result(**changed), "/the/folder")
@@ -70,8 +72,17 @@ def test_failures_are_counted_by_their_text() -> None:
 
 def test_router() -> None:
     hop = {"p50": 0.0012, "p90": 0.002, "p99": 0.0055, "mean": 0.0015}
-    assert "Router: adds 1.2 ms to a request (p50), 5.5 ms (p99)" in shown(hop_s=hop)
+    assert "Router: adds 1.2 ms to a request (p50), 5.5 ms (p99)\n" in shown(hop_s=hop)
+    used = [repeat(at, usage=USAGE | {"cpu_s": {"router": 0.05}}) for at in range(2)]
+    most = "takes 2.50 ms of CPU time for one, so with a core to itself it passes on at most 400"
+    assert f"Router: {most} requests/s" in shown(repeats=used)
+    assert f"5.5 ms (p99); {most}" in shown(repeats=used, hop_s=hop)
     assert "Router" not in shown()
+
+
+def test_router_without_a_tick_of_cpu_time_has_no_limit() -> None:
+    idle = repeat(usage=USAGE | {"cpu_s": {"router": 0.0}})
+    assert "Router" not in shown(repeats=[idle])
 
 
 def test_loops() -> None:

@@ -87,7 +87,7 @@ class TestPage:
         costly = repeat(0, usage=usage, redis_path=PATH | {"barrier_wait_s": 0.1})
         hop = {"p50": 0.001, "p90": 0.002, "p99": 0.0034, "mean": 0.001}
         text = drawn(runs(measured(repeats=[costly], hop_s=hop)))
-        cells = [f"<td>{one}</td>" for one in ("1 ms", "3.4 ms", "5 ms", "2 ms")]
+        cells = [f"<td>{one}</td>" for one in ("1 ms", "3.4 ms", "5 ms", "2 ms", "500/s")]
         assert f"<tr><td>1p1d</td>{''.join(cells)}</tr>" in text
         bare = measured(repeats=[repeat(0)])
         assert "own cost" not in drawn(runs(bare))

@@ -1,0 +1,50 @@
+"""What the kit itself costs, over all repeats of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.benchmark.results import Percentiles, Repeat, Result
+
+
+@dataclass(frozen=True)
+class OwnCost:
+    """The cost of the kit's own parts; None is what the run did not measure.
+
+    Attributes:
+        hop_s: what the router adds to a short request.
+        barrier_s: how long the store barrier holds an answer back, in the mean of all answers.
+        router_cpu_s: CPU time of the router for a request.
+    """
+
+    hop_s: Percentiles | None
+    barrier_s: float | None
+    router_cpu_s: float | None
+
+    @property
+    def router_requests_s(self) -> float | None:
+        """The most requests a second that a router with one core to itself can pass on."""
+        return 1 / self.router_cpu_s if self.router_cpu_s else None
+
+
+def own_cost(result: Result) -> OwnCost:
+    """Return what the kit cost in a run."""
+    repeats = result.repeats
+    answers = sum(one.completed for one in repeats)
+    waits = [one.redis_path.barrier_wait_s for one in repeats if one.redis_path]
+    return OwnCost(
+        hop_s=result.hop_s,
+        barrier_s=sum(waits) / answers if waits and answers else None,
+        router_cpu_s=_router_cpu_s(repeats),
+    )
+
+
+def _router_cpu_s(repeats: Sequence[Repeat]) -> float | None:
+    measured = [
+        (one.usage.cpu_s["router"], one.completed)
+        for one in repeats
+        if one.usage and "router" in one.usage.cpu_s
+    ]
+    answers = sum(completed for _, completed in measured)
+    return sum(cpu_s for cpu_s, _ in measured) / answers if answers else None
