@@ -16,11 +16,15 @@ class OwnCost:
         hop_s: what the router adds to a short request.
         barrier_s: how long the store barrier holds an answer back, in the mean of all answers.
         router_cpu_s: CPU time of the router for a request.
+        store_cpu_s_gb, load_cpu_s_gb: CPU seconds of the engines' threads that move KV to and from
+            Redis, for a GB; Redis's own are not among them.
     """
 
     hop_s: Percentiles | None
     barrier_s: float | None
     router_cpu_s: float | None
+    store_cpu_s_gb: float | None
+    load_cpu_s_gb: float | None
 
     @property
     def router_requests_s(self) -> float | None:
@@ -32,11 +36,14 @@ def own_cost(result: Result) -> OwnCost:
     """Return what the kit cost in a run."""
     repeats = result.repeats
     answers = sum(one.completed for one in repeats)
-    waits = [one.redis_path.barrier_wait_s for one in repeats if one.redis_path]
+    paths = [one.redis_path for one in repeats if one.redis_path]
+    waits = [one.barrier_wait_s for one in paths]
     return OwnCost(
         hop_s=result.hop_s,
         barrier_s=sum(waits) / answers if waits and answers else None,
         router_cpu_s=_router_cpu_s(repeats),
+        store_cpu_s_gb=_cpu_s_gb([(one.store_cpu_s, one.stored_bytes) for one in paths]),
+        load_cpu_s_gb=_cpu_s_gb([(one.load_cpu_s, one.loaded_bytes) for one in paths]),
     )
 
 
@@ -48,3 +55,10 @@ def _router_cpu_s(repeats: Sequence[Repeat]) -> float | None:
     ]
     answers = sum(completed for _, completed in measured)
     return sum(cpu_s for cpu_s, _ in measured) / answers if answers else None
+
+
+def _cpu_s_gb(moved: Sequence[tuple[float | None, int]]) -> float | None:
+    """Return the CPU seconds of a GB, from pairs of CPU seconds and bytes."""
+    known = [(cpu_s, size) for cpu_s, size in moved if cpu_s is not None]
+    total_bytes = sum(size for _, size in known)
+    return sum(cpu_s for cpu_s, _ in known) / total_bytes * 1e9 if total_bytes else None

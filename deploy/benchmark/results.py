@@ -123,6 +123,8 @@ class RedisPathUse(Strict):
     barrier_waits: int
     barrier_wait_s: float
     late: int = Field(description="answers sent before their KV was stored")
+    store_cpu_s: float | None = Field(None, description="CPU time of the threads that store values")
+    load_cpu_s: float | None = Field(None, description="CPU time of the threads that load values")
 
 
 class Usage(Strict):

@@ -28,7 +28,7 @@ def bench_view(result: Result, folder: str) -> str:
             *_hits(repeats),
             *_path(repeats),
             *_usage(repeats),
-            *_router(own_cost(result)),
+            *_own_cost(own_cost(result)),
             *_break_even(result),
             *(_search(result.rate_search) if result.rate_search else _slo(result.slo, repeats)),
             *_errors(repeats),
@@ -132,6 +132,13 @@ def _usage(repeats: Sequence[Repeat]) -> Iterator[str]:
         if any(usage.peak_rss_bytes.get(name) for usage, _ in used)
     )
     yield f"Peak memory in GiB: {', '.join(held)}"
+
+
+def _own_cost(cost: OwnCost) -> Iterator[str]:
+    yield from _router(cost)
+    moved = {"stored": cost.store_cpu_s_gb, "loaded": cost.load_cpu_s_gb}
+    if known := [f"{used:.2f} CPU s/GB {how}" for how, used in moved.items() if used is not None]:
+        yield f"KV hand-off: {', '.join(known)}"
 
 
 def _router(cost: OwnCost) -> Iterator[str]:

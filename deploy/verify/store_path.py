@@ -25,6 +25,7 @@ class StorePath:
 
     Attributes:
         stored_s, loaded_s: seconds of work; several stores run side by side.
+        stored_cpu_s, loaded_cpu_s: CPU time of the threads that move values.
         refused: chunks that were corrupt or foreign, and so were computed instead of loaded.
         left_out: chunks that were not stored, because Redis failed, refused or was too slow.
         not_loaded: chunks that were found but did not arrive in time, or were gone by then.
@@ -35,10 +36,12 @@ class StorePath:
 
     stored_bytes: float = 0
     stored_s: float = 0
+    stored_cpu_s: float = 0
     stored_chunks: float = 0
     left_out: float = 0
     loaded_bytes: float = 0
     loaded_s: float = 0
+    loaded_cpu_s: float = 0
     loaded_chunks: float = 0
     refused: float = 0
     not_loaded: float = 0
@@ -71,11 +74,13 @@ class StorePath:
         return cls(
             stored_bytes=total("bytes", operation="store"),
             stored_s=total("seconds", operation="store"),
+            stored_cpu_s=total("cpu_seconds", operation="store"),
             stored_chunks=stored,
             # Whatever else became of a chunk: results may be told apart further.
             left_out=total("chunks", operation="store") - stored,
             loaded_bytes=total("bytes", operation="load"),
             loaded_s=total("seconds", operation="load"),
+            loaded_cpu_s=total("cpu_seconds", operation="load"),
             loaded_chunks=loaded,
             refused=refused,
             not_loaded=total("chunks", operation="load") - loaded - refused,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
+from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.client import Limits
+from pdkit_connector.redis_path.lanes import Lanes
 from redis_chunks import client, loaded, prompt, stored
 from redis_servers import Servers
 
@@ -79,3 +83,33 @@ def test_same_keys_by_all(server):
     in_threads(work)
     assert loaded(one, keys) == payloads
     one.close()
+
+
+def test_cpu_time_is_counted_and_waiting_is_not():
+    def compute(_links):
+        ends = time.thread_time() + 0.05
+        while time.thread_time() < ends:
+            pass
+        raise ValueError("what fails has used its time, too")
+
+    counters = Counters()
+    lanes = Lanes("load", 2, lambda: SimpleNamespace(close=bool), counters)
+    lanes.submit(lambda _links: time.sleep(0.5))
+    for _ in range(2):
+        lanes.submit(compute)
+    lanes.close(60)
+    assert 0.1 <= counters.value("cpu_seconds", operation="load") < 0.4
+    assert counters.value("cpu_seconds", operation="store") == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_cpu_time_of_all_shards_is_counted_by_operation(servers, count):
+    one = client([servers.start().url for _ in range(count)])
+    chunks = prompt("used", 8, 1 << 20)
+    before = time.process_time()
+    stored(one, chunks)
+    assert loaded(one, list(chunks)) == list(chunks.values())
+    one.close()
+    used = [one.counters.value("cpu_seconds", operation=what) for what in ("store", "load")]
+    assert min(used) > 0
+    assert sum(used) <= time.process_time() - before

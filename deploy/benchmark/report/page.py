@@ -185,11 +185,12 @@ def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
         yield (
             '<p class="soft">What router and gateway add to a short request; how long the store '
             "barrier holds an answer back, and how much CPU time the router takes, in the mean of "
-            "all requests; and how many requests a router with a core to itself passes on at most."
-            "</p>"
+            "all requests; how many requests a router with a core to itself passes on at most; and "
+            "the CPU time of the engines' threads that move KV to and from Redis.</p>"
         )
         header = (
             "stack", "router p50", "router p99", "store barrier", "router CPU", "router at most",
+            "KV stored", "KV loaded",
         )  # fmt: skip
         yield table(header, rows)
 
@@ -202,11 +203,16 @@ def _cost_row(run: Run) -> Sequence[str]:
         run.name,
         *(_ms(one) for one in (p50, p99, cost.barrier_s, cost.router_cpu_s)),
         f"{number(most)}/s" if most else "-",
+        *(_per_gb(one) for one in (cost.store_cpu_s_gb, cost.load_cpu_s_gb)),
     )
 
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{number(1e3 * seconds)} ms"
+
+
+def _per_gb(cpu_s: float | None) -> str:
+    return "-" if cpu_s is None else f"{number(cpu_s)} CPU s/GB"
 
 
 def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:

@@ -11,6 +11,7 @@ PREFIX = "pdkit_store_"
 HELP: Mapping[str, str] = {
     "bytes": "Payload bytes, by operation (load, store).",
     "seconds": "Seconds of work, by operation (load, store, lookup); stores run side by side.",
+    "cpu_seconds": "CPU seconds of the threads that move values, by operation (load, store).",
     "calls": "Prompts, by operation (load, lookup).",
     "chunks": "Chunks, by operation and result.",
     "failures": "Failures of Redis, by kind.",

@@ -94,6 +94,8 @@ def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathU
         barrier_waits=round(path.waits),
         barrier_wait_s=round(path.wait_s, 4),
         late=round(path.late),
+        store_cpu_s=round(path.stored_cpu_s, 6),
+        load_cpu_s=round(path.loaded_cpu_s, 6),
     )
 
 

@@ -49,6 +49,18 @@ def test_losses_of_the_redis_path() -> None:
     assert text.count("3 chunks lost, 1 answers before their KV") == 1
 
 
+def test_cpu_time_of_the_hand_off() -> None:
+    """Of all repeats that counted it; a repeat of an older version did not."""
+    counted = PATH | {"store_cpu_s": 0.2, "load_cpu_s": 0.5, "loaded_bytes": 2 * 10**9}
+    other = counted | {"store_cpu_s": 0.4, "load_cpu_s": 1.1}
+    paths = [counted, other, PATH]
+    text = shown(repeats=[repeat(at, redis_path=path) for at, path in enumerate(paths)])
+    assert "KV hand-off: 0.30 CPU s/GB stored, 0.40 CPU s/GB loaded" in text
+    unmoved = counted | {"loaded_bytes": 0}
+    assert "KV hand-off: 0.20 CPU s/GB stored\n" in shown(repeats=[repeat(redis_path=unmoved)])
+    assert "KV hand-off" not in shown(repeats=[repeat(redis_path=PATH)])
+
+
 def test_slo_and_search() -> None:
     search = {
         "required_share": 0.9, "highest_rate": 4.0, "low": 3.5, "high": None,

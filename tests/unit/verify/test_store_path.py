@@ -20,6 +20,8 @@ from deploy.verify.store_path import (
 PAGE = [
     Sample("pdkit_store_bytes_total", {"operation": "load"}, 2e9),
     Sample("pdkit_store_seconds_total", {"operation": "load"}, 4.0),
+    Sample("pdkit_store_cpu_seconds_total", {"operation": "load"}, 1.5),
+    Sample("pdkit_store_cpu_seconds_total", {"operation": "store"}, 0.5),
     Sample("pdkit_store_chunks_total", {"operation": "load", "result": "loaded"}, 10),
     Sample("pdkit_store_chunks_total", {"operation": "load", "result": "corrupt"}, 1),
     Sample("pdkit_store_chunks_total", {"operation": "load", "result": "foreign"}, 2),
@@ -47,6 +49,7 @@ def test_a_page_is_read() -> None:
     counts = (path.loaded_chunks, path.refused, path.not_loaded, path.left_out, path.failures)
     assert counts == (10, 3, 3, 4, 6)
     assert (path.waits, path.late) == (8, 1)
+    assert (path.stored_cpu_s, path.loaded_cpu_s) == (0.5, 1.5)
     assert path.store_gb_s == 0
 
 

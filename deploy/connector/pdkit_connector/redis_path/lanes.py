@@ -95,15 +95,34 @@ def _close(late: futures.Future[Any]) -> None:
 
 
 class Lanes:
-    """A few threads that take jobs from one queue, in order."""
+    """A few threads that take jobs from one queue, in order, and count their CPU time."""
 
-    def __init__(self, name: str, count: int, make_links: Callable[[], Links]) -> None:
+    def __init__(
+        self,
+        operation: str,
+        count: int,
+        make_links: Callable[[], Links],
+        counters: Counters,
+        *,
+        where: str = "",
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            operation: what the jobs do, load or store.
+            where: a part of the threads' names, such as the shard.
+        """
+        self._operation = operation
+        self._counters = counters
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._threads = [
             threading.Thread(
-                target=self._run, args=(make_links(),), name=f"pdkit-redis-{name}-{n}", daemon=True
+                target=self._run,
+                args=(make_links(),),
+                name=f"pdkit-redis-{operation}{where}-{n}",
+                daemon=True,
             )
             for n in range(count)
         ]
@@ -133,13 +152,23 @@ class Lanes:
             thread.join(max(0.0, ends - time.monotonic()))
 
     def _run(self, links: Links) -> None:
+        counted_s = 0.0
         while (job := self._jobs.get()) is not None:
             try:
                 job(links)
             except Exception:  # noqa: BLE001 - where a job does raise, the thread must live on
                 get_logger().exception("pdkit-connector ERROR Redis: a job failed")
                 links.close()
+            if self._jobs.empty():  # once for all chunks of a prompt
+                counted_s = self._count(counted_s)
+        self._count(counted_s)
         links.close()
+
+    def _count(self, counted_s: float) -> float:
+        """Count this thread's CPU time beyond what was counted, and return all of it."""
+        used_s = time.thread_time()
+        self._counters.add("cpu_seconds", used_s - counted_s, operation=self._operation)
+        return used_s
 
 
 @contextmanager

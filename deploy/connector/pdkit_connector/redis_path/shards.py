@@ -95,8 +95,8 @@ def _shard(
     return Shard(
         Attempts(f"reading{name}", counters, labels),
         Attempts(f"storing{name}", counters, labels),
-        Lanes(f"load{name}", share(lanes.load_lanes), links),
-        Lanes(f"store{name}", share(lanes.store_lanes), links),
+        Lanes("load", share(lanes.load_lanes), links, counters, where=name),
+        Lanes("store", share(lanes.store_lanes), links, counters, where=name),
         links(),
         links(),
     )
