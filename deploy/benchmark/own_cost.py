@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from deploy.benchmark.results import Percentiles, Repeat, Result
 
@@ -18,6 +19,8 @@ class OwnCost:
         router_cpu_s: CPU time of the router for a request.
         store_cpu_s_gb, load_cpu_s_gb: CPU seconds of the engines' threads that move KV to and from
             Redis, for a GB; Redis's own are not among them.
+        connector: role → the share of the time of engines' steps that the connector took; the
+            median of the repeats.
     """
 
     hop_s: Percentiles | None
@@ -25,6 +28,7 @@ class OwnCost:
     router_cpu_s: float | None
     store_cpu_s_gb: float | None
     load_cpu_s_gb: float | None
+    connector: Mapping[str, float]
 
     @property
     def router_requests_s(self) -> float | None:
@@ -44,6 +48,10 @@ def own_cost(result: Result) -> OwnCost:
         router_cpu_s=_router_cpu_s(repeats),
         store_cpu_s_gb=_cpu_s_gb([(one.store_cpu_s, one.stored_bytes) for one in paths]),
         load_cpu_s_gb=_cpu_s_gb([(one.load_cpu_s, one.loaded_bytes) for one in paths]),
+        connector={
+            role: median(one.connector[role] for one in repeats if role in one.connector)
+            for role in dict.fromkeys(role for one in repeats for role in one.connector)
+        },
     )
 
 

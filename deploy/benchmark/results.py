@@ -142,6 +142,7 @@ class Repeat(Strict):
         rate: requests offered per second; null in a closed loop.
         concurrency: requests in flight; null in an open loop.
         stages: mean seconds of a request by the engines' role and stage (queue, prefill, decode).
+        connector: the share of the time of engines' steps that the connector took, by role.
     """
 
     index: int
@@ -165,6 +166,7 @@ class Repeat(Strict):
     redis_path: RedisPathUse | None
     usage: Usage | None
     stages: dict[str, dict[str, float]] = Field(default_factory=dict)
+    connector: dict[str, float] = Field(default_factory=dict)
 
 
 class RateStep(Strict):

@@ -139,6 +139,13 @@ def _own_cost(cost: OwnCost) -> Iterator[str]:
     moved = {"stored": cost.store_cpu_s_gb, "loaded": cost.load_cpu_s_gb}
     if known := [f"{used:.2f} CPU s/GB {how}" for how, used in moved.items() if used is not None]:
         yield f"KV hand-off: {', '.join(known)}"
+    if cost.connector:
+        shares = (f"{percent(share)} of {_whose(role)}" for role, share in cost.connector.items())
+        yield f"Connector: takes {', '.join(shares)} steps"
+
+
+def _whose(role: str) -> str:
+    return "aggregated engines'" if role == "aggregated" else f"{role}s'"
 
 
 def _router(cost: OwnCost) -> Iterator[str]:

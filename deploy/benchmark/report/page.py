@@ -185,12 +185,13 @@ def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
         yield (
             '<p class="soft">What router and gateway add to a short request; how long the store '
             "barrier holds an answer back, and how much CPU time the router takes, in the mean of "
-            "all requests; how many requests a router with a core to itself passes on at most; and "
-            "the CPU time of the engines' threads that move KV to and from Redis.</p>"
+            "all requests; how many requests a router with a core to itself passes on at most; "
+            "the CPU time of the engines' threads that move KV to and from Redis; and the share of "
+            "the engines' steps that the connector takes.</p>"
         )
         header = (
             "stack", "router p50", "router p99", "store barrier", "router CPU", "router at most",
-            "KV stored", "KV loaded",
+            "KV stored", "KV loaded", "connector",
         )  # fmt: skip
         yield table(header, rows)
 
@@ -204,6 +205,7 @@ def _cost_row(run: Run) -> Sequence[str]:
         *(_ms(one) for one in (p50, p99, cost.barrier_s, cost.router_cpu_s)),
         f"{number(most)}/s" if most else "-",
         *(_per_gb(one) for one in (cost.store_cpu_s_gb, cost.load_cpu_s_gb)),
+        ", ".join(f"{role} {100 * share:.1f} %" for role, share in cost.connector.items()) or "-",
     )
 
 

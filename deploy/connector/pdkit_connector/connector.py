@@ -18,6 +18,7 @@ from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Registry, State, disabled_ids, discover
 from pdkit_connector.releases import release_line
 from pdkit_connector.setting import Setting
+from pdkit_connector.step_clock import timed_steps
 from pdkit_connector.worker import open_socket
 
 
@@ -27,6 +28,7 @@ def process_registry() -> Registry:
     return Registry(discover())
 
 
+@timed_steps
 class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
     """LMCacheConnectorV1 on top of the fixes; refuses to run where KV could never be shared."""
 

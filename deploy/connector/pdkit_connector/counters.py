@@ -16,6 +16,7 @@ HELP: Mapping[str, str] = {
     "chunks": "Chunks, by operation and result.",
     "failures": "Failures of Redis, by kind.",
     "connects": "Connections made to Redis.",
+    "step_seconds": "Seconds of the workers' steps, by part (connector, rest).",
     "barrier_waits": "Answers that waited for their stores, by result (stored, late, absent).",
     "barrier_seconds": "Seconds that answers waited for their stores.",
 }

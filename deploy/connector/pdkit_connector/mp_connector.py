@@ -1,9 +1,9 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
-LMCache's own `LMCacheMPConnector`, with four things added: the store barrier; a guard that keeps
+LMCache's own `LMCacheMPConnector`, with five things added: the store barrier; a guard that keeps
 blocks that the server may still read or write from being reused; one that keeps KV apart that
-tokens alone do not tell apart; and names of shared memory by which what a killed engine left can be
-found.
+tokens alone do not tell apart; names of shared memory by which what a killed engine left can be
+found; and a clock of its share of steps.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pdkit_connector.engine_report import REPORT
 from pdkit_connector.log import get_logger
 from pdkit_connector.releases import installed_lmcache
 from pdkit_connector.request_view import foreign
+from pdkit_connector.step_clock import timed_steps
 from pdkit_connector.store_barrier import answer
 from pdkit_connector.worker import open_socket
 from pdkit_connector.worker_socket import listener_pid
@@ -108,6 +109,7 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
                 self._server = Server(pid) if pid else None
 
 
+@timed_steps
 class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[misc]
     """LMCacheMPConnector with the kit's barrier, guard and names."""
 

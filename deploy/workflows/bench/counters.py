@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
@@ -21,6 +21,7 @@ _STAGES = {
     "prefill": "vllm:request_prefill_time_seconds",
     "decode": "vllm:request_decode_time_seconds",
 }
+_STEPS = "pdkit_store_step_seconds_total"
 Pages = Mapping[str, MetricsPage]
 
 
@@ -102,14 +103,31 @@ def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathU
 def stages(running: RunningStack, before: Pages, after: Pages) -> dict[str, dict[str, float]]:
     """Return role → stage → mean seconds of a request there."""
     found: dict[str, dict[str, float]] = {}
-    for role in dict.fromkeys(engine.role for engine in running.prepared.plan.engines):
-        mine = [one for one in running.prepared.plan.engines if one.role == role]
-        page = _counted(mine, before, after)
+    for role, page in _by_role(running, before, after):
         means = {stage: Latency.read(page, name).mean_s for stage, name in _STAGES.items()}
         known = {stage: round(mean, 6) for stage, mean in means.items() if mean is not None}
         if known:
             found[role] = known
     return found
+
+
+def connector_shares(running: RunningStack, before: Pages, after: Pages) -> dict[str, float]:
+    """Return role → the share of its steps' time that engines spent in the connector."""
+    return {
+        role: round((page.total(_STEPS, part="connector") or 0) / seconds, 6)
+        for role, page in _by_role(running, before, after)
+        if (seconds := page.total(_STEPS))
+    }
+
+
+def _by_role(
+    running: RunningStack, before: Pages, after: Pages
+) -> Iterator[tuple[str, MetricsPage]]:
+    """Yield each role, and what all engines of it counted."""
+    engines = running.prepared.plan.engines
+    for role in dict.fromkeys(engine.role for engine in engines):
+        mine = [one for one in engines if one.role == role]
+        yield role, _counted(mine, before, after)
 
 
 def _total(page: MetricsPage, name: str) -> int:

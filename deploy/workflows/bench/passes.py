@@ -16,6 +16,7 @@ from deploy.errors import StackUnhealthy, UsageError
 from deploy.runtime.engine_api import bearer
 from deploy.runtime.usage import UsageMeter
 from deploy.workflows.bench.counters import (
+    connector_shares,
     hit_tokens,
     read_pages,
     redis_path,
@@ -172,6 +173,7 @@ class Bench:
                 "redis_path": redis_path(self.running, before, after),
                 "usage": usage,
                 "stages": stages(self.running, before, after),
+                "connector": connector_shares(self.running, before, after),
             }
         )
         return Pass(repeat, load)

@@ -61,6 +61,16 @@ def test_cpu_time_of_the_hand_off() -> None:
     assert "KV hand-off" not in shown(repeats=[repeat(redis_path=PATH)])
 
 
+def test_share_of_the_connector_is_the_median_of_the_repeats() -> None:
+    shares = ({"producer": share, "consumer": 2 * share} for share in (0.03, 0.5, 0.04))
+    repeats = [repeat(at, connector=share) for at, share in enumerate(shares)]
+    said = "Connector: takes 4.0 % of producers', 8.0 % of consumers' steps"
+    assert said in shown(repeats=[*repeats, repeat(3)])
+    alone = repeat(connector={"aggregated": 0.02})
+    assert "Connector: takes 2.0 % of aggregated engines' steps" in shown(repeats=[alone])
+    assert "Connector" not in shown()
+
+
 def test_slo_and_search() -> None:
     search = {
         "required_share": 0.9, "highest_rate": 4.0, "low": 3.5, "high": None,

@@ -85,10 +85,11 @@ class TestPage:
     def test_own_cost_of_the_kit(self) -> None:
         usage = {"cpu_s": {"router": 0.04}, "peak_rss_bytes": {}}
         path = PATH | {"barrier_wait_s": 0.1, "store_cpu_s": 0.25, "load_cpu_s": 0.5}
-        costly = repeat(0, usage=usage, redis_path=path)
+        steps = {"producer": 0.031, "consumer": 0.08}
+        costly = repeat(0, usage=usage, redis_path=path, connector=steps)
         hop = {"p50": 0.001, "p90": 0.002, "p99": 0.0034, "mean": 0.001}
         text = drawn(runs(measured(repeats=[costly], hop_s=hop)))
-        moved = ("0.25 CPU s/GB", "0.5 CPU s/GB")
+        moved = ("0.25 CPU s/GB", "0.5 CPU s/GB", "producer 3.1 %, consumer 8.0 %")
         cells = ("1p1d", "1 ms", "3.4 ms", "5 ms", "2 ms", "500/s", *moved)
         assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in text
         bare = measured(repeats=[repeat(0)])
