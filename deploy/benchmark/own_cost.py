@@ -21,6 +21,7 @@ class OwnCost:
             Redis, for a GB; Redis's own are not among them.
         connector: role → the share of the time of engines' steps that the connector took; the
             median of the repeats.
+        up_extra_s: what `deploy up` took beyond its slowest engine's own start.
     """
 
     hop_s: Percentiles | None
@@ -29,6 +30,7 @@ class OwnCost:
     store_cpu_s_gb: float | None
     load_cpu_s_gb: float | None
     connector: Mapping[str, float]
+    up_extra_s: float | None
 
     @property
     def router_requests_s(self) -> float | None:
@@ -52,6 +54,7 @@ def own_cost(result: Result) -> OwnCost:
             role: median(one.connector[role] for one in repeats if role in one.connector)
             for role in dict.fromkeys(role for one in repeats for role in one.connector)
         },
+        up_extra_s=result.up_extra_s,
     )
 
 

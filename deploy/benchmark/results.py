@@ -204,6 +204,11 @@ class Result(Strict):
     repeats: list[Repeat]
     rate_search: RateSearch | None = None
     hop_s: Percentiles | None = Field(None, description="what the router adds to a short request")
+    up_extra_s: float | None = Field(
+        None,
+        description="what `deploy up` took beyond its slowest engine's own start, "
+        "its check included; null where an engine was started again since",
+    )
     interrupted: bool = Field(False, description="Ctrl-C ended it; the finished repeats are here")
 
 

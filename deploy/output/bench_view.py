@@ -142,6 +142,8 @@ def _own_cost(cost: OwnCost) -> Iterator[str]:
     if cost.connector:
         shares = (f"{percent(share)} of {_whose(role)}" for role, share in cost.connector.items())
         yield f"Connector: takes {', '.join(shares)} steps"
+    if cost.up_extra_s is not None:
+        yield f"deploy up: took {cost.up_extra_s:.1f} s beyond the slowest engine's own start"
 
 
 def _whose(role: str) -> str:

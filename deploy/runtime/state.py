@@ -46,6 +46,8 @@ class StackState:
             a reboot.
         generation: what was started, when, and how that went.
         history: the plans before this one, the newest first.
+        up_extra_s: what the `up` that started all engines took beyond the slowest one's own start,
+            its check included; None if no `up` did.
     """
 
     name: str
@@ -57,6 +59,7 @@ class StackState:
     services: dict[str, ServiceRecord] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
     history: tuple[dict[str, Any], ...] = ()
+    up_extra_s: float | None = None
 
     def with_service(self, record: ServiceRecord) -> StackState:
         """Return the state with this service's record, in place of an older one."""
@@ -102,6 +105,7 @@ def read_state(path: Path, name: str) -> StackState | None:
             services=services if raw["boot"] in ("", boot_id()) else {},
             generation=dict(raw["generation"]),
             history=tuple(dict(past) for past in raw.get("history", ())),
+            up_extra_s=None if raw.get("up_extra_s") is None else float(raw["up_extra_s"]),
         )
     except FileNotFoundError:
         return None

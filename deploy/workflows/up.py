@@ -55,10 +55,15 @@ class UpResult:
         return max((self.started.get(name, 0.0) for name in self._engines), default=0.0)
 
     @property
+    def started_all_engines(self) -> bool:
+        """Whether all engines were started, none of which ran."""
+        return self._engines <= self.started.keys()
+
+    @property
     def outlived_store(self) -> bool:
         """Whether a store was started and an engine was not, which holds dead connections then."""
         stores = {service.name for service in self.running.stack.stores}
-        return bool(stores & self.started.keys()) and not self._engines <= self.started.keys()
+        return bool(stores & self.started.keys()) and not self.started_all_engines
 
     @property
     def _engines(self) -> set[str]:
@@ -129,16 +134,27 @@ def bring_up(
             said = f"{', '.join(lost)} of another host: no answer"
             said += "; the stack was not checked" if check else ""
             return replace(result, warnings=(*result.warnings, said)), None
-        if not check or not result.running.stack.has_front:
-            if took:  # a router that went on running has to notice what was started
-                require_answers(result.running)
-            return result, None
-        if result.outlived_store:
-            renew_store_connections(home, result.running)
-        checked = check_running(home, result.running, report, CheckOptions(quick=True))
-        if checked.passed:
-            start.save(with_outcome(start.state, "good"))
+        checked = _checked(result, home, report) if check else None
+        if checked is None and took:  # a router that went on running has to notice what was started
+            require_answers(result.running)
+        state = start.state
+        if result.started_all_engines:
+            extra_s = time.monotonic() - began - result.slowest_engine_s
+            state = replace(state, up_extra_s=round(extra_s, 2))
+        if checked and checked.passed:
+            state = with_outcome(state, "good")
+        if state != start.state:
+            start.save(state)
         return result, checked
+
+
+def _checked(result: UpResult, home: Home, report: Report) -> CheckReport | None:
+    """Check what was brought up; None where there is no router to check it by."""
+    if not result.running.stack.has_front:
+        return None
+    if result.outlived_store:
+        renew_store_connections(home, result.running)
+    return check_running(home, result.running, report, CheckOptions(quick=True))
 
 
 def come_back_on_boot(running: RunningStack, home: Home, report: Report) -> None:
@@ -202,7 +218,7 @@ def _first_state(prepared: Prepared, before: StackState | None) -> StackState:
     if before is None:
         return fresh
     if before.fingerprint == fresh.fingerprint:
-        return replace(before, services={}, boot=fresh.boot)
+        return replace(before, services={}, boot=fresh.boot, up_extra_s=None)
     return following(before, fresh)
 
 

@@ -186,12 +186,13 @@ def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
             '<p class="soft">What router and gateway add to a short request; how long the store '
             "barrier holds an answer back, and how much CPU time the router takes, in the mean of "
             "all requests; how many requests a router with a core to itself passes on at most; "
-            "the CPU time of the engines' threads that move KV to and from Redis; and the share of "
-            "the engines' steps that the connector takes.</p>"
+            "the CPU time of the engines' threads that move KV to and from Redis; the share of the "
+            "engines' steps that the connector takes; and what <code>deploy up</code> took beyond "
+            "the slowest engine's own start.</p>"
         )
         header = (
             "stack", "router p50", "router p99", "store barrier", "router CPU", "router at most",
-            "KV stored", "KV loaded", "connector",
+            "KV stored", "KV loaded", "connector", "deploy up",
         )  # fmt: skip
         yield table(header, rows)
 
@@ -206,6 +207,7 @@ def _cost_row(run: Run) -> Sequence[str]:
         f"{number(most)}/s" if most else "-",
         *(_per_gb(one) for one in (cost.store_cpu_s_gb, cost.load_cpu_s_gb)),
         ", ".join(f"{role} {100 * share:.1f} %" for role, share in cost.connector.items()) or "-",
+        "-" if cost.up_extra_s is None else f"{number(cost.up_extra_s)} s",
     )
 
 

@@ -208,6 +208,8 @@ class State(TypedDict):
         boot: id of the boot for which pids and start times are valid; "" for containers.
         generation: what was started, when, and with which outcome.
         history: the plans before this one, the newest first.
+        up_extra_s: what the `up` that started all engines took beyond the slowest one's own start;
+            null if no `up` did.
     """
 
     format: int
@@ -220,6 +222,7 @@ class State(TypedDict):
     services: dict[str, ServiceRecord]
     generation: dict[str, Any]
     history: list[dict[str, Any]]
+    up_extra_s: float | None
 
 
 # Command → the type of its `data`.

@@ -14,7 +14,13 @@ from deploy.benchmark.summary import said
 from deploy.errors import StackUnhealthy, StateError
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
-from deploy.workflows.bench.facts import machine_facts, model_facts, stack_facts, versions
+from deploy.workflows.bench.facts import (
+    machine_facts,
+    model_facts,
+    stack_facts,
+    up_extra_s,
+    versions,
+)
 from deploy.workflows.bench.folder import require_space
 from deploy.workflows.bench.hop import measure_hop
 from deploy.workflows.bench.last import keep_break_even
@@ -70,6 +76,7 @@ def bench_stack(
             workload=options.workload.described(skipped_lines=bench.skipped_lines),
             slo=options.slo,
             repeats=[],
+            up_extra_s=up_extra_s(running),
             interrupted=True,
         )
         if bench.skipped_lines:

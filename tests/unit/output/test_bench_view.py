@@ -71,6 +71,11 @@ def test_share_of_the_connector_is_the_median_of_the_repeats() -> None:
     assert "Connector" not in shown()
 
 
+def test_what_up_took_beyond_the_slowest_engine() -> None:
+    assert "deploy up: took 3.2 s beyond the slowest engine's own start" in shown(up_extra_s=3.24)
+    assert "deploy up" not in shown()
+
+
 def test_slo_and_search() -> None:
     search = {
         "required_share": 0.9, "highest_rate": 4.0, "low": 3.5, "high": None,

@@ -33,6 +33,7 @@ STATE = StackState(
     services={"redis": RECORD},
     generation={"action": "up", "outcome": "good"},
     history=({"fingerprint": "old", "generation": {"outcome": "failed"}},),
+    up_extra_s=2.5,
 )
 
 
@@ -160,6 +161,8 @@ def written(**changes: Any) -> str:
         written(generation=None),
         written(history=5),
         written(history=[None]),
+        written(up_extra_s="soon"),
+        written(up_extra_s=[]),
         written(format=None),
         written(format="new"),
     ],

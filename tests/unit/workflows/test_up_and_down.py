@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.state import read_state
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows import prepare, up
+from deploy.workflows.bench.facts import up_extra_s
 from deploy.workflows.down import stop_stack
 from deploy.workflows.logs import chosen_services, log_source, tail
 from deploy.workflows.running import require_running, require_stack
@@ -178,6 +180,22 @@ def test_what_died_is_started_again_and_only_that(
     assert {name for name in after if after[name].pid != before[name].pid} == {"consumer-0"}
     restarts = {s.name: s.restarts for s in stack_status(lab.home, "pdkit").services}
     assert restarts == {"redis": 0, "producer-0": 0, "consumer-0": 1, "router": 0}
+
+
+def test_what_up_took_beyond_the_slowest_engine_is_kept(lab: Lab) -> None:
+    """Of the start of all engines: another `up` that finds them changes nothing."""
+    spec, began = lab.spec(), time.monotonic()
+    first = lab.up(spec, check=True)
+    most_s = time.monotonic() - began - first.slowest_engine_s
+    kept = require_stack(lab.home, "pdkit")
+    extra_s = kept.state.up_extra_s
+    assert extra_s is not None
+    assert first.seconds - first.slowest_engine_s - 0.01 <= extra_s <= most_s + 0.01
+    assert lab.up(spec).started == {}
+    again = require_stack(lab.home, "pdkit")
+    assert up_extra_s(again) == extra_s
+    repaired = again.state.with_service(replace(again.state.services["consumer-0"], starts=2))
+    assert up_extra_s(replace(again, state=repaired)) is None
 
 
 def test_another_plan_under_the_same_name_is_refused(lab: Lab) -> None:
