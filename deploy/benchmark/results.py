@@ -127,12 +127,19 @@ class RedisPathUse(Strict):
     load_cpu_s: float | None = Field(None, description="CPU time of the threads that load values")
 
 
+class GpuUse(Strict):
+    """A GPU during one repeat; null is what its driver does not tell."""
+
+    utilization: float | None = Field(description="mean share of the time in which it computed")
+    peak_memory_bytes: int | None = Field(description="in use at once, by all processes")
+
+
 class Usage(Strict):
-    """CPU time and memory by service during one repeat."""
+    """CPU time and memory by service, and the GPUs by index, during one repeat."""
 
     cpu_s: dict[str, float]
     peak_rss_bytes: dict[str, int]
-    gpu: dict[str, float] | None = None
+    gpu: dict[str, GpuUse] | None = Field(None, description="null where nothing is known of any")
 
 
 class Repeat(Strict):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from deploy.benchmark.break_even import speeds_at_first
+from deploy.benchmark.gpu_use import gpu_use
 from deploy.benchmark.own_cost import OwnCost, own_cost
 from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, Slo
 from deploy.output.table import percent, table
@@ -28,6 +29,7 @@ def bench_view(result: Result, folder: str) -> str:
             *_hits(repeats),
             *_path(repeats),
             *_usage(repeats),
+            *_gpus(repeats),
             *_own_cost(own_cost(result)),
             *_break_even(result),
             *(_search(result.rate_search) if result.rate_search else _slo(result.slo, repeats)),
@@ -132,6 +134,17 @@ def _usage(repeats: Sequence[Repeat]) -> Iterator[str]:
         if any(usage.peak_rss_bytes.get(name) for usage, _ in used)
     )
     yield f"Peak memory in GiB: {', '.join(held)}"
+
+
+def _gpus(repeats: Sequence[Repeat]) -> Iterator[str]:
+    said = []
+    for gpu, use in gpu_use(repeats).items():
+        busy = "" if use.utilization is None else f" {percent(use.utilization)} of the time"
+        peak = use.peak_memory_bytes
+        held = "" if peak is None else f"{',' if busy else ''} up to {peak / 2**30:.1f} GiB"
+        said.append(f"GPU {gpu}{busy}{held}")
+    if said:
+        yield f"GPUs in use: {'; '.join(said)}"
 
 
 def _own_cost(cost: OwnCost) -> Iterator[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from string import Template
 
 from deploy.benchmark.break_even import measured_speeds
-from deploy.benchmark.own_cost import own_cost
 from deploy.benchmark.report.cells import interval, milliseconds, number, percent, table, tokens
 from deploy.benchmark.report.charts import Chart
+from deploy.benchmark.report.costs import gpu_section, own_cost_section
 from deploy.benchmark.report.points import Point, Run, comparable, points, worth
 from deploy.benchmark.report.verdict import ReportVerdict, slo_text
 from deploy.planning.break_even import Speeds, break_even_tokens, changes
@@ -97,7 +97,8 @@ def _sections(runs: Sequence[Run]) -> Iterator[str]:
     )
     yield table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
     yield from _break_even(runs)
-    yield from _own_cost(runs)
+    yield from own_cost_section(runs)
+    yield from gpu_section(runs)
     yield "<h2>Machine and versions</h2>"
     yield from _facts(runs)
     yield "<h2>Commands</h2>"
@@ -175,48 +176,6 @@ def _break_even(runs: Sequence[Run]) -> Iterator[str]:
     moved = changes(speeds, run.result.stack.shards)
     moves = [(one.what, tokens(break_even_tokens(one.speeds))) for one in moved]
     yield table(("change", "break-even"), moves)
-
-
-def _own_cost(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what the kit adds to a request, where the runs measured it."""
-    rows = [row for row in map(_cost_row, runs) if set(row[1:]) != {"-"}]
-    if rows:
-        yield "<h2>The kit's own cost</h2>"
-        yield (
-            '<p class="soft">What router and gateway add to a short request; how long the store '
-            "barrier holds an answer back, and how much CPU time the router takes, in the mean of "
-            "all requests; how many requests a router with a core to itself passes on at most; "
-            "the CPU time of the engines' threads that move KV to and from Redis; the share of the "
-            "engines' steps that the connector takes; and what <code>deploy up</code> took beyond "
-            "the slowest engine's own start.</p>"
-        )
-        header = (
-            "stack", "router p50", "router p99", "store barrier", "router CPU", "router at most",
-            "KV stored", "KV loaded", "connector", "deploy up",
-        )  # fmt: skip
-        yield table(header, rows)
-
-
-def _cost_row(run: Run) -> Sequence[str]:
-    cost = own_cost(run.result)
-    p50, p99 = (cost.hop_s.p50, cost.hop_s.p99) if cost.hop_s else (None, None)
-    most = cost.router_requests_s
-    return (
-        run.name,
-        *(_ms(one) for one in (p50, p99, cost.barrier_s, cost.router_cpu_s)),
-        f"{number(most)}/s" if most else "-",
-        *(_per_gb(one) for one in (cost.store_cpu_s_gb, cost.load_cpu_s_gb)),
-        ", ".join(f"{role} {100 * share:.1f} %" for role, share in cost.connector.items()) or "-",
-        "-" if cost.up_extra_s is None else f"{number(cost.up_extra_s)} s",
-    )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{number(1e3 * seconds)} ms"
-
-
-def _per_gb(cpu_s: float | None) -> str:
-    return "-" if cpu_s is None else f"{number(cpu_s)} CPU s/GB"
 
 
 def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:

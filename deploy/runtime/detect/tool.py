@@ -17,6 +17,7 @@ TIMEOUT_S = 15.0
 _FOLDERS = ("opt/rocm/bin", "usr/lib/wsl/lib")
 _REAP_S = 1.0
 _MAX_LINE = 200
+NOT_INSTALLED = "not installed"
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,33 @@ class Tools:
         """Run a tool; whatever goes wrong is in the answer's `problem`."""
         path = self.find(name)
         if path is None:
-            return ToolOutput(problem="not installed")
-        environ = {**self.environ, "LC_ALL": "C"}
+            return ToolOutput(problem=NOT_INSTALLED)
         try:
-            # A session of its own, so that helpers the tool started can be ended with it.
-            process = subprocess.Popen(
-                (path, *arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environ,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
+            process = self.start(path, *arguments)
         except OSError as exc:
-            return ToolOutput(problem=f"does not start ({exc.strerror})")
+            return ToolOutput(problem=not_started(exc))
         return _await(process, self.timeout_s)
+
+    def start(
+        self, path: str, *arguments: str, stderr: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        """Start a tool, which `kill` ends.
+
+        Raises:
+            OSError: it does not start.
+        """
+        # A session of its own, so that helpers the tool started can be ended with it.
+        return subprocess.Popen(
+            (path, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**self.environ, "LC_ALL": "C"},
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
 
 
 def _await(process: subprocess.Popen[str], timeout_s: float) -> ToolOutput:
@@ -82,7 +92,10 @@ def _await(process: subprocess.Popen[str], timeout_s: float) -> ToolOutput:
         return ToolOutput(problem=f"no answer in {timeout_s:g} s")
     finally:
         if not ended:  # a deadline, or Ctrl-C
-            _kill(process)
+            kill(process)
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
     if process.returncode == 0:
         return ToolOutput(stdout, stderr)
     said = first_line(stdout) or first_line(stderr)
@@ -91,15 +104,17 @@ def _await(process: subprocess.Popen[str], timeout_s: float) -> ToolOutput:
     )
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def not_started(error: OSError) -> str:
+    """Return in a few words why a tool did not start."""
+    return f"does not start ({error.strerror})"
+
+
+def kill(process: subprocess.Popen[str]) -> None:
     """End a tool and its helpers; do not wait long: one that hangs in a driver cannot be killed."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_REAP_S)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
 
 
 def first_line(text: str) -> str:

@@ -11,24 +11,30 @@ from deploy import __version__
 from deploy.benchmark.results import Machine, ModelFacts, StackFacts, Versions
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
+from deploy.planning.inventory import Gpu
 from deploy.runtime.host import machine_memory_mib, processor_name
 from deploy.workflows.running import RunningStack, metrics_page, store_of
 
 
 def machine_facts(running: RunningStack) -> Machine:
     """Return what the result says about the machine: processor, GPUs in use, load."""
-    plan = running.prepared.plan
-    used = {index for engine in plan.engines for index in engine.devices}
-    gpus = running.prepared.inventory.gpus_of(plan.vendor.name)
     return Machine(
         processor=processor_name(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(machine_memory_mib() / 1024, 1),
-        gpus=[gpu.name for gpu in gpus if gpu.index in used],
+        gpus=[gpu.name for gpu in used_gpus(running)],
         load_1m=round(psutil.getloadavg()[0], 2),
         os=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
     )
+
+
+def used_gpus(running: RunningStack) -> list[Gpu]:
+    """Return the GPUs that the stack's engines have."""
+    plan = running.prepared.plan
+    used = {index for engine in plan.engines for index in engine.devices}
+    gpus = running.prepared.inventory.gpus_of(plan.vendor.name)
+    return [gpu for gpu in gpus if gpu.index in used]
 
 
 def versions(running: RunningStack, vllm: str) -> Versions:
@@ -68,14 +74,13 @@ def up_extra_s(running: RunningStack) -> float | None:
 def stack_facts(running: RunningStack) -> StackFacts:
     """Return what the result says about the stack's shape and settings."""
     plan = running.prepared.plan
-    held = {index for engine in plan.engines for index in engine.devices}
     return StackFacts(
         vendor=plan.vendor.name,
         runtime=plan.runtime,
         topology=str(plan.topology).removesuffix("+redis"),
         tp=plan.tp,
         engines=len(plan.engines),
-        gpus=len(held),
+        gpus=len({index for engine in plan.engines for index in engine.devices}),
         redis=bool(plan.redis) or plan.user_redis,
         shards=len(plan.redis),
         chunk_size=plan.chunk_size,

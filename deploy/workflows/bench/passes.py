@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from deploy.benchmark.dataset import read_lines
 from deploy.benchmark.load import Load, Target, run_load
-from deploy.benchmark.results import Repeat, RequestRecord, Slo, Usage
+from deploy.benchmark.results import GpuUse, Repeat, RequestRecord, Slo, Usage
 from deploy.benchmark.summary import summary
 from deploy.benchmark.workloads import FILE_WORKLOADS, Line, Source, WorkloadOptions
 from deploy.errors import StackUnhealthy, UsageError
 from deploy.runtime.engine_api import bearer
+from deploy.runtime.gpu_meter import GpuMeter
 from deploy.runtime.usage import UsageMeter
 from deploy.workflows.bench.counters import (
     connector_shares,
@@ -23,6 +24,7 @@ from deploy.workflows.bench.counters import (
     settled_pages,
     stages,
 )
+from deploy.workflows.bench.facts import used_gpus
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
 
@@ -147,7 +149,8 @@ class Bench:
         conversations = self.source.one_pass(self.requests_at(rate), seed=seed, rate=rate)
         total = sum(len(one.turns) for one in conversations)
         before = read_pages(self.running)
-        with UsageMeter(_pids(self.running)) as meter:
+        gpus = GpuMeter(used_gpus(self.running))
+        with UsageMeter(_pids(self.running)) as meter, gpus:
             load = run_load(
                 self.target,
                 conversations,
@@ -157,11 +160,12 @@ class Bench:
             )
         answered = sum(one.error is None for one in load.records)
         after = settled_pages(self.running, before, answered)
-        for line in _doubts(load):
+        for line in _doubts(load, gpus):
             self.report(f"warning: {line}")
         usage = Usage(
             cpu_s={**meter.cpu_s, GENERATOR: round(load.cpu_s, 3)},
             peak_rss_bytes=meter.peak_rss_bytes,
+            gpu=_gpu_use(gpus) or None,
         )
         measured = summary(load, self.options.slo, index=index)
         repeat = measured.model_copy(
@@ -196,13 +200,25 @@ class Bench:
         return done
 
 
-def _doubts(load: Load) -> Iterator[str]:
-    """Yield warnings that the generator itself may distort the numbers."""
+def _gpu_use(gpus: GpuMeter) -> dict[str, GpuUse]:
+    return {
+        str(index): GpuUse(
+            utilization=None if one.utilization is None else round(one.utilization, 4),
+            peak_memory_bytes=one.peak_bytes,
+        )
+        for index, one in gpus.measured.items()
+    }
+
+
+def _doubts(load: Load, gpus: GpuMeter) -> Iterator[str]:
+    """Yield warnings: the generator itself may distort the numbers, or some are missing."""
     if load.cpu_s > _BUSY_CORE * load.duration_s:
         share = 100 * load.cpu_s / load.duration_s
         yield f"the load generator used {share:.0f} % of a core; it may add to latencies"
     if load.late_s > _LATE_S:
         yield f"a request was sent {load.late_s:.2f} s late: the machine has no core to spare"
+    if gpus.trouble:
+        yield f"the use of GPUs is not, or not fully, known: {gpus.trouble}"
 
 
 def _require_room(workload: WorkloadOptions, context: int) -> None:

@@ -17,6 +17,7 @@ from deploy.benchmark.results import (
 )
 from deploy.errors import UsageError
 from tests.unit.benchmark.samples import result
+from tests.unit.benchmark.test_break_even import PATH
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs/reference/schemas/bench.json"
 
@@ -59,6 +60,21 @@ def test_broken_file_is_one_clear_error(tmp_path: Path, text: str, said: str) ->
 def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"result\.json: No such file"):
         read_result(tmp_path)
+
+
+def test_a_file_of_an_older_version_is_read(tmp_path: Path) -> None:
+    file = write_result(tmp_path, result())
+    raw = json.loads(file.read_text())
+    del raw["up_extra_s"], raw["repeats"][0]["connector"]
+    raw["repeats"][0]["usage"]["gpu"] = None
+    raw["repeats"][0]["redis_path"] = PATH
+    file.write_text(json.dumps(raw))
+    read = read_result(tmp_path)
+    path = read.repeats[0].redis_path
+    assert read.up_extra_s is None
+    assert path is not None
+    assert (path.store_cpu_s, path.load_cpu_s) == (None, None)
+    assert validates(file)
 
 
 def test_file_agrees_with_the_published_schema(tmp_path: Path) -> None:

@@ -76,6 +76,23 @@ def test_what_up_took_beyond_the_slowest_engine() -> None:
     assert "deploy up" not in shown()
 
 
+def test_use_of_gpus_over_all_repeats() -> None:
+    """A repeat counts by its duration."""
+
+    def used(**gpus: tuple[float | None, int | None]) -> dict[str, Any]:
+        use = {
+            gpu.removeprefix("gpu"): {"utilization": share, "peak_memory_bytes": peak}
+            for gpu, (share, peak) in gpus.items()
+        }
+        return {"usage": USAGE | {"gpu": use}}
+
+    short = repeat(0, duration_s=10.0, **used(gpu10=(0.9, 1 << 30), gpu2=(None, 3 << 30)))
+    long = repeat(1, duration_s=30.0, **used(gpu10=(0.5, 6 << 30)))
+    text = shown(repeats=[short, long, repeat(2)])
+    assert "GPUs in use: GPU 2 up to 3.0 GiB; GPU 10 60.0 % of the time, up to 6.0 GiB" in text
+    assert "GPUs in use" not in shown()
+
+
 def test_slo_and_search() -> None:
     search = {
         "required_share": 0.9, "highest_rate": 4.0, "low": 3.5, "high": None,

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 
 from deploy.benchmark.load import Load, Target
-from deploy.benchmark.results import RequestRecord, Result, Slo, read_requests, read_result
+from deploy.benchmark.results import (
+    GpuUse,
+    RequestRecord,
+    Result,
+    Slo,
+    read_requests,
+    read_result,
+)
 from deploy.benchmark.workloads import Conversation, Span, WorkloadOptions
 from deploy.errors import MachineUnfit, StackUnhealthy, StateError, UsageError
+from deploy.runtime.gpu_meter import GpuMeter, MeteredGpu
 from deploy.workflows.bench import BenchOptions, bench_stack, hop, open_folder, passes
 from tests.unit.workflows.conftest import Lab
 
@@ -108,6 +116,24 @@ class TestResult:
         services = {"producer-0", "consumer-0", "consumer-1", "router", "bench"}
         assert services < usage.cpu_s.keys()
         assert usage.peak_rss_bytes["producer-0"] > 1 << 20
+        assert usage.gpu is None, "the stack has none"
+
+    def test_use_of_gpus_and_why_some_is_not_known(
+        self, bench: Bench, served: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Meter(GpuMeter):
+            trouble = "nvidia-smi ended with 9"
+            measured = {1: MeteredGpu([20, 41], 5 << 30), 2: MeteredGpu([], 1)}  # noqa: RUF012
+
+        monkeypatch.setattr(passes, "GpuMeter", Meter)
+        usage = bench(repeats=1).repeats[0].usage
+        assert usage is not None
+        assert usage.gpu == {
+            "1": GpuUse(utilization=0.305, peak_memory_bytes=5 << 30),
+            "2": GpuUse(utilization=None, peak_memory_bytes=1),
+        }
+        said = "warning: the use of GPUs is not, or not fully, known: nvidia-smi ended with 9"
+        assert served.lines.count(said) == 1
 
     def test_facts(self, bench: Bench) -> None:
         result = bench(repeats=1)

@@ -95,6 +95,15 @@ class TestPage:
         bare = measured(repeats=[repeat(0)])
         assert "own cost" not in drawn(runs(bare))
 
+    def test_use_of_gpus(self) -> None:
+        gpu = {"0": {"utilization": 0.875, "peak_memory_bytes": 3 << 30},
+               "1": {"utilization": None, "peak_memory_bytes": None}}  # fmt: skip
+        usage = {"cpu_s": {}, "peak_rss_bytes": {}, "gpu": gpu}
+        text = drawn(runs(measured(repeats=[repeat(0, usage=usage)])))
+        assert "<tr><td>1p1d</td><td>0</td><td>87.5 %</td><td>3.0 GiB</td></tr>" in text
+        assert "<tr><td>1p1d</td><td>1</td><td>-</td><td>-</td></tr>" in text
+        assert "<h2>GPUs</h2>" not in drawn(runs(measured()))
+
     def test_loads_nothing(self) -> None:
         text = drawn(runs(measured()))
         assert not re.findall(r'(?:src|href)\s*=\s*"(?!data:)', text)
