@@ -57,6 +57,10 @@ def test_hits_and_requests_of_new_prompts(kit: Deploy, bench: Bench, tmp_path: P
     assert repeat.redis_path.barrier_waits == 6
     services = {"producer-0", "consumer-0", "redis", "router", "prometheus"}
     assert repeat.usage.cpu_s.keys() == services | {"bench"}
+    assert repeat.usage.gpu is None
+    assert repeat.redis_path.store_cpu_s and repeat.redis_path.load_cpu_s
+    assert repeat.connector.keys() == {"producer", "consumer"}
+    assert all(0 < share < 1 for share in repeat.connector.values()), repeat.connector
     assert repeat.stages["producer"].keys() == {"queue", "prefill", "decode"}
     lines = list(read_requests(tmp_path))
     assert {(one.input_tokens, one.output_tokens) for one in lines} == {(600, 9)}
