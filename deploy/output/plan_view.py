@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from deploy.output.table import percent, size, table
+from deploy.planning.connector import connector_choice
 from deploy.planning.engines import EnginePlan
 from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
@@ -19,6 +20,7 @@ def plan_view(prepared: Prepared) -> str:
     """Return the plan as facts and a table of services."""
     plan = prepared.plan
     shared = plan.url + (", with a key" if plan.keyed else "")
+    choice = connector_choice(plan, prepared.inventory)
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
@@ -28,6 +30,7 @@ def plan_view(prepared: Prepared) -> str:
         + f", {plan.dtype}",
         f"memory   {size(plan.memory_mib)} expected{_staging(plan)}",
         f"store    {_store(prepared)}",
+        *([f"sharing  {choice}"] if choice else []),
         *([f"limits   {_limits(plan)}"] if plan.uses_redis else []),
         *([f"image    {engine_image(prepared)}"] if engine_image(prepared) else []),
         f"address  {shared if plan.has_router else 'engines only: the router is on another host'}",
@@ -101,6 +104,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
     """Return the plan for scripts."""
     plan = prepared.plan
     staging_gib = plan.limits.staging_gib if plan.uses_redis else 0
+    choice = connector_choice(plan, prepared.inventory)
     return {
         "name": plan.name,
         "vendor": plan.vendor.name,
@@ -128,6 +132,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "tokens": plan.redis_tokens,
         },
         "connector": plan.spec.connector,
+        "connector_choice": asdict(choice) if choice else None,
         "kv_server": _server_data(plan),
         "staging": {
             "bytes_per_rank": int(staging_gib * GIB),

@@ -55,6 +55,11 @@ def kill(lab: Lab, service: str) -> None:
     process.wait(20)
 
 
+def test_the_start_says_which_connector_was_chosen_and_why(shared: Lab) -> None:
+    said = "connector: lmcache-mp, through LMCache's server (asked for)"
+    assert [line for line in shared.lines if line.startswith(said)]
+
+
 def test_a_check_passes_and_names_what_it_left_out(shared: Lab) -> None:
     report = check_stack(shared.home, "pdkit", shared.lines.append)
     assert report.passed, report.failures
