@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from deploy.doctor.docker import engine_image
-from deploy.doctor.finding import Rule, Verdict, fail, ok, tried, unknown, warn
+from deploy.doctor.finding import Rule, Verdict, fail, note, ok, tried, unknown, warn
 from deploy.doctor.seen import EngineCode, ImageSeen, Seen
+from deploy.planning.connector import HOW_TO
 
 
 def _native(seen: Seen) -> Verdict | None:
@@ -73,6 +74,18 @@ def _plug_ins(seen: Seen) -> Verdict | None:
     return ok(f"{versions}: {' and '.join(code.plugs)}")
 
 
+def _connector(seen: Seen) -> Verdict | None:
+    plan = seen.plan
+    if plan is None or not plan.shares_kv or plan.kv_server:
+        return None
+    return note(
+        f"LMCache runs inside each engine; its successor is LMCache's server: {HOW_TO}",
+        "LMCache began to deprecate this mode in the third quarter of 2026 "
+        "(https://github.com/LMCache/LMCache/issues/4025); no release without it is known, and the "
+        "tested pairs have it",
+    )
+
+
 def _hash_seed(seen: Seen) -> Verdict | None:
     seeds = set(seen.hash_seeds.values())
     if not seeds:
@@ -106,6 +119,11 @@ RULES = (
         looks_at="the plug-in points of pdkit's connector and Redis path: "
         "`kv_connector_module_path` of vLLM, `storage_plugins` of LMCache",
         fails="one is missing", fix="a tested pair: `deploy images list`",
+    ),
+    Rule(
+        "engine.connector", _connector,
+        looks_at="whether LMCache runs inside the engines, which it has deprecated: a note, no "
+        "problem",
     ),
     Rule(
         "engine.native", _native,

@@ -80,6 +80,11 @@ def ok(message: str) -> Verdict:
     return Verdict("ok", message)
 
 
+def note(message: str, why: str) -> Verdict:
+    """Return a verdict that all is well today; `why` says what will change."""
+    return Verdict("ok", message, why)
+
+
 def warn(message: str, why: str, fix: str) -> Verdict:
     """Return a verdict that does not stop `up`."""
     return Verdict("warn", message, why, fix)

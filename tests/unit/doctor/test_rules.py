@@ -297,6 +297,8 @@ CASES = [
     Case("engine.plug_ins", "ok", "vLLM 0.25.1",
          {"code": replace(CODE, plugs={**PLUGS, "LMCache's storage_plugins": False})},
          {"redis": {"client": "lmcache"}}),
+    Case("engine.connector", "ok", "its successor is LMCache's server: docs/how-to/multiprocess-"),
+    Case("engine.connector", "ok", "issues/4025); no release without it is known", {}, COMPOSE),
     Case("engine.native", "ok", "not needed", {"code": replace(CODE, native_trouble="no CUDA")}),
     Case("engine.native", "unknown", "it hangs", {"code": EngineCode("/py", trouble="it hangs")}),
     cuda("engine.native", "ok", "c_ops loads", {"code": CUDA_CODE}),
@@ -438,6 +440,11 @@ def test_assumed_gpus_are_not_judged() -> None:
 )
 def test_on_which_gpus_code_runs(arch: str, built: tuple[str, ...], runs: bool) -> None:
     assert runs_on(Gpu(0, "cuda", "x", 1, arch=arch), built) is runs
+
+
+@pytest.mark.parametrize("fields", [{"connector": "lmcache-mp"}, {"topology": "2a"}])
+def test_engines_without_lmcache_inside_get_no_note_on_its_end(fields: dict[str, Any]) -> None:
+    assert BY_ID["engine.connector"].judge(seen_in(Case("", "", "", {}, fields))) is None
 
 
 def test_a_verdict_says_ok_without_a_fix() -> None:
