@@ -13,6 +13,31 @@ _FOUND = "lmcache_mp_lookup_hit_l1_tokens_total"
 _FOUND_IN_REDIS = "lmcache_mp_lookup_hit_l2_tokens_total"
 
 
+_NO_ROOM = "lmcache_mp_l1_allocation_failure_chunks_total"
+_NO_ROOM_TO_LOAD = "lmcache_mp_l2_prefetch_failure_chunks_total"
+# Not the evicted chunks: what `check` drops itself is among them.
+_EVICTIONS = "lmcache_mp_l1_eviction_loop_triggered_total"
+
+
+@dataclass(frozen=True)
+class KvServerPressure:
+    """What LMCache's server had no memory for, in a time.
+
+    Attributes:
+        no_room: chunks that were not stored, or not loaded from Redis.
+        evictions: how often it dropped a part of its KV.
+    """
+
+    no_room: int
+    evictions: int
+
+    @classmethod
+    def read(cls, page: MetricsPage) -> KvServerPressure:
+        """Return what a page tells, or a difference of two."""
+        no_room = page.count(_NO_ROOM, during="l1_store")
+        return cls(no_room + page.count(_NO_ROOM_TO_LOAD, reason="l1_oom"), page.count(_EVICTIONS))
+
+
 @dataclass(frozen=True)
 class KvServerUse:
     """How full LMCache's server is, and what engines found there.

@@ -166,6 +166,24 @@ class EngineApi:
             objects, in_redis, left = (int(answer[n]) for n in ("objects", "in_redis", "left"))
         return objects > 0 and in_redis == objects and left == 0
 
+    def known_engines(self) -> list[int]:
+        """Return the instances of engines whose KV memory LMCache's server can reach.
+
+        Raises:
+            ApiError: no answer, or not 200.
+        """
+        answer = self._json(self._request("GET", "/status"))
+        with _understanding("/status"):
+            return [int(instance) for instance in answer["registered_gpu_ids"]]
+
+    def lmcache_version(self) -> str:
+        """Return the version of LMCache that its server runs.
+
+        Raises:
+            ApiError: no answer, or not 200.
+        """
+        return str(self._json(self._request("GET", "/lmc_version")))
+
     def metrics(self) -> MetricsPage:
         """Read the metrics page.
 

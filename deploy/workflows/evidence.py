@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.config.compat import judge
 from deploy.config.engine_args import options
 from deploy.metrics.connector import ConnectorReport
+from deploy.metrics.kv_server import KvServerPressure
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store import StoreStats
+from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.store import Store
-from deploy.verify.diagnosis import EngineFacts, Evidence, StoreFacts
+from deploy.verify.diagnosis import EngineFacts, Evidence, ServerFacts, StoreFacts
 from deploy.verify.findings import Findings
 from deploy.verify.report import EngineHealth, StoreUse
 from deploy.verify.store_path import StorePath, failed_calls, late_answers
@@ -26,7 +29,10 @@ _ANSWERED = ("applied", "not needed")
 
 @dataclass(frozen=True)
 class Readings:
-    """Readings before and after a check; None is a Redis that did not answer."""
+    """Readings before and after a check; None is a Redis that did not answer.
+
+    A page is that of an engine, or of LMCache's server where that answered.
+    """
 
     store_before: StoreStats | None
     store_after: StoreStats | None
@@ -44,9 +50,9 @@ class Readings:
             return None
         return self.store_after.grown(name, self.store_before)
 
-    def page(self, engine: str) -> MetricsPage:
-        """Return what an engine counted in between."""
-        return self.pages_after[engine].since(self.pages_before[engine])
+    def page(self, service: str) -> MetricsPage:
+        """Return what a service counted in between."""
+        return self.pages_after[service].since(self.pages_before[service])
 
     def report(self, engine: str) -> ConnectorReport:
         """Return the last report of an engine's connector; the engine may have died since."""
@@ -117,6 +123,7 @@ def gather_evidence(
         stack=running.stack.name,
         engines=engines,
         store=_store_facts(running, found, seen, store),
+        server=_server_facts(running, seen),
         chunk_size=plan.chunk_size,
         # Unknown counts are no evidence of failed stores.
         stored_chunks=found.expected_chunks
@@ -184,13 +191,32 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
     return str(config.get("kv_connector") or ""), bool(extra.get("use_native"))
 
 
+def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
+    """Return what is known of LMCache's server; little, where it does not answer."""
+    server = running.prepared.plan.kv_server
+    if server is None:
+        return None
+    facts = ServerFacts(server.name, server.kv_mib)
+    if {server.name} <= seen.pages_before.keys() & seen.pages_after.keys():
+        pressure = KvServerPressure.read(seen.page(server.name))
+        facts = replace(facts, no_room=pressure.no_room, evictions=pressure.evictions)
+    url = running.stack.service(server.name).url
+    with suppress(ApiError), EngineApi(url, timeout_s=PAGE_TIMEOUT_S) as api:
+        facts = replace(facts, lmcache=api.lmcache_version().partition("+")[0])
+        facts = replace(facts, engines=api.known_engines())
+    return facts
+
+
 def _store_facts(
     running: RunningStack, found: Findings, seen: Readings, store: Store
 ) -> StoreFacts:
     if server := running.prepared.plan.kv_server:
-        names = [server.name]
-        restarted = any(name in (*found.ended, *found.restarted) for name in names)
-        return StoreFacts(restarted=restarted, services=names, name="LMCache's server")
+        return StoreFacts(
+            reachable=server.name in seen.pages_after,
+            restarted=server.name in (*found.ended, *found.restarted),
+            services=[server.name],
+            name="LMCache's server",
+        )
     before, after = seen.store_before, seen.store_after
     known, refusal = after or before, store.refusal()
     return StoreFacts(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import json
 import os
 import socket
 import subprocess
@@ -11,8 +13,10 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from pdkit_connector import kv_server, mp_connector
+from pdkit_connector.engine_report import Report
 from pdkit_connector.mp_connector import (
     GuardedAdapter,
     PatchedLMCacheMPConnector,
@@ -222,3 +226,18 @@ def test_without_sockets_the_server_could_bind_nothing():
 def test_fixes_of_the_other_connector_are_not_applied(monkeypatch):
     monkeypatch.setattr("pdkit_connector.serve.discover", lambda: 1 / 0)
     check(["--kv-transfer-config", f'{{"kv_connector_module_path": "{MP_MODULE}"}}'])
+
+
+def test_an_engine_reports_under_which_number_the_server_knows_it(adapter, monkeypatch):
+    """By it, `deploy check` finds an engine that the server forgot."""
+    monkeypatch.setattr(upstream.LMCacheMPConnector, "register_kv_caches", lambda *_: None)
+    monkeypatch.setattr(mp_connector, "open_socket", lambda *_: None)
+    monkeypatch.setattr(mp_connector, "REPORT", Report())
+    adapter.instance_id, adapter.lmcache_tokens_per_chunk = 2**62 + 1, 256
+    one = object.__new__(PatchedLMCacheMPConnector)
+    one.worker_adapter = adapter
+    one._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0))
+    one.register_kv_caches({})
+    kv = json.loads(mp_connector.REPORT.dump())["kv"]
+    assert (kv["instance"], kv["chunk_size"]) == (2**62 + 1, 256)
+    assert kv["lmcache"] == importlib.metadata.version("lmcache").partition("+")[0]

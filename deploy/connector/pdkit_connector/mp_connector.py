@@ -149,6 +149,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
                 "model": adapter.model_name,
                 "world_size": adapter.world_size,
                 "chunk_size": adapter.lmcache_tokens_per_chunk,
+                "instance": adapter.instance_id,
             }
         )
         open_socket(self._vllm_config.parallel_config.rank, answer(adapter.stores_under_way))

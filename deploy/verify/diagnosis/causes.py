@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from deploy.verify.diagnosis import engines, requests, store
+from deploy.verify.diagnosis import engines, requests, server, store
 from deploy.verify.diagnosis.evidence import Evidence
 from deploy.verify.report import Diagnosis
 
@@ -50,6 +50,8 @@ CAUSES = (
         "fix_not_applied", engines.fixes,
         ("kv_differs", "known_bad_pair", "layout_differs", "stores_late", *_NOT_THERE),
     ),
+    Cause("lmcache_differs", server.versions, ("engine_unknown", *_NOT_THERE)),
+    Cause("engine_unknown", server.forgets, _NOT_THERE),
     Cause("self_differs", requests.contradicts_itself, ("kv_differs",)),
     Cause("kv_differs", requests.wrong_kv),
     Cause("store_differs", engines.redis_address, _NOT_THERE),
@@ -63,8 +65,11 @@ CAUSES = (
     Cause("store_denied", store.denied, _OF_A_SICK_STORE),
     Cause("store_read_only", store.read_only, ("keys_lost", *_OF_A_SICK_STORE)),
     Cause("store_full", store.full, _OF_A_SICK_STORE),
-    Cause("keys_lost", store.lost_keys, ("request_failed", *_OF_A_SICK_STORE)),
+    Cause(
+        "keys_lost", store.lost_keys, ("engine_unknown", "request_failed", *_OF_A_SICK_STORE)
+    ),
     Cause("store_evicts", store.evicts, _NOT_THERE),
+    Cause("server_full", server.full, _NOT_THERE),
     Cause("values_refused", store.refused_values),
     Cause("store_fails", store.fails, ("stores_late", *_NOT_THERE)),
     Cause("stores_late", store.late, _NOT_THERE),
@@ -77,6 +82,7 @@ CAUSES = (
 # If nothing else fits, the first of these that does.
 LAST_RESORTS = (
     Cause("store_evicts", store.perhaps_evicts),
+    Cause("server_full", server.perhaps_evicts),
     Cause("not_found", requests.not_found),
     Cause("unexplained", requests.unexplained),
 )

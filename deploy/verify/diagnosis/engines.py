@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from deploy.verify.diagnosis.evidence import CONNECTOR, EngineFacts, Evidence, join
+from deploy.verify.diagnosis.evidence import CONNECTOR, EngineFacts, Evidence, join, said_by
 from deploy.verify.report import Diagnosis
 
 # Properties that keys do not contain but bytes depend on, with their names in messages. Engines
@@ -108,7 +108,7 @@ def chunk_size(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "chunk_size_differs",
         "engines cut prompts into chunks of different sizes, so their keys never match: "
-        f"{_said(sizes)}; the plan says {evidence.chunk_size} tokens",
+        f"{said_by(sizes)}; the plan says {evidence.chunk_size} tokens",
         _settings_hint(evidence, "chunk_size"),
     )
 
@@ -201,14 +201,7 @@ def bad_pair(evidence: Evidence) -> Diagnosis | None:
 def _apart(evidence: Evidence, name: str) -> str:
     """Return each engine's value of a fact in which they differ; "" if they agree."""
     told = {e.name: e.kv[name] for e in evidence.engines if e.kv.get(name) is not None}
-    return _said(told) if len({str(value) for value in told.values()}) > 1 else ""
-
-
-def _said(told: Mapping[str, object]) -> str:
-    by_value: dict[str, list[str]] = {}
-    for name, value in told.items():
-        by_value.setdefault(str(value), []).append(name)
-    return "; ".join(f"{join(names)} {value}" for value, names in by_value.items())
+    return said_by(told) if len({str(value) for value in told.values()}) > 1 else ""
 
 
 def _settings_hint(evidence: Evidence, setting: str) -> str:

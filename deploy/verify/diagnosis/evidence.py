@@ -90,11 +90,32 @@ class StoreFacts:
 
 
 @dataclass(frozen=True)
+class ServerFacts:
+    """LMCache's server, through which engines share KV, during the check.
+
+    Attributes:
+        memory_mib: for KV.
+        no_room: chunks that it had no memory for.
+        evictions: how often it dropped a part of its KV.
+        lmcache: the version that it runs; "" if unknown.
+        engines: the instances of engines that it knows; None if unknown.
+    """
+
+    name: str
+    memory_mib: int
+    no_room: int = 0
+    evictions: int = 0
+    lmcache: str = ""
+    engines: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
 class Evidence:
     """The evidence of one check.
 
     Attributes:
         stack: its name, for hints.
+        server: LMCache's server; None where engines use Redis themselves.
         chunk_size: tokens of a chunk, as planned.
         stored_chunks, expected_chunks: chunks seen to arrive in Redis, and those prompts held.
         vanished: keys that had arrived and were gone when their chunks were not found.
@@ -115,6 +136,7 @@ class Evidence:
     stack: str
     engines: Sequence[EngineFacts]
     store: StoreFacts = StoreFacts()
+    server: ServerFacts | None = None
     chunk_size: int = 0
     stored_chunks: int = 0
     expected_chunks: int = 0
@@ -154,6 +176,14 @@ class Evidence:
     def restart_hint(self) -> str:
         """Return what starts every engine as it was planned."""
         return f"deploy down --name {self.stack}; deploy up --name {self.stack}"
+
+
+def said_by(told: Mapping[str, object]) -> str:
+    """Return what services said, those together that said the same."""
+    by_value: dict[str, list[str]] = {}
+    for name, value in told.items():
+        by_value.setdefault(str(value), []).append(name)
+    return "; ".join(f"{join(names)} {value}" for value, names in by_value.items())
 
 
 def join(names: Sequence[str]) -> str:

@@ -16,17 +16,26 @@ _TOLD = _FULL | _READ_ONLY | _DENIED
 
 
 def unreachable(evidence: Evidence) -> Diagnosis | None:
-    """Redis does not answer."""
+    """Redis, or LMCache's server, does not answer."""
     if evidence.store.reachable or evidence.store.refusal:
         return None
     return Diagnosis(
         "store_unreachable",
-        "Redis does not answer, so nothing can be stored or found",
+        f"{evidence.store.name} does not answer, so nothing can be stored or found",
         f"start the Redis of redis.url_file or correct its URL, then deploy status --name "
         f"{evidence.stack}"
         if evidence.store.user_supplied
-        else f"deploy logs {evidence.store.services[0]} --name {evidence.stack}",
+        else f"deploy logs {evidence.store.services[0]} --name {evidence.stack}"
+        + _started_again(evidence),
     )
+
+
+def _started_again(evidence: Evidence) -> str:
+    """Return what starts LMCache's server that ended, or one that hangs, again."""
+    if evidence.server is None:
+        return ""
+    command = "up --resume" if evidence.store.restarted else f"restart {evidence.server.name}"
+    return f"; deploy {command} --name {evidence.stack}"
 
 
 def denied(evidence: Evidence) -> Diagnosis | None:

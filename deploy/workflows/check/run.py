@@ -160,8 +160,7 @@ def _checked(
     began = time.monotonic()
     running, found = session.running, session.found
     own = _own_prompt(session, options)
-    before, pages, starts = session.store.stats(), session.pages(), service_starts(running)
-    server_before = kv_server_page(running)
+    before, pages, starts = session.store.stats(), _pages(session), service_starts(running)
     began_at = session.reading()
     try:
         _send(session, pairs, options, own)
@@ -170,9 +169,8 @@ def _checked(
         # A dead engine is a finding; the rest is still examined.
         if not _await_deaths(running, starts):
             raise
-    seen = Readings(before, session.store.stats(), pages, session.pages())
-    pages_after = {**seen.pages_after, **kv_server_page(running)}
-    found.path = moved(_paths({**seen.pages_before, **server_before}), _paths(pages_after))
+    seen = Readings(before, session.store.stats(), pages, _pages(session))
+    found.path = moved(_paths(seen.pages_before), _paths(seen.pages_after))
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
     plan = running.prepared.plan
@@ -247,6 +245,10 @@ def _await_deaths(running: RunningStack, starts: Mapping[str, str]) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def _pages(session: Session) -> dict[str, MetricsPage]:
+    return {**session.pages(), **kv_server_page(session.running)}
 
 
 def _paths(pages: Mapping[str, MetricsPage]) -> dict[str, StorePath | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.metrics.kv_server import KvServerUse
+from deploy.metrics.kv_server import KvServerPressure, KvServerUse
 from deploy.metrics.page import MetricsPage, parsed_page
 
 PAGE = """
@@ -23,6 +23,20 @@ def test_all_models_and_salts_count() -> None:
 def test_nobody_has_asked_yet() -> None:
     page = parsed_page('lmcache_mp_l1_memory_usage_bytes{backend="dram"} 0.0')
     assert KvServerUse.read(page, 2**30) == KvServerUse(0, 2**30, 0, 0, 0)
+
+
+def test_what_it_had_no_memory_for() -> None:
+    """What was evicted says nothing: `check` drops KV, too. Other failures are no lack of room."""
+    page = parsed_page("""
+lmcache_mp_l1_evicted_chunks_total{l1_tag="_default"} 24.0
+lmcache_mp_l1_eviction_loop_ticks_total 57.0
+lmcache_mp_l1_eviction_loop_triggered_total 2.0
+lmcache_mp_l1_allocation_failure_chunks_total{during="l1_store",model_name="/models/tiny"} 3.0
+lmcache_mp_l2_prefetch_failure_chunks_total{model_name="/models/tiny",reason="l1_oom"} 4.0
+lmcache_mp_l2_prefetch_failure_chunks_total{model_name="/models/tiny",reason="not_found"} 5.0
+""")
+    assert KvServerPressure.read(page) == KvServerPressure(no_room=7, evictions=2)
+    assert KvServerPressure.read(parsed_page(PAGE)) == KvServerPressure(0, 0)
 
 
 def test_a_page_that_does_not_tell() -> None:

@@ -178,12 +178,21 @@ class TestRequests:
         engine.answer("/v1/models", {"data": [{"id": "m", "max_model_len": 4096}]})
         assert api.max_model_len() == 4096
 
+    def test_the_server_of_lmcache_tells_its_version_and_engines(
+        self, engine: Engine, api: EngineApi
+    ) -> None:
+        engine.answer("/lmc_version", '"0.5.6"')
+        engine.answer("/status", {"is_healthy": True, "registered_gpu_ids": [7, 2**62]})
+        assert api.lmcache_version() == "0.5.6"
+        assert api.known_engines() == [7, 2**62]
+
 
 CALLS: dict[str, Callable[[EngineApi], object]] = {
     "/metrics": lambda api: api.cache_counters(),
     "/tokenize": lambda api: api.tokenize("m", "x"),
     "/v1/models": lambda api: api.max_model_len(),
     "/v1/completions": lambda api: api.complete("m", [1], max_tokens=1),
+    "/status": lambda api: api.known_engines(),
 }
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from deploy.verify.diagnosis import CODES, EngineFacts, Evidence, StoreFacts, diagnose
+from deploy.verify.diagnosis import (
+    CODES,
+    EngineFacts,
+    Evidence,
+    ServerFacts,
+    StoreFacts,
+    diagnose,
+)
 from deploy.verify.diagnosis.causes import CAUSES, LAST_RESORTS
 from deploy.verify.own_prompt import OwnPrompt
 from tests.conftest import REPO
@@ -42,6 +49,15 @@ HEALTHY = Evidence(
     stored_chunks=6,
     expected_chunks=6,
 )
+# Engines that share KV through LMCache's server report less.
+MP_KV = {"client": "lmcache-mp", "lmcache": "0.5.6", "model": "/models/tiny", "world_size": 1,
+         "chunk_size": 256}  # fmt: skip
+MP_ENGINES = (
+    replace(PRODUCER, connector="PatchedLMCacheMPConnector", fixes={}, kv={**MP_KV, "instance": 7}),
+    replace(CONSUMER, connector="PatchedLMCacheMPConnector", fixes={}, kv={**MP_KV, "instance": 8}),
+)
+SERVER = ServerFacts("kv-server", 1024, lmcache="0.5.6", engines=(7, 8))
+SERVER_STORE = StoreFacts(services=("kv-server",), name="LMCache's server")
 NO_NUMBERS = 'HTTP 400: {"message": "Out of range float values are not JSON compliant: nan"}'
 PROMPT = OwnPrompt("producer-0", "consumer-0", 811, 256, local=0, loaded=768)
 
@@ -64,6 +80,11 @@ def store(**changes: Any) -> dict[str, Any]:
     return {"store": replace(HEALTHY.store, **changes)}
 
 
+def server(*, store: StoreFacts = SERVER_STORE, **changes: Any) -> dict[str, Any]:
+    """Return the evidence of a stack that shares KV through LMCache's server."""
+    return {"engines": MP_ENGINES, "server": replace(SERVER, **changes), "store": store}
+
+
 def found(**changes: Any) -> list[Any]:
     return diagnose(replace(HEALTHY, **changes))
 
@@ -79,6 +100,26 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
         {"prompts": (replace(PROMPT, tokens=3, loaded=0),)}, "prompt_under_chunk", "3 tokens",
     ),
     "redis gone": (store(reachable=False), "store_unreachable", "Redis"),
+    "LMCache's server hangs": (
+        server(store=replace(SERVER_STORE, reachable=False), lmcache="", engines=None),
+        "store_unreachable", "LMCache's server does not answer",
+    ),
+    "LMCache's server started anew": (
+        server(store=replace(SERVER_STORE, restarted=True), engines=()), "keys_lost",
+        "LMCache's server ended during the check",
+    ),
+    "LMCache's server of another version": (
+        server(lmcache="0.5.5"), "lmcache_differs", "producer-0, consumer-0 0.5.6; kv-server 0.5.5",
+    ),
+    "LMCache's server forgot an engine": (
+        server(engines=(7,)), "engine_unknown", "does not know consumer-0",
+    ),
+    "no room in LMCache's server": (
+        server(no_room=3), "server_full", "had no room (1024 MiB) for 3 chunks",
+    ),
+    "LMCache's server makes room": (
+        server(evictions=1), "server_full", "is full (1024 MiB) and dropped KV during the check",
+    ),
     "an engine gone": (
         consumer(ended=True, hash_seed="", connector=None), "engine_died",
         "consumer-0 exited during",
@@ -250,7 +291,7 @@ ALONE = (
     "an engine anew", "denied a command", "denied the log-in", "redis says so", "read-only", "full",
     "corrupt values", "redis fails", "no room in the queue", "request failed", "router",
     "no numbers", "a producer's own are none", "own cache", "wrong KV", "wrong KV of its own",
-    "evicted, and too small all the same",
+    "evicted, and too small all the same", "LMCache's server hangs",
 )  # fmt: skip
 
 
@@ -351,6 +392,38 @@ def test_an_engine_without_the_connector_is_not_asked_for_its_fixes() -> None:
     """What its log says of them is of an earlier start."""
     seen = codes(missed=True, **consumer(connector="LMCacheConnectorV1", fixes={"B17": "disabled"}))
     assert seen == ["connector_not_loaded"]
+
+
+def test_a_sound_server_of_lmcache_is_no_cause() -> None:
+    assert codes(missed=True, **server()) == ["not_found"]
+    assert codes(**server(evictions=9, no_room=9)) == [], "nothing was missed"
+
+
+def test_what_the_server_of_lmcache_does_not_tell_is_no_cause() -> None:
+    """An engine of another kit reports no instance, and one that ended is known to nobody."""
+    assert codes(missed=True, **server(lmcache="", engines=None)) == ["not_found"]
+    kv = {**MP_KV, "lmcache": "unknown"}
+    older = {"engines": tuple(replace(engine, kv=kv) for engine in MP_ENGINES)}
+    assert codes(missed=True, **{**server(engines=()), **older}) == ["not_found"]
+    died = {"engines": (MP_ENGINES[0], replace(MP_ENGINES[1], ended=True))}
+    assert codes(missed=True, **{**server(engines=(7,)), **died}) == ["engine_died"]
+
+
+def test_a_server_of_lmcache_that_makes_room_does_not_outrank_what_is_wrong() -> None:
+    """What it drops is in Redis, as a rule."""
+    assert codes(missed=True, **server(evictions=9), bypassed=True) == ["router_bypasses_producers"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "command"), [(True, "deploy up --resume"), (False, "deploy restart kv-server")]
+)
+def test_a_server_of_lmcache_that_does_not_answer_is_started_again(
+    gone: bool, command: str
+) -> None:
+    silent = replace(SERVER_STORE, reachable=False, restarted=gone)
+    (cause,) = found(missed=True, **server(store=silent))
+    assert cause.code == "store_unreachable"
+    assert cause.hint == f"deploy logs kv-server --name demo; {command} --name demo"
 
 
 def test_what_nobody_reports_is_no_difference() -> None:

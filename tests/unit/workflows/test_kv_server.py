@@ -108,6 +108,32 @@ def test_a_check_that_fails_does_not_speak_of_redis(shared: Lab) -> None:
     assert "Redis" not in cause.message
 
 
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("server:full", "server_full", "had no room (1024 MiB) for 3 chunks"),
+        ("server:silent", "store_unreachable", "LMCache's server does not answer"),
+    ],
+)
+def test_a_server_that_goes_wrong_during_the_check_is_the_cause(
+    shared: Lab, monkeypatch: pytest.MonkeyPatch, fault: str, code: str, words: str
+) -> None:
+    real = run.check_pair
+
+    def interrupted(session: Session, producer: str, consumer: str, *, quick: bool) -> None:
+        shared.faults.write_text(f"producer:stores-nothing {fault}")
+        real(session, producer, consumer, quick=quick)
+
+    monkeypatch.setattr(run, "check_pair", interrupted)
+    try:
+        report = check_stack(shared.home, "pdkit", shared.lines.append, CheckOptions(quick=True))
+    finally:
+        shared.faults.unlink()
+    (cause,) = report.diagnosis
+    assert cause.code == code
+    assert words in cause.message
+
+
 def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     check_stack(shared.home, "pdkit", shared.lines.append)  # which stores something
     status = stack_status(shared.home, "pdkit")

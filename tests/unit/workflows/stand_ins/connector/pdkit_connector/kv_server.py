@@ -20,6 +20,14 @@ pdkit_store_chunks_total{{operation="store",result="stored"}} {}
 """
 
 
+FULL = """lmcache_mp_l1_allocation_failure_chunks_total{during="l1_store"} 3
+"""
+
+
+def has_fault(name: str) -> bool:
+    return name in FAULTS.read_text().split() if FAULTS.exists() else False
+
+
 class Requests(StreamRequestHandler):
     def handle(self) -> None:
         while line := self.rfile.readline():
@@ -35,14 +43,19 @@ class Requests(StreamRequestHandler):
 
 class Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        known = {"/healthcheck": "{}", "/metrics": USED.format(len(KEYS), len(KEYS))}
+        used = USED.format(len(KEYS), len(KEYS)) + FULL * has_fault("server:full")
+        known = {
+            "/healthcheck": "{}",
+            "/metrics": "" if has_fault("server:silent") else used,
+            "/lmc_version": '"0.5.6"',
+            "/status": '{"registered_gpu_ids": [1, 2]}',
+        }
         self._answer(known.get(self.path, ""))
 
     def do_POST(self) -> None:
         """Forget nothing, and say so, unless a test has Redis lag behind."""
         self.rfile.read(int(self.headers["Content-Length"]))
-        lags = "redis:lags" in FAULTS.read_text().split() if FAULTS.exists() else False
-        found = {"objects": 2, "in_redis": 1 if lags else 2, "left": 0}
+        found = {"objects": 2, "in_redis": 1 if has_fault("redis:lags") else 2, "left": 0}
         self._answer(json.dumps(found) if self.path == "/pdkit/forget" else "")
 
     def _answer(self, text: str) -> None:
