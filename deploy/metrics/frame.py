@@ -10,6 +10,7 @@ from typing import Any
 from deploy.metrics.engine import CacheCounters, EngineCounts, EngineLoad, hits_as_dict
 from deploy.metrics.events import Event
 from deploy.metrics.following import StoreInterval
+from deploy.metrics.kv_server import Tiers
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
@@ -112,23 +113,27 @@ class RouterFrame:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the engines of a stack counted together in a time.
+    """What the engines of a stack, and LMCache's server, counted together in a time.
 
     Attributes:
         cache: hits in the engines' own caches, and those in the store of the engines that answer:
             producers ask it, too, and need not find anything.
         answers: each request is one of a producer's as well, if there are producers.
         path: what went to and from Redis; None where LMCache's own client moves it.
+        tiers: where KV came from; None without LMCache's server, or where it did not answer.
     """
 
     cache: CacheCounters = field(default_factory=CacheCounters)
     answers: float = 0
     path: StorePath | None = None
+    tiers: Tiers | None = None
 
     @classmethod
     def of(cls, counted: Mapping[str, tuple[str, MetricsPage]]) -> Totals:
         """Return the totals of pages, by the names of services and with their roles."""
-        every = _together(page for role, page in counted.values() if role in ENGINE_ROLES)
+        server = next((page for role, page in counted.values() if role == "kv-server"), None)
+        pages = [page for role, page in counted.values() if role in ENGINE_ROLES]
+        every = _together([*pages, server] if server else pages)
         ends = _together(page for role, page in counted.values() if role in DECODE)
         external = ends.cache
         cache = replace(
@@ -136,7 +141,8 @@ class Totals:
             external_queries=external.external_queries,
             external_hits=external.external_hits,
         )
-        return cls(cache, ends.answers, every.path)
+        tiers = Tiers.of(every.cache, server) if server else None
+        return cls(cache, ends.answers, every.path, tiers)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `status --watch --json` says of all engines together."""
@@ -144,6 +150,7 @@ class Totals:
             **hits_as_dict(self.cache),
             "answers": self.answers,
             "store_path": self.path.as_dict() if self.path else None,
+            "tiers": asdict(self.tiers) if self.tiers else None,
         }
 
 

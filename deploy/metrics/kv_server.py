@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
 
 _USED = "lmcache_mp_l1_memory_usage_bytes"
@@ -17,6 +18,34 @@ _NO_ROOM = "lmcache_mp_l1_allocation_failure_chunks_total"
 _NO_ROOM_TO_LOAD = "lmcache_mp_l2_prefetch_failure_chunks_total"
 # Not the evicted chunks: what `check` drops itself is among them.
 _EVICTIONS = "lmcache_mp_l1_eviction_loop_triggered_total"
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Where the KV of prompts came from, in tokens of all engines in a time.
+
+    Attributes:
+        asked: tokens of prompts; those of one that a producer and a consumer get count twice.
+        local: from the engines' own prefix caches.
+        server: from the memory of LMCache's server.
+        redis: from Redis.
+        computed: all others.
+    """
+
+    asked: int
+    local: int
+    server: int
+    redis: int
+    computed: int
+
+    @classmethod
+    def of(cls, cache: CacheCounters, server: MetricsPage) -> Tiers:
+        """Return what engines and their server counted in the same time."""
+        loaded = cache.external_hits
+        # Their pages are not read at the same moment.
+        redis = min(loaded, server.count(_FOUND_IN_REDIS))
+        computed = max(0, cache.local_queries - cache.local_hits - loaded)
+        return cls(cache.local_queries, cache.local_hits, loaded - redis, redis, computed)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class StackReading:
         clock_s: when it was begun, and when Redis was asked, by a clock that is never set.
         trouble: why nothing else could be told this time; "" if it could.
         what: the stack in a line.
-        shares_kv: the engines share KV through Redis.
+        shares_kv: the engines share KV, so that there is a Redis.
         store: None where Redis does not answer.
         complaints: in the logs since the reading before; the oldest first.
     """

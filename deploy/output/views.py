@@ -126,7 +126,7 @@ def status_view(status: StackStatus) -> str:
     if status.store or status.user_redis:
         lines += ["", _store_line(status)]
     if status.kv_server:
-        lines += ["", _server_line(status.kv_server)]
+        lines += ["", *_prompts_line(status), _server_line(status.kv_server)]
     if paths := [(service.name, service.path) for service in status.services if service.path]:
         lines += ["", _path_table(paths)]
     lines += [f"warning: {line}" for line in status.warnings]
@@ -150,6 +150,21 @@ def _store_line(status: StackStatus) -> str:
         f"{whose}: {told(store.keys)} keys, {told_size(store.used_memory_bytes)} of {most}, "
         f"{told(store.evicted_keys)} evicted"
     )
+
+
+def _prompts_line(status: StackStatus) -> list[str]:
+    """Return which tokens engines held, loaded and computed since each started; none at first."""
+    caches = [service.cache for service in status.services if service.cache]
+    asked = sum(cache.local_queries for cache in caches)
+    if not asked:
+        return []
+    held = sum(cache.local_hits for cache in caches)
+    loaded = sum(cache.external_hits for cache in caches)
+    shares = [percent(tokens / asked) for tokens in (held, loaded, max(0, asked - held - loaded))]
+    return [
+        f"prompts of all engines: {asked:,} tokens; {shares[0]} from their own caches, "
+        f"{shares[1]} loaded, {shares[2]} computed"
+    ]
 
 
 def _server_line(use: KvServerUse) -> str:

@@ -8,6 +8,7 @@ from textwrap import shorten
 
 from deploy.metrics.events import Event
 from deploy.metrics.frame import EngineFrame, Frame, StoreFrame
+from deploy.metrics.kv_server import Tiers
 from deploy.output.table import duration, percent, table, told, told_size
 
 WIDTH = 80
@@ -124,6 +125,7 @@ def _since(frame: Frame) -> list[str]:
         f"{requests}, {frame.store.evicted_keys if frame.store else 0} keys evicted",
         f"hits     store {_rate(watched.cache.external_rate)} (consumers), "
         f"local {_rate(watched.cache.local_rate)}",
+        *(_tiers(watched.tiers) if watched.tiers else []),
     ]
     if path is not None:
         lost = (path.refused, path.not_loaded, path.left_out, path.failures, path.late)
@@ -134,6 +136,17 @@ def _since(frame: Frame) -> list[str]:
             f"         {path.waits:.0f} answers waited for their stores, {waited} each",
         ]
     return lines
+
+
+def _tiers(tiers: Tiers) -> list[str]:
+    parts = {
+        "local": tiers.local,
+        "server": tiers.server,
+        "Redis": tiers.redis,
+        "computed": tiers.computed,
+    }
+    shares = (f"{name} {percent(n / tiers.asked)}" for name, n in parts.items() if tiers.asked)
+    return [f"tiers    {', '.join(shares) or _UNKNOWN} (all engines)"]
 
 
 def _event_line(event: Event) -> str:

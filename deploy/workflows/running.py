@@ -148,6 +148,8 @@ def metrics_page(
     elif service.role == "router":  # which has it on a port of its own, without a key
         url = f"http://{host_port('127.0.0.1', running.prepared.plan.router_metrics_port)}"
         page = EngineApi(url, timeout_s=timeout_s)
+    elif service.role == "kv-server":
+        page = EngineApi(service.url, timeout_s=timeout_s)
     else:
         return None
     try:
@@ -162,12 +164,8 @@ def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
     server = running.prepared.plan.kv_server
     if server is None:
         return {}
-    service = running.stack.service(server.name)
-    try:
-        with EngineApi(service.url, timeout_s=_PROBE_TIMEOUT_S) as api:
-            return {server.name: api.metrics()}
-    except ApiError:
-        return {}
+    page = metrics_page(running, running.stack.service(server.name))
+    return {} if page is None else {server.name: page}
 
 
 def kv_server_use(running: RunningStack, pages: Mapping[str, MetricsPage]) -> KvServerUse | None:

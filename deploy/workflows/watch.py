@@ -63,7 +63,7 @@ class Watch:
             up=True,
             what=", ".join(filter(None, (str(plan.topology), plan.model.served_name, url))),
             user_redis=plan.user_redis,
-            shares_kv=plan.uses_redis,
+            shares_kv=plan.shares_kv,
             services=found,
             store=asked.result(),
             complaints=self._complaints(running, found),

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.events import Event
 from deploy.metrics.following import StoreInterval
+from deploy.metrics.kv_server import Tiers
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store import StoreStats
@@ -38,6 +39,16 @@ class Totals(Hits):
 
     answers: float
     store_path: RedisPath | None
+
+
+class StackTotals(Totals):
+    """What a stack's engines and LMCache's server counted together.
+
+    Attributes:
+        tiers: where KV came from; null without such a server, or where it did not answer.
+    """
+
+    tiers: Tiers | None
 
 
 class EngineCounts(Totals):
@@ -151,6 +162,6 @@ class Frame(TypedDict):
     engines: list[Engine]
     redis: Redis | None
     router: Router | None
-    interval: Totals
-    watch: Totals
+    interval: StackTotals
+    watch: StackTotals
     events: list[Event]

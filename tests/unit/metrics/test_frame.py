@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from deploy.metrics.frame import Frame
-from deploy.metrics.reading import StackReading
+from deploy.metrics.kv_server import Tiers
+from deploy.metrics.page import MetricsPage
+from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.metrics.watching import next_frame
+from deploy.verify.store_path import Sample
 from tests.unit.metrics.readings import page, reading, service, stats
 
 
@@ -149,6 +153,57 @@ class TestTotals:
             ).counts.path
             is None
         )
+
+
+class TestTiers:
+    """Where KV came from, where LMCache's server is between the engines and Redis."""
+
+    def server(self, second: int, found_in_redis: float, **more: float) -> ServiceReading:
+        samples = [Sample("lmcache_mp_lookup_hit_l2_tokens_total", {}, found_in_redis)]
+        counted = page(**more).samples if more else ()
+        made = service("kv-server", MetricsPage((*samples, *counted)), clock_s=1000.0 + second)
+        return replace(made, role="kv-server")
+
+    def test_are_those_of_all_engines(self) -> None:
+        producer = (page(queries=0, hits=0, asked=0, found=0),
+                    page(queries=1000, hits=100, asked=900, found=200))  # fmt: skip
+        frame = last(
+            reading(0, self.server(0, 50), service("producer-0", producer[0]),
+                    service("consumer-0", OLD)),
+            reading(2, self.server(2, 70), service("producer-0", producer[1]),
+                    service("consumer-0", NEW)),
+        )  # fmt: skip
+        # The consumer: 400 asked, 300 held, 25 loaded.
+        assert frame.counts.tiers == Tiers(1400, local=400, server=205, redis=20, computed=775)
+        assert frame.as_dict()["interval"]["tiers"]["redis"] == 20
+        assert frame.watched.tiers == frame.counts.tiers
+
+    def test_pages_of_different_moments_give_no_negative_part(self) -> None:
+        frame = last(
+            reading(0, self.server(0, 0), service("consumer-0", OLD)),
+            reading(2, self.server(2, 999), service("consumer-0", NEW)),
+        )
+        assert frame.counts.tiers == Tiers(400, local=300, server=0, redis=25, computed=75)
+
+    def test_a_server_that_is_silent_or_absent_tells_none(self) -> None:
+        silent = replace(service("kv-server"), role="kv-server")
+        seen = last(
+            reading(0, self.server(0, 0), service("consumer-0", OLD)),
+            reading(2, silent, service("consumer-0", NEW)),
+        )
+        assert seen.counts.tiers is None
+        without = last(
+            reading(0, service("consumer-0", OLD)), reading(2, service("consumer-0", NEW))
+        )
+        assert without.counts.tiers is None and without.as_dict()["watch"]["tiers"] is None
+
+    def test_the_servers_path_to_redis_is_the_stacks(self) -> None:
+        frame = last(
+            reading(0, self.server(0, 0, store_stored=1), service("consumer-0", OLD)),
+            reading(2, self.server(2, 0, store_stored=5), service("consumer-0", NEW)),
+        )
+        assert frame.counts.path is not None
+        assert frame.counts.path.stored_chunks == 4
 
 
 class TestStore:

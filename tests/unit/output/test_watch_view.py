@@ -9,6 +9,7 @@ import pytest
 
 from deploy.metrics.events import Event, remembered
 from deploy.metrics.frame import Frame
+from deploy.metrics.kv_server import Tiers
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.metrics.watching import next_frame
@@ -106,6 +107,16 @@ def many(engines: int, *, dead: int) -> StackReading:
         0,
         *(replace(one, condition="exited") if n == dead else one for n, one in enumerate(made)),
     )
+
+
+def test_the_tiers_of_lmcaches_server_fit_a_line() -> None:
+    _, frame = next_frame(None, busy_reading(0))
+    assert "tiers" not in watch_view(frame, ())
+    for tiers in (Tiers(1000, local=1000, server=0, redis=0, computed=0), Tiers(0, 0, 0, 0, 0)):
+        seen = replace(frame, watched=replace(frame.watched, tiers=tiers))
+        (line,) = [one for one in watch_view(seen, ()).splitlines() if one.startswith("tiers")]
+        assert line.endswith("(all engines)") and len(line) <= WIDTH
+    assert line == "tiers    - (all engines)"
 
 
 class TestHeight:

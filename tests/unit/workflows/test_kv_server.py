@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,12 +149,27 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     assert status.kv_server.used_bytes > 0, "chunks, in the stand-in"
     said = "of 1.0 GiB; 50.0 % of 2 tokens that engines asked for were there, 0.0 % came from Redis"
     assert said in status_view(status)
+    assert re.search(
+        r"prompts of all engines: [\d,]+ tokens; [\d.]+ % from their own caches, [\d.]+ % loaded, "
+        r"[\d.]+ % computed",
+        status_view(status),
+    )
     assert not [line for line in status.warnings if "fix" in line]
     assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
 
 
 def test_it_is_watched(shared: Lab) -> None:
-    frame = Watch(shared.home, "pdkit").frame()
+    watch = Watch(shared.home, "pdkit")
+    watch.frame()
+    check_stack(shared.home, "pdkit", shared.lines.append, CheckOptions(quick=True))
+    frame = watch.frame()
+    tiers = frame.watched.tiers
+    assert tiers is not None
+    assert tiers.server > 0
+    assert tiers.local + tiers.server + tiers.redis + tiers.computed == tiers.asked
+    assert re.search(r"^tiers    local .* %, server .* %, Redis 0.0 %, computed .* %",
+                     watch_view(frame, ()), re.MULTILINE)  # fmt: skip
+    assert frame.shares_kv, "Redis is shown"
     assert frame.conditions["kv-server"] == "ready"
     assert not frame.sick
     assert frame.conditions["redis"] == "ready"
