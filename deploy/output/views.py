@@ -201,8 +201,7 @@ def down_view(result: DownResult) -> str:
 
 def swap_view(result: SwapResult) -> str:
     """Return what a swap or rollback changed."""
-    before, after = (f"{vendor}, {image}" if image else vendor for vendor, image in
-                     (result.before, result.after))  # fmt: skip
+    before, after = result.labels
     if result.check is None:
         return f"the stack '{result.name}' already runs on {after}; nothing was changed"
     which = "" if result.name == "pdkit" else f" --name {result.name}"
@@ -278,7 +277,7 @@ def _history(entries: Sequence[HistoryEntry]) -> str:
             datetime.fromisoformat(one.at).isoformat(timespec="seconds"),
             one.action,
             one.outcome,
-            one.vendor,
+            one.ran_on,
             one.image or "-",
             one.topology,
             shorten(one.reason, 60, placeholder=" …"),

@@ -17,7 +17,7 @@ from deploy.workflows.check import (
     renew_store_connections,
     require_answers,
 )
-from deploy.workflows.history import following, new_state, with_failure, with_outcome
+from deploy.workflows.history import following, label, new_state, with_failure, with_outcome
 from deploy.workflows.prepare import Prepared, Report, engine_image
 from deploy.workflows.running import RunningStack
 from deploy.workflows.start import StackStart
@@ -153,5 +153,4 @@ def vendor_and_image(prepared: Prepared) -> tuple[str, str]:
 
 
 def _label(prepared: Prepared) -> str:
-    vendor, image = vendor_and_image(prepared)
-    return f"{vendor}, {image}" if image else vendor
+    return label(*vendor_and_image(prepared), prepared.plan.spec.connector)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
+from deploy.planning.connector import IN_ENGINES
 from deploy.runtime.state import StackState
 from deploy.workflows.prepare import Prepared, engine_image
 
@@ -26,6 +27,7 @@ class HistoryEntry:
         action: what started it: 'up', 'swap' or 'rollback'.
         at: when, in UTC.
         reason: why it failed; "" if it did not.
+        connector: how engines shared KV.
     """
 
     action: str
@@ -35,6 +37,18 @@ class HistoryEntry:
     image: str
     topology: str
     reason: str = ""
+    connector: str = IN_ENGINES
+
+    @property
+    def ran_on(self) -> str:
+        """The vendor, and the connector where it is not the default."""
+        return label(self.vendor, "", self.connector)
+
+
+def label(vendor: str, image: str, connector: str) -> str:
+    """Return in words what engines run on; the default connector is not named."""
+    named = "" if connector == IN_ENGINES else connector
+    return ", ".join(filter(None, (vendor, image, named)))
 
 
 def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
@@ -47,6 +61,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
         vendor=prepared.plan.vendor.name,
         image=engine_image(prepared),
         topology=str(prepared.plan.topology),
+        connector=prepared.plan.spec.connector,
     )
     return StackState(
         name=prepared.stack.name,

@@ -69,6 +69,17 @@ def require_gpus_beside(prepared: Prepared, running: Sequence[str], report: Repo
     _act_on([one for one in findings(seen) if one.area == "gpu"], report)
 
 
+def require_shared_memory(prepared: Prepared, report: Report) -> None:
+    """Apply the rule of `require_fit` on shared memory to a plan that none of it serves yet.
+
+    Raises:
+        MachineUnfit: the engines' KV does not fit into it; nothing was started.
+    """
+    if prepared.plan.shared_memory_mib:
+        seen = replace(_bare(prepared), host=see_host())
+        _act_on([one for one in findings(seen) if one.id == "host.shm"], report)
+
+
 def refusal(stops: Sequence[Finding]) -> PdkitError:
     """Return findings as one error; its hint is the fix of the first."""
     first = stops[0]

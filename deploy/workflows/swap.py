@@ -1,4 +1,4 @@
-"""`deploy swap` and `deploy rollback`: another vendor or image, or none of it, as a transaction."""
+"""`deploy swap` and `deploy rollback`: another vendor, image or connector, as a transaction."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, MissingGpus, MissingImage
+from deploy.planning.kv_server import MP
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
 from deploy.workflows.exchange import Exchange, vendor_and_image
 from deploy.workflows.facts import without_held_gpus
-from deploy.workflows.history import last_good
+from deploy.workflows.history import label, last_good
 from deploy.workflows.hub import described_model
+from deploy.workflows.preflight import require_shared_memory
 from deploy.workflows.prepare import Containers, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, require_stack, restored_facts, restored_model
 from deploy.workflows.survey import facts_here
@@ -24,11 +26,27 @@ from deploy.workflows.user_files import require_user_files
 
 
 @dataclass(frozen=True)
+class SwapTo:
+    """What is asked for instead; None stays as it is.
+
+    Attributes:
+        image: of the engines; with another vendor, None is that vendor's own.
+        connector: how engines share KV.
+    """
+
+    vendor: str | None = None
+    image: str | None = None
+    connector: str | None = None
+    allow_unproven: bool = False
+
+
+@dataclass(frozen=True)
 class SwapResult:
     """What a swap or rollback did.
 
     Attributes:
         before, after: vendor and image of the engines.
+        connectors: how they shared KV before, and after.
         kept: services that went on running, since they are the same in both plans.
         down_s: seconds in which the stack did not serve.
         check: of the new plan; None if nothing had to change.
@@ -37,26 +55,25 @@ class SwapResult:
     name: str
     before: tuple[str, str]
     after: tuple[str, str]
+    connectors: tuple[str, str]
     kept: tuple[str, ...]
     down_s: float
     seconds: float
     check: CheckReport | None
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """What engines ran on before, and after, in words."""
+        was, now = self.connectors
+        return label(*self.before, was), label(*self.after, now)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for scripts."""
         return {**asdict(self), "check": self.check.as_dict() if self.check else None}
 
 
-def swap_stack(
-    home: Home,
-    name: str,
-    *,
-    vendor: str | None,
-    image: str | None,
-    allow_unproven: bool = False,
-    report: Report,
-) -> SwapResult:
-    """Let a stack's engines run on another vendor or image. The caller holds its lock.
+def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
+    """Let a stack's engines run on another vendor, image or connector. The caller holds its lock.
 
     Everything else stays as it was asked for. The image is found, pulled or built, and the new plan
     made, before anything is stopped.
@@ -67,32 +84,50 @@ def swap_stack(
     """
     running = require_stack(home, name)
     old = running.prepared
-    if image is not None and old.plan.runtime == "process":
+    if to.image is not None and old.plan.runtime == "process":
         raise ConfigError(
             "--image: the stack runs as processes, which have no image",
             hint=f"deploy swap VENDOR --name {name}, or engine.python in deploy.yaml",
         )
-    to = vendor or old.facts.vendor
-    changes = {
-        "vendor": to,
-        "image": image,
-        "allow_unproven": allow_unproven or old.spec.allow_unproven,
-        "model": _same_model(old, to),
-    }
-    spec = StackSpec.model_validate({**old.spec.model_dump(), **changes})
+    spec = _changed(old, to, report)
     pinned = spec.model_copy(update={"runtime": old.facts.runtime})
     try:
         facts = facts_here(pinned, home, report)
         model = described_model(spec, home, facts.vendor, report)
         planned = prepare(spec, home, facts, model=model)
-    except MissingGpus as exc:
-        raise MissingGpus(
+    except (ConfigError, MissingGpus) as exc:
+        if isinstance(exc, ConfigError) and not exc.retry:
+            raise
+        raise type(exc)(
             exc.message,
             hint=f"deploy status --name {name}: the stack goes on as it was",
             details=exc.details,
         ) from exc
     require_user_files(planned, home.stack(name).secrets_dir)
+    if not old.plan.kv_server:
+        require_shared_memory(planned, report)
     return _exchange(home, running, provided(planned, home, report), "swap", report)
+
+
+def _changed(old: Prepared, to: SwapTo, report: Report) -> StackSpec:
+    """Return a stack's spec with what is asked for."""
+    vendor = to.vendor or old.facts.vendor
+    changes = {
+        "vendor": vendor,
+        "image": to.image if to.image or to.vendor else old.spec.image,
+        "allow_unproven": to.allow_unproven or old.spec.allow_unproven,
+        "model": _same_model(old, vendor),
+        **(_to_connector(old, to.connector, report) if to.connector else {}),
+    }
+    return StackSpec.model_validate({**old.spec.model_dump(), **changes})
+
+
+def _to_connector(old: Prepared, connector: str, report: Report) -> dict[str, Any]:
+    """Return the changes for another connector, without the size that only the old one has."""
+    lmcache, size = old.spec.lmcache, "staging_gib" if connector == MP else "server_gib"
+    if getattr(lmcache, size) is not None:
+        report(f"lmcache.{size} is left out: {connector} has no such memory")
+    return {"connector": connector, "lmcache": {**lmcache.model_dump(), size: None}}
 
 
 def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
@@ -143,15 +178,18 @@ def _exchange(
     began = time.monotonic()
     old = running.prepared
     names = (vendor_and_image(old), vendor_and_image(target))
+    connectors = (old.spec.connector, target.spec.connector)
     if target.stack.fingerprint() == running.state.fingerprint and not running.stopped():
         kept = tuple(service.name for service in old.stack.services)
-        return SwapResult(old.stack.name, *names, kept, 0.0, time.monotonic() - began, None)
+        seconds = time.monotonic() - began
+        return SwapResult(old.stack.name, *names, connectors, kept, 0.0, seconds, None)
     exchange = Exchange(home, running, target, action, report)
     checked = exchange.run()
     return SwapResult(
         name=old.stack.name,
         before=names[0],
         after=names[1],
+        connectors=connectors,
         kept=exchange.kept,
         down_s=round(exchange.down_s, 2),
         seconds=round(time.monotonic() - began, 2),

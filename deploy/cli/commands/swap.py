@@ -1,9 +1,9 @@
-"""The commands that replace a stack's vendor or image."""
+"""The commands that replace a stack's vendor, image or connector."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -29,6 +29,13 @@ def swap(
             "(default: the vendor's profile)."
         ),
     ] = None,
+    connector: Annotated[
+        str | None,
+        typer.Option(
+            help="New connector: lmcache, or lmcache-mp, through LMCache's server (default: as "
+            "before)."
+        ),
+    ] = None,
     allow_unproven: Annotated[
         bool,
         typer.Option(
@@ -39,12 +46,21 @@ def swap(
     name: Name = None,
     json: Json = False,
 ) -> CommandResult:
-    """Run the engines on another vendor or image; restore the previous stack if that fails."""
+    """Replace the engines' vendor, image or connector; restore the stack if that fails."""
+    from deploy.config.spec import StackSpec
     from deploy.config.vendors import VENDORS, meant_vendor
-    from deploy.workflows.swap import swap_stack
+    from deploy.workflows.swap import SwapTo, swap_stack
 
-    if vendor is None and image is None:
-        raise UsageError("give a vendor or --image to swap to", hint="deploy swap rocm")
+    if vendor is None and image is None and connector is None:
+        raise UsageError(
+            "give a vendor or --image to swap to, or --connector", hint="deploy swap rocm"
+        )
+    connectors = get_args(StackSpec.model_fields["connector"].annotation)
+    if connector not in (None, *connectors):
+        raise UsageError(
+            f"--connector: '{connector}' is not one of {', '.join(connectors)}",
+            hint=f"deploy swap --connector {connectors[-1]}",
+        )
     if vendor not in (None, *VENDORS):
         meant = meant_vendor(vendor or "")
         guess = f"; did you mean '{meant}'?" if meant else ""
@@ -54,9 +70,8 @@ def swap(
         )
 
     def work(home: Home, stack: str, report: Callable[[str], None]) -> SwapResult:
-        return swap_stack(
-            home, stack, vendor=vendor, image=image, allow_unproven=allow_unproven, report=report
-        )
+        to = SwapTo(vendor, image, connector, allow_unproven)
+        return swap_stack(home, stack, to, report)
 
     return _exchange("swap", name, work)
 

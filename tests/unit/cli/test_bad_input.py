@@ -178,6 +178,10 @@ CASES: dict[str, Case] = {
     "swap to an unknown vendor": Case(
         ("swap", "abacus"), 2, ("'abacus'", "cuda, rocm, cpu"), "deploy", "usage"
     ),
+    "swap to an unknown connector": Case(
+        ("swap", "--connector", "mp"), 2, ("--connector: 'mp'", "lmcache, lmcache-mp"),
+        "deploy swap --connector lmcache-mp", "usage",
+    ),
     "swap of no stack": Case(("swap", "rocm"), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "restart of no stack": Case(("restart",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "drain of no stack": Case(

@@ -196,13 +196,16 @@ class TestStatus:
             HistoryEntry(
                 "swap", "2026-02-01T10:00:00+00:00", "failed", "cuda", "c:2", "1p1d", "it died"
             ),
-            HistoryEntry("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d"),
+            HistoryEntry(
+                "up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d", "", "lmcache-mp"
+            ),
         ]
         status = replace(self.STATUS, history=past)
         lines = status_view(status).splitlines()
         at = lines.index("history, newest first:")
         assert [line[:10] for line in lines[at + 3 :]] == ["2026-03-01", "2026-02-01", "2026-01-01"]
         assert "it died" in lines[at + 4]
+        assert "cpu, lmcache-mp" in lines[at + 5]
         assert "c:2" in lines[at + 4]
         shown = status.as_dict()["history"]
         assert [one["outcome"] for one in shown] == ["good", "failed", "good"]
@@ -243,8 +246,9 @@ class TestStatus:
 
 class TestSwap:
     DONE = SwapResult(
-        "demo", ("cuda", "c:1"), ("rocm", "r:1"), ("redis", "router"), 31.52, 40.0, PASSED
-    )
+        "demo", ("cuda", "c:1"), ("rocm", "r:1"), ("lmcache", "lmcache"), ("redis", "router"),
+        31.52, 40.0, PASSED,
+    )  # fmt: skip
 
     def test_done(self) -> None:
         text = swap_view(self.DONE)
@@ -255,6 +259,13 @@ class TestSwap:
 
     def test_of_the_usual_stack_names_no_name(self) -> None:
         assert swap_view(replace(self.DONE, name="pdkit")).endswith("deploy rollback")
+
+    def test_to_another_connector_names_the_one_that_is_not_the_default(self) -> None:
+        same = replace(self.DONE, before=("cpu", ""), after=("cpu", ""))
+        text = swap_view(replace(same, connectors=("lmcache", "lmcache-mp")))
+        assert "runs on cpu, lmcache-mp (before: cpu)" in text
+        back = swap_view(replace(same, connectors=("lmcache-mp", "lmcache")))
+        assert "runs on cpu (before: cpu, lmcache-mp)" in back
 
     def test_of_processes_names_no_image(self) -> None:
         text = swap_view(replace(self.DONE, before=("cpu", ""), after=("cuda", "")))

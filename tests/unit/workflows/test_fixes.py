@@ -16,7 +16,7 @@ from deploy.runtime.fixes import fixes_of_image
 from deploy.stack.service import DeviceAccess
 from deploy.workflows import fixes
 from deploy.workflows.status import stack_status
-from deploy.workflows.swap import swap_stack
+from deploy.workflows.swap import SwapTo, swap_stack
 from deploy.workflows.up import prepare_here
 from tests.unit.workflows.conftest import STAND_INS, Lab
 
@@ -127,7 +127,7 @@ def test_a_swap_is_refused_before_anything_stops(lab: Lab, monkeypatch: pytest.M
     shutil.rmtree(lab.home.cache / "fixes")
     monkeypatch.setenv("STAND_IN_TRIED", FAILS)
     with pytest.raises(FixFailed):
-        swap_stack(lab.home, "pdkit", vendor="cpu", image=None, report=lab.lines.append)
+        swap_stack(lab.home, "pdkit", SwapTo("cpu"), lab.lines.append)
     assert lab.pids() == pids
     assert stack_status(lab.home, "pdkit").healthy
 

@@ -31,7 +31,7 @@ from deploy.workflows.remaining_keys import remaining_keys
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.survey import facts_here
-from deploy.workflows.swap import roll_back, swap_stack
+from deploy.workflows.swap import SwapTo, roll_back, swap_stack
 from deploy.workflows.user_redis import redis_url
 from tests.conftest import unused_port
 from tests.unit.redis_server import HOST, redis_server
@@ -288,7 +288,7 @@ def test_swap_and_rollback_leave_it_where_it_is(own: Own, monkeypatch: pytest.Mo
     monkeypatch.setattr(swap, "facts_here", _with_gpus(found))
     own.lab.up(own.spec(model="tiny"), check=True)
     lines = own.lab.lines.append
-    swapped = swap_stack(own.lab.home, "pdkit", vendor="cuda", image=None, report=lines)
+    swapped = swap_stack(own.lab.home, "pdkit", SwapTo("cuda"), lines)
     assert swapped.check is not None
     assert swapped.check.passed
     assert swapped.kept == ("router",)

@@ -17,11 +17,18 @@ from typing import Any
 import pytest
 import redis
 
-from deploy.errors import ConfigError, Interrupted, MissingGpus, StateError, SwapFailed
+from deploy.errors import (
+    ConfigError,
+    Interrupted,
+    MachineUnfit,
+    MissingGpus,
+    StateError,
+    SwapFailed,
+)
 from deploy.planning.inventory import Inventory
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
-from deploy.workflows import swap
+from deploy.workflows import preflight, swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
 from deploy.workflows.exchange import Exchange
@@ -29,7 +36,8 @@ from deploy.workflows.prepare import Facts, Programs, prepare
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import StackStatus, stack_status
 from deploy.workflows.survey import facts_here
-from deploy.workflows.swap import SwapResult, roll_back, swap_stack
+from deploy.workflows.swap import SwapResult, SwapTo, roll_back, swap_stack
+from tests.unit.conftest import SOUND_HOST
 from tests.unit.stack.cases import machine_with
 from tests.unit.workflows.conftest import Lab, opened
 
@@ -92,9 +100,7 @@ def keys(lab: Lab) -> set[bytes]:
 
 
 def swapped(lab: Lab, report: Callable[[str], None] | None = None) -> SwapResult:
-    return swap_stack(
-        lab.home, "pdkit", vendor="cuda", image=None, report=report or lab.lines.append
-    )
+    return swap_stack(lab.home, "pdkit", SwapTo("cuda"), report or lab.lines.append)
 
 
 def went(lab: Lab) -> list[tuple[str, str, str]]:
@@ -321,9 +327,7 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
 ) -> None:
     before, past = pids(lasting), went(lasting)
     with pytest.raises(ConfigError, match="--image: the stack runs as processes"):
-        swap_stack(
-            lasting.home, "pdkit", vendor=None, image="mine/vllm:1", report=lasting.lines.append
-        )
+        swap_stack(lasting.home, "pdkit", SwapTo(image="mine/vllm:1"), lasting.lines.append)
     machine(machine_with("rocm", 0))
     with pytest.raises(MissingGpus, match="--vendor cuda asked for, none seen") as caught:
         swapped(lasting)
@@ -331,6 +335,68 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
     assert caught.value.hint.startswith("deploy status --name pdkit")
     assert pids(lasting) == before
     serves(lasting, "cpu")
+    assert went(lasting) == past
+
+
+MP = SwapTo(connector="lmcache-mp")
+
+
+def test_to_another_connector_and_back(lab: Lab) -> None:
+    lab.up(lab.spec(model="tiny"), check=True)
+    before, first_seed = pids(lab), seed(lab)
+    result = swap_stack(lab.home, "pdkit", MP, lab.lines.append)
+    assert result.connectors == ("lmcache", "lmcache-mp")
+    assert result.before == result.after == ("cpu", "")
+    assert result.kept == ("redis", "router")
+    assert result.check is not None
+    assert result.check.passed
+    assert pids(lab).keys() - before.keys() == {"kv-server"}
+    assert seed(lab) != first_seed, "it never reads the other connector's bytes"
+    assert [line for line in lab.lines if line.startswith("lmcache.staging_gib is left out")]
+    assert serves(lab, "cpu").history[0].ran_on == "cpu, lmcache-mp"
+
+    again = swap_stack(lab.home, "pdkit", MP, lab.lines.append)
+    assert (again.check, again.connectors) == (None, ("lmcache-mp", "lmcache-mp"))
+
+    back = swap_stack(lab.home, "pdkit", SwapTo(connector="lmcache"), lab.lines.append)
+    assert back.connectors == ("lmcache-mp", "lmcache")
+    assert pids(lab).keys() == before.keys(), "the server has gone"
+    assert seed(lab) == first_seed
+    assert pids(lab)["redis"] == before["redis"]
+    roll_back(lab.home, "pdkit", report=lab.lines.append)
+    assert "kv-server" in pids(lab)
+    serves(lab, "cpu")
+
+
+def test_a_connector_that_fails_its_check_puts_the_old_stack_back(lasting: Lab) -> None:
+    before, first_seed = pids(lasting), seed(lasting)
+    lasting.faults.write_text("consumer:wrong-kv")
+    try:
+        with pytest.raises(
+            SwapFailed, match=r"^cpu, lmcache-mp failed: .*answers differ"
+        ) as caught:
+            swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
+    finally:
+        lasting.faults.unlink()
+    assert "the previous stack (cpu) serves again" in caught.value.message
+    assert pids(lasting).keys() == before.keys()
+    assert seed(lasting) == first_seed
+    assert len(lasting.pids()) == 4, "the server has gone"
+    assert serves(lasting, "cpu").history[0].ran_on == "cpu, lmcache-mp"
+
+
+def test_a_connector_that_cannot_be_is_refused_before_anything_is_stopped(
+    lasting: Lab, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, past = pids(lasting), went(lasting)
+    with pytest.raises(ConfigError, match="and the vendor is cuda") as refused:
+        swap_stack(lasting.home, "pdkit", replace(MP, vendor="cuda"), lasting.lines.append)
+    assert refused.value.hint == "deploy status --name pdkit: the stack goes on as it was"
+    small = replace(SOUND_HOST, shm_free_mib=100)
+    monkeypatch.setattr(preflight, "see_host", lambda: small)
+    with pytest.raises(MachineUnfit, match="/dev/shm has 100 MiB free"):
+        swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
+    assert pids(lasting) == before
     assert went(lasting) == past
 
 
