@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from deploy.config.compat import judge
@@ -15,6 +16,7 @@ from deploy.metrics.kv_server import KvServerPressure
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store import StoreStats
 from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.observe.disks import free_mib
 from deploy.runtime.store import Store
 from deploy.verify.diagnosis import EngineFacts, Evidence, ServerFacts, StoreFacts
 from deploy.verify.findings import Findings
@@ -24,6 +26,7 @@ from deploy.workflows.running import PAGE_TIMEOUT_S, RunningStack, answering_pag
 
 # Without this fix, LMCache's layerwise mode looks keys up with tags and stores them without.
 LAYERWISE_TAGS = "B16c"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its free space is read
 _ANSWERED = ("applied", "not needed")
 
 
@@ -196,7 +199,13 @@ def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
     server = running.prepared.plan.kv_server
     if server is None:
         return None
-    facts = ServerFacts(server.name, server.kv_mib)
+    plan = running.prepared.plan
+    facts = ServerFacts(
+        server.name,
+        server.kv_mib,
+        shm_free_mib=free_mib(_SHARED_MEMORY),
+        shm_engine_mib=plan.shared_memory_mib // len(plan.engines),
+    )
     if {server.name} <= seen.pages_before.keys() & seen.pages_after.keys():
         pressure = KvServerPressure.read(seen.page(server.name))
         facts = replace(facts, no_room=pressure.no_room, evictions=pressure.evictions)

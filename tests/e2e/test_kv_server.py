@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from deploy.metrics.connector import ConnectorReport
+from deploy.runtime.engine_api import EngineApi
 from deploy.verify.equivalence import Completion
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, Engines
@@ -75,6 +77,20 @@ def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
     used = kit.ok("status", "--name", NAME)["kv_server"]
     assert used["redis_tokens"] >= found["second_tier"]["hits"]
     assert used["found_tokens"] > 0
+
+
+def test_the_server_knows_the_engines_by_the_numbers_that_they_report(
+    kit: Deploy, engines: Engines, up: Any
+) -> None:
+    services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
+    with EngineApi(f"unix://{services['kv-server']['url']}") as server:
+        known, version = server.known_engines(), server.lmcache_version()
+    reports = []
+    for name in ("producer-0", "consumer-0"):
+        with engines.api(name) as api:
+            reports.append(ConnectorReport.read(api.metrics()).kv)
+    assert {kv["instance"] for kv in reports} == set(known)
+    assert {kv["lmcache"] for kv in reports} == {version.partition("+")[0]}
 
 
 def test_nothing_listens_on_a_port(kit: Deploy, up: Any) -> None:

@@ -35,6 +35,10 @@ CAUSES = (
         ("keys_lost", "request_failed", *_OF_A_SICK_STORE),
     ),
     Cause(
+        "shared_memory_full", server.no_shared_memory,
+        ("engine_died", "request_failed", "router_bypasses_producers", "stores_late", *_NOT_THERE),
+    ),
+    Cause(
         "engine_died", engines.ended,
         ("request_failed", "router_bypasses_producers", "stores_late", *_NOT_THERE),
     ),

@@ -99,6 +99,8 @@ class ServerFacts:
         evictions: how often it dropped a part of its KV.
         lmcache: the version that it runs; "" if unknown.
         engines: the instances of engines that it knows; None if unknown.
+        shm_free_mib: of /dev/shm, where it reaches the engines' KV; None if unknown.
+        shm_engine_mib: what an engine's KV takes there.
     """
 
     name: str
@@ -107,6 +109,8 @@ class ServerFacts:
     evictions: int = 0
     lmcache: str = ""
     engines: Sequence[int] | None = None
+    shm_free_mib: int | None = None
+    shm_engine_mib: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,23 @@ from deploy.verify.diagnosis.evidence import Evidence, join, said_by
 from deploy.verify.report import Diagnosis
 
 
+def no_shared_memory(evidence: Evidence) -> Diagnosis | None:
+    """Engines that ended and cannot start again, as the server could not reach their KV."""
+    ended = [engine.name for engine in evidence.engines if engine.ended]
+    server = evidence.server
+    if server is None or server.shm_free_mib is None or not ended:
+        return None
+    if server.shm_free_mib >= server.shm_engine_mib:
+        return None
+    return Diagnosis(
+        "shared_memory_full",
+        f"{join(ended)} exited during the check, and cannot start again: its KV takes "
+        f"{server.shm_engine_mib} MiB of /dev/shm, which has {server.shm_free_mib} MiB free",
+        "free space in /dev/shm (ls -l /dev/shm), or set a smaller engine.kv_cache_gib in "
+        f"deploy.yaml; {evidence.restart_hint()}",
+    )
+
+
 def full(evidence: Evidence) -> Diagnosis | None:
     """Chunks that the server had no memory for."""
     server = evidence.server

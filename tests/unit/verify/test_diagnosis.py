@@ -120,6 +120,11 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "LMCache's server makes room": (
         server(evictions=1), "server_full", "is full (1024 MiB) and dropped KV during the check",
     ),
+    "no shared memory for an engine that ended": (
+        {**server(shm_free_mib=100, shm_engine_mib=512),
+         "engines": (MP_ENGINES[0], replace(MP_ENGINES[1], ended=True))},
+        "shared_memory_full", "512 MiB of /dev/shm, which has 100 MiB free",
+    ),
     "an engine gone": (
         consumer(ended=True, hash_seed="", connector=None), "engine_died",
         "consumer-0 exited during",
@@ -292,6 +297,7 @@ ALONE = (
     "corrupt values", "redis fails", "no room in the queue", "request failed", "router",
     "no numbers", "a producer's own are none", "own cache", "wrong KV", "wrong KV of its own",
     "evicted, and too small all the same", "LMCache's server hangs",
+    "no shared memory for an engine that ended",
 )  # fmt: skip
 
 
@@ -407,6 +413,15 @@ def test_what_the_server_of_lmcache_does_not_tell_is_no_cause() -> None:
     assert codes(missed=True, **{**server(engines=()), **older}) == ["not_found"]
     died = {"engines": (MP_ENGINES[0], replace(MP_ENGINES[1], ended=True))}
     assert codes(missed=True, **{**server(engines=(7,)), **died}) == ["engine_died"]
+
+
+@pytest.mark.parametrize("free_mib", [512, None])
+def test_an_engine_that_ended_and_has_room_just_died(free_mib: int | None) -> None:
+    died = {"engines": (MP_ENGINES[0], replace(MP_ENGINES[1], ended=True))}
+    seen = {**server(shm_free_mib=free_mib, shm_engine_mib=512), **died}
+    assert codes(missed=True, **seen) == ["engine_died"]
+    full = server(shm_free_mib=0, shm_engine_mib=512)
+    assert codes(missed=True, **full) == ["not_found"], "those that run have theirs"
 
 
 def test_a_server_of_lmcache_that_makes_room_does_not_outrank_what_is_wrong() -> None:

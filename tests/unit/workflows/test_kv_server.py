@@ -18,6 +18,7 @@ from deploy.output.check_view import check_view
 from deploy.output.views import status_view
 from deploy.output.watch_view import watch_view
 from deploy.runtime.process import launcher as launcher_module
+from deploy.workflows import evidence
 from deploy.workflows.bench import BenchOptions, bench_stack
 from deploy.workflows.check import CheckOptions, check_stack, renewal, run, second_tier
 from deploy.workflows.check.session import Session
@@ -133,6 +134,23 @@ def test_a_server_that_goes_wrong_during_the_check_is_the_cause(
     (cause,) = report.diagnosis
     assert cause.code == code
     assert words in cause.message
+
+
+@pytest.mark.parametrize(("free_mib", "code"), [(10, "shared_memory_full"), (1000, "engine_died")])
+def test_an_engine_that_dies_where_shared_memory_is_full(
+    shared: Lab, monkeypatch: pytest.MonkeyPatch, free_mib: int, code: str
+) -> None:
+    real = run.check_pair
+
+    def interrupted(session: Session, producer: str, consumer: str, *, quick: bool) -> None:
+        kill(shared, "consumer-0")
+        real(session, producer, consumer, quick=quick)
+
+    monkeypatch.setattr(run, "check_pair", interrupted)
+    monkeypatch.setattr(evidence, "free_mib", lambda _: free_mib)
+    report = check_stack(shared.home, "pdkit", shared.lines.append, CheckOptions(quick=True))
+    assert [cause.code for cause in report.diagnosis] == [code]
+    shared.up(require_stack(shared.home, "pdkit").prepared.spec)
 
 
 def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
