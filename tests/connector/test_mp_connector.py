@@ -228,16 +228,35 @@ def test_fixes_of_the_other_connector_are_not_applied(monkeypatch):
     check(["--kv-transfer-config", f'{{"kv_connector_module_path": "{MP_MODULE}"}}'])
 
 
-def test_an_engine_reports_under_which_number_the_server_knows_it(adapter, monkeypatch):
-    """By it, `deploy check` finds an engine that the server forgot."""
+@pytest.fixture
+def silent_upstream(monkeypatch):
     monkeypatch.setattr(upstream.LMCacheMPConnector, "register_kv_caches", lambda *_: None)
     monkeypatch.setattr(mp_connector, "open_socket", lambda *_: None)
-    monkeypatch.setattr(mp_connector, "REPORT", Report())
+
+
+def registered(adapter):
+    """Do what the connector does once vLLM has made its KV tensors."""
     adapter.instance_id, adapter.lmcache_tokens_per_chunk = 2**62 + 1, 256
     one = object.__new__(PatchedLMCacheMPConnector)
     one.worker_adapter = adapter
     one._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0))
     one.register_kv_caches({})
+
+
+def test_an_engine_pings_before_its_first_transfer(adapter, silent_upstream):
+    """The server forgets one that never did so, and the engine would not notice."""
+    pinging = []
+    adapter._ensure_heartbeat_started = lambda: pinging.append(True)
+    registered(adapter)
+    assert pinging == [True]
+
+
+def test_an_engine_reports_under_which_number_the_server_knows_it(
+    adapter, monkeypatch, silent_upstream
+):
+    """By it, `deploy check` finds an engine that the server forgot."""
+    monkeypatch.setattr(mp_connector, "REPORT", Report())
+    registered(adapter)
     kv = json.loads(mp_connector.REPORT.dump())["kv"]
     assert (kv["instance"], kv["chunk_size"]) == (2**62 + 1, 256)
     assert kv["lmcache"] == importlib.metadata.version("lmcache").partition("+")[0]

@@ -1,9 +1,9 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
-LMCache's own `LMCacheMPConnector`, with five things added: the store barrier; a guard that keeps
+LMCache's own `LMCacheMPConnector`, with six things added: the store barrier; a guard that keeps
 blocks that the server may still read or write from being reused; one that keeps KV apart that
-tokens alone do not tell apart; names of shared memory by which what a killed engine left can be
-found; and a clock of its share of steps.
+tokens alone do not tell apart; pings from the start on; names of shared memory by which what a
+killed engine left can be found; and a clock of its share of steps.
 """
 
 from __future__ import annotations
@@ -142,6 +142,9 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
         """Give vLLM's KV tensors to the server, then answer the API server's questions."""
         super().register_kv_caches(kv_caches)
         adapter = self.worker_adapter
+        # LMCache pings from the first transfer on. An engine that idles before it is forgotten by
+        # the server, and as the first ping is answered, it never registers again.
+        adapter._ensure_heartbeat_started()
         REPORT.set_kv(
             {
                 "client": "lmcache-mp",
