@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import atexit
 import gc
-import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import typer
 
 from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
 from deploy.cli.app import app_for
 from deploy.cli.hints import fitted_hint, not_a_number
-from deploy.cli.result import CommandResult
-from deploy.errors import Interrupted, MachineError, PdkitError, UsageError, printable
+from deploy.cli.printing import drop, print_error, print_text
+from deploy.cli.result import INTERNAL_ERROR, CommandResult
+from deploy.errors import Interrupted, MachineError, PdkitError, UsageError
 from deploy.runtime.interrupts import interrupt_once
 
 # What stdout gets: text, one JSON envelope, or one envelope a line, printed by the command.
@@ -27,8 +27,6 @@ _GROUPED = {("bench", "sweep"), ("bench", "compare"), ("bench", "report"), ("exp
 
 # The end of a process frees everything; looking for cycles first took a sixth of the CPU of `plan`.
 atexit.register(gc.freeze)
-
-_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits: a bug of pdkit, outside the documented codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail(_interrupted(command), command, form)
     except (BrokenPipeError, SystemExit):  # how typer ends when the reader is gone
-        _drop(sys.stdout)
+        drop(sys.stdout)
         return 0
     except OSError as exc:
         return _fail(
@@ -69,9 +67,9 @@ def _finish(result: Any, command: str, form: Form) -> int:
         if form == "json":
             _print_envelope(result.command, result.exit_code, result.data, result.errors)
         elif form == "text":
-            _print(result.text, sys.stdout)
+            print_text(result.text, sys.stdout)
             for error in result.errors:
-                _print_error(error)
+                print_error(error)
         return result.exit_code
     if result == Interrupted.exit_code:  # typer turns Ctrl-C into this exit code
         return _fail(_interrupted(command), command, form)
@@ -82,7 +80,7 @@ def _fail(error: PdkitError, command: str, form: Form) -> int:
     if form != "text":
         _print_envelope(command, error.exit_code, None, (error,), form)
     else:
-        _print_error(error)
+        print_error(error)
     return error.exit_code
 
 
@@ -97,8 +95,8 @@ def _fail_unexpectedly(exc: Exception, arguments: Sequence[str], command: str, f
     traceback.print_exc()
     if form != "text":
         internal = PdkitError(f"{type(exc).__name__}: {exc}", hint="report this as a bug of pdkit")
-        _print_envelope(command, _INTERNAL_ERROR, None, (internal,), form)
-    return _INTERNAL_ERROR
+        _print_envelope(command, INTERNAL_ERROR, None, (internal,), form)
+    return INTERNAL_ERROR
 
 
 def _print_envelope(
@@ -112,29 +110,7 @@ def _print_envelope(
 
     indent = None if form == "lines" else 2
     text = envelope(command, exit_code=exit_code, data=data, errors=errors, indent=indent)
-    _print(text, sys.stdout)
-
-
-def _print_error(error: PdkitError) -> None:
-    lines = [f"error: {error.message}", *(f"  | {line}" for line in error.details)]
-    if error.hint:
-        lines.append(f"try: {error.hint}")
-    _print("\n".join(lines), sys.stderr)
-
-
-def _print(text: str, stream: TextIO) -> None:
-    """Print; if the reader is gone, as with `head`, keep the exit code."""
-    if not text:
-        return
-    try:
-        print(printable(text), file=stream, flush=True)
-    except BrokenPipeError:
-        _drop(stream)
-
-
-def _drop(stream: TextIO) -> None:
-    """Discard what is still buffered, so that the interpreter does not fail on it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    print_text(text, sys.stdout)
 
 
 def _interrupted(command: str) -> Interrupted:

@@ -8,6 +8,8 @@ from typing import Any
 
 from deploy.errors import PdkitError
 
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits: a bug of pdkit, outside the documented codes
+
 
 @dataclass(frozen=True)
 class CommandResult:

@@ -1,16 +1,13 @@
-"""Helpers of several commands: which stack is meant, and progress on stderr."""
+"""Helpers of several commands: which stack is meant, and what a result is an error of."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from deploy.errors import printable
 
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
@@ -102,22 +99,6 @@ def named_spec(name: str | None, file: Path | None = None) -> StackSpec:
     from deploy.config.sources import load_spec
 
     return load_spec({"name": name}, os.environ, file).spec
-
-
-def progress() -> Callable[[str], None]:
-    """Return a callback that writes lines with the seconds passed to stderr."""
-    began = time.monotonic()
-
-    def report(line: str) -> None:
-        # A closed terminal must not stop the work or its cleanup.
-        with contextlib.suppress(OSError):
-            print(
-                f"[{time.monotonic() - began:6.1f} s] {printable(line)}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    return report
 
 
 def check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:

@@ -1,4 +1,4 @@
-"""A connection to a stack's own Redis by its Unix socket; importing redis-py would take longer."""
+"""A connection to a stack's own Redis; importing redis-py would take longer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from deploy.runtime.bounded_redis import STEP_S, measured
 from deploy.runtime.secrets import Secret
 
+# The path of a Unix socket, or host and port.
+Address = str | tuple[str, int]
 _PIECE = 1 << 16
 _MAX_DEPTH = 8  # of arrays in arrays; SCAN answers two
 
@@ -23,8 +25,8 @@ class RedisSocket:
     up to the caller.
     """
 
-    def __init__(self, path: str, password: Secret | None) -> None:
-        self._path = path
+    def __init__(self, address: Address, password: Secret | None) -> None:
+        self._address = address
         self._password = password
         self._connection: _Connection | None = None
 
@@ -37,7 +39,7 @@ class RedisSocket:
         """
         try:
             if self._connection is None:
-                self._connection = _connected(self._path, self._password)
+                self._connection = _connected(self._address, self._password)
             return self._connection.exchange(*words)
         except RedisError:  # a whole answer
             raise
@@ -52,10 +54,9 @@ class RedisSocket:
             self._connection = None
 
 
-def _connected(path: str, password: Secret | None) -> _Connection:
-    connection = _Connection()
+def _connected(address: Address, password: Secret | None) -> _Connection:
+    connection = _Connection(_opened(address))
     try:
-        connection.connect(path)
         if password:
             connection.exchange("AUTH", password.reveal())
     except (OSError, RedisError):
@@ -64,17 +65,26 @@ def _connected(path: str, password: Secret | None) -> _Connection:
     return connection
 
 
+def _opened(address: Address) -> socket.socket:
+    if not isinstance(address, str):
+        return socket.create_connection(address, STEP_S)
+    opened = socket.socket(socket.AF_UNIX)
+    opened.settimeout(STEP_S)
+    try:
+        opened.connect(address)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
 class _Connection:
     """Speaks RESP2."""
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(STEP_S)
-        self._measured = measured(self._socket)
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self._measured = measured(opened)
         self._read = bytearray()
-
-    def connect(self, path: str) -> None:
-        self._socket.connect(path)
 
     def close(self) -> None:
         self._socket.close()

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing
 from typing import Any, NamedTuple, Protocol
 
 from deploy.metrics.store import StoreStats
-from deploy.runtime.redis_socket import RedisError, RedisSocket
+from deploy.runtime.redis_socket import Address, RedisError, RedisSocket
 from deploy.runtime.secrets import Secret
 
 _SCAN_COUNT = 1000
@@ -167,10 +167,10 @@ def optional_int(value: Any) -> int | None:
 
 
 class SocketStore:
-    """A connection to a stack's Redis, by its Unix socket."""
+    """A connection to a stack's own Redis."""
 
-    def __init__(self, socket: str, password: Secret | None) -> None:
-        self._redis = RedisSocket(socket, password)
+    def __init__(self, address: Address, password: Secret | None) -> None:
+        self._redis = RedisSocket(address, password)
 
     def ping(self) -> bool:
         """Tell whether Redis answers and accepts the password."""
@@ -257,6 +257,6 @@ def _not_redis(answer: object) -> ConnectionError:
     return ConnectionError(f"not a Redis reply: {str(answer)[:40]}")
 
 
-def open_store(socket: str, password: Secret | None) -> AbstractContextManager[SocketStore]:
+def open_store(address: Address, password: Secret | None) -> AbstractContextManager[SocketStore]:
     """Return a store for a with block, which closes it."""
-    return closing(SocketStore(socket, password))
+    return closing(SocketStore(address, password))

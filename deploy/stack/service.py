@@ -158,7 +158,7 @@ class Stack:
     Attributes:
         secrets: names of those that are made for it.
         user_secrets: names of those that the user supplies.
-        remote: engines of other hosts, which are only asked.
+        remote: engines of other hosts, or all of an exported stack, which are only asked.
     """
 
     name: str
@@ -175,7 +175,7 @@ class Stack:
         Raises:
             StateError: the router is on another host.
         """
-        for service in self.services:
+        for service in self.every:
             if service.role == "router":
                 return service
         raise self.no_front()
@@ -195,7 +195,7 @@ class Stack:
     @property
     def has_front(self) -> bool:
         """Whether clients are served on this host."""
-        return any(service.role == "router" for service in self.services)
+        return any(service.role == "router" for service in self.every)
 
     @property
     def url(self) -> str:
@@ -205,7 +205,7 @@ class Stack:
     @property
     def redis(self) -> tuple[Service, ...]:
         """The kit's own Redis: one, several that share the keys, or none."""
-        return tuple(service for service in self.services if service.role == "redis")
+        return tuple(service for service in self.every if service.role == "redis")
 
     @property
     def stores(self) -> tuple[Service, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from deploy.assets import Kit
 from deploy.config.spec import SettledSpec, StackSpec, settle
@@ -19,12 +20,13 @@ from deploy.runtime.detect import detected_vendor
 from deploy.runtime.home import Home
 from deploy.stack.build import build_stack
 from deploy.stack.cluster.folder import Form, exported
-from deploy.stack.cluster.layout import ClusterLayout, is_engine
+from deploy.stack.cluster.layout import is_engine
 from deploy.stack.cluster.overlay import VendorStack, replicas
 from deploy.stack.cluster.pods import container_of, secret_keys
 from deploy.stack.compose import project_name
 from deploy.stack.containers import refuse_visible_secrets
 from deploy.stack.layout import HUB_TOKEN, MODELS
+from deploy.workflows.cluster_document import cluster_document, cluster_layout
 from deploy.workflows.images import refuse_bad_pair, stack_images
 from deploy.workflows.prepare import find_model, installed_kit
 
@@ -105,8 +107,9 @@ def export(
         vendor: _plan(settle(spec, vendor=vendor, runtime="compose"), home, box)
         for vendor, box in boxes.items()
     }
+    form = {"namespace": space, "boxes": wanted.boxes}
     stacks = {
-        vendor: _vendor_stack(spec, across(plan, wanted.boxes), kit or installed_kit())
+        vendor: _vendor_stack(spec, plan, boxes[vendor], form, kit or installed_kit())
         for vendor, plan in plans.items()
     }
     if wanted.flavour == SET:
@@ -209,26 +212,21 @@ def _box(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory
     return with_assumed_gpus(box, row, need.needed)
 
 
-def _vendor_stack(spec: StackSpec, plan: Plan, kit: Kit) -> VendorStack:
-    vendor = plan.vendor.name
+def _vendor_stack(
+    spec: StackSpec, of_box: Plan, box: Inventory, form: dict[str, Any], kit: Kit
+) -> VendorStack:
+    plan, vendor = across(of_box, form["boxes"]), of_box.vendor.name
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
         refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
-    layout = ClusterLayout(
-        run_dir=Path(),
-        images=images.by_name,
-        user="",
-        kit=kit,
-        engine_cache=Path("cache"),
-        hub_cache=Path("hub"),
-        hub_token=True,
-    )
+    layout = cluster_layout(images.by_name, kit)
     first = {engine.role: engine for engine in reversed(plan.engines)}
     # Pods of a role are alike: one of each is built, whatever their number.
     one_each = replace(plan, engines=tuple(reversed(first.values())))
     stack = build_stack(one_each, layout)
     engines = (service for service in stack.services if is_engine(service.role))
-    return VendorStack(plan, (*stack.redis[:1], *engines, stack.front))
+    document = cluster_document(spec, of_box, box, images.by_name, form)
+    return VendorStack(plan, (*stack.redis[:1], *engines, stack.front), document)
 
 
 def _plan(spec: SettledSpec, home: Home, box: Inventory) -> Plan:

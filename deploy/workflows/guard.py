@@ -24,6 +24,7 @@ _POLL_S = 0.25
 
 if TYPE_CHECKING:
     from deploy.runtime.home import Home
+    from deploy.workflows.running import RunningStack
 
 
 def mark(tag: str) -> str:
@@ -49,11 +50,16 @@ def main() -> None:
 
 
 def _remove_keys(home: Home, name: str, run: str) -> None:
-    from deploy.workflows.running import find_stack, store_of
+    from deploy.workflows.running import find_stack
 
-    running = find_stack(home, name)
-    if running is None:
-        return
+    if running := find_stack(home, name):
+        remove_keys(running, run)
+
+
+def remove_keys(running: RunningStack, run: str) -> None:
+    """Remove the keys of a run of a check, also those that engines still store."""
+    from deploy.workflows.running import store_of
+
     with store_of(running) as store:
         limit = time.monotonic() + _LIMIT_S
         quiet_until = time.monotonic() + _QUIET_S

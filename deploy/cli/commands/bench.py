@@ -22,8 +22,9 @@ from deploy.cli.load_options import (
     workload_options,
 )
 from deploy.cli.options import Json, Name
+from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import progress, stack_name
+from deploy.cli.shared import stack_name
 from deploy.errors import CheckFailed, Interrupted, PdkitError, UsageError
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from deploy.cli.load_options import (
     workload_options,
 )
 from deploy.cli.options import File, Json, takes_stack_options
+from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import load_source, progress
+from deploy.cli.shared import load_source
 from deploy.errors import CheckFailed, Interrupted, UsageError
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import typer
 
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
+from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import check_errors, progress, stack_name
+from deploy.cli.shared import check_errors, stack_name
 from deploy.errors import ConfigError, PdkitError, UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Json, takes_stack_options
+from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import load_source, progress
+from deploy.cli.shared import load_source
 from deploy.errors import PdkitError
 
 

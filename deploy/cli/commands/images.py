@@ -9,8 +9,8 @@ import typer
 
 from deploy.cli.app import app
 from deploy.cli.options import Json
+from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import progress
 from deploy.errors import UsageError
 
 images = typer.Typer(

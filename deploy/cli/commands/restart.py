@@ -8,8 +8,9 @@ import typer
 
 from deploy.cli.app import app
 from deploy.cli.options import Json, Name
+from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import locked_stack, progress
+from deploy.cli.shared import locked_stack
 from deploy.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ import typer
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
 from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
+from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import check_errors, load_source, named_spec, progress, stack_name, unhealthy
+from deploy.cli.shared import check_errors, load_source, named_spec, stack_name, unhealthy
 from deploy.errors import RedisUnreachable, UsageError
 
 if TYPE_CHECKING:

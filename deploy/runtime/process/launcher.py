@@ -176,7 +176,7 @@ class ProcessLauncher:
     def open_store(
         self, redis: Service, password: Secret | None
     ) -> AbstractContextManager[SocketStore]:
-        return open_store(redis.socket, password)
+        return open_store(redis.socket or (redis.host, redis.port), password)
 
     def where_log(self, name: str) -> str:
         return str(self.log_path(name))

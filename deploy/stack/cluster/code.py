@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.assets import connector_path, router_path
+from deploy.assets import asset, connector_path, router_path
 from deploy.stack.cluster.layout import is_engine
 from deploy.stack.service import ServiceRole
 
 FOLDER = "code"
 TINY_MODEL = "tiny-model"
 _PACKAGE = Path(__file__).resolve().parents[2]
+# Of one ConfigMap, so that it can be applied even where each line break takes a byte more.
+_MAP_BYTES = 200_000
+# What a module imports of the kit, wherever in it; names from a module may be modules.
+_IMPORT = re.compile(r"^[ \t]*(?:from|import) (deploy[\w.]*)(?: import (\([^)]*\)|.*))?", re.M)
+_WORD = re.compile(r"\w+")
+_CHECK_DATA = (("images", "catalog.yaml"), ("images", "compat.yaml"))
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,46 @@ def tiny_model_code() -> CodeMap:
         *(_PACKAGE / "tiny_model").glob("*.py"),
     ]
     return CodeMap(TINY_MODEL, _texts(files, _PACKAGE.parent))
+
+
+def check_code(program: str) -> tuple[CodeMap, ...]:
+    """Return a module of the kit with all modules and data that it may ask for."""
+    root = _PACKAGE.parent
+    modules = {_module(file.relative_to(root)): file for file in _PACKAGE.rglob("*.py")}
+    texts = _texts([modules[name] for name in _reached(program, modules)], root)
+    data = {"/".join(parts): asset(*parts).read_text(encoding="utf-8") for parts in _CHECK_DATA}
+    return _by_size("check-code", {**texts, **data})
+
+
+def _module(file: Path) -> str:
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+def _reached(program: str, modules: Mapping[str, Path]) -> set[str]:
+    found: set[str] = set()
+    waiting = [program]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in modules:
+            continue
+        found.add(name)
+        waiting.append(name.rpartition(".")[0])
+        for module, names in _IMPORT.findall(modules[name].read_text(encoding="utf-8")):
+            waiting += (module, *(f"{module}.{one}" for one in _WORD.findall(names)))
+    return found
+
+
+def _by_size(name: str, texts: Mapping[str, str]) -> tuple[CodeMap, ...]:
+    groups: list[dict[str, str]] = [{}]
+    room = _MAP_BYTES
+    for path, text in sorted(texts.items()):
+        size = len(text.encode())
+        if size > room:
+            groups.append({})
+            room = _MAP_BYTES
+        groups[-1][path] = text
+        room -= size
+    return tuple(CodeMap(f"{name}-{number}", one) for number, one in enumerate(groups, 1))
 
 
 def _by_folder(name: str, root: Path) -> tuple[CodeMap, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from deploy.planning.address import collector_port
-from deploy.stack.cluster.code import FOLDER, CodeMap, code_of, tiny_model_code
+from deploy.stack.cluster.check import check_files
+from deploy.stack.cluster.code import code_of, tiny_model_code
 from deploy.stack.cluster.components import NODE_FOLDER, ClaimHolder, monitoring, node_folder
 from deploy.stack.cluster.disaggregated_set import (
     KIND,
@@ -16,16 +16,21 @@ from deploy.stack.cluster.disaggregated_set import (
     name_references,
     template_paths,
 )
+from deploy.stack.cluster.kustomize import (
+    COMPONENT,
+    KUSTOMIZATION,
+    code_entry,
+    code_files,
+    generator,
+    objects_yaml,
+)
 from deploy.stack.cluster.layout import is_engine, workload
 from deploy.stack.cluster.objects import Object, namespace, network_policies, workload_objects
 from deploy.stack.cluster.overlay import SECCOMP, VendorStack, patch, replicas
 from deploy.stack.cluster.pods import config_map
 from deploy.stack.containers import call_filters
-from deploy.stack.document import document_yaml
 from deploy.stack.service import Stack
 
-_KUSTOMIZATION = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-_COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
 _BASE_HEAD = """\
 # Written by `deploy export kubernetes`. Not to be applied by itself: an overlay completes it.
 """
@@ -69,17 +74,19 @@ def exported(stacks: Mapping[str, VendorStack], form: Form) -> dict[str, str]:
     for vendor, stack in stacks.items():
         own = _overlay(stack, form)
         files |= {f"overlays/{vendor}/{path}": text for path, text in own.items()}
+    check = check_files(stacks, form.name, form.space)
+    files |= {f"check/{path}": text for path, text in check.items()}
     component = {"resources": ["objects.yaml"]}
-    files["components/monitoring/kustomization.yaml"] = _MONITORING_HEAD + _yaml(
-        [{**_COMPONENT, **component}]
+    files["components/monitoring/kustomization.yaml"] = _MONITORING_HEAD + objects_yaml(
+        [{**COMPONENT, **component}]
     )
-    files["components/monitoring/objects.yaml"] = _yaml(
+    files["components/monitoring/objects.yaml"] = objects_yaml(
         monitoring(first.services, first.plan, form.space)
     )
     if first.plan.model.source == "hub":
         patches = {"patches": node_folder(form.space, _claim_holders(first, form))}
-        files["components/node-cache/kustomization.yaml"] = _NODE_HEAD + _yaml(
-            [{**_COMPONENT, **patches}]
+        files["components/node-cache/kustomization.yaml"] = _NODE_HEAD + objects_yaml(
+            [{**COMPONENT, **patches}]
         )
     return files
 
@@ -102,15 +109,15 @@ def _base(stack: VendorStack, form: Form) -> dict[str, str]:
     objects["network-policies.yaml"] = network_policies(stack.services, form.name, collector)
     maps = {code.name: code for service in stack.services for code in code_of(service.role)}
     kustomization = {
-        **_KUSTOMIZATION,
+        **KUSTOMIZATION,
         "namespace": form.space,
         "resources": list(objects),
-        **_generator(_code_map(code) for code in maps.values()),
+        **generator(code_entry(code) for code in maps.values()),
     }
     return {
-        "kustomization.yaml": _BASE_HEAD + _yaml([kustomization]),
-        **{path: _yaml(ones) for path, ones in objects.items()},
-        **_code_files(maps.values()),
+        "kustomization.yaml": _BASE_HEAD + objects_yaml([kustomization]),
+        **{path: objects_yaml(ones) for path, ones in objects.items()},
+        **code_files(maps.values()),
     }
 
 
@@ -133,39 +140,19 @@ def _overlay(stack: VendorStack, form: Form) -> dict[str, str]:
         for path, (service, _) in configs.items()
     ]
     kustomization = {
-        **_KUSTOMIZATION,
+        **KUSTOMIZATION,
         "namespace": form.space,
         "resources": ["../../base", *(["engines.yaml"] if own else [])],
         **({"configurations": ["names.yaml"]} if own else {}),
         "replicas": [{"name": key, "count": count} for key, count in counts.items()],
         "patches": [{"path": path} for path in patches],
-        **_generator([*maps, *(_code_map(code) for code in tiny)]),
+        **generator([*maps, *(code_entry(code) for code in tiny)]),
     }
     filters = call_filters(Stack(form.name, "compose", stack.services, ()))
     return {
-        "kustomization.yaml": _OVERLAY_HEAD + _yaml([kustomization]),
-        **{path: _yaml([one]) for path, one in {**own, **patches}.items()},
+        "kustomization.yaml": _OVERLAY_HEAD + objects_yaml([kustomization]),
+        **{path: objects_yaml([one]) for path, one in {**own, **patches}.items()},
         **{path: text for path, (_, text) in configs.items()},
-        **_code_files(tiny),
+        **code_files(tiny),
         **{f"nodes/seccomp/{SECCOMP}/{path}": text for path, text in filters.items()},
     }
-
-
-def _generator(maps: Iterable[Object]) -> dict[str, Any]:
-    """Return ConfigMaps that kustomize names by their contents: a change starts pods again."""
-    return {"configMapGenerator": [{**one, "options": {"immutable": True}} for one in maps]}
-
-
-def _code_map(code: CodeMap) -> Object:
-    return {
-        "name": code.name,
-        "files": [f"{key}={FOLDER}/{path}" for path, key in code.keys.items()],
-    }
-
-
-def _code_files(maps: Iterable[CodeMap]) -> dict[str, str]:
-    return {f"{FOLDER}/{path}": text for code in maps for path, text in code.files.items()}
-
-
-def _yaml(objects: Sequence[Object]) -> str:
-    return "---\n".join(document_yaml(one) for one in objects)

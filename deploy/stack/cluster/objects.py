@@ -10,7 +10,7 @@ from deploy.stack.cluster.pods import LEAVES_S, labels, pod_template, ports
 from deploy.stack.service import Service
 
 Object = dict[str, Any]
-_DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
+DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 _NOTICED_S = 5
 
 
@@ -92,7 +92,7 @@ def network_policies(
             ["Ingress"],
             {
                 "ingress": [
-                    {"from": [_from([router], stack)], "ports": tcp(ports(engines[0]).values())}
+                    {"from": [from_pods([router], stack)], "ports": tcp(ports(engines[0]).values())}
                 ]
             },
         ),
@@ -103,8 +103,8 @@ def network_policies(
             {
                 "ingress": [{"ports": tcp([http])}],
                 "egress": [
-                    {"to": [_from(engines, stack)], "ports": tcp(ports(engines[0]).values())},
-                    {"ports": _DNS_PORTS},
+                    {"to": [from_pods(engines, stack)], "ports": tcp(ports(engines[0]).values())},
+                    {"ports": DNS_PORTS},
                     *([{"ports": tcp([collector])}] if collector else []),
                 ],
             },
@@ -112,9 +112,8 @@ def network_policies(
     ]
     redis = [service for service in services if service.role == "redis"]
     if redis:
-        only = {
-            "ingress": [{"from": [_from(engines, stack)], "ports": tcp(ports(redis[0]).values())}]
-        }
+        let_in = {"from": [from_pods(engines, stack)], "ports": tcp(ports(redis[0]).values())}
+        only = {"ingress": [let_in]}
         found.append(policy("redis", pods_of(redis, stack), ["Ingress", "Egress"], only))
     return found
 
@@ -141,7 +140,8 @@ def pods_of(services: Sequence[Service], stack: str) -> Object:
     }
 
 
-def _from(services: Sequence[Service], stack: str) -> Object:
+def from_pods(services: Sequence[Service], stack: str) -> Object:
+    """Return the pods of services as a policy's other side."""
     return {"podSelector": pods_of(services, stack)}
 
 

@@ -50,10 +50,12 @@ class VendorStack:
     Attributes:
         plan: with all engines.
         services: one engine of each role, one Redis at most, and the router, which knows them all.
+        document: what its check in the cluster knows of it.
     """
 
     plan: Plan
     services: tuple[Service, ...]
+    document: str
 
     @property
     def router(self) -> Service:
@@ -64,6 +66,14 @@ class VendorStack:
     def program(self) -> tuple[str, str]:
         """Image and interpreter of what runs before the containers of a pod."""
         return container_of(self.router).image, self.router.argv[0]
+
+    @property
+    def tolerations(self) -> list[Object]:
+        """The taints of nodes with GPUs that pods of engines do not mind."""
+        if not self.plan.vendor.has_gpus:
+            return []
+        key = self.plan.vendor.container.cdi_kind
+        return [{"key": key, "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def replicas(stack: VendorStack) -> dict[str, int]:
@@ -151,10 +161,8 @@ def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
     pod["terminationGracePeriodSeconds"] = (
         _NOTICED_S + LEAVES_S + math.ceil(plan.spec.timeouts.stop_s)
     )
-    if plan.vendor.has_gpus:
-        pod["tolerations"] = [
-            {"key": plan.vendor.container.cdi_kind, "operator": "Exists", "effect": "NoSchedule"}
-        ]
+    if stack.tolerations:
+        pod["tolerations"] = stack.tolerations
     if devices := _device_rights(container.devices.groups, container.devices.seccomp):
         pod["securityContext"] = devices
 

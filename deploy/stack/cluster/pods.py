@@ -57,19 +57,7 @@ def pod_template(service: Service, stack: str, program: Sequence[str]) -> dict[s
         program: image and interpreter with which secrets are filled into configuration files.
     """
     own = {
-        # A pod of this stack never speaks to Kubernetes.
-        "automountServiceAccountToken": False,
-        # Else a Service named `redis` sets REDIS_PORT in every pod.
-        "enableServiceLinks": False,
-        "nodeSelector": {"kubernetes.io/arch": "amd64"},
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        **restricted_pod(),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -85,6 +73,25 @@ def pod_template(service: Service, stack: str, program: Sequence[str]) -> dict[s
     return {
         "metadata": {"labels": labels(stack, service.role)},
         "spec": {key: value for key, value in own.items() if value != []},
+    }
+
+
+def restricted_pod() -> dict[str, Any]:
+    """Return what every pod has of the Pod Security Standard `restricted`, and of this stack."""
+    return {
+        # A pod of this stack never speaks to Kubernetes.
+        "automountServiceAccountToken": False,
+        # Else a Service named `redis` sets REDIS_PORT in every pod.
+        "enableServiceLinks": False,
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
     }
 
 
@@ -134,10 +141,7 @@ def _container(service: Service) -> dict[str, Any]:
         mounts.append({"name": "code", "mountPath": target, "readOnly": True})
     if service.role == "router":
         mounts.append({"name": "control", "mountPath": ROUTER_CONTROL})
-    mounts += [
-        {"name": "tls", "mountPath": str(file), "subPath": file.name, "readOnly": True}
-        for file in tls_files(service)
-    ]
+    mounts += tls_mounts(service)
     return locked_down(
         {
             "name": container_name(service.role),
@@ -168,6 +172,14 @@ def tls_files(service: Service) -> tuple[PurePosixPath, ...]:
     """Return the files of the user's that a URL of Redis names: mounted as what they are here."""
     same = (one.target for one in container_of(service).mounts if one.source == one.target)
     return tuple(file for file in map(PurePosixPath, same) if MODELS not in file.parents)
+
+
+def tls_mounts(service: Service) -> list[dict[str, Any]]:
+    """Return the mounts of those files."""
+    return [
+        {"name": "tls", "mountPath": str(file), "subPath": file.name, "readOnly": True}
+        for file in tls_files(service)
+    ]
 
 
 def _probes(service: Service) -> dict[str, Any]:
@@ -209,7 +221,7 @@ def _volumes(service: Service) -> list[dict[str, Any]]:
     if service.files:
         volumes += [
             {"name": "config", "configMap": {"name": config_map(service.role)}},
-            {"name": "passwords", "secret": _of_secret(passwords(service.files))},
+            {"name": "passwords", "secret": of_secret(passwords(service.files))},
             {"name": "filled", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         ]
     if maps := code_of(service.role):
@@ -217,7 +229,7 @@ def _volumes(service: Service) -> list[dict[str, Any]]:
     if service.role == "router":
         volumes.append({"name": "control", "emptyDir": {"sizeLimit": "1Mi"}})
     if files := tls_files(service):
-        volumes.append({"name": "tls", "secret": _of_secret([file.name for file in files])})
+        volumes.append({"name": "tls", "secret": of_secret([file.name for file in files])})
     return volumes
 
 
@@ -237,7 +249,8 @@ def passwords(files: Sequence[ConfigFile]) -> list[str]:
     return sorted({name for file in files for name in _PLACEHOLDER.findall(file.text)})
 
 
-def _of_secret(names: Sequence[str]) -> dict[str, Any]:
+def of_secret(names: Sequence[str]) -> dict[str, Any]:
+    """Return the source of a volume with keys of the stack's Secret."""
     return {
         "secretName": SECRET,
         "defaultMode": 0o440,

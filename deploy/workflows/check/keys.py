@@ -17,7 +17,8 @@ from typing import IO
 
 from deploy.runtime.home import Home
 from deploy.runtime.store import Store
-from deploy.workflows.guard import DONE, mark
+from deploy.workflows.guard import DONE, mark, remove_keys
+from deploy.workflows.running import RunningStack
 
 _PATIENCE_S = 20.0
 
@@ -53,9 +54,19 @@ class CheckKeys:
 
 
 @contextlib.contextmanager
-def guarded(home: Home, name: str, run: str) -> Iterator[None]:
-    """Start a guard process that removes the keys of a run if this process is killed."""
-    with _guard(home, name, run) as told:
+def guarded(home: Home | None, running: RunningStack, run: str) -> Iterator[None]:
+    """Have the keys of a run removed if this process does not end it, even if it is killed.
+
+    Without a home this process removes them itself: a pod is killed with all of its processes.
+    """
+    if home is None:
+        try:
+            yield
+        except BaseException:
+            remove_keys(running, run)
+            raise
+        return
+    with _guard(home, running.stack.name, run) as told:
         yield
         told.write(DONE)
 

@@ -83,9 +83,13 @@ def check_stack(
 
 
 def check_running(
-    home: Home, running: RunningStack, report: Report, options: CheckOptions
+    home: Home | None, running: RunningStack, report: Report, options: CheckOptions
 ) -> CheckReport:
-    """Check a stack that is at hand, as `check_stack` does."""
+    """Check a stack that is at hand, as `check_stack` does.
+
+    Args:
+        home: None where the stack is none of this machine's.
+    """
     if not running.stack.has_front:
         raise running.stack.no_front()
     choose = _chosen if running.prepared.plan.shares_kv else _none
@@ -97,7 +101,7 @@ def check_running(
 
 
 @contextmanager
-def open_session(home: Home, running: RunningStack, report: Report) -> Iterator[Session]:
+def open_session(home: Home | None, running: RunningStack, report: Report) -> Iterator[Session]:
     """Open a check's session with a stack, and clean up its keys.
 
     Raises:
@@ -110,7 +114,7 @@ def open_session(home: Home, running: RunningStack, report: Report) -> Iterator[
     keys = CheckKeys(tagged=tagged)
     name = running.stack.name
     try:
-        with guarded(home, name, keys.run), Session(running, keys, report) as session:
+        with guarded(home, running, keys.run), Session(running, keys, report) as session:
             yield session
     except ApiError as exc:
         raise StackUnhealthy(

@@ -19,6 +19,7 @@ from deploy.runtime.host import find_redis_server
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret
 from deploy.runtime.store import SocketStore, Store, open_store
+from tests.unit.redis_server import HOST, redis_server
 
 PASSWORD = "open sesame"
 
@@ -75,6 +76,18 @@ class TestPing:
     def test_nobody_there(self, tmp_path: Path) -> None:
         with open_store(str(tmp_path / "none"), Secret(PASSWORD)) as nobody:
             assert nobody.ping() is False
+
+
+def test_by_host_and_port(tmp_path: Path) -> None:
+    """As a pod reaches the Redis of another."""
+    with redis_server(tmp_path, "--requirepass", PASSWORD) as port:
+        with open_store((HOST, port), Secret(PASSWORD)) as right:
+            assert right.ping() is True
+            assert right.count_marked(MARK) == 0
+        with open_store((HOST, port), Secret("wrong")) as wrong:
+            assert wrong.ping() is False
+    with open_store((HOST, port), Secret(PASSWORD)) as nobody:
+        assert nobody.ping() is False
 
 
 MARK = "@pdkit%check-0a1b"

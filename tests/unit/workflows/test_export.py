@@ -95,6 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(folder: Path) -> dict[str, list[Object]]:
     found = {vendor: kustomized(folder / "overlays" / vendor) for vendor in VENDORS}
+    found |= {f"check/{vendor}": kustomized(folder / "check" / vendor) for vendor in VENDORS}
     return {**found, "components": kustomized(folder / "mine")}
 
 
@@ -118,7 +119,7 @@ def pods(objects: list[Object]) -> dict[str, Object]:
     return {
         one["metadata"]["name"]: one["spec"]["template"]["spec"]
         for one in objects
-        if one["kind"] in ("StatefulSet", "Deployment")
+        if one["kind"] in ("StatefulSet", "Deployment", "Job")
     }
 
 
@@ -185,7 +186,7 @@ def test_a_field_that_does_not_exist_is_found(
     assert "imagePullPolice" in misfits(one, VERSIONS[-1])
 
 
-@pytest.mark.parametrize("overlay", [*VENDORS, "components"])
+@pytest.mark.parametrize("overlay", [*VENDORS, "components", "check/cuda"])
 def test_no_object_is_too_large_to_apply(overlay: str, built: dict[str, list[Object]]) -> None:
     sizes = {one["metadata"]["name"]: len(json.dumps(one)) for one in built[overlay]}
     assert max(sizes.values()) < APPLIED_BYTES, sizes
@@ -238,7 +239,7 @@ def test_a_folder_of_the_node_is_a_breach_that_the_namespace_allows(
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_every_container_has_limits(vendor: str, built: dict[str, list[Object]]) -> None:
-    for container in containers(built[vendor]):
+    for container in containers([*built[vendor], *built[f"check/{vendor}"]]):
         own = container["resources"]
         assert own["limits"]["memory"]
         assert own["requests"].keys() >= {"cpu", "memory"}
@@ -771,6 +772,7 @@ def shown(vendor: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, text in made(vendor=vendor).files.items():
         name = path.replace(f"overlays/{vendor}", "overlays/VENDOR")
+        name = name.replace(f"check/{vendor}", "check/VENDOR")
         if name.endswith(".yaml") and "/config/" not in name:
             found[name] = [without_code(one) for one in yaml.safe_load_all(text)]
         elif not name.endswith((".py", ".json")):
