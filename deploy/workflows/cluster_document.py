@@ -20,10 +20,12 @@ from deploy.planning.plan import Plan, make_plan
 from deploy.stack.cluster.layout import ClusterLayout
 from deploy.stack.container_layout import ContainerImages
 from deploy.stack.layout import REDIS_URL, SECRETS
-from deploy.workflows.prepare import Containers, Facts, Prepared, installed_kit
+from deploy.workflows.prepare import Containers, Facts, Prepared
 from deploy.workflows.running import restored_facts, restored_model
 
 FORMAT = 1
+# Who only asks a stack gives it no files.
+_NO_KIT = Kit(Path(), Path(), Path())
 # Files and addresses of the machine that exported; no pod has them.
 _OF_THE_MACHINE: Any = {
     "bind": True,
@@ -107,5 +109,5 @@ def read_document(text: str) -> ExportedStack:
         ) from exc
     settled = settle(spec, vendor=vendor_named(facts.vendor).name, runtime="compose")
     plan = across(make_plan(settled, model, facts.inventory), boxes)
-    layout = cluster_layout(facts.software.images, installed_kit())
+    layout = cluster_layout(facts.software.images, _NO_KIT)
     return ExportedStack(namespace, Prepared(spec, facts, model, plan, layout), layout)

@@ -18,7 +18,7 @@ from deploy.stack.monitoring import DROPPED, SCRAPE_S, latency_limits
 from deploy.stack.service import Service
 
 # Where kube-prometheus puts Prometheus.
-_PROMETHEUS_NAMESPACE = "monitoring"
+PROMETHEUS_NAMESPACE = "monitoring"
 _NAME_LABEL = "kubernetes.io/metadata.name"
 _ENFORCE = "/metadata/labels/pod-security.kubernetes.io~1enforce"
 NODE_FOLDER = "/var/lib/pdkit/hub"
@@ -40,7 +40,7 @@ def monitoring(services: Sequence[Service], plan: Plan, space: str) -> list[Obje
     limits = yaml.safe_load(latency_limits(plan))["groups"]
     groups = [*yaml_asset("compose", "monitoring", "rules.yml")["groups"], *limits]
     watched = [*engines, *router]
-    open_to = {"namespaceSelector": {"matchLabels": {_NAME_LABEL: _PROMETHEUS_NAMESPACE}}}
+    open_to = {"namespaceSelector": {"matchLabels": {_NAME_LABEL: PROMETHEUS_NAMESPACE}}}
     scraped = sorted({ports(engines[0])["http"], ports(router[0])["metrics"]})
     let_in = {"from": [open_to], "ports": tcp(scraped)}
     found = [
@@ -96,17 +96,18 @@ def node_folder(namespace: str, holders: Sequence[ClaimHolder]) -> list[Object]:
     """Return kustomize's patches that keep models in a folder of each node, not in claims."""
     privileged: Object = {"op": "replace", "path": _ENFORCE, "value": "privileged"}
     volume = {"name": HUB, "hostPath": {"path": NODE_FOLDER, "type": "Directory"}}
-    patches = [_patch("Namespace", namespace, [privileged])]
+    patches = [json_patch("Namespace", namespace, [privileged])]
     for holder in holders:
         instead: list[Object] = [
             {"op": "test", "path": f"{holder.claims}/0/metadata/name", "value": HUB},
             {"op": "remove", "path": f"{holder.claims}/0"},
             {"op": "add", "path": f"{holder.volumes}/-", "value": volume},
         ]
-        patches.append(_patch(holder.kind, holder.name, instead))
+        patches.append(json_patch(holder.kind, holder.name, instead))
     return patches
 
 
-def _patch(kind: str, name: str, operations: list[Object]) -> Object:
+def json_patch(kind: str, name: str, operations: list[Object]) -> Object:
+    """Return kustomize's entry for a JSON patch of one object."""
     text = yaml.safe_dump(operations, sort_keys=False)
     return {"target": {"kind": kind, "name": name}, "patch": text}

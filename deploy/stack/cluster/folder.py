@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deploy.planning.address import collector_port
+from deploy.stack.cluster.autoscaling import autoscaling, without_replicas
 from deploy.stack.cluster.check import check_files
 from deploy.stack.cluster.code import code_of, tiny_model_code
 from deploy.stack.cluster.components import NODE_FOLDER, ClaimHolder, monitoring, node_folder
@@ -40,6 +41,10 @@ _OVERLAY_HEAD = """\
 """
 _MONITORING_HEAD = """\
 # For clusters with the Prometheus Operator. Prometheus is expected in the namespace `monitoring`.
+"""
+_SCALING_HEAD = """\
+# For clusters with KEDA, beside the component `monitoring`. Add it before you apply the stack for
+# the first time: a StatefulSet whose number of pods is left out begins with 1.
 """
 _NODE_HEAD = f"""\
 # Models in a folder of each node instead of a claim of each engine. Pod Security must let in host
@@ -76,18 +81,25 @@ def exported(stacks: Mapping[str, VendorStack], form: Form) -> dict[str, str]:
         files |= {f"overlays/{vendor}/{path}": text for path, text in own.items()}
     check = check_files(stacks, form.name, form.space)
     files |= {f"check/{path}": text for path, text in check.items()}
-    component = {"resources": ["objects.yaml"]}
-    files["components/monitoring/kustomization.yaml"] = _MONITORING_HEAD + objects_yaml(
-        [{**COMPONENT, **component}]
-    )
-    files["components/monitoring/objects.yaml"] = objects_yaml(
-        monitoring(first.services, first.plan, form.space)
-    )
-    if first.plan.model.source == "hub":
-        patches = {"patches": node_folder(form.space, _claim_holders(first, form))}
-        files["components/node-cache/kustomization.yaml"] = _NODE_HEAD + objects_yaml(
-            [{**COMPONENT, **patches}]
-        )
+    files |= {f"components/{path}": text for path, text in _components(first, form).items()}
+    return files
+
+
+def _components(stack: VendorStack, form: Form) -> dict[str, str]:
+    objects = {"resources": ["objects.yaml"]}
+    files = {
+        "monitoring/kustomization.yaml": _MONITORING_HEAD
+        + objects_yaml([{**COMPONENT, **objects}]),
+        "monitoring/objects.yaml": objects_yaml(monitoring(stack.services, stack.plan, form.space)),
+    }
+    # The roles of a DisaggregatedSet are scaled by objects of its own.
+    if not form.as_set:
+        own = {**COMPONENT, **objects, "patches": without_replicas(stack)}
+        files["autoscaling/kustomization.yaml"] = _SCALING_HEAD + objects_yaml([own])
+        files["autoscaling/objects.yaml"] = objects_yaml(autoscaling(stack, form.space))
+    if stack.plan.model.source == "hub":
+        own = {**COMPONENT, "patches": node_folder(form.space, _claim_holders(stack, form))}
+        files["node-cache/kustomization.yaml"] = _NODE_HEAD + objects_yaml([own])
     return files
 
 

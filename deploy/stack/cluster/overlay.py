@@ -158,13 +158,16 @@ def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
     program, port = service.argv[0], str(ports(service)["http"])
     leave = [program, "-m", "pdkit_connector.leave", port, str(LEAVES_S)]
     pod["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
-    pod["terminationGracePeriodSeconds"] = (
-        _NOTICED_S + LEAVES_S + math.ceil(plan.spec.timeouts.stop_s)
-    )
+    pod["terminationGracePeriodSeconds"] = engine_ends_s(plan)
     if stack.tolerations:
         pod["tolerations"] = stack.tolerations
     if devices := _device_rights(container.devices.groups, container.devices.seccomp):
         pod["securityContext"] = devices
+
+
+def engine_ends_s(plan: Plan) -> int:
+    """Return how long an engine may take to end: until it is left alone, and for its requests."""
+    return _NOTICED_S + LEAVES_S + math.ceil(plan.spec.timeouts.stop_s)
 
 
 def _device_rights(groups: Sequence[int], seccomp: str) -> Object:

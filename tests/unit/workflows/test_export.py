@@ -23,6 +23,7 @@ from kubernetes_validate import utils as validator
 from deploy.assets import connector_path, router_path
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
+from deploy.metrics.engine import _CORE as ENGINE_METRICS
 from deploy.planning.inventory import Inventory
 from deploy.stack import build
 from deploy.stack.document import document_yaml
@@ -38,8 +39,8 @@ from tests.unit.stack.cases import machine_with
 Object = dict[str, Any]
 VENDORS = ("cuda", "rocm", "cpu")
 VERSIONS = tuple(f"1.{minor}" for minor in range(30, 38))
-# Of the Prometheus Operator: Kubernetes has no schema of them.
-CUSTOM = {"PodMonitor", "PrometheusRule"}
+# Of the Prometheus Operator and KEDA: Kubernetes has no schema of them.
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 # Larger objects have no room in the note that `kubectl apply` keeps of them.
 APPLIED_BYTES = 256 * 1024
 KUBECTL = Path(sys.executable).with_name("kubectl")
@@ -48,7 +49,7 @@ WITH_COMPONENTS = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../overlays/cuda]
-components: [../components/monitoring, ../components/node-cache]
+components: [../components/monitoring, ../components/node-cache, ../components/autoscaling]
 """
 
 
@@ -588,7 +589,8 @@ def in_set(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]]:
     target = tmp_path_factory.mktemp("set")
     write_export(made(flavour="disaggregatedset", producers=1, consumers=1), target)
     (target / "mine").mkdir()
-    (target / "mine" / "kustomization.yaml").write_text(WITH_COMPONENTS)
+    components = WITH_COMPONENTS.replace(", ../components/autoscaling", "")
+    (target / "mine" / "kustomization.yaml").write_text(components)
     return {
         **{vendor: kustomized(target / "overlays" / vendor) for vendor in VENDORS},
         "components": kustomized(target / "mine"),
@@ -727,6 +729,69 @@ def test_latency_has_the_limits_of_the_spec() -> None:
     limit = rules["spec"]["groups"][-1]["rules"][0]
     assert (limit["record"], limit["expr"]) == ("pdkit:ttft_limit_seconds", "vector(7)")
     assert limit["labels"] == {"stack": "pdkit"}
+
+
+# Autoscaling.
+
+
+def scaled(objects: list[Object]) -> dict[str, Object]:
+    return {
+        one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "ScaledObject"
+    }
+
+
+def test_the_number_of_engines_is_left_to_the_autoscaler(built: dict[str, list[Object]]) -> None:
+    with_it, without = built["components"], built["cuda"]
+    found = scaled(with_it)
+    assert found.keys() == {"producer", "consumer"}
+    for name, spec in found.items():
+        target = named(with_it, spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+        assert target["metadata"]["name"] == name
+        assert "replicas" not in target["spec"], "else each apply would undo the scaling"
+        exported = named(without, "StatefulSet", name)["spec"]["replicas"]
+        assert spec["minReplicaCount"] == exported
+        assert spec["maxReplicaCount"] > exported
+    assert "replicas" in named(with_it, "StatefulSet", "redis")["spec"], "keys lie on all of them"
+
+
+def test_it_asks_for_series_that_monitoring_has(built: dict[str, list[Object]]) -> None:
+    objects = built["components"]
+    (endpoint,) = named(objects, "PodMonitor", "engines")["spec"]["podMetricsEndpoints"]
+    known = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
+    for name, spec in scaled(objects).items():
+        for trigger in spec["triggers"]:
+            query, metadata = trigger["metadata"]["query"], trigger["metadata"]
+            metric, labels = re.fullmatch(r"sum\((\S+?){(.+)}\)", query).groups()  # type: ignore[union-attr]
+            assert metric in ENGINE_METRICS
+            asked = dict(re.findall(r'(\w+)="(\w+)"', labels))
+            assert asked == {"job": known["job"], "stack": known["stack"], "role": name}
+            assert metadata["ignoreNullValues"] == "false", "a silent Prometheus ends no engine"
+            assert float(metadata["threshold"]) > 0
+
+
+def test_an_engine_that_ends_has_ended_before_the_next_one_may(
+    built: dict[str, list[Object]],
+) -> None:
+    objects = built["components"]
+    for name, spec in scaled(objects).items():
+        down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        (policy,) = down["policies"]
+        assert (policy["type"], policy["value"]) == ("Pods", 1)
+        assert policy["periodSeconds"] >= pods(objects)[name]["terminationGracePeriodSeconds"]
+
+
+def test_aggregated_engines_are_scaled_by_their_own_role() -> None:
+    files = made(vendor="cuda", topology="3a", name="mine", space="mine").files
+    (one,) = yaml.safe_load_all(files["components/autoscaling/objects.yaml"])
+    assert one["spec"]["scaleTargetRef"]["name"] == "engine"
+    assert one["spec"]["minReplicaCount"] == 3
+    assert one["metadata"]["namespace"] == "mine"
+    assert 'stack="mine",role="aggregated"' in one["spec"]["triggers"][0]["metadata"]["query"]
+
+
+def test_a_set_is_not_scaled() -> None:
+    files = made(vendor="cuda", flavour="disaggregatedset").files
+    assert not [path for path in files if "autoscaling" in path]
 
 
 # The folder.
