@@ -11,85 +11,123 @@ import pytest
 from tests.unit.scripts.conftest import ROOT
 
 SCRIPT = ROOT / "scripts" / "prove-on-cluster"
+# Answers as for a Job whose check ends with FAILS, or passes; HANGS is a command that fails.
 _KUBECTL = """#!/bin/bash
 echo "kubectl $*" >>"$CALLS"
+case "$*" in *"${HANGS:-no such command}"*) exit 1 ;; esac
 case "$*" in
 "get namespace"*) [ -n "${THERE:-}" ] ;;
-*"get secret"*) printf c2VjcmV0 ;;
-*port-forward*) exec sleep 60 ;;
+*"logs -f job/check"*) echo "check ended" ;;
+*"wait job/check"*) [ -z "${FAILS:-}" ] ;;
+*"get pods"*) printf '%s' "$FAILS" ;;
 esac
 """
-_CURL = """#!/bin/bash
-case "$*" in
-*/v1/models) echo '{"data": [{"id": "tiny", "permission": [{"id": "modelperm-1"}]}]}' ;;
-*) for one in "$@"; do
-    case $one in @*) grep -q '"model": "tiny"' "${one#@}" || exit 22 ;; esac
-done
-printf 'HTTP/1.1 200 OK\\r\\nX-Pdkit-Trace: %s\\r\\n\\r\\n' "$TRACE" ;;
-esac
-"""
-HIT = "producer=producer-10.0.0.1; consumer=consumer-10.0.0.2; tries=2; cached=1024"
+SERVE = ("rollout status statefulset/producer", "rollout status statefulset/consumer",
+         "rollout status deployment/router")  # fmt: skip
 
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     for name in ("stack", "other"):
-        base, overlay = tmp_path / name / "base", tmp_path / name / "overlays" / "cpu"
+        base = tmp_path / name / "base"
         base.mkdir(parents=True)
-        overlay.mkdir(parents=True)
         (base / "namespace.yaml").write_text("kind: Namespace\nmetadata:\n  name: proof\n")
-        (overlay / "kustomization.yaml").touch()
-    stubs = tmp_path / "bin"
-    stubs.mkdir()
-    for name, text in {"kubectl": _KUBECTL, "curl": _CURL}.items():
-        (stubs / name).write_text(text)
-        (stubs / name).chmod(0o755)
+        for role in ("producer", "consumer"):
+            (base / f"{role}.yaml").write_text("kind: StatefulSet\n---\nkind: Service\n")
+        for part in ("overlays", "check"):
+            (tmp_path / name / part / "cpu").mkdir(parents=True)
+            (tmp_path / name / part / "cpu" / "kustomization.yaml").touch()
+    stub = tmp_path / "bin" / "kubectl"
+    stub.parent.mkdir()
+    stub.write_text(_KUBECTL)
+    stub.chmod(0o755)
     return tmp_path
 
 
 def prove(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    known = {"PATH": path, "CALLS": str(folder / "calls"), "TRACE": HIT, "PROMPTS": "2"}
+    known = {"PATH": path, "CALLS": str(folder / "calls")}
     return subprocess.run(
         (str(SCRIPT), *arguments),
         cwd=folder, env={**os.environ, **known, **env}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
+def calls(folder: Path) -> list[str]:
+    return [line.removeprefix("kubectl ") for line in (folder / "calls").read_text().splitlines()]
+
+
+def serving(folder: str) -> list[str]:
+    waits = (f"-n proof {wait} --timeout=1800s" for wait in SERVE)
+    return [f"apply -k {folder}/overlays/cpu", *waits]
+
+
+def checking(folder: str) -> list[str]:
+    return [
+        f"apply -k {folder}/check/cpu",
+        "-n proof logs -f job/check --pod-running-timeout=1800s",
+        "-n proof wait job/check --for=condition=complete --timeout=60s",
+        f"delete -k {folder}/check/cpu",
+    ]
+
+
+BEGIN = ["apply -f stack/base/namespace.yaml"]
+END = ["delete -k stack/overlays/cpu --ignore-not-found"]
+
+
 def test_a_dry_run_says_all_steps_and_takes_none(exported: Path) -> None:
-    ran = prove(exported, "stack", "cpu", "other", DRY_RUN="1")
+    ran = prove(exported, "--dry-run", "stack", "cpu", "other")
     assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "", "nothing was proved"
     assert not (exported / "calls").exists()
-    steps = [line.split(" ", 1)[1] for line in ran.stderr.splitlines() if "rollout" not in line]
-    forward = "kubectl -n proof port-forward service/router 18000:8000, then 2 prompts"
+    steps = [line.removeprefix("+ kubectl ") for line in ran.stderr.splitlines()]
     assert steps == [
-        "kubectl apply -f stack/base/namespace.yaml",
-        "kubectl -n proof create secret generic pdkit (three random keys)",
-        "kubectl apply -k stack/overlays/cpu", forward,
-        "kubectl apply -k other/overlays/cpu", forward,
-        "kubectl apply -k stack/overlays/cpu", forward,
-        "kubectl delete -k stack/overlays/cpu --ignore-not-found",
+        *BEGIN,
+        "-n proof create secret generic pdkit (three random keys)",
+        *serving("stack"), *checking("stack"),
+        *serving("other"), *checking("other"),
+        *serving("stack"), *checking("stack"),
+        *END,
     ]  # fmt: skip
 
 
-def test_it_passes_where_every_prompt_finds_its_kv(exported: Path) -> None:
-    ran = prove(exported, "stack", "cpu")
+def test_it_takes_the_steps_that_it_says(exported: Path) -> None:
+    ran = prove(exported, "stack", "cpu", "other")
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == [HIT, HIT, "proved: cpu in namespace proof"]
-    calls = (exported / "calls").read_text().splitlines()
-    assert calls[-1] == "kubectl delete -k stack/overlays/cpu --ignore-not-found"
-    assert not [line for line in calls if "--from-literal" in line], "no key is an argument"
+    assert ran.stdout.splitlines() == 3 * ["check ended"] + ["proved: cpu in namespace proof"]
+    said = prove(exported, "--dry-run", "stack", "cpu", "other").stderr.splitlines()
+    did = [one for one in calls(exported) if "secret" not in one and "get namespace" not in one]
+    assert did == [one.removeprefix("+ kubectl ") for one in said if "secret" not in one]
+    assert not [line for line in calls(exported) if "--from-literal" in line], "no key is shown"
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [HIT.replace("cached=1024", "cached=16"), HIT.replace("producer-10.0.0.1", "-"), "", "tries=2"],
-)
-def test_it_fails_where_one_does_not_and_deletes_the_stack(exported: Path, trace: str) -> None:
-    ran = prove(exported, "stack", "cpu", TRACE=trace)
+@pytest.mark.parametrize(("code", "ends"), [("1", 1), ("4", 4), ("70", 70), ("", 1)])
+def test_it_ends_as_the_check_did_and_deletes_the_stack(
+    exported: Path, code: str, ends: int
+) -> None:
+    # "" is a pod that never ran.
+    fails = {"FAILS": code} if code else {"HANGS": "wait job/check", "FAILS": ""}
+    ran = prove(exported, "stack", "cpu", "other", **fails)
+    assert ran.returncode == ends
+    assert "the stack of stack failed its check" in ran.stderr
+    assert "proved" not in ran.stdout
+    assert calls(exported)[-1:] == END
+    assert not [one for one in calls(exported) if "other" in one]
+
+
+@pytest.mark.parametrize("step", ["apply -k stack/overlays", "rollout status", "create secret"])
+def test_a_step_that_fails_ends_it_and_deletes_the_stack(exported: Path, step: str) -> None:
+    ran = prove(exported, "stack", "cpu", HANGS=step)
     assert ran.returncode == 1
-    assert "0 of 2 prompts found the KV" in ran.stderr
-    assert "delete -k" in (exported / "calls").read_text()
+    assert "proved" not in ran.stdout
+    assert calls(exported)[-1:] == END
+    assert not [one for one in calls(exported) if "job/check" in one]
+
+
+def test_a_log_that_breaks_off_is_no_failed_check(exported: Path) -> None:
+    ran = prove(exported, "stack", "cpu", HANGS="logs -f")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "proved: cpu in namespace proof\n"
 
 
 def test_a_namespace_that_is_there_is_left_alone(exported: Path) -> None:
@@ -107,7 +145,36 @@ def test_another_namespace_to_swap_to_is_refused(exported: Path) -> None:
     assert not (exported / "calls").exists()
 
 
-@pytest.mark.parametrize("arguments", [(), ("stack",), ("stack", "rocm"), ("nowhere", "cpu")])
+def test_aggregated_engines_are_awaited_too(exported: Path) -> None:
+    base = exported / "stack" / "base"
+    (base / "producer.yaml").unlink()
+    (base / "consumer.yaml").rename(base / "engine.yaml")
+    ran = prove(exported, "stack", "cpu")
+    assert ran.returncode == 0, ran.stderr
+    waited = [one.split()[4] for one in calls(exported) if "rollout" in one]
+    assert waited == ["statefulset/engine", "deployment/router"]
+
+
+def test_a_disaggregated_set_is_refused(exported: Path) -> None:
+    for role in ("producer", "consumer"):
+        (exported / "stack" / "base" / f"{role}.yaml").write_text("kind: Service\n")
+    ran = prove(exported, "stack", "cpu")
+    assert ran.returncode == 2
+    assert "--flavour plain" in ran.stderr
+    assert not (exported / "calls").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("stack",), ("stack", "rocm"), ("nowhere", "cpu"), ("--dry-run", "stack")]
+)
 def test_wrong_arguments_do_nothing(exported: Path, arguments: tuple[str, ...]) -> None:
     assert prove(exported, *arguments).returncode == 2
     assert not (exported / "calls").exists()
+
+
+def test_a_folder_without_a_check_is_refused(exported: Path) -> None:
+    """An export of an older pdkit."""
+    (exported / "stack" / "check" / "cpu" / "kustomization.yaml").unlink()
+    ran = prove(exported, "stack", "cpu")
+    assert ran.returncode == 2
+    assert "check/cpu; write them: deploy export kubernetes" in ran.stderr
