@@ -103,7 +103,6 @@ def _monitoring_rows(prepared: Prepared) -> list[tuple[object, ...]]:
 def plan_data(prepared: Prepared) -> dict[str, Any]:
     """Return the plan for scripts."""
     plan = prepared.plan
-    staging_gib = plan.limits.staging_gib if plan.uses_redis else 0
     choice = connector_choice(plan, prepared.inventory)
     return {
         "name": plan.name,
@@ -134,10 +133,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "connector": plan.spec.connector,
         "connector_choice": asdict(choice) if choice else None,
         "kv_server": _server_data(plan),
-        "staging": {
-            "bytes_per_rank": int(staging_gib * GIB),
-            "ranks": plan.storing_ranks,
-        },
+        "staging": _staging_data(plan),
         "deadlines": {
             "lookup_s": plan.limits.lookup_s,
             "load_s": plan.limits.load_s,
@@ -162,6 +158,11 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "notes": list(prepared.notes),
         "inventory": asdict(prepared.inventory),
     }
+
+
+def _staging_data(plan: Plan) -> dict[str, Any]:
+    rank_gib = plan.limits.staging_gib if plan.uses_redis else 0
+    return {"bytes_per_rank": int(rank_gib * GIB), "ranks": plan.storing_ranks}
 
 
 def _server_data(plan: Plan) -> dict[str, Any] | None:

@@ -216,10 +216,9 @@ def logs(
     source = log_source(Home.from_environ(), chosen)
     services = chosen_services(source, chosen, service)
     found = tail(source, services, lines)
-    one = len(services) == 1
 
     def shown(who: str, line: str) -> str:
-        return line if one else f"{who} | {line}"
+        return line if len(services) == 1 else f"{who} | {line}"
 
     if follow and json:
         raise UsageError("-f and --json cannot be used together", hint="leave one of them out")

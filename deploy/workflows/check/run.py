@@ -85,11 +85,7 @@ def check_stack(
 def check_running(
     home: Home | None, running: RunningStack, report: Report, options: CheckOptions
 ) -> CheckReport:
-    """Check a stack that is at hand, as `check_stack` does.
-
-    Args:
-        home: None where the stack is none of this machine's.
-    """
+    """Check a stack as `check_stack` does; `home` is None if another machine runs it."""
     if not running.stack.has_front:
         raise running.stack.no_front()
     choose = _chosen if running.prepared.plan.shares_kv else _none

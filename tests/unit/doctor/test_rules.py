@@ -170,7 +170,7 @@ CASES = [
     cuda("gpu.arch", "ok", "built for sm_90", {"code": CUDA_CODE}),
     cuda("gpu.arch", "fail", "is sm_90, but torch is built for sm_80",
          {"code": replace(CUDA_CODE, archs=("sm_80",))}),
-    cuda("gpu.arch", "unknown", "does not say", {"code": CODE}),
+    cuda("gpu.arch", "unknown", "its torch does not list them", {"code": CODE}),
     rocm("gpu.arch", "ok", "gfx942", {"code": ROCM_CODE}),
     rocm("gpu.arch", "fail", "is gfx942", {"code": replace(ROCM_CODE, archs=("gfx90a",))}),
     cuda("gpu.containers", "ok", "by nvidia", {}, **COMPOSE),

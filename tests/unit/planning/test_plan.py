@@ -112,7 +112,7 @@ class TestCollector:
     def test_on_loopback(self, plan: Make, host: str) -> None:
         tracing = {"otlp_endpoint": f"http://{host}:4318"}
         refused = refusal(plan, runtime="compose", tracing=tracing)
-        assert f"tracing.otlp_endpoint: http://{host}:4318 is, in a container" in refused.message
+        assert f"in a container, http://{host}:4318 is the container itself" in refused.message
         assert "http://172.17.0.1:4318" in refused.hint
         assert plan(runtime="process", tracing=tracing).spec.tracing.otlp_endpoint
 

@@ -243,7 +243,7 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "no numbers": (
         {"failed_requests": {"consumer-0": NO_NUMBERS, "router": NO_NUMBERS}},
         "kv_differs",
-        "consumer-0, router computed values that are not numbers",
+        "consumer-0, router computed NaN or infinite values",
     ),
     "a producer's own are none": (
         {"failed_requests": {"consumer-0": NO_NUMBERS, "producer-0": NO_NUMBERS}},

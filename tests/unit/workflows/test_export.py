@@ -894,7 +894,7 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
         ({"image": "mine/vllm:1"}, "an image for one vendor", "--vendor cuda"),
         ({"name": "a-", "space": "a"}, "'a-' is not a valid Kubernetes label", "another name"),
         ({"space": "default"}, "'default' is not the stack's own", "--namespace NAME"),
-        ({"space": "kube-system"}, "'kube-system' is not for a stack", "--namespace NAME"),
+        ({"space": "kube-system"}, "'kube-system' is not the stack's own", "--namespace NAME"),
         ({"space": "No"}, "'No' is not a valid namespace", "--namespace NAME"),
         (
             {"vendor": "cpu", "connector": "lmcache-mp"},

@@ -517,7 +517,9 @@ class TestCatalogue:
         def built(wheelhouse: Path | None, **arguments: str) -> None:
             build_images(("rocm",), arguments, wheelhouse=wheelhouse, report=lambda _: None)
 
-        with pytest.raises(ConfigError, match=r"which wheel of LMCache .* in /w") as caught:
+        with pytest.raises(
+            ConfigError, match=r"digest of LMCache.s ROCm wheel in /w is unknown"
+        ) as caught:
             built(Path("/w"))
         assert "deploy images build rocm --build-arg LMCACHE_SHA256=" in caught.value.hint
         built(None)

@@ -50,7 +50,7 @@ class TestVerdict:
     def test_too_few_repeats(self) -> None:
         found = verdict([run("2a", 2.0, count=3), run("1p1d", 4.0, count=3)])
         assert found.kind == "cannot tell"
-        assert "from 5 on there is an interval" in found.sentence
+        assert "an interval needs at least 5" in found.sentence
 
     def test_stacks_of_unequal_size_are_compared_per_engine(self) -> None:
         found = verdict([run("2a", 2.0), run("1p2d", 2.1)])
