@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.errors import StackUnhealthy
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
-from deploy.runtime.home import Home
+from deploy.runtime.home import StackHome
 from deploy.runtime.names import addresses
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.secrets import read_secrets
@@ -45,11 +45,14 @@ class ClusterStack(RunningStack):
 
     @property
     def stack(self) -> Stack:
+        """The services, none of which this machine runs."""
         return Stack(self.prepared.plan.name, "kubernetes", (), (), remote=self.services)
 
     def hint_on(self, service: Service) -> str:
-        kubectl, pods = f"kubectl -n {self.namespace}", workload(service.role)
-        return f"{kubectl} get pods -o wide; {kubectl} logs -l app.kubernetes.io/component={pods}"
+        """Return how to find out why a service does not answer."""
+        kubectl = f"kubectl -n {self.namespace}"
+        pods = f"-l app.kubernetes.io/component={service.role}"
+        return f"{kubectl} get pods {pods}; {kubectl} logs {pods}"
 
 
 def check_cluster(
@@ -125,7 +128,7 @@ def _found(exported: ExportedStack, secrets: Path, look_up: LookUp) -> ClusterSt
         replace(prepared, plan=replace(plan, engines=(), remote=engines)),
         StackState(plan.name, "", {}, {}, {}, ""),
         # It finds no process of the stack here, and connects to its Redis.
-        ProcessLauncher(Home.from_environ().stack(plan.name)),
+        ProcessLauncher(StackHome(Path())),
         read_secrets(secrets, _SECRETS),
         exported.namespace,
         tuple(services),

@@ -86,7 +86,8 @@ def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
         f"kubectl apply -k {there}/overlays/{vendor}",
         *(f"{kubectl} {waiting} --timeout={patience}" for waiting in _waits(made, engines)),
         f"kubectl apply -k {there}/check/{vendor}",
-        f"{kubectl} wait job/{CHECK} --for=condition=complete --timeout={patience}",
+        f"{kubectl} logs -f job/{CHECK} --pod-running-timeout={patience}",
+        f"{kubectl} wait job/{CHECK} --for=condition=complete --timeout=60s",
         f"{kubectl} port-forward service/{workload('router')} 8000:8000",
     ]
 

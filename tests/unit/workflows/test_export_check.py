@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.config.spec import StackSpec
 from deploy.errors import StateError
 from deploy.stack.cluster.code import CodeMap, check_code
 from deploy.workflows.cluster_document import read_document
 from deploy.workflows.export import Export
-from deploy.workflows.export_folder import write_export
+from deploy.workflows.export_folder import next_commands, write_export
 from tests.unit.stack.cases import machine_with
 from tests.unit.workflows.test_export import (
     SECRET,
@@ -117,6 +118,13 @@ def test_a_redis_of_the_users_own_is_reached_wherever_it_is() -> None:
     (container,) = job_of(found)["spec"]["template"]["spec"]["containers"]
     mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
     assert mounts["/home/me/ca.pem"]["subPath"] == "ca.pem"
+
+
+def test_what_to_type_to_check(tmp_path: Path) -> None:
+    *_, apply, log, wait, _ = next_commands(made(vendor="cpu"), StackSpec(), tmp_path / "out")
+    assert apply == f"kubectl apply -k {tmp_path}/out/check/cpu"
+    assert log == "kubectl -n pdkit logs -f job/check --pod-running-timeout=600s"
+    assert wait == "kubectl -n pdkit wait job/check --for=condition=complete --timeout=60s"
 
 
 # The program.
