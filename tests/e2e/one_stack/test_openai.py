@@ -184,21 +184,23 @@ def comparable(answer: Any) -> Any:
     for event in events:
         for choice in event.pop("choices"):
             pieces.setdefault(choice.pop("index"), []).append(choice)
-    # The events without their choices, and each choice with its text joined and the rest as a set.
-    return (
-        {repr(event) for event in events},
-        {index: joined(choices) for index, choices in sorted(pieces.items())},
-    )
+    return said_last(events), {index: joined(choices) for index, choices in sorted(pieces.items())}
 
 
-def joined(choices: list[Any]) -> tuple[str, list[Any], set[str]]:
+def joined(choices: list[Any]) -> tuple[str, list[Any], dict[str, Any]]:
     text, logprobs = "", []
     for choice in choices:
         place = choice.get("delta", choice)
         for name in ("text", "content"):
             text += place.pop(name, None) or ""
         logprobs += (choice.pop("logprobs") or {}).get("content") or []
-    return text, logprobs, {repr(choice) for choice in choices}
+    deltas = [choice.pop("delta", {}) for choice in choices]
+    return text, logprobs, said_last(choices) | said_last(deltas)
+
+
+def said_last(events: list[Any]) -> dict[str, Any]:
+    """Return fields by what was said of each last: on a busy machine one event may say it all."""
+    return {name: part for event in events for name, part in event.items() if part is not None}
 
 
 def plain(value: Any) -> Any:
