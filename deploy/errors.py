@@ -23,7 +23,7 @@ stable code for scripts, and an exit code. Only the CLI boundary turns them into
     │   └── StackLocked            another deploy command works on the same stack
     ├── StackUnhealthy          4  a service died, or was not ready by its deadline
     │   ├── OutOfMemory            the kernel killed a service that ran out of memory
-    │   └── SwapFailed             the new image failed; the previous stack was restored
+    │   └── SwapFailed             the new image or connector failed; the old stack was restored
     └── Interrupted           130  Ctrl-C or SIGTERM
 """
 

@@ -16,7 +16,7 @@ class OwnCost:
     Attributes:
         hop_s: what the router adds to a short request.
         barrier_s: how long the store barrier holds an answer back, in the mean of all answers.
-        router_cpu_s: CPU time of the router for a request.
+        router_cpu_s: CPU time of the router for a request, its health checks meanwhile included.
         store_cpu_s_gb, load_cpu_s_gb: CPU seconds of the engines' threads that move KV to and from
             Redis, for a GB; Redis's own are not among them.
         connector: role → the share of the time of engines' steps that the connector took; the
@@ -34,7 +34,10 @@ class OwnCost:
 
     @property
     def router_requests_s(self) -> float | None:
-        """The most requests a second that a router with one core to itself can pass on."""
+        """Requests a second that a router with one core to itself can pass on, or more.
+
+        Health checks cost the same at any rate, so the fewer requests, the more this is too low.
+        """
         return 1 / self.router_cpu_s if self.router_cpu_s else None
 
 

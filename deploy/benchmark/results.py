@@ -214,7 +214,7 @@ class Result(Strict):
     up_extra_s: float | None = Field(
         None,
         description="what `deploy up` took beyond its slowest engine's own start, "
-        "its check included; null where an engine was started again since",
+        "its check included if it made one; null where an engine was started again since",
     )
     interrupted: bool = Field(False, description="Ctrl-C ended it; the finished repeats are here")
 

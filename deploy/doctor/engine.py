@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, fail, note, ok, tried, unknown, warn
 from deploy.doctor.seen import EngineCode, ImageSeen, Seen
-from deploy.planning.connector import HOW_TO
+from deploy.planning.connector import HOW_TO, connector_choice
 
 
 def _native(seen: Seen) -> Verdict | None:
@@ -78,8 +78,11 @@ def _connector(seen: Seen) -> Verdict | None:
     plan = seen.plan
     if plan is None or not plan.shares_kv or plan.kv_server:
         return None
+    choice = connector_choice(plan, seen.inventory)
+    refused = f" would be refused here: {choice.refused}" if choice and choice.refused else ""
     return note(
-        f"LMCache runs inside each engine; its successor is LMCache's server: {HOW_TO}",
+        "LMCache runs inside each engine; its successor, LMCache's server,"
+        + (refused or f" works here too: {HOW_TO}"),
         "LMCache began to deprecate this mode in the third quarter of 2026 "
         "(https://github.com/LMCache/LMCache/issues/4025); no release without it is known, and the "
         "tested pairs have it",

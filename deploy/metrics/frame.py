@@ -141,7 +141,7 @@ class Totals:
             external_queries=external.external_queries,
             external_hits=external.external_hits,
         )
-        tiers = Tiers.of(every.cache, server) if server else None
+        tiers = Tiers.of(every.cache, server) if server and server.samples else None
         return cls(cache, ends.answers, every.path, tiers)
 
     def as_dict(self) -> dict[str, Any]:

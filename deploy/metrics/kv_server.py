@@ -27,8 +27,9 @@ class Tiers:
     Attributes:
         asked: tokens of prompts; those of one that a producer and a consumer get count twice.
         local: from the engines' own prefix caches.
-        server: from the memory of LMCache's server.
-        redis: from Redis.
+        server: from the memory of LMCache's server, at least.
+        redis: from Redis, at most: the server looks a whole prompt up, also what of it an engine
+            holds itself.
         computed: all others.
     """
 

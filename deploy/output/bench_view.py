@@ -169,8 +169,8 @@ def _router(cost: OwnCost) -> Iterator[str]:
         said.append(f"adds {1e3 * hop.p50:.1f} ms to a request (p50), {1e3 * hop.p99:.1f} ms (p99)")
     if cost.router_cpu_s and cost.router_requests_s:
         said.append(
-            f"takes {1e3 * cost.router_cpu_s:.2f} ms of CPU time for one, so with a core to itself "
-            f"it passes on at most {cost.router_requests_s:.0f} requests/s"
+            f"takes {1e3 * cost.router_cpu_s:.2f} ms of CPU time for one, health checks included; "
+            f"with a core to itself it passes on at least {cost.router_requests_s:.0f} requests/s"
         )
     if said:
         yield f"Router: {'; '.join(said)}"

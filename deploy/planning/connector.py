@@ -12,6 +12,8 @@ from deploy.planning.plan import Plan, make_plan
 
 HOW_TO = "docs/how-to/multiprocess-lmcache.md"
 IN_ENGINES = "lmcache"
+# The size that only the other connector has: a change of the connector leaves it out.
+UNUSED_SIZE = {IN_ENGINES: "server_gib", MP: "staging_gib"}
 _MEANS = {IN_ENGINES: "inside each engine", MP: "through LMCache's server"}
 
 
@@ -55,7 +57,9 @@ def connector_choice(plan: Plan, inventory: Inventory) -> ConnectorChoice | None
 
 
 def _refused(plan: Plan, inventory: Inventory, connector: str) -> str:
-    spec = SettledSpec(plan.spec.model_copy(update={"connector": connector}))
+    lmcache = plan.spec.lmcache.model_copy(update={UNUSED_SIZE[connector]: None})
+    changes = {"connector": connector, "lmcache": lmcache}
+    spec = SettledSpec(plan.spec.model_copy(update=changes))
     try:
         make_plan(spec, plan.model, inventory)
     except PdkitError as exc:

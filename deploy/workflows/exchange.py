@@ -129,7 +129,9 @@ class Exchange:
         """Return the old plan's state, with the services that went on running all the while."""
         old, launcher = self._running.state, self._running.launcher
         kept = {name: r for name, r in old.services.items() if launcher.state(r) == "running"}
-        return replace(with_failure(old, tried, reason), services=kept)
+        # The engines' start is another one now, unless all went on.
+        extra_s = old.up_extra_s if kept.keys() == old.services.keys() else None
+        return replace(with_failure(old, tried, reason), services=kept, up_extra_s=extra_s)
 
 
 def _differing(running: RunningStack, target: Prepared) -> set[str]:

@@ -96,8 +96,14 @@ def stack_history(state: StackState) -> list[HistoryEntry]:
 
     Sorted by time: a failed swap is newer than the generation that serves again.
     """
-    kept = (state.generation, *(past["generation"] for past in state.history))
-    return sorted((HistoryEntry(**one) for one in kept), key=lambda one: one.at, reverse=True)
+    kept = [(state.spec, state.generation)]
+    kept += [(past["spec"], past["generation"]) for past in state.history]
+    # Earlier versions did not write the connector there.
+    entries = (
+        HistoryEntry(**{"connector": spec.get("connector", IN_ENGINES), **one})
+        for spec, one in kept
+    )
+    return sorted(entries, key=lambda one: one.at, reverse=True)
 
 
 def last_good(state: StackState) -> tuple[StackSpec, Mapping[str, Any], Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, MissingGpus, MissingImage
-from deploy.planning.kv_server import MP
+from deploy.planning.connector import UNUSED_SIZE
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
@@ -124,7 +124,7 @@ def _changed(old: Prepared, to: SwapTo, report: Report) -> StackSpec:
 
 def _to_connector(old: Prepared, connector: str, report: Report) -> dict[str, Any]:
     """Return the changes for another connector, without the size that only the old one has."""
-    lmcache, size = old.spec.lmcache, "staging_gib" if connector == MP else "server_gib"
+    lmcache, size = old.spec.lmcache, UNUSED_SIZE[connector]
     if getattr(lmcache, size) is not None:
         report(f"lmcache.{size} is left out: {connector} has no such memory")
     return {"connector": connector, "lmcache": {**lmcache.model_dump(), size: None}}
@@ -142,6 +142,8 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
     target = prepare(spec, home, restored_facts(facts), model=restored_model(model))
     _require_still_there(target, home)
     require_user_files(target, home.stack(name).secrets_dir)
+    if not running.prepared.plan.kv_server:
+        require_shared_memory(target, report)
     return _exchange(home, running, target, "rollback", report)
 
 

@@ -73,6 +73,16 @@ def test_calls_of_a_step_and_the_rest_of_it(connector, clock, counters):
     assert parts(counters) == (5 + 4, 20 + 10)
 
 
+def test_a_step_that_computes_nothing_does_not_count(connector, clock, counters):
+    connector.bind_connector_metadata(object())
+    connector.start_load_kv(None)
+    connector.get_finished({"a"})
+    connector.clear_connector_metadata()
+    assert counters.all() == []
+    step(connector, clock)
+    assert parts(counters) == (5, 20)
+
+
 def test_time_between_steps_and_calls_outside_of_them_do_not_count(connector, clock, counters):
     connector.get_finished(set())
     clock.s += 1000

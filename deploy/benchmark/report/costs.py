@@ -17,14 +17,15 @@ def own_cost_section(runs: Sequence[Run]) -> Iterator[str]:
         yield "<h2>The kit's own cost</h2>"
         yield (
             '<p class="soft">What router and gateway add to a short request; how long the store '
-            "barrier holds an answer back, and how much CPU time the router takes, in the mean of "
-            "all requests; how many requests a router with a core to itself passes on at most; "
-            "the CPU time of the engines' threads that move KV to and from Redis; the share of the "
-            "engines' steps that the connector takes; and what <code>deploy up</code> took beyond "
-            "the slowest engine's own start.</p>"
+            "barrier holds an answer back; how much CPU time the router takes for a request, "
+            "health checks included, and how many requests a second it passes on at least with a "
+            "core to itself; the CPU time of the engines' threads that move KV to and from Redis; "
+            "the share of the engines' steps that the connector takes (on GPUs, which compute on "
+            "after a step's calls, at most); and what <code>deploy up</code> took beyond the "
+            "slowest engine's own start.</p>"
         )
         header = (
-            "stack", "router p50", "router p99", "store barrier", "router CPU", "router at most",
+            "stack", "router p50", "router p99", "store barrier", "router CPU", "router at least",
             "KV stored", "KV loaded", "connector", "deploy up",
         )  # fmt: skip
         yield table(header, rows)

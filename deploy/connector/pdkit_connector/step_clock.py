@@ -2,7 +2,8 @@
 
 In each step vLLM binds the step's metadata, calls the connector before, between and after the
 model's layers, and clears the metadata. Time is the worker's own: where a GPU computes on after the
-last call, a step ends before it does.
+last call, a step ends before it does. Without requests to compute, vLLM calls the connector, too,
+but not for saves: such steps would not be there without it, and do not count.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _Method = Callable[..., Any]
 def timed_steps(connector: _Connector) -> _Connector:
     """Have a class of connectors count the seconds of steps, in its calls and outside of them."""
     owner: Any = connector
-    owner._pdkit_began_s, owner._pdkit_calls_s = None, 0.0
+    owner._pdkit_began_s, owner._pdkit_calls_s, owner._pdkit_computed = None, 0.0, False
     owner.bind_connector_metadata = _beginning(owner.bind_connector_metadata)
     owner.clear_connector_metadata = _ending(owner.clear_connector_metadata)
     for name in CALLS:
-        setattr(owner, name, _timed(getattr(owner, name)))
+        setattr(owner, name, _timed(getattr(owner, name), computed=name == "wait_for_save"))
     return connector
 
 
@@ -36,12 +37,13 @@ def _beginning(method: _Method) -> _Method:
     @wraps(method)
     def bind(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._pdkit_began_s, self._pdkit_calls_s = perf_counter(), 0.0
+        self._pdkit_computed = False
         return method(self, *args, **kwargs)
 
     return bind
 
 
-def _timed(method: _Method) -> _Method:
+def _timed(method: _Method, *, computed: bool) -> _Method:
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         began_s = perf_counter()
@@ -49,6 +51,7 @@ def _timed(method: _Method) -> _Method:
             return method(self, *args, **kwargs)
         finally:
             self._pdkit_calls_s += perf_counter() - began_s
+            self._pdkit_computed = self._pdkit_computed or computed
 
     return call
 
@@ -57,7 +60,7 @@ def _ending(method: _Method) -> _Method:
     @wraps(method)
     def clear(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
-        if (began_s := self._pdkit_began_s) is not None:
+        if (began_s := self._pdkit_began_s) is not None and self._pdkit_computed:
             self._pdkit_began_s = None
             calls_s = self._pdkit_calls_s
             COUNTERS.add("step_seconds", calls_s, part="connector")

@@ -21,6 +21,7 @@ _STAGES = {
     "prefill": "vllm:request_prefill_time_seconds",
     "decode": "vllm:request_decode_time_seconds",
 }
+_CPU = "pdkit_store_cpu_seconds_total"  # which earlier versions do not count
 _STEPS = "pdkit_store_step_seconds_total"
 Pages = Mapping[str, MetricsPage]
 
@@ -80,7 +81,8 @@ def hit_tokens(
 
 def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathUse | None:
     """Return what went to and from Redis; None where LMCache's own client moves it."""
-    path = StorePath.read(_counted(running.prepared.plan.engines, before, after).samples)
+    page = _counted(running.prepared.plan.engines, before, after)
+    path = StorePath.read(page.samples)
     if path is None:
         return None
     return RedisPathUse(
@@ -95,8 +97,8 @@ def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathU
         barrier_waits=round(path.waits),
         barrier_wait_s=round(path.wait_s, 4),
         late=round(path.late),
-        store_cpu_s=round(path.stored_cpu_s, 6),
-        load_cpu_s=round(path.loaded_cpu_s, 6),
+        store_cpu_s=page.total(_CPU, operation="store"),
+        load_cpu_s=page.total(_CPU, operation="load"),
     )
 
 

@@ -67,7 +67,7 @@ def up_extra_s(running: RunningStack) -> float | None:
     """Return what `up` took beyond its slowest engine's start; None if one was started again."""
     names = {engine.name for engine in running.prepared.plan.engines}
     records = running.state.services
-    first = all(name in records and records[name].starts == 1 for name in names)
+    first = all(name in records and not running.launcher.restarts(records[name]) for name in names)
     return running.state.up_extra_s if first else None
 
 

@@ -195,6 +195,8 @@ class TestTiers:
         without = last(
             reading(0, service("consumer-0", OLD)), reading(2, service("consumer-0", NEW))
         )
+        never = last(reading(0, silent, service("consumer-0", OLD)), reading(2, silent))
+        assert never.watched.tiers is None
         assert without.counts.tiers is None and without.as_dict()["watch"]["tiers"] is None
 
     def test_the_servers_path_to_redis_is_the_stacks(self) -> None:

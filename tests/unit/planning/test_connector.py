@@ -55,9 +55,13 @@ def test_the_successor_is_asked_for_and_the_default_is_still_possible(prepared: 
     assert "lmcache, inside each engine, is the default" in str(made)
 
 
-def test_a_setting_of_the_successor_does_not_go_with_the_default(prepared: Make) -> None:
-    made = choice(prepared(**MP, lmcache={"server_gib": 1}))
-    assert made.refused.startswith("lmcache.server_gib: 1 is for lmcache-mp")
+@pytest.mark.parametrize(
+    "fields", [{**MP, "lmcache": {"server_gib": 1}}, {"lmcache": {"staging_gib": 0.5}}]
+)
+def test_a_size_that_only_one_has_is_left_out_as_swap_does(
+    prepared: Make, fields: dict[str, Any]
+) -> None:
+    assert choice(prepared(**fields)).refused == ""
 
 
 def test_plan_shows_it_where_engines_share_kv(prepared: Make) -> None:

@@ -47,6 +47,16 @@ def test_a_new_one_is_unchecked(state: Callable[..., StackState]) -> None:
     assert one.image == "", "processes have none"
 
 
+def test_the_connector_of_a_state_that_does_not_name_it_is_the_specs(
+    state: Callable[..., StackState],
+) -> None:
+    old, older = state(connector="lmcache-mp"), state()
+    for one in (old, older):
+        del one.generation["connector"]
+    found = {one.connector for one in stack_history(following(older, old))}
+    assert found == {"lmcache", "lmcache-mp"}
+
+
 def test_containers_have_an_image_and_outlive_a_boot(prepared: Make) -> None:
     made = prepared(vendor="rocm", runtime="compose", machine=None, image="mine/vllm:1")
     state = new_state(made, "up", boot="now")

@@ -28,6 +28,7 @@ from deploy.errors import (
 from deploy.planning.inventory import Inventory
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
+from deploy.runtime.state import write_state
 from deploy.workflows import preflight, swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
@@ -341,7 +342,7 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
 MP = SwapTo(connector="lmcache-mp")
 
 
-def test_to_another_connector_and_back(lab: Lab) -> None:
+def test_to_another_connector_and_back(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.up(lab.spec(model="tiny"), check=True)
     before, first_seed = pids(lab), seed(lab)
     result = swap_stack(lab.home, "pdkit", MP, lab.lines.append)
@@ -363,6 +364,11 @@ def test_to_another_connector_and_back(lab: Lab) -> None:
     assert pids(lab).keys() == before.keys(), "the server has gone"
     assert seed(lab) == first_seed
     assert pids(lab)["redis"] == before["redis"]
+    back_again, small = pids(lab), replace(SOUND_HOST, shm_free_mib=100)
+    with monkeypatch.context() as patched, pytest.raises(MachineUnfit, match="/dev/shm has 100"):
+        patched.setattr(preflight, "see_host", lambda: small)
+        roll_back(lab.home, "pdkit", report=lab.lines.append)
+    assert pids(lab) == back_again, "refused before anything is stopped"
     roll_back(lab.home, "pdkit", report=lab.lines.append)
     assert "kv-server" in pids(lab)
     serves(lab, "cpu")
@@ -370,6 +376,8 @@ def test_to_another_connector_and_back(lab: Lab) -> None:
 
 def test_a_connector_that_fails_its_check_puts_the_old_stack_back(lasting: Lab) -> None:
     before, first_seed = pids(lasting), seed(lasting)
+    state = require_stack(lasting.home, "pdkit").state
+    write_state(lasting.home.stack("pdkit").state_file, replace(state, up_extra_s=1.5))
     lasting.faults.write_text("consumer:wrong-kv")
     try:
         with pytest.raises(
@@ -382,6 +390,7 @@ def test_a_connector_that_fails_its_check_puts_the_old_stack_back(lasting: Lab) 
     assert pids(lasting).keys() == before.keys()
     assert seed(lasting) == first_seed
     assert len(lasting.pids()) == 4, "the server has gone"
+    assert require_stack(lasting.home, "pdkit").state.up_extra_s is None, "engines started again"
     assert serves(lasting, "cpu").history[0].ran_on == "cpu, lmcache-mp"
 
 
