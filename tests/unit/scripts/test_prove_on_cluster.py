@@ -11,17 +11,34 @@ import pytest
 from tests.unit.scripts.conftest import ROOT
 
 SCRIPT = ROOT / "scripts" / "prove-on-cluster"
-# Answers as for a Job whose check ends with FAILS, or passes; HANGS is a command that fails.
+# Answers as for a Job whose check ends with FAILS, or passes, at the ENDS_ATth question;
+# HANGS is a command that fails. Time passes only while the script sleeps.
 _KUBECTL = """#!/bin/bash
 echo "kubectl $*" >>"$CALLS"
 case "$*" in *"${HANGS:-no such command}"*) exit 1 ;; esac
 case "$*" in
 "get namespace"*) [ -n "${THERE:-}" ] ;;
+*"create secret"*) cat "${!##--from-env-file=}" >>"$CALLS.keys" ;;
 *"logs -f job/check"*) echo "check ended" ;;
-*"wait job/check"*) [ -z "${FAILS:-}" ] ;;
-*"get pods"*) printf '%s' "$FAILS" ;;
+*"logs -l"*) echo "an engine's last words" ;;
+*"get job check"*)
+    if [ "$(grep -c "get job check" "$CALLS")" -lt "${ENDS_AT:-1}" ]; then exit; fi
+    if [ -n "${FAILS+set}" ]; then echo FailureTarget Failed; else echo Complete; fi
+    ;;
+*"get pods"*"jsonpath"*) printf '%s' "$FAILS" ;;
 esac
 """
+_STAND_INS = {
+    "kubectl": _KUBECTL,
+    "sleep": '#!/bin/bash\necho "sleep $1" >>"$CALLS.slept"\n',
+    "date": """#!/bin/bash
+awk '{ slept += $2 } END { print 1000 + slept }' "$CALLS.slept" 2>/dev/null || echo 1000
+""",
+}
+_ASKED = (
+    "-n proof get job check --request-timeout=30s"
+    ' -o jsonpath={.status.conditions[?(@.status=="True")].type}'
+)
 SERVE = ("rollout status statefulset/producer", "rollout status statefulset/consumer",
          "rollout status deployment/router")  # fmt: skip
 
@@ -37,16 +54,18 @@ def exported(tmp_path: Path) -> Path:
         for part in ("overlays", "check"):
             (tmp_path / name / part / "cpu").mkdir(parents=True)
             (tmp_path / name / part / "cpu" / "kustomization.yaml").touch()
-    stub = tmp_path / "bin" / "kubectl"
-    stub.parent.mkdir()
-    stub.write_text(_KUBECTL)
-    stub.chmod(0o755)
+        job = tmp_path / name / "check" / "cpu" / "job.yaml"
+        job.write_text("kind: Job\nspec:\n  activeDeadlineSeconds: 30\n")
+    (tmp_path / "bin").mkdir()
+    for program, text in _STAND_INS.items():
+        (tmp_path / "bin" / program).write_text(text)
+        (tmp_path / "bin" / program).chmod(0o755)
     return tmp_path
 
 
 def prove(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    known = {"PATH": path, "CALLS": str(folder / "calls")}
+    known = {"PATH": path, "CALLS": str(folder / "calls"), "DRY_RUN": ""}
     return subprocess.run(
         (str(SCRIPT), *arguments),
         cwd=folder, env={**os.environ, **known, **env}, capture_output=True, text=True, check=False,
@@ -65,25 +84,33 @@ def serving(folder: str) -> list[str]:
 def checking(folder: str) -> list[str]:
     return [
         f"apply -k {folder}/check/cpu",
-        "-n proof logs -f job/check --pod-running-timeout=1800s",
-        "-n proof wait job/check --for=condition=complete --timeout=60s",
+        "-n proof logs -f job/check --pod-running-timeout=30s --request-timeout=30s",
+        _ASKED,
         f"delete -k {folder}/check/cpu",
     ]
 
 
 BEGIN = ["apply -f stack/base/namespace.yaml"]
 END = ["delete -k stack/overlays/cpu --ignore-not-found"]
+EVIDENCE = [
+    "-n proof get pods -o wide",
+    "-n proof logs -l app.kubernetes.io/name=pdkit --all-containers --prefix --ignore-errors"
+    " --tail=200",
+]
 
 
-def test_a_dry_run_says_all_steps_and_takes_none(exported: Path) -> None:
-    ran = prove(exported, "--dry-run", "stack", "cpu", "other")
+@pytest.mark.parametrize(("options", "env"), [(("--dry-run",), {}), ((), {"DRY_RUN": "1"})])
+def test_a_dry_run_says_all_steps_and_takes_none(
+    exported: Path, options: tuple[str, ...], env: dict[str, str]
+) -> None:
+    ran = prove(exported, *options, "stack", "cpu", "other", **env)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "", "nothing was proved"
     assert not (exported / "calls").exists()
     steps = [line.removeprefix("+ kubectl ") for line in ran.stderr.splitlines()]
     assert steps == [
         *BEGIN,
-        "-n proof create secret generic pdkit (three random keys)",
+        "-n proof create secret generic pdkit (four random keys)",
         *serving("stack"), *checking("stack"),
         *serving("other"), *checking("other"),
         *serving("stack"), *checking("stack"),
@@ -106,12 +133,13 @@ def test_it_ends_as_the_check_did_and_deletes_the_stack(
     exported: Path, code: str, ends: int
 ) -> None:
     # "" is a pod that never ran.
-    fails = {"FAILS": code} if code else {"HANGS": "wait job/check", "FAILS": ""}
-    ran = prove(exported, "stack", "cpu", "other", **fails)
+    ran = prove(exported, "stack", "cpu", "other", FAILS=code)
     assert ran.returncode == ends
     assert "the stack of stack failed its check" in ran.stderr
     assert "proved" not in ran.stdout
-    assert calls(exported)[-1:] == END
+    assert calls(exported)[-3:] == [*EVIDENCE, *END]
+    assert "an engine's last words" in ran.stderr
+    assert "delete" not in "".join(calls(exported)[:-1])
     assert not [one for one in calls(exported) if "other" in one]
 
 
@@ -120,14 +148,56 @@ def test_a_step_that_fails_ends_it_and_deletes_the_stack(exported: Path, step: s
     ran = prove(exported, "stack", "cpu", HANGS=step)
     assert ran.returncode == 1
     assert "proved" not in ran.stdout
-    assert calls(exported)[-1:] == END
+    assert calls(exported)[-3:] == [*EVIDENCE, *END]
     assert not [one for one in calls(exported) if "job/check" in one]
 
 
 def test_a_log_that_breaks_off_is_no_failed_check(exported: Path) -> None:
-    ran = prove(exported, "stack", "cpu", HANGS="logs -f")
+    ran = prove(exported, "stack", "cpu", HANGS="logs -f", ENDS_AT="3")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "proved: cpu in namespace proof\n"
+    again = checking("stack")[1:3]
+    assert calls(exported)[-8:] == [*3 * again, *checking("stack")[3:], *END]
+    assert (exported / "calls.slept").read_text() == 2 * "sleep 2\n"
+
+
+def test_a_log_that_was_printed_is_not_printed_again(exported: Path) -> None:
+    ran = prove(exported, "stack", "cpu", ENDS_AT="3")
+    assert ran.stdout.splitlines() == ["check ended", "proved: cpu in namespace proof"]
+
+
+@pytest.mark.parametrize("hangs", ["logs -f", "get job check"])
+def test_a_job_that_never_ends_is_given_up_after_its_own_limit(exported: Path, hangs: str) -> None:
+    ran = prove(exported, "stack", "cpu", ENDS_AT="1000", HANGS=hangs)
+    assert ran.returncode == 1
+    assert "the check of stack has not ended within its 30 s" in ran.stderr
+    assert calls(exported)[-3:] == [*EVIDENCE, *END]
+    slept = (exported / "calls.slept").read_text().split()[1::2]
+    assert sum(map(int, slept)) == 30 + 60, "it takes a little to know of the end"
+
+
+def test_the_secret_has_every_key_that_an_export_may_need(exported: Path) -> None:
+    assert prove(exported, "stack", "cpu").returncode == 0
+    keys = dict(line.split("=") for line in (exported / "calls.keys").read_text().splitlines())
+    assert keys.keys() == {"api_key", "engine_key", "kv_key", "redis_password"}
+    assert {len(key) for key in keys.values()} == {64}
+    assert len(set(keys.values())) == 4
+
+
+@pytest.mark.parametrize("folder", ["stack", "other"])
+def test_a_redis_of_ones_own_is_refused(exported: Path, folder: str) -> None:
+    file = exported / folder / "base" / "consumer.yaml"
+    file.write_text(file.read_text() + "          - key: redis_url\n            path: redis_url\n")
+    ran = prove(exported, "stack", "cpu", "other")
+    assert ran.returncode == 2
+    assert f"{folder} needs the URL of a Redis of your own" in ran.stderr
+    assert not (exported / "calls").exists()
+
+
+def test_the_connectors_own_file_is_no_redis_of_ones_own(exported: Path) -> None:
+    file = exported / "stack" / "base" / "consumer.yaml"
+    file.write_text(file.read_text() + "      - key: pdkit_connector.redis_url.py\n")
+    assert prove(exported, "stack", "cpu").returncode == 0
 
 
 def test_a_namespace_that_is_there_is_left_alone(exported: Path) -> None:
