@@ -87,7 +87,7 @@ def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
         *(f"{kubectl} {waiting} --timeout={patience}" for waiting in _waits(made, engines)),
         f"kubectl apply -k {there}/check/{vendor}",
         f"{kubectl} logs -f job/{CHECK} --pod-running-timeout={patience}",
-        f"{kubectl} wait job/{CHECK} --for=condition=complete --timeout=60s",
+        f"{kubectl} wait job/{CHECK} --for=condition=complete --timeout={made.check_s}s",
         f"{kubectl} port-forward service/{workload('router')} 8000:8000",
     ]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from deploy.planning.plan import Plan
 from deploy.stack.cluster.code import CodeMap, check_code
 from deploy.stack.cluster.kustomize import (
     KUSTOMIZATION,
@@ -108,16 +109,20 @@ def _policies(stack: VendorStack, name: str) -> list[Object]:
     ]
 
 
+def limit_s(plan: Plan) -> int:
+    """Return the seconds after which Kubernetes ends the Job."""
+    return math.ceil(plan.spec.timeouts.ready_s) + _REST_S + _A_PAIR_S * len(plan.pairs)
+
+
 def _job(stack: VendorStack, name: str, code: Sequence[CodeMap]) -> Object:
-    plan, own = stack.plan, labels(name, NAME)
-    limit_s = math.ceil(plan.spec.timeouts.ready_s) + _REST_S + _A_PAIR_S * len(plan.pairs)
+    own = labels(name, NAME)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": NAME, "labels": own},
         "spec": {
             "backoffLimit": 0,
-            "activeDeadlineSeconds": limit_s,
+            "activeDeadlineSeconds": limit_s(stack.plan),
             "template": {"metadata": {"labels": own}, "spec": _pod(stack, name, code)},
         },
     }

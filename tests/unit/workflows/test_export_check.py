@@ -121,10 +121,21 @@ def test_a_redis_of_the_users_own_is_reached_wherever_it_is() -> None:
 
 
 def test_what_to_type_to_check(tmp_path: Path) -> None:
-    *_, apply, log, wait, _ = next_commands(made(vendor="cpu"), StackSpec(), tmp_path / "out")
+    found = made(vendor="cpu")
+    *_, apply, log, wait, _ = next_commands(found, StackSpec(), tmp_path / "out")
     assert apply == f"kubectl apply -k {tmp_path}/out/check/cpu"
     assert log == "kubectl -n pdkit logs -f job/check --pod-running-timeout=600s"
-    assert wait == "kubectl -n pdkit wait job/check --for=condition=complete --timeout=60s"
+    assert wait == "kubectl -n pdkit wait job/check --for=condition=complete --timeout=1230s"
+    assert job_of(found)["spec"]["activeDeadlineSeconds"] == 1230, "a log may end before the Job"
+
+
+def test_the_wait_is_as_long_as_the_longest_job(tmp_path: Path) -> None:
+    found = made(topology="3p4d", timeouts={"ready_s": 1000})
+    *_, wait, _ = next_commands(found, StackSpec(), tmp_path)
+    jobs = [yaml.safe_load(found.files[f"check/{vendor}/job.yaml"]) for vendor in found.pods]
+    assert len(jobs) == 3
+    assert {job["spec"]["activeDeadlineSeconds"] for job in jobs} == {1000 + 600 + 12 * 30}
+    assert wait.endswith(" --timeout=1960s")
 
 
 # The program.
