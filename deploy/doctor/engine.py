@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, fail, note, ok, tried, unknown, warn
 from deploy.doctor.seen import EngineCode, ImageSeen, Seen
-from deploy.planning.connector import HOW_TO, connector_choice
+from deploy.planning.connector import HOW_TO, IN_ENGINES, connector_choice
 
 
 def _native(seen: Seen) -> Verdict | None:
@@ -75,14 +75,16 @@ def _plug_ins(seen: Seen) -> Verdict | None:
 
 
 def _connector(seen: Seen) -> Verdict | None:
-    plan = seen.plan
-    if plan is None or not plan.shares_kv or plan.kv_server:
+    choice = connector_choice(seen.plan, seen.inventory) if seen.plan else None
+    if choice is None or choice.name != IN_ENGINES:
         return None
-    choice = connector_choice(plan, seen.inventory)
-    refused = f" would be refused here: {choice.refused}" if choice and choice.refused else ""
+    here = (
+        f"would be refused here: {choice.refused}"
+        if choice.refused
+        else f"works here too: {HOW_TO}"
+    )
     return note(
-        "LMCache runs inside each engine; its successor, LMCache's server,"
-        + (refused or f" works here too: {HOW_TO}"),
+        f"LMCache runs inside each engine; its successor, LMCache's server, {here}",
         "LMCache began to deprecate this mode in the third quarter of 2026 "
         "(https://github.com/LMCache/LMCache/issues/4025); no release without it is known, and the "
         "tested pairs have it",

@@ -131,9 +131,10 @@ class Totals:
     @classmethod
     def of(cls, counted: Mapping[str, tuple[str, MetricsPage]]) -> Totals:
         """Return the totals of pages, by the names of services and with their roles."""
-        server = next((page for role, page in counted.values() if role == "kv-server"), None)
+        # One that never answered has an empty page.
+        servers = [page for role, page in counted.values() if role == "kv-server" and page.samples]
         pages = [page for role, page in counted.values() if role in ENGINE_ROLES]
-        every = _together([*pages, server] if server else pages)
+        every = _together([*pages, *servers])
         ends = _together(page for role, page in counted.values() if role in DECODE)
         external = ends.cache
         cache = replace(
@@ -141,7 +142,7 @@ class Totals:
             external_queries=external.external_queries,
             external_hits=external.external_hits,
         )
-        tiers = Tiers.of(every.cache, server) if server and server.samples else None
+        tiers = Tiers.of(every.cache, servers[0]) if servers else None
         return cls(cache, ends.answers, every.path, tiers)
 
     def as_dict(self) -> dict[str, Any]:

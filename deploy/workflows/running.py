@@ -159,14 +159,13 @@ def metrics_page(
         return None
 
 
-def kv_server_page(
-    running: RunningStack, *, timeout_s: float = _PROBE_TIMEOUT_S
-) -> dict[str, MetricsPage]:
+def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
     """Return the page of LMCache's server by its name; nothing without a server or an answer."""
     server = running.prepared.plan.kv_server
     if server is None:
         return {}
-    page = metrics_page(running, running.stack.service(server.name), timeout_s=timeout_s)
+    service = running.stack.service(server.name)
+    page = metrics_page(running, service, timeout_s=_PROBE_TIMEOUT_S)
     return {} if page is None else {server.name: page}
 
 
