@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any
 
 from deploy.metrics.store import StoreStats
@@ -42,10 +43,14 @@ _KEYS_AT_ONCE = 1000
 
 
 class ContainerStore:
-    """A stack's Redis, by `redis-cli` in its container; None is one that does not run."""
+    """A stack's Redis, by `redis-cli` in its container.
 
-    def __init__(self, container: Any | None) -> None:
-        self._container = container
+    Args:
+        run: runs a command in the container and returns its stdout; None where none runs.
+    """
+
+    def __init__(self, run: Callable[[Sequence[str]], bytes] | None) -> None:
+        self._run = run
 
     def ping(self) -> bool:
         return self._ask("PING").split() == ["OK", "PONG"]
@@ -106,13 +111,12 @@ class ContainerStore:
         from docker.errors import DockerException
         from requests import RequestException
 
-        if self._container is None:
+        if self._run is None:
             return ""
         try:
-            code, output = self._container.exec_run(("sh", "-c", _ASK, "sh", *commands))
+            return self._run(("sh", "-c", _ASK, "sh", *commands)).decode("utf-8", "replace")
         except (DockerException, RequestException):
             return ""
-        return output.decode("utf-8", "replace") if code == 0 else ""
 
 
 def _quoted(word: bytes) -> str:
@@ -125,4 +129,32 @@ def _quoted(word: bytes) -> str:
 
 def open_container_store(container: Any | None) -> AbstractContextManager[ContainerStore]:
     """Return Redis in a container, for a with block; None is one that does not run."""
-    return closing(ContainerStore(container))
+    return closing(ContainerStore(partial(_stdout_in, container) if container else None))
+
+
+def _stdout_in(container: Any, argv: Sequence[str]) -> bytes:
+    """Run a command in a container and return its stdout.
+
+    The client's own `exec_run` loses what the engine sends in one piece with the head of its answer
+    (it reads on behind the buffer that has it), as happens on a busy machine, and may ask for the
+    exit status before the engine knows it. Here the output is a plain body, read to its end.
+
+    Raises:
+        DockerException, RequestException: the engine did not run it.
+    """
+    api = container.client.api
+    begun = api.exec_create(container.id, list(argv), stderr=False)["Id"]
+    url = f"{api.base_url}/v{api.api_version}/exec/{begun}/start"
+    answer = api.post(url, json={"Detach": False, "Tty": False}, timeout=api.timeout)
+    answer.raise_for_status()
+    return _payload(answer.content)
+
+
+def _payload(frames: bytes) -> bytes:
+    """Return what frames of the engine carry: each has 8 bytes of head, the last 4 its size."""
+    found, at = [], 0
+    while at < len(frames):
+        ends = at + 8 + int.from_bytes(frames[at + 4 : at + 8], "big")
+        found.append(frames[at + 8 : ends])
+        at = ends
+    return b"".join(found)

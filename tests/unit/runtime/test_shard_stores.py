@@ -5,20 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from deploy.runtime.compose.store import open_container_store
+from deploy.runtime.compose.store import ContainerStore
 from deploy.runtime.host import find_redis_server
 from deploy.runtime.secrets import Secret
 from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.store import Store, open_store
 from tests.conftest import unused_port
-from tests.unit.runtime.compose.conftest import FakeContainer
 
 PASSWORD = "open-sesame"
 HOST = "127.0.0.1"
@@ -67,9 +67,9 @@ class Server:
         return open_store(self.socket, Secret(PASSWORD))
 
     def as_container(self) -> Any:
-        return open_container_store(FakeContainer("redis", {}, answer=self._run))
+        return closing(ContainerStore(self._run))
 
-    def _run(self, command: tuple[str, ...]) -> tuple[int, bytes]:
+    def _run(self, command: Sequence[str]) -> bytes:
         shell, option, script, *asked = command
         done = subprocess.run(
             (shell, option, script.replace("/run/secrets", str(self._folder)), *asked),
@@ -77,7 +77,7 @@ class Server:
             capture_output=True,
             check=False,
         )
-        return done.returncode, done.stdout
+        return done.stdout
 
     def kill(self) -> None:
         self.process.kill()

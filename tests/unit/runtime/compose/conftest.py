@@ -27,7 +27,6 @@ class FakeContainer:
     env: list[str] = field(default_factory=list)
     log: bytes = b""
     memory: dict[str, Any] = field(default_factory=dict)
-    answer: Callable[[Any], tuple[int, bytes]] = lambda _command: (0, b"")
     refuses: str = ""
     restarts: int = 0
     removed: bool = False
@@ -69,10 +68,6 @@ class FakeContainer:
 
     def stats(self, **_: Any) -> dict[str, Any]:
         return {"memory_stats": self.memory}
-
-    def exec_run(self, command: Any) -> tuple[int, bytes]:
-        self.done.append(("exec", command))
-        return self.answer(command)
 
 
 @dataclass
