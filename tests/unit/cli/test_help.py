@@ -123,6 +123,27 @@ def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_
     assert loaded & HEAVY <= allowed
 
 
+def test_no_cycles_are_looked_for_while_a_plan_is_made(tmp_path: Path) -> None:
+    program = (
+        "import gc, sys\n"
+        "import deploy.cli\n"
+        "before = gc.get_stats()[0]['collections']\n"
+        "from deploy.cli.main import main\n"
+        "assert main(['plan', '--runtime', 'process']) == 0\n"
+        "print(gc.get_stats()[0]['collections'] - before, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program),
+        env=plain_environ(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == "0\n"
+
+
 def test_help_starts_in_less_than_twice_the_time_of_typer(tmp_path: Path) -> None:
     """Processor time rather than the clock's, so that a busy machine does not decide."""
     pairs = [
