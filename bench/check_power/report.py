@@ -12,7 +12,7 @@ from typing import Any
 from bench.check_power.damage import KINDS, NOTHING
 from bench.check_power.trials import HEALTHY, Outcome
 from bench.redis_path.page import machine
-from deploy.tiny_model.recipe import VERSION
+from deploy.tiny_model.shape import VERSION
 from deploy.verify.equivalence import LOGPROB_TOLERANCE
 
 NEEDED = 0.99  # of the trials of a kind

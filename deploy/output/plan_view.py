@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 from deploy.output.table import percent, size, table
-from deploy.planning.connector import connector_choice
 from deploy.planning.engines import EnginePlan
 from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
@@ -20,7 +19,7 @@ def plan_view(prepared: Prepared) -> str:
     """Return the plan as facts and a table of services."""
     plan = prepared.plan
     shared = plan.url + (", with a key" if plan.keyed else "")
-    choice = connector_choice(plan, prepared.inventory)
+    choice = prepared.connector_choice
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
@@ -103,7 +102,7 @@ def _monitoring_rows(prepared: Prepared) -> list[tuple[object, ...]]:
 def plan_data(prepared: Prepared) -> dict[str, Any]:
     """Return the plan for scripts."""
     plan = prepared.plan
-    choice = connector_choice(plan, prepared.inventory)
+    choice = prepared.connector_choice
     return {
         "name": plan.name,
         "vendor": plan.vendor.name,

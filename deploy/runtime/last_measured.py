@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-from deploy.planning.break_even import Measured
 from deploy.planning.plan import Plan
 from deploy.runtime.home import Home
 from deploy.runtime.host import processor_name
+
+if TYPE_CHECKING:
+    from deploy.planning.break_even import Measured
 
 
 def last_measured(home: Home, plan: Plan) -> Measured | None:
@@ -28,6 +31,8 @@ def read_measured(home: Home) -> dict[str, Measured]:
     """Return all measurements; empty if the file cannot be read."""
     try:
         found = json.loads(home.measured_file.read_text(encoding="utf-8"))
+        from deploy.planning.break_even import Measured
+
         return {key: Measured(**one) for key, one in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

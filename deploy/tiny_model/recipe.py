@@ -1,4 +1,4 @@
-"""What the tiny model is: its shape, and the scales that make it feel every region of its KV.
+"""The scales of the tiny model, which make it feel every region of its KV.
 
 Attention to a thousand tokens averages their values: what differs between prompts shrinks, what
 all share (the mean of the values) stays and would decide every token. So the two query heads of a
@@ -14,19 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from deploy.tiny_model.tokenizer import BEGIN_ID, END_ID, TURN_END_ID, VOCABULARY_SIZE
+from deploy.tiny_model.shape import HEAD_DIM, HIDDEN, INTERMEDIATE, KV_HEADS, LAYERS, QUERY_HEADS
+from deploy.tiny_model.tokenizer import VOCABULARY_SIZE
 from deploy.tiny_model.weights import Constant, Noise, Opposite, Run, Tensor
-
-VERSION = 2
-SEED = f"pdkit-tiny-llama-{VERSION}"
-
-HIDDEN = 256
-HEAD_DIM = 64
-QUERY_HEADS = 4
-KV_HEADS = 2  # so that a tensor-parallel size of 3 is refused by rule
-INTERMEDIATE = 512
-MAX_POSITIONS = 32768
-ROPE_THETA = 10000.0
 
 # Only these bytes can win greedily, so that any output is printable text.
 PRINTABLE = frozenset({0x0A, *range(0x20, 0x7F)})
@@ -99,7 +89,7 @@ _LAYER = Layer(
 )
 RECIPE = Recipe(
     embedding=1.0,
-    layers=(_LAYER,) * 4,
+    layers=(_LAYER,) * LAYERS,
     # As large as rounding allows: log-probabilities of one prompt computed in different batches
     # then differ by up to about half of the check's tolerance.
     logits=0.5,
@@ -107,44 +97,6 @@ RECIPE = Recipe(
     printable_offset=-2.625,
     other_offset=-4.625,
 )
-
-
-def config_json(recipe: Recipe = RECIPE) -> dict[str, object]:
-    """Return `config.json`."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "torch_dtype": "bfloat16",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": len(recipe.layers),
-        "num_attention_heads": QUERY_HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "vocab_size": VOCABULARY_SIZE,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_theta": ROPE_THETA,
-        "rms_norm_eps": 1e-05,
-        "hidden_act": "silu",
-        "attention_bias": True,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "bos_token_id": BEGIN_ID,
-        "eos_token_id": [END_ID, TURN_END_ID],
-        "pad_token_id": END_ID,
-    }
-
-
-def generation_config_json() -> dict[str, object]:
-    """Return `generation_config.json`: greedy unless the request says otherwise."""
-    return {
-        "do_sample": False,
-        "bos_token_id": BEGIN_ID,
-        "eos_token_id": [END_ID, TURN_END_ID],
-        "pad_token_id": END_ID,
-    }
 
 
 def tensors(recipe: Recipe = RECIPE) -> tuple[Tensor, ...]:

@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.errors import MachineError
-from deploy.tiny_model.recipe import (
+from deploy.tiny_model.shape import (
     MAX_POSITIONS,
     SEED,
     VERSION,
     config_json,
     generation_config_json,
-    tensors,
 )
 from deploy.tiny_model.tokenizer import tokenizer_config_json, tokenizer_json
-from deploy.tiny_model.weights import safetensors_bytes
 
 # Pinned, so that a change of recipe is deliberate (raise VERSION with it) and every machine's
 # bytes can be compared with these.
@@ -74,6 +72,9 @@ def is_whole(folder: Path) -> bool:
 
 def model_files() -> dict[str, bytes]:
     """Return every file of the model by name; about 5 MB in all."""
+    from deploy.tiny_model.recipe import tensors
+    from deploy.tiny_model.weights import safetensors_bytes
+
     return {
         "config.json": _json_bytes(config_json()),
         "generation_config.json": _json_bytes(generation_config_json()),

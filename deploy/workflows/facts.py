@@ -23,12 +23,11 @@ from deploy.runtime.host import (
     find_redis_server,
     require_libraries,
 )
-from deploy.stack.container_layout import ContainerImages
-from deploy.stack.containers import ROOTLESS
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
 from deploy.workflows.user_files import hub_token
 
 if TYPE_CHECKING:
+    from deploy.stack.container_layout import ContainerImages
     from deploy.workflows.images import StackImages
 
 # Containers that root starts run as this user, for whom the kit's files are made readable.
@@ -150,6 +149,8 @@ def container_user(*, rootless: bool) -> str:
     Where Docker itself runs without root, a container's root is the user.
     """
     if rootless:
+        from deploy.stack.containers import ROOTLESS
+
         return ROOTLESS
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else _UNPRIVILEGED
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.assets import Kit, connector_path, monitoring_path, router_path
 from deploy.config.model import Model, resolve_model
@@ -13,19 +14,19 @@ from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.home_folder import default_hub_cache
-from deploy.planning.break_even import Measured
+from deploy.planning.connector import ConnectorChoice, connector_choice
 from deploy.planning.inventory import Inventory
 from deploy.planning.notes import plan_notes
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import last_measured
-from deploy.stack.container_layout import ContainerImages, ContainerLayout
-from deploy.stack.containers import refuse_visible_secrets
-from deploy.stack.layout import Layout
-from deploy.stack.process_layout import ProcessLayout
-from deploy.stack.service import Stack
-from deploy.tiny_model import model_folder_name
-from deploy.tiny_model.recipe import config_json
+from deploy.tiny_model import config_json, model_folder_name
+
+if TYPE_CHECKING:
+    from deploy.planning.break_even import Measured
+    from deploy.stack.container_layout import ContainerImages
+    from deploy.stack.layout import Layout
+    from deploy.stack.service import Stack
 
 Report = Callable[[str], None]
 
@@ -109,6 +110,11 @@ class Prepared:
 
         return build_stack(self.plan, self.layout)
 
+    @cached_property
+    def connector_choice(self) -> ConnectorChoice | None:
+        """How engines share KV; None where they share none. Plans a second time to find out."""
+        return connector_choice(self.plan, self.inventory)
+
     @property
     def inventory(self) -> Inventory:
         """The machine that the plan is for."""
@@ -172,32 +178,47 @@ def prepare(
 def _layout(
     spec: StackSpec, home: Home, software: Programs | Containers, model: Model, kit: Kit
 ) -> Layout:
-    files = home.stack(spec.name)
     if isinstance(software, Programs):
-        if spec.image is not None:
-            raise ConfigError(
-                f"'{spec.image}' is for containers, and the stack would run as processes",
-                setting="image",
-                retry=({"--runtime": "compose"},),
-                hint="set engine.python instead of an image",
-            )
-        return ProcessLayout(
-            run_dir=files.run_dir,
-            secrets_dir=files.secrets_dir,
-            temp_dir=files.temp_dir,
-            engine_program=software.engine_python,
-            router_program=software.engine_python,
-            redis_program=software.redis_server,
-            kit=kit,
-            hub_cache=spec.hub_cache,
-            hub_token=spec.hf_token_file,
-            prometheus_program=software.prometheus,
-            grafana_program=software.grafana,
+        return _process_layout(spec, home, software, kit)
+    return _container_layout(spec, home, software, model, kit)
+
+
+def _process_layout(spec: StackSpec, home: Home, software: Programs, kit: Kit) -> Layout:
+    from deploy.stack.process_layout import ProcessLayout
+
+    if spec.image is not None:
+        raise ConfigError(
+            f"'{spec.image}' is for containers, and the stack would run as processes",
+            setting="image",
+            retry=({"--runtime": "compose"},),
+            hint="set engine.python instead of an image",
         )
+    files = home.stack(spec.name)
+    return ProcessLayout(
+        run_dir=files.run_dir,
+        secrets_dir=files.secrets_dir,
+        temp_dir=files.temp_dir,
+        engine_program=software.engine_python,
+        router_program=software.engine_python,
+        redis_program=software.redis_server,
+        kit=kit,
+        hub_cache=spec.hub_cache,
+        hub_token=spec.hf_token_file,
+        prometheus_program=software.prometheus,
+        grafana_program=software.grafana,
+    )
+
+
+def _container_layout(
+    spec: StackSpec, home: Home, software: Containers, model: Model, kit: Kit
+) -> Layout:
+    from deploy.stack.container_layout import ContainerLayout
+    from deploy.stack.containers import refuse_visible_secrets
+
     refuse_visible_secrets(spec)
     from_hub = model.source == "hub"
     return ContainerLayout(
-        run_dir=files.run_dir,
+        run_dir=home.stack(spec.name).run_dir,
         images=software.images,
         user=software.user,
         kit=kit,

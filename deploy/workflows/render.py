@@ -8,7 +8,6 @@ from typing import Any
 
 from deploy.errors import ConfigError
 from deploy.runtime.home import Home
-from deploy.stack.compose import compose_document
 from deploy.stack.document import document_yaml, stack_document
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.prepare import Prepared, prepare
@@ -22,6 +21,8 @@ def rendered(prepared: Prepared, home: Home) -> dict[str, Any]:
     """Return the document of a stack: for Compose, or of processes. Reads and writes nothing."""
     if prepared.plan.runtime == "process":
         return stack_document(prepared.stack)
+    from deploy.stack.compose import compose_document
+
     files = home.stack(prepared.stack.name)
     return compose_document(
         prepared.stack,

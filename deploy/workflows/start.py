@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from deploy.errors import PdkitError
-from deploy.planning.connector import connector_choice
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.notes import smaller
 from deploy.runtime.home import Home
@@ -112,7 +111,7 @@ class StackStart:
         if prepared.model.source == "tiny":
             self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
         self._report(f"data type: {prepared.plan.dtype}")
-        if choice := connector_choice(prepared.plan, prepared.inventory):
+        if choice := prepared.connector_choice:
             self._report(f"connector: {choice}")
         secrets = stack_secrets(prepared, self._files.secrets_dir)
         provide_caches(prepared)

@@ -21,7 +21,7 @@ from deploy.doctor.seen import HostSeen
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
-from deploy.tiny_model.recipe import config_json
+from deploy.tiny_model import config_json
 from deploy.workflows import doctor, preflight
 from deploy.workflows.facts import stated_facts, with_needed_gpus
 from deploy.workflows.prepare import Containers, Prepared, Programs, prepare

@@ -25,7 +25,7 @@ from deploy.config.model import resolve_model
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.runtime.detect.nvidia import parse_gpus
 from deploy.runtime.detect.tool import Tools
-from deploy.tiny_model.recipe import config_json
+from deploy.tiny_model import config_json
 from deploy.verify.equivalence import Completion
 
 RECORDED = ROOT / "tests/fixtures/detect"

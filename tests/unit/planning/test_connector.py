@@ -9,6 +9,7 @@ import pytest
 
 from deploy.output.plan_view import plan_data, plan_view
 from deploy.planning.connector import HOW_TO, ConnectorChoice, connector_choice
+from deploy.workflows import prepare
 from deploy.workflows.prepare import Prepared
 from tests.conftest import REPO
 from tests.unit.stack.cases import machine_with
@@ -73,3 +74,16 @@ def test_plan_shows_it_where_engines_share_kv(prepared: Make) -> None:
     alone = prepared(topology="2a")
     assert "sharing" not in plan_view(alone)
     assert plan_data(alone)["connector_choice"] is None
+
+
+def test_text_and_json_share_one_trial(prepared: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = []
+
+    def trial(*given: object) -> None:
+        trials.append(given)
+
+    monkeypatch.setattr(prepare, "connector_choice", trial)
+    found = prepared()
+    plan_view(found)
+    plan_data(found)
+    assert len(trials) == 1
