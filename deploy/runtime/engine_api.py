@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported for requests only: health and metrics do without i
 _OK = 200
 _ANSWER_BYTES = 64 << 20  # the token ids of a long prompt take some MiB
 
-__all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer"]
+__all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer", "greedy"]
 
 
 class ApiError(Exception):
@@ -43,6 +43,19 @@ class TimedOut(ApiError):
 def bearer(key: Secret | None) -> dict[str, str]:
     """Return the Authorization header for a key; {} without a key."""
     return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
+
+
+def greedy(model: str, prompt: list[int] | list[list[int]], max_tokens: int) -> dict[str, Any]:
+    """Return a completion request for one or more prompts of token ids: greedy and comparable."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "logprobs": 5,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+    }
 
 
 class EngineApi:
@@ -129,14 +142,8 @@ class EngineApi:
             TimedOut: no answer in time.
             ApiError: no answer, or not 200.
         """
-        body: dict[str, Any] = {
-            "model": model,
-            "prompt": list(prompt),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "logprobs": 5,
-            "ignore_eos": True,
-            "return_tokens_as_token_ids": True,
+        body = {
+            **greedy(model, list(prompt), max_tokens),
             **({"kv_transfer_params": {"lmcache.tag.pdkit": tag}} if tag else {}),
             **({"cache_salt": salt} if salt else {}),
         }

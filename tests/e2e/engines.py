@@ -14,7 +14,7 @@ import psutil
 import redis
 import yaml
 
-from deploy.runtime.engine_api import ApiError, EngineApi, bearer
+from deploy.runtime.engine_api import ApiError, EngineApi, bearer, greedy
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import Launched
 from deploy.runtime.process.sessions import has_ended
@@ -118,15 +118,7 @@ class Engines:
         Raises:
             httpx.HTTPError: no answer in time, or not 200.
         """
-        body = {
-            "model": MODEL,
-            "prompt": [list(prompt.encode()) for prompt in prompts],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "logprobs": 5,
-            "ignore_eos": True,
-            "return_tokens_as_token_ids": True,
-        }
+        body = greedy(MODEL, [list(prompt.encode()) for prompt in prompts], max_tokens)
         url, headers = f"{self.url(whom)}/v1/completions", self._headers()
         with httpx.Client(timeout=within_s, trust_env=False) as client:
             answer = client.post(url, json=body, headers=headers).raise_for_status().json()
