@@ -95,6 +95,22 @@ def test_every_page_is_in_the_index() -> None:
     assert not_in(INDEX, [page for page in PAGES if INDEX.parent in page.parents]) == []
 
 
+def missing_pages(text: str) -> list[str]:
+    """Return the pages in docs/ that code names, as in an error's hint, and that are not there."""
+    return [page for page in re.findall(r"docs/[\w/-]+\.md", text) if not (REPO / page).exists()]
+
+
+def test_pages_that_code_names_are_there() -> None:
+    files = (file for at in ("deploy", "scripts", "images") for file in (REPO / at).rglob("*"))
+    sources = (file for file in files if file.suffix in {"", ".py", ".yaml"} and file.is_file())
+    texts = [file.read_text("utf-8") for file in sources]
+    assert [page for text in texts for page in missing_pages(text)] == []
+
+
+def test_a_page_that_code_names_in_vain_is_told() -> None:
+    assert missing_pages("see docs/gone.md, docs/README.md") == ["docs/gone.md"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
