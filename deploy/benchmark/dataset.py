@@ -11,6 +11,7 @@ from deploy.benchmark.workloads import BLOCK_TOKENS, Line, Prompt, WorkloadOptio
 from deploy.errors import UsageError
 
 _SHOWN = 3  # broken lines that an error quotes
+_FORMAT = "docs/reference/bench.md shows the format"
 
 
 def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], int]:
@@ -44,12 +45,10 @@ def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], int]
             f"--file {file}: {len(broken)} of {total} lines cannot be used: "
             + "; ".join(broken[:_SHOWN])
             + more,
-            hint="fix them, or add --skip-broken to leave them out"
-            if lines
-            else "docs/how-to/bench.md shows the format",
+            hint="fix them, or add --skip-broken to leave them out" if lines else _FORMAT,
         )
     if not lines:
-        raise UsageError(f"--file {file}: no lines", hint="docs/how-to/bench.md shows the format")
+        raise UsageError(f"--file {file}: no lines", hint=_FORMAT)
     return sorted(lines, key=lambda line: line.start_s), len(broken)
 
 
