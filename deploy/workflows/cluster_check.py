@@ -14,7 +14,7 @@ from deploy.planning.plan import Plan
 from deploy.runtime.home import StackHome
 from deploy.runtime.names import addresses
 from deploy.runtime.process.launcher import ProcessLauncher
-from deploy.runtime.secrets import read_secrets
+from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.state import StackState
 from deploy.stack.cluster.layout import workload
 from deploy.stack.layout import API_KEY, ENGINE_KEY, ENGINE_PORT, REDIS_PASSWORD, REDIS_URL
@@ -69,12 +69,12 @@ def check_cluster(
         StackUnhealthy: the stack does not serve within `timeouts.ready_s`.
     """
     exported = read_document(document.read_text(encoding="utf-8"))
-    running = _await_stack(exported, secrets, report, look_up)
+    running = _await_stack(exported, read_secrets(secrets, _SECRETS), report, look_up)
     return check_running(None, running, report, CheckOptions())
 
 
 def _await_stack(
-    exported: ExportedStack, secrets: Path, report: Report, look_up: LookUp
+    exported: ExportedStack, secrets: dict[str, Secret], report: Report, look_up: LookUp
 ) -> ClusterStack:
     within_s = exported.prepared.spec.timeouts.ready_s
     deadline, told = time.monotonic() + within_s, ""
@@ -106,7 +106,7 @@ def _missing(plan: Plan, running: ClusterStack) -> Iterator[str]:
         yield f"not answering: {', '.join(silent)}"
 
 
-def _found(exported: ExportedStack, secrets: Path, look_up: LookUp) -> ClusterStack:
+def _found(exported: ExportedStack, secrets: dict[str, Secret], look_up: LookUp) -> ClusterStack:
     """Return the stack with the services that there are now."""
     prepared, layout = exported.prepared, exported.layout
     plan = prepared.plan
@@ -129,7 +129,7 @@ def _found(exported: ExportedStack, secrets: Path, look_up: LookUp) -> ClusterSt
         StackState(plan.name, "", {}, {}, {}, ""),
         # It finds no process of the stack here, and connects to its Redis.
         ProcessLauncher(StackHome(Path())),
-        read_secrets(secrets, _SECRETS),
+        secrets,
         exported.namespace,
         tuple(services),
     )
