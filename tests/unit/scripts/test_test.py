@@ -42,3 +42,11 @@ def test_a_policy_of_the_machine_stays(bare: Machine) -> None:
     assert bare.run(SCRIPT, "quick").returncode == 3
     assert bare.asked[1:] == ["own", "policy 7"]
     assert own.read_text() == "echo own; exit 7"
+
+
+def test_a_whole_run_plays_an_export_with_podman(bare: Machine) -> None:
+    assert bare.run(SCRIPT).returncode == 3
+    assert "podman catatonit netavark aardvark-dns" in bare.asked[0]
+    (bare.state / "asked").unlink()
+    assert bare.run(SCRIPT, "quick").returncode == 3
+    assert "podman" not in bare.asked[0]
