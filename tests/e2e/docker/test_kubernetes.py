@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import UP_TIMEOUT_S, Deploy, eventually
-from tests.e2e.docker.conftest import docker
 from tests.e2e.podman import Node, Object, Pod, pods
 from tests.unit.workflows.test_export import kustomized
 
@@ -74,15 +73,13 @@ def _exported(folder: Path) -> Path:
     return folder / "exported"
 
 
-def _images(objects: list[Object], archive: Path) -> Path:
-    """Write the images that pods run into an archive."""
-    containers = (
-        one
+def _images(objects: list[Object]) -> set[str]:
+    """Return the images that pods run."""
+    return {
+        one["image"]
         for pod in pods(objects).values()
         for one in (*pod.spec["containers"], *pod.spec.get("initContainers", ()))
-    )
-    docker("save", "--output", str(archive), *sorted({one["image"] for one in containers}))
-    return archive
+    }
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +95,8 @@ def cluster(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         if one["kind"] == "ConfigMap"
     }
     node = Node(folder, maps, {key: secrets.token_urlsafe(32) for key in KEYS})
-    archive = _images(overlay, folder / "images.tar")
     try:
-        node.prepare(archive)
-        archive.unlink()
+        node.prepare(_images(overlay))
         made = Cluster(node, pods(overlay), pods(check)["check-0"])
         for pod in made.pods.values():
             node.play(pod)
