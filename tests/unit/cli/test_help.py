@@ -109,16 +109,7 @@ def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_
         f"assert main({arguments}) == 0\n"
         "print(*sorted(sys.modules), file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        (sys.executable, "-c", program),
-        env=plain_environ(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    loaded = {name.split(".")[0] for name in told_by(program, tmp_path).split()}
     assert "typer" in loaded
     assert loaded & HEAVY <= allowed
 
@@ -132,16 +123,7 @@ def test_no_cycles_are_looked_for_while_a_plan_is_made(tmp_path: Path) -> None:
         "assert main(['plan', '--runtime', 'process']) == 0\n"
         "print(gc.get_stats()[0]['collections'] - before, file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        (sys.executable, "-c", program),
-        env=plain_environ(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stderr == "0\n"
+    assert told_by(program, tmp_path) == "0\n"
 
 
 def test_help_starts_in_less_than_twice_the_time_of_typer(tmp_path: Path) -> None:
@@ -155,6 +137,20 @@ def test_help_starts_in_less_than_twice_the_time_of_typer(tmp_path: Path) -> Non
     ]
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     assert ratio < 2.0, f"{ratio:.2f} times"
+
+
+def told_by(program: str, folder: Path) -> str:
+    """Run a Python program that must succeed; return what it writes to stderr."""
+    done = subprocess.run(
+        (sys.executable, "-c", program),
+        env=plain_environ(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stderr
 
 
 def processor_s(folder: Path, *arguments: str) -> float:
