@@ -39,6 +39,7 @@ default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+runtime = "runc"
 [network]
 network_backend = "netavark"
 """
