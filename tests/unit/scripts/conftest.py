@@ -77,6 +77,7 @@ class Machine:
             "STUB_UID": str(self.uid),
             "STUB_STATE": str(self.state),
             "PDKIT_OS_RELEASE": str(self.folder / "os-release"),
+            "PDKIT_SYSTEM_PYTHON": str(self.folder / "no-python"),
             "PDKIT_DOCKERD_LOG": str(self.folder / "dockerd.log"),
         }
         return subprocess.run(

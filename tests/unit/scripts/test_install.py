@@ -206,6 +206,12 @@ class TestPython311:
         assert ready.run(script).returncode == 0
         assert (ready.state / "uv-venv").read_text().split() == []
 
+    def test_the_distributions_own_comes_first(self, ready: Machine, script: Path) -> None:
+        ready.command("system-python", "")
+        system = str(ready.bin / "system-python")
+        assert ready.run(script, PDKIT_SYSTEM_PYTHON=system).returncode == 0
+        assert PYTHON_311.replace("3.11", system) in ready.asked
+
     def test_none_to_be_had(self, ready: Machine, script: Path) -> None:
         (ready.state / "no-3.11").touch()
         for _ in range(2):
