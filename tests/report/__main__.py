@@ -1,6 +1,6 @@
 """What scripts/test calls once it has installed what the steps need, and what steps call.
 
-python -m tests.report run SECONDS [quick]
+python -m tests.report run SECONDS [quick | full]
 python -m tests.report step BEGAN PATH [pytest's options]
 
 SECONDS is how long the run took before, BEGAN when it began, on the monotonic clock.
@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from tests.report.lanes import Ended, Run
 from tests.report.machine import machine
+from tests.report.passed import PARTS, unchanged, write_down
 from tests.report.results import FAILED, empty_results, results_folder
 from tests.report.step import run_step
 from tests.report.steps import steps
@@ -26,20 +27,35 @@ def main(command: str, seconds: str, *arguments: str) -> int:
     empty_results()
     installed_s = float(seconds)
     run = Run(time.monotonic() - installed_s, [Ended("install", 0, installed_s, 0)])
+    without = frozenset() if arguments == ("full",) else unchanged()
     stopped = True
     try:
-        run.both(*steps(run.began_s, quick=arguments == ("quick",)))
+        run.both(*steps(run.began_s, quick=arguments == ("quick",), without=without))
         stopped = False
     finally:
-        print("\n".join(end(run.ended, run.seconds(), stopped=stopped)))
+        print("\n".join(end(run.ended, run.seconds(), stopped=stopped, without=without)))
+    write_down(_passed(run) - without)
     return 1 if run.failed else 0
 
 
-def end(ended: list[Ended], took_s: float, *, stopped: bool = False) -> list[str]:
+def _passed(run: Run) -> set[str]:
+    """Return the parts of passed.py that ran and passed; one is among the end-to-end tests."""
+    steps_passed = {step.name for step in run.ended if not step.code}
+    return {part for part in PARTS if {"podman": "e2e"}.get(part, part) in steps_passed}
+
+
+def end(
+    ended: list[Ended],
+    took_s: float,
+    *,
+    stopped: bool = False,
+    without: frozenset[str] = frozenset(),
+) -> list[str]:
     """Return what a run ends with; also written as a case a step for JUnit.
 
     Args:
         stopped: somebody stopped the run before its end.
+        without: parts that were left out.
     """
     ended = sorted(ended, key=lambda step: step.began_s)
     _write_junit(ended)
@@ -54,6 +70,10 @@ def end(ended: list[Ended], took_s: float, *, stopped: bool = False) -> list[str
             for step in ended
         ),
         f"{'in all':<12}{took_s:>6.0f} s",
+        *(
+            f"{part:<12}left out: its files are those of its last pass (scripts/test full runs it)"
+            for part in sorted(without)
+        ),
         f"machine: {machine()}",
         *(failed.read_text().splitlines() if failed.exists() else ()),
         f"error: {problem}; results: {results_folder()}" if problem else "all passed",

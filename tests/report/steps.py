@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy.runtime.host import machine_memory_mib
 from tests.report.lanes import Step
+from tests.report.passed import PODMAN
 
 # Two engines a stack, of up to 3 GiB.
 _MEMORY_OF_THREE_STACKS_MIB = 20 * 1024
@@ -16,12 +17,13 @@ QUICK_ON = ("large",)
 CONNECTOR = ("mypy", "--config-file", "../../pyproject.toml", "-p", "pdkit_connector")
 
 
-def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
+def steps(began_s: float, *, quick: bool, without: frozenset[str]) -> tuple[list[Step], list[Step]]:
     """Return the steps in turn, and those beside them.
 
     Args:
         began_s: when the run began, on the monotonic clock.
         quick: without the end-to-end tests, and the unit tests on one disguised machine.
+        without: parts of a run that are left out, of those in passed.py.
     """
 
     def tests(name: str, *options: str) -> Step:
@@ -58,7 +60,8 @@ def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
         # In their order, which has the longest first.
         stacks = 3 if machine_memory_mib() > _MEMORY_OF_THREE_STACKS_MIB else 2
         longest_first = ("--no-loadscope-reorder", "--durations=0")
-        shown.append(tests("e2e", "tests/e2e", "-v", "-n", str(stacks), *longest_first))
+        ignored = (f"--ignore={PODMAN}",) if "podman" in without else ()
+        shown.append(tests("e2e", "tests/e2e", "-v", "-n", str(stacks), *longest_first, *ignored))
     beside = [
         Step("types", (_tool("mypy"), ("env", "--chdir=deploy/connector", *_tool(*CONNECTOR)))),
         # Fails on a link or an anchor that leads nowhere.
@@ -70,7 +73,7 @@ def steps(began_s: float, *, quick: bool) -> tuple[list[Step], list[Step]]:
         # Each fix on each LMCache, in forks of one process.
         tests("versions", "tests/versions", "-q"),
     ]
-    return shown, beside
+    return shown, [step for step in beside if step.name not in without]
 
 
 def _tool(name: str, *arguments: str) -> tuple[str, ...]:

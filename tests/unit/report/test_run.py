@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.hosts.disguises import DISGUISES
-from tests.report.__main__ import end
+from tests.report.__main__ import end, main
 from tests.report.lanes import Ended, Run, Step
 from tests.report.machine import machine
+from tests.report.passed import PODMAN
 from tests.report.results import empty_results, results_folder
 from tests.report.steps import steps
 
@@ -91,7 +92,7 @@ def test_empties_nobody_elses_folder(results: Path) -> None:
 @pytest.mark.parametrize("user", [0, 1000])
 def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
     monkeypatch.setattr("os.getuid", lambda: user)
-    shown, beside = steps(3.0, quick=quick)
+    shown, beside = steps(3.0, quick=quick, without=frozenset())
     assert [step.name for step in shown] == ["lint", "unit", "connector"] + ["e2e"] * (not quick)
     assert [step.name for step in beside] == ["types", "docs", "images", "gpu", "versions"]
     command = shown[1].commands[0]
@@ -104,8 +105,54 @@ def test_as_many_stacks_as_memory_holds(
     monkeypatch: pytest.MonkeyPatch, memory_mib: int, stacks: str
 ) -> None:
     monkeypatch.setattr("tests.report.steps.machine_memory_mib", lambda: memory_mib)
-    command = steps(3.0, quick=False)[0][-1].commands[0]
+    command = e2e(frozenset())
     assert command[command.index("-n") + 1] == stacks
+
+
+def e2e(without: frozenset[str]) -> tuple[str, ...]:
+    return steps(3.0, quick=False, without=without)[0][-1].commands[0]
+
+
+def test_parts_are_left_out() -> None:
+    beside = steps(3.0, quick=False, without=frozenset({"versions"}))[1]
+    assert [step.name for step in beside] == ["types", "docs", "images", "gpu"]
+    played = f"--ignore={PODMAN}"
+    assert played in e2e(frozenset({"podman"})) and played not in e2e(frozenset({"versions"}))
+
+
+def test_ends_with_what_was_left_out(results: Path) -> None:
+    lines = end(STEPS, 17, without=frozenset({"podman"}))
+    assert lines[5].split()[:3] == ["podman", "left", "out:"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "failed", "written"),
+    [
+        ((), "", {"podman", "gpu"}),
+        (("full",), "", {"podman", "versions", "gpu"}),
+        (("full",), "e2e", {"versions", "gpu"}),
+        (("quick",), "", {"gpu"}),
+    ],
+)
+def test_what_ran_and_passed_is_written_down(
+    results: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    failed: str,
+    written: set[str],
+) -> None:
+    """Of the three parts, the files of one are those of its last pass."""
+    found: set[str] = set()
+    monkeypatch.setattr("tests.report.__main__.unchanged", lambda: frozenset({"versions"}))
+    monkeypatch.setattr("tests.report.__main__.write_down", found.update)
+
+    def both(run: Run, *lanes: list[Step]) -> None:
+        names = [step.name for lane in lanes for step in lane]
+        run.ended.extend(Ended(name, 0, 0, int(name == failed)) for name in names)
+
+    monkeypatch.setattr(Run, "both", both)
+    assert main("run", "3", *arguments) == int(bool(failed))
+    assert found == written
 
 
 class TestLanes:

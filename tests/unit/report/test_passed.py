@@ -1,0 +1,86 @@
+"""A part of a run is left out only while the files that decide it are those of its last pass."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.report.passed import PARTS, unchanged, write_down
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small checkout: each path of a part, as a folder with a file in it or as a file."""
+    for path in {path for paths in PARTS.values() for path in paths}:
+        place = tmp_path / path
+        if (REPO / path).is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+            place /= "one.py"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(path)
+    return tmp_path
+
+
+def left_out(tree: Path) -> frozenset[str]:
+    return unchanged(tree, tree / "passed.json")
+
+
+def passed(tree: Path, *parts: str) -> None:
+    write_down(parts, tree, tree / "passed.json")
+
+
+def test_nothing_without_a_record(tree: Path) -> None:
+    assert left_out(tree) == frozenset()
+
+
+def test_what_passed_and_only_that(tree: Path) -> None:
+    passed(tree, "versions")
+    assert left_out(tree) == {"versions"}
+    passed(tree, "podman", "gpu")
+    assert left_out(tree) == set(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("part", "path"), [(part, path) for part, paths in PARTS.items() for path in paths]
+)
+def test_not_after_a_change(tree: Path, part: str, path: str) -> None:
+    passed(tree, *PARTS)
+    place = tree / path
+    (place / "one.py" if place.is_dir() else place).write_text("changed")
+    assert part not in left_out(tree)
+
+
+@pytest.mark.parametrize(("old", "new"), [("one.py", None), ("one.py", "two.py"), (None, "more")])
+def test_nor_with_a_file_fewer_renamed_or_new(tree: Path, old: str | None, new: str | None) -> None:
+    passed(tree, *PARTS)
+    folder = tree / "deploy" / "connector"
+    if new:
+        shutil.copy(folder / "one.py", folder / new)
+    if old:
+        (folder / old).unlink()
+    assert left_out(tree) == frozenset()
+
+
+def test_what_tools_leave_changes_nothing(tree: Path) -> None:
+    passed(tree, *PARTS)
+    for name in ("__pycache__", ".mypy_cache"):
+        (tree / "deploy" / "connector" / name).mkdir()
+        (tree / "deploy" / "connector" / name / "x").touch()
+    assert left_out(tree) == set(PARTS)
+
+
+def test_every_path_is_there() -> None:
+    for paths in PARTS.values():
+        assert [path for path in paths if not (REPO / path).exists()] == []
+
+
+def test_gpu_has_each_module_that_names_a_metric_of_vllm() -> None:
+    naming = {
+        str(file.relative_to(REPO))
+        for file in (REPO / "deploy").rglob("*.py")
+        if '"vllm:' in file.read_text(encoding="utf-8")
+    }
+    assert naming and naming <= set(PARTS["gpu"])
