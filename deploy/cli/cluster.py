@@ -18,19 +18,19 @@ InCluster = Annotated[
 ]
 Context = Annotated[
     str | None,
-    typer.Option("--context", help="With --kubernetes: context of kubectl (default: its own)."),
+    typer.Option(
+        "--context", help="With --kubernetes: context of kubectl (default: the current one)."
+    ),
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option(
-        "--namespace", help="With --kubernetes: namespace (default: the export's, else kubectl's)."
-    ),
+    typer.Option("--namespace", help="With --kubernetes: namespace (default: kubectl's)."),
 ]
 ExportFolder = Annotated[
     Path | None,
     typer.Argument(
-        help="With --kubernetes: folder of the export, or of its check for one vendor (default: "
-        "repeat the check that the cluster has)."
+        help="With --kubernetes: folder of the export, or of its check for one vendor, whose "
+        "namespace is used (default: repeat the check that the cluster has)."
     ),
 ]
 

@@ -42,6 +42,12 @@ class Kubectl:
         told = {"--context": self.context, "--namespace": self.namespace}
         return ("kubectl", *(f"{option}={value}" for option, value in told.items() if value))
 
+    @property
+    def place(self) -> str:
+        """The namespace and the context, in words."""
+        space = f"namespace {self.namespace}" if self.namespace else "kubectl's namespace"
+        return space + (f" of {self.context}" if self.context else "")
+
     def typed(self, arguments: str) -> str:
         """Return a command for the user to type."""
         return f"{shlex.join(self.words)} {arguments}"

@@ -69,7 +69,7 @@ def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> Clust
     if "--json" not in container["command"]:
         container["command"].append("--json")
     limit_s = job["spec"]["activeDeadlineSeconds"]
-    report(f"the Job {NAME} runs in {_where(kubectl)}, for at most {limit_s} s")
+    report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
     try:
         _create(kubectl, objects)
         said = _Follower(kubectl, report).result(limit_s + _LATE_S)
@@ -123,28 +123,28 @@ def _require_idle(kubectl: Kubectl, there: Sequence[Object]) -> None:
     """Refuse where no stack is, or where a check's pod runs; one that only waits is replaced."""
     pods = [one for one in there if one["kind"] == "Pod"]
     if all(role_of(pod) == NAME for pod in pods):
-        raise StateError(
-            f"no pods of a stack in {_where(kubectl)}",
-            hint=f"kubectl apply -k FOLDER/overlays/VENDOR, or {_OPTION} --namespace NAME",
-        )
-    if any(PodSeen.read(pod, NAME).runs for pod in pods if role_of(pod) == NAME):
+        raise no_stack(kubectl, _OPTION)
+    if any(PodSeen.read(pod).runs for pod in pods if role_of(pod) == NAME):
         raise StackLocked(
-            f"a check of the stack in {_where(kubectl)} runs already",
+            f"a check of the stack in {kubectl.place} runs already",
             hint=f"{kubectl.typed(f'logs -f job/{NAME}')}, or end it: "
             f"{kubectl.typed(f'delete job {NAME}')}",
         )
+
+
+def no_stack(kubectl: Kubectl, command: str) -> StateError:
+    """Return the error of a namespace without pods of a stack."""
+    return StateError(
+        f"no pods of a stack in {kubectl.place}",
+        hint=f"kubectl apply -k FOLDER/overlays/VENDOR, or {command} --namespace NAME",
+    )
 
 
 def _job_there(kubectl: Kubectl, there: Sequence[Object]) -> Object:
     for one in there:
         if one["kind"] == "Job" and one["metadata"]["name"] == NAME:
             return one
-    raise StateError(f"no Job {NAME} in {_where(kubectl)}", hint=f"{_OPTION} FOLDER_OF_THE_EXPORT")
-
-
-def _where(kubectl: Kubectl) -> str:
-    space = f"namespace {kubectl.namespace}" if kubectl.namespace else "kubectl's namespace"
-    return space + (f" of {kubectl.context}" if kubectl.context else "")
+    raise StateError(f"no Job {NAME} in {kubectl.place}", hint=f"{_OPTION} FOLDER_OF_THE_EXPORT")
 
 
 def _create(kubectl: Kubectl, objects: Sequence[Object]) -> None:
@@ -193,7 +193,7 @@ class _Follower:
         """Return the result, or why there is none; None as long as it may still come."""
         items = self._kubectl.objects("get", "jobs,pods", OF_CHECK)["items"]
         job = next((one for one in items if one["kind"] == "Job"), None)
-        pods = [PodSeen.read(one, NAME) for one in items if one["kind"] == "Pod"]
+        pods = [PodSeen.read(one) for one in items if one["kind"] == "Pod"]
         pod = pods[-1] if pods else None
         if pod and (pod.runs or pod.exit_code is not None):
             if said := self._log(pod, left_s):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,33 @@ def player(folder: Path) -> Player:
     (folder / "kubectl").write_text(_PROGRAM)
     (folder / "kubectl").chmod(0o755)
     return Player(folder)
+
+
+# Of a server that nobody runs.
+_CONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: here
+contexts: [{name: here, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {}}]
+"""
+
+
+def assert_real_one_takes(calls: Sequence[tuple[list[str], str]], folder: Path) -> None:
+    """Check that the real kubectl understands these calls: it only finds no server."""
+    (folder / "config").write_text(_CONFIG)
+    for argv, text in calls:
+        done = subprocess.run(
+            (KUBECTL, *argv), input=text, env={"KUBECONFIG": str(folder / "config")},
+            cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        offline = "config" in argv or "kustomize" in argv
+        assert (done.returncode == 0) == offline, done.stderr
+        assert offline or "refused" in done.stderr, done.stderr
+        if "config" in argv:
+            view = json.loads(done.stdout)["contexts"]
+            assert view == [{"name": "here", "context": {"cluster": "c", "user": "u"}}]
 
 
 def listed(*items: Mapping[str, Any]) -> Answer:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from deploy.stack.cluster.check import NAME as CHECK
-from deploy.stack.cluster.pods import NAME_LABEL, ROLE_LABEL
+from deploy.stack.cluster.pods import NAME_LABEL, ROLE_LABEL, container_name
+from deploy.stack.service import ServiceRole
 
 OF_STACK = f"--selector={NAME_LABEL}=pdkit"
 OF_CHECK = f"{OF_STACK},{ROLE_LABEL}={CHECK}"
@@ -27,34 +28,49 @@ class PodSeen:
     """A pod, and its one lasting container.
 
     Attributes:
+        role: as the pod's label has it.
         runs: the container does, whether or not it is ready.
+        since: when it was started; "" if it does not run.
         exit_code: None unless the container has ended.
         reason: why it does not run, in Kubernetes' word; "" if it runs.
         why: the same, with Kubernetes' sentence.
+        last: how the container ended that ran before: `exitCode`, `reason`, `finishedAt`; or empty.
     """
 
     name: str
+    role: str
     runs: bool
+    ready: bool
+    restarts: int
+    since: str
     exit_code: int | None
     reason: str
     why: str
+    last: Mapping[str, Any]
 
     @classmethod
-    def read(cls, pod: Mapping[str, Any], container: str) -> PodSeen:
-        """Return what is known of a pod whose lasting container has this name."""
-        status = pod.get("status", {})
+    def read(cls, pod: Mapping[str, Any]) -> PodSeen:
+        """Return what is known of a pod."""
+        role, status = role_of(pod), pod.get("status", {})
+        container = container_name(cast(ServiceRole, role))
         every = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
         states = {one["name"]: one.get("state", {}) for one in every}
         own = states.get(container, {})
+        mine: Mapping[str, Any] = next((one for one in every if one["name"] == container), {})
         ended = own.get("terminated", {})
         said = {} if "running" in own else _said(status, [*states.values()], ended)
         reason = str(said.get("reason", ""))
         return cls(
             name=pod["metadata"]["name"],
+            role=role,
             runs="running" in own,
+            ready=mine.get("ready", False),
+            restarts=mine.get("restartCount", 0),
+            since=own.get("running", {}).get("startedAt", ""),
             exit_code=ended.get("exitCode"),
             reason=reason,
             why=": ".join(filter(None, (reason, str(said.get("message", "")).strip()))),
+            last=mine.get("lastState", {}).get("terminated", {}),
         )
 
     @property

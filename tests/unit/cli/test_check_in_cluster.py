@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from deploy.workflows.cluster_job import check_by_job
 from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
 from tests.unit.kubectl_stand_in import (
-    KUBECTL,
     ROLE,
     Answer,
     Player,
+    assert_real_one_takes,
     ended,
     listed,
     player,
@@ -482,32 +481,14 @@ def test_ctrl_c_deletes_the_job(
 def test_kubectl_takes_every_command(
     kubectl: Player, check: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    """Asked of the real one, with a server that nobody runs."""
     plays(kubectl, log(data=PASSED, text=""))
     assert check(str(FOLDERS["cpu"])).code == 0
-    config = tmp_path / "config"
-    config.write_text(CONFIG)
-    for argv, text in kubectl.calls:
-        done = subprocess.run(
-            (KUBECTL, *argv), input=text, env={"KUBECONFIG": str(config), "HOME": str(tmp_path)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        offline = "config" in argv or "kustomize" in argv
-        assert (done.returncode == 0) == offline, done.stderr
-        assert offline or "connection refused" in done.stderr or "was refused" in done.stderr
-        if "config" in argv:
-            view = json.loads(done.stdout)["contexts"]
-            assert view == [{"name": "here", "context": {"cluster": "c", "user": "u"}}]
+    assert_real_one_takes(kubectl.calls, tmp_path)
 
 
-CONFIG = """\
-apiVersion: v1
-kind: Config
-current-context: here
-contexts: [{name: here, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: u, user: {}}]
-"""
+def test_a_command_that_kubectl_does_not_take_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="unknown flag"):
+        assert_real_one_takes([(["get", "pods", "--everything"], "")], tmp_path)
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
