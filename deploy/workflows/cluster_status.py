@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 from deploy.config.engine_args import options
 from deploy.config.vendors import VENDORS
+from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.topology import Topology
@@ -17,8 +18,9 @@ from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.pods import STACK_LABEL
 from deploy.stack.cluster.seen import OF_STACK, PodSeen, role_of
+from deploy.workflows.cluster_counters import engine_pages
 from deploy.workflows.cluster_job import no_stack
-from deploy.workflows.status import ServiceStatus, StackStatus
+from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
 
 _ROLES = ("redis", *ENGINE_ROLES, "router")
 
@@ -38,6 +40,8 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
         raise no_stack(kubectl, "deploy status --kubernetes")
     seen = [PodSeen.read(pod) for pod in pods]
     lacking = list(_lacking([one for one in items if one["kind"] != "Pod"], seen))
+    ready = {one.name for one in seen if one.ready and one.role in ENGINE_ROLES}
+    pages, silent = engine_pages(kubectl, [one for one in pods if _name(one) in ready])
     vendor, image, model = next(_of_engines(pods), ("", "", ""))
     space = kubectl.namespace or items[0]["metadata"]["namespace"]
     return StackStatus(
@@ -50,16 +54,20 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
         model=model,
         url=f"http://{workload('router')}.{space}.svc:8000",
         services=[
-            *(_service(one, kubectl) for one in seen),
+            *(_service(one, kubectl, pages.get(one.name)) for one in seen),
             *(_absent(name, role, kubectl) for name, role in lacking),
         ],
         events=sorted(_events(seen), key=lambda event: event.at),
-        warnings=[f"{one.name}: {one.why}" for one in seen if one.why],
+        warnings=[f"{one.name}: {one.why}" for one in seen if one.why] + silent,
     )
 
 
+def _name(item: Object) -> str:
+    return str(item["metadata"]["name"])
+
+
 def _order(item: Object) -> tuple[int, int, str]:
-    name = item["metadata"]["name"]
+    name = _name(item)
     return _ROLES.index(role_of(item)), len(name), name  # -10 comes after -9
 
 
@@ -67,7 +75,7 @@ def _lacking(workloads: Sequence[Object], seen: Sequence[PodSeen]) -> Iterator[t
     """Yield name and role of each pod that a workload should have and the cluster has not made."""
     there, counts = {one.name for one in seen}, Counter(one.role for one in seen)
     for one in workloads:
-        name, role, wanted = one["metadata"]["name"], role_of(one), one["spec"].get("replicas", 1)
+        name, role, wanted = _name(one), role_of(one), one["spec"].get("replicas", 1)
         if one["kind"] == "StatefulSet":
             named = [f"{name}-{number}" for number in range(wanted)]
             yield from ((pod, role) for pod in named if pod not in there)
@@ -93,9 +101,10 @@ def _of_engines(pods: Sequence[Object]) -> Iterator[tuple[str, str, str]]:
         yield next((row.name for row in gpus), "cpu"), container["image"], model
 
 
-def _service(pod: PodSeen, kubectl: Kubectl) -> ServiceStatus:
+def _service(pod: PodSeen, kubectl: Kubectl, page: MetricsPage | None) -> ServiceStatus:
     up = (datetime.now(timezone.utc) - _time(pod.since)).total_seconds() if pod.since else 0.0
     condition = _condition(pod)
+    cache, path = page_counters(page) if page else (None, None)
     never = condition == "not started"
     return ServiceStatus(
         name=pod.name,
@@ -107,7 +116,8 @@ def _service(pod: PodSeen, kubectl: Kubectl) -> ServiceStatus:
         resident_mib=0,
         restarts=pod.restarts,
         log=kubectl.typed(f"{'describe pod' if never else 'logs'} {pod.name}"),
-        cache=None,
+        cache=cache,
+        path=path,
     )
 
 

@@ -22,9 +22,11 @@ with (folder / "calls").open("a") as calls:
     calls.write(json.dumps([sys.argv[1:], text]) + "\\n")
 if words[0] == "kustomize":
     os.execv("{KUBECTL}", sys.argv)
+known = json.loads((folder / "answers").read_text())
+verb = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
 said = [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 before = sum(words[0] in argv for argv, _ in said) - 1
-answers = json.loads((folder / "answers").read_text()).get(words[0], [[0, ""]])
+answers = known.get(verb, [[0, ""]])
 code, text = answers[min(before, len(answers) - 1)]
 print(text, end="", file=sys.stderr if code else sys.stdout)
 sys.exit(code)
@@ -45,7 +47,10 @@ class Player:
         return f"{self.folder}{os.pathsep}{os.environ['PATH']}"
 
     def plays(self, **answers: Answer | list[Answer]) -> None:
-        """Set the answers: command → exit code and text; that of a failure goes to stderr."""
+        """Set the answers: command → exit code and text; that of a failure goes to stderr.
+
+        A command may have its first argument with it: `exec producer-0`.
+        """
         listed = {verb: one if isinstance(one, list) else [one] for verb, one in answers.items()}
         (self.folder / "answers").write_text(json.dumps(listed))
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.workflows.cluster_counters import ASK
 from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
 from tests.unit.kubectl_stand_in import (
@@ -119,7 +124,7 @@ def test_a_healthy_stack(
     ]  # fmt: skip
     assert all(one["uptime_s"] > 0 and one["restarts"] == 0 for one in data["services"])
     assert data["services"][2]["log"] == f"{TYPED} logs producer-0"
-    assert kubectl.asked[1:] == [
+    assert kubectl.asked[1:2] == [
         "--context=here --namespace=pdkit --request-timeout=30s get pods,statefulsets,deployments"
         " --selector=app.kubernetes.io/name=pdkit --output=json"
     ]
@@ -260,6 +265,101 @@ def test_the_check_is_no_service(
     check = {**pods["producer-0"], "metadata": metadata}
     kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values(), check))
     assert "check-1" not in [one["name"] for one in shown(look("--json"))["services"]]
+
+
+# Hits, as engines count them.
+
+PAGE = """\
+vllm:external_prefix_cache_queries_total{engine="0"} 4000
+vllm:external_prefix_cache_hits_total{engine="0"} 3000
+vllm:prefix_cache_queries_total{engine="0"} 5000
+vllm:prefix_cache_hits_total{engine="0"} 1000
+"""
+
+
+def test_hits_are_those_that_engines_count(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended], tmp_path: Path
+) -> None:
+    everything = listed(*workloads.values(), *cluster(workloads).values())
+    other = PAGE.replace("3000", "1000")
+    kubectl.plays(config=VIEW, get=everything, exec=(0, PAGE), **{"exec consumer-1": (0, other)})
+    data = shown(look("--json"))
+    counted = {one["name"]: one["cache"] for one in data["services"] if one["cache"]}
+    assert counted.keys() == {"producer-0", "consumer-0", "consumer-1"}
+    assert counted["consumer-1"] == {
+        "external_queries": 4000, "external_hits": 1000, "local_queries": 5000, "local_hits": 1000,
+    }  # fmt: skip
+    assert data["external_hit_rate"] == 0.5, "of the consumers"
+    assert data["warnings"] == []
+    asked = sorted(argv for argv, _ in kubectl.calls if "exec" in argv)
+    assert asked[0] == [
+        "--context=here", "--namespace=pdkit", "--request-timeout=30s", "exec", "consumer-0",
+        "--container=engine", "--", "python3", "-I", "-c", ASK, "8000",
+    ]  # fmt: skip
+    assert len(asked) == 3, "only engines are asked"
+    assert_real_one_takes(kubectl.calls, tmp_path)
+
+
+def test_an_engine_that_is_not_ready_is_not_asked(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    template = workloads["consumer"]["spec"]["template"]
+    own = [status(template, running(), ready=False)]
+    pods["consumer-1"]["status"]["containerStatuses"] = own
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()), exec=(0, PAGE))
+    look()
+    assert not [asked for asked in kubectl.asked if "exec consumer-1" in asked]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((1, 'Error from server (Forbidden): cannot create resource "pods/exec"\n'),
+         'kubectl exec: Error from server (Forbidden): cannot create resource "pods/exec"'),
+        ((1, "urllib.error.HTTPError: HTTP Error 401: Unauthorized\n"
+          "command terminated with exit code 1\n"),
+         "urllib.error.HTTPError: HTTP Error 401: Unauthorized"),
+        ((0, "<html>\n"), "its page is not Prometheus' format"),
+    ],
+)  # fmt: skip
+def test_engines_that_tell_nothing_are_no_failure(
+    answer: Answer, why: str,
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended],
+) -> None:  # fmt: skip
+    everything = listed(*workloads.values(), *cluster(workloads).values())
+    kubectl.plays(config=VIEW, get=everything, exec=answer)
+    ran = look("--json")
+    assert ran.code == 0, "they are ready"
+    (warning,) = shown(ran)["warnings"]
+    assert warning.startswith(f"no counters of producer-0, consumer-0, consumer-1: {why}")
+    assert not [one for one in shown(ran)["services"] if one["cache"]]
+
+
+@pytest.mark.parametrize(("key", "code"), [("the key\n", 0), ("another", 1)])
+def test_the_engine_is_asked_with_the_key_of_its_pod(key: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(key)
+
+    class Engine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == "Bearer the key" and self.path == "/metrics"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(PAGE.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Engine) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        done = subprocess.run(
+            (sys.executable, "-I", "-c", ASK, str(server.server_port)),
+            env={"PDKIT_ENGINE_KEY_FILE": str(tmp_path / "key"), "http_proxy": "http://127.0.0.1:1"},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert (done.stdout.rstrip() == PAGE.rstrip()) == (code == 0)
+    assert key.strip() not in done.stderr
 
 
 def test_no_stack(kubectl: Player, look: Callable[..., Ended]) -> None:
