@@ -65,7 +65,8 @@ def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> Clust
     _require_idle(kubectl, there)
     objects = objects or [job_anew(_job_there(kubectl, there))]
     job = _job_of(objects)
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    containers = job["spec"]["template"]["spec"]["containers"]
+    container = next(one for one in containers if one["name"] == NAME)
     if "--json" not in container["command"]:
         container["command"].append("--json")
     limit_s = job["spec"]["activeDeadlineSeconds"]

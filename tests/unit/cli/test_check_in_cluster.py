@@ -216,6 +216,21 @@ def test_without_a_folder_the_job_of_the_cluster_runs_again(
     assert anew == exported, "without what Kubernetes added to it"
 
 
+def test_a_container_that_others_added_to_the_job_is_left_as_it_is(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    old = taken_job()
+    old["spec"]["template"]["spec"]["containers"].insert(0, {"name": "proxy", "image": "proxy:1"})
+    kubectl.plays(
+        config=VIEW, get=[listed(ENGINE, old), RUNS], logs=log(data=PASSED, text="check passed")
+    )
+    assert check().code == 0
+    (anew,) = next(json.loads(text) for argv, text in kubectl.calls if "apply" in argv)["items"]
+    proxy, own = anew["spec"]["template"]["spec"]["containers"]
+    assert proxy == {"name": "proxy", "image": "proxy:1"}
+    assert own["command"][-1] == "--json"
+
+
 def test_context_and_namespace_go_to_kubectl(kubectl: Player, check: Callable[..., Ended]) -> None:
     kubectl.plays(
         config=(0, json.dumps({"contexts": [{"name": "prod", "context": {"cluster": "c"}}]})),
