@@ -14,8 +14,6 @@ OF_STACK = f"--selector={NAME_LABEL}=pdkit"
 OF_CHECK = f"{OF_STACK},{ROLE_LABEL}={CHECK}"
 # A node tries again by itself, but without an image that it can pull it never succeeds.
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
-# A container waits for these in any case.
-_USUAL = ("PodInitializing", "ContainerCreating")
 
 
 def role_of(item: Mapping[str, Any]) -> str:
@@ -89,8 +87,7 @@ def _said(
         for one in status.get("conditions", ())
         if (one["type"], one["status"]) == ("PodScheduled", "False")
     ]
-    waits.sort(key=lambda one: one.get("reason") in _USUAL)
-    return next(filter(None, (ended, *waits, *unplaced, status)))
+    return next(filter(None, (ended, *waits, *unplaced, status)), {})
 
 
 def job_end(job: Mapping[str, Any]) -> str:
