@@ -215,7 +215,7 @@ def _service_status(
     launcher = running.launcher
     record = running.state.services.get(service.name)
     condition = running.condition(service)
-    cache, path = _counters(page) if page and condition == "ready" else (None, None)
+    cache, path = page_counters(page) if page and condition == "ready" else (None, None)
     alive = record is not None and condition in ("ready", "not ready")
     return ServiceStatus(
         name=service.name,
@@ -241,7 +241,7 @@ def _url(service: Service) -> str:
     return service.url
 
 
-def _counters(page: MetricsPage) -> tuple[CacheCounters | None, StorePath | None]:
+def page_counters(page: MetricsPage) -> tuple[CacheCounters | None, StorePath | None]:
     """Return an engine's counters, and those of whoever uses Redis."""
     try:
         cache = CacheCounters.read(page)

@@ -12,5 +12,6 @@ from deploy.cli.commands import (  # noqa: F401 - they join the application
     patches,
     restart,
     stack,
+    status,
     swap,
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.app import app
+from deploy.cli.cluster import Context, ExportFolder, InCluster, Namespace, require_fitting
 from deploy.cli.options import Json, Name
 from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def check(  # noqa: PLR0913 - one parameter an option
+    folder: ExportFolder = None,
     *,
     pairs: Annotated[
         list[str] | None,
@@ -48,27 +50,52 @@ def check(  # noqa: PLR0913 - one parameter an option
     junit: Annotated[
         Path | None, typer.Option(help="Also write the findings to this file as JUnit XML.")
     ] = None,
+    kubernetes: InCluster = False,
+    context: Context = None,
+    namespace: Namespace = None,
     name: Name = None,
     json: Json = False,
 ) -> CommandResult:  # fmt: skip
     """Check that the running stack reuses KV completely and correctly."""
-    from deploy.output.check_view import check_view, runs_view
-    from deploy.runtime.home import Home
-    from deploy.runtime.lock import stack_lock
-    from deploy.workflows.check import CheckOptions, lock_guarded
+    local = {
+        "--pairs": pairs, "--quick": quick, "--min-hit-rate": min_hit_rate != 1.0,
+        "--repeat": repeat != 1, "--prompt-file": prompt_file, "--junit": junit, "--name": name,
+    }  # fmt: skip
+    remote = {"FOLDER": folder, "--context": context, "--namespace": namespace}
+    require_fitting(kubernetes=kubernetes, needs=remote, refuses=local)
+    if kubernetes:
+        return _in_cluster(context, namespace, folder)
+    from deploy.workflows.check import CheckOptions
 
     if junit and not junit.absolute().parent.is_dir():
         raise UsageError(
             f"--junit {junit}: folder {junit.absolute().parent} does not exist",
             hint=f"mkdir -p {junit.absolute().parent}",
         )
-    home, chosen = Home.from_environ(), stack_name(name)
     options = CheckOptions(
         tuple(pairs or ("*:*",)),
         quick=quick,
         least=min_hit_rate,
         prompt=_text(prompt_file) if prompt_file else None,
     )
+    return _here(stack_name(name), options, repeat, junit)
+
+
+def _in_cluster(context: str | None, namespace: str | None, folder: Path | None) -> CommandResult:
+    from deploy.runtime.kubectl import Kubectl
+    from deploy.workflows.cluster_job import check_by_job
+
+    found = check_by_job(Kubectl(context or "", namespace or ""), folder, progress())
+    return CommandResult("check", found.data, found.text, found.errors)
+
+
+def _here(chosen: str, options: CheckOptions, repeat: int, junit: Path | None) -> CommandResult:
+    from deploy.output.check_view import check_view, runs_view
+    from deploy.runtime.home import Home
+    from deploy.runtime.lock import stack_lock
+    from deploy.workflows.check import lock_guarded
+
+    home = Home.from_environ()
     with lock_guarded(home, chosen), stack_lock(home.lock_file(chosen), chosen):
         reports = _written(_runs(home, chosen, options, repeat), junit, chosen)
     # Show the first run that failed, else the last one.

@@ -18,6 +18,9 @@ CONFIG = "/config"
 TMP_SIZE = "4Gi"
 _USER = 10001
 _GROUP = "app.kubernetes.io"
+NAME_LABEL, STACK_LABEL, ROLE_LABEL = (
+    f"{_GROUP}/{name}" for name in ("name", "instance", "component")
+)
 # A pod that ends may finish its requests for as long, from when nobody sends it new ones.
 LEAVES_S = 300
 _EVERY_S = 5
@@ -40,7 +43,7 @@ for file in Path("{CONFIG}").glob("[!.]*"):
 
 def labels(stack: str, role: str) -> dict[str, str]:
     """Return the labels by which a role's pods are found."""
-    return {f"{_GROUP}/name": "pdkit", f"{_GROUP}/instance": stack, f"{_GROUP}/component": role}
+    return {NAME_LABEL: "pdkit", STACK_LABEL: stack, ROLE_LABEL: role}
 
 
 def container_of(service: Service) -> Container:

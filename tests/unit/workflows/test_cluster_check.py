@@ -27,6 +27,7 @@ from deploy.workflows.export import Export, export
 from deploy.workflows.export_folder import write_export
 from deploy.workflows.running import require_stack, store_of
 from tests.conftest import plain_environ
+from tests.contract import validated
 from tests.unit.conftest import HOME
 from tests.unit.workflows.conftest import SMALL, Lab, opened
 from tests.unit.workflows.test_export import kustomized, pods
@@ -284,6 +285,21 @@ def test_the_job_fails_on_a_broken_one(pod: Pod, with_faults: Callable[[str], No
     assert "[not_stored]" in ended.stdout
 
 
+def test_the_job_says_the_same_as_json(pod: Pod, with_faults: Callable[[str], None]) -> None:
+    with_faults("producer:stores-nothing")
+    ended = replace(pod, argv=[*pod.argv, "--json"]).run()
+    assert ended.returncode == 1, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    said = json.loads(line)
+    validated({
+        "version": "1", "command": "check", "status": "error", "exit_code": 1, "errors": [],
+        "data": said["data"],
+    })  # fmt: skip
+    assert said["data"]["passed"] is False
+    assert said["data"]["diagnosis"][0]["code"] == "not_stored"
+    assert "check FAILED" in said["text"]
+
+
 def test_a_bug_of_the_program_is_no_failed_check(pod: Pod) -> None:
     ended = replace(pod, argv=[*pod.argv[:-2], "/nonexistent/stack.json", pod.argv[-1]]).run()
     assert ended.returncode == 70
@@ -295,10 +311,16 @@ def test_a_stack_that_does_not_serve_is_not_a_failed_check(pod: Pod, tmp_path: P
     document["spec"]["timeouts"]["ready_s"] = 0.1
     (tmp_path / "stack.json").write_text(json.dumps(document))
     argv = [*pod.argv[:-2], str(tmp_path / "stack.json"), pod.argv[-1]]
-    ended = Pod(argv, {**pod.env, "WHERE": "{}"}).run()
+    lost = Pod(argv, {**pod.env, "WHERE": "{}"})
+    ended = lost.run()
     assert ended.returncode == StackUnhealthy.exit_code
     assert "0 of 1 producer found" in ended.stderr
     assert "try: kubectl -n pdkit get pods" in ended.stderr
+    told = replace(lost, argv=[*argv, "--json"]).run()
+    assert told.returncode == StackUnhealthy.exit_code
+    error = json.loads(told.stdout)["error"]
+    assert (error["code"], error["exit_code"]) == ("stack_unhealthy", told.returncode)
+    assert "0 of 1 producer found" in error["message"]
 
 
 def test_names_are_looked_up() -> None:

@@ -1,0 +1,267 @@
+"""`deploy check --kubernetes`: the Job of an export runs again, and its result comes back."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.errors import (
+    CheckFailed,
+    MissingImage,
+    PdkitError,
+    StackLocked,
+    StackUnhealthy,
+    StateError,
+    UsageError,
+)
+from deploy.runtime.kubectl import Kubectl
+from deploy.stack.cluster.check import NAME
+from deploy.stack.cluster.objects import Object
+from deploy.stack.cluster.seen import OF_CHECK, OF_STACK, PodSeen, job_anew, job_end, role_of
+from deploy.workflows.prepare import Report
+
+_EVERY_S = 2.0
+# The Job's own time counts from when the cluster takes it up, and its end is known a little later.
+_LATE_S = 60.0
+_STAMP = re.compile(r"^\[ *[\d.]+ s\] ")
+_OPTION = "deploy check --kubernetes"
+
+
+@dataclass(frozen=True)
+class ClusterCheck:
+    """The result of a check inside a cluster: what `deploy check` would show and return there."""
+
+    data: dict[str, Any]
+    text: str
+    errors: Sequence[CheckFailed]
+
+
+def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> ClusterCheck:
+    """Run the Job `check` of a stack, and return its result. The Job stays, for its log.
+
+    Args:
+        export: the folder of the export, of its check, or the `stack.json` in it; None runs the
+            Job again that the cluster has.
+
+    Raises:
+        StateError: no stack or Job is there.
+        StackLocked: a check runs already.
+        MissingImage: a node cannot pull the Job's image.
+        PdkitError: what the check itself raised, with its exit code; or kubectl failed.
+    """
+    objects = _exported(kubectl, _check_folder(export)) if export else None
+    if objects:
+        kubectl = _in_its_namespace(kubectl, _job_of(objects))
+    kubectl = kubectl.settled()
+    there = kubectl.objects("get", "jobs,pods", OF_STACK)["items"]
+    _require_idle(kubectl, there)
+    objects = objects or [job_anew(_job_there(kubectl, there))]
+    job = _job_of(objects)
+    containers = job["spec"]["template"]["spec"]["containers"]
+    container = next(one for one in containers if one["name"] == NAME)
+    if "--json" not in container["command"]:
+        container["command"].append("--json")
+    limit_s = job["spec"]["activeDeadlineSeconds"]
+    report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
+    try:
+        _create(kubectl, objects)
+        said = _Follower(kubectl, report).result(limit_s + _LATE_S)
+    except KeyboardInterrupt:
+        report(f"deleting the Job {NAME}")
+        with suppress(PdkitError):
+            kubectl.run("delete", "job", NAME, "--ignore-not-found", "--wait=false")
+        raise
+    return _result(said, kubectl)
+
+
+def _check_folder(path: Path) -> Path:
+    """Return the folder with the Job that a path of an export means."""
+    folder = path.parent if path.name == "stack.json" else path
+    if (folder / "job.yaml").is_file():
+        return folder
+    found = sorted(file.parent for file in folder.glob("check/*/job.yaml"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(one.name for one in found)
+        raise UsageError(
+            f"{path} has the checks of several vendors: {names}", hint=f"{_OPTION} {found[0]}"
+        )
+    raise UsageError(
+        f"{path} is not the folder of an export, or has no check",
+        hint=f"deploy export kubernetes -o FOLDER, then {_OPTION} FOLDER",
+    )
+
+
+def _exported(kubectl: Kubectl, folder: Path) -> list[Object]:
+    return list(yaml.safe_load_all(kubectl.run("kustomize", str(folder))))
+
+
+def _job_of(objects: Sequence[Object]) -> Object:
+    return next(one for one in objects if one["kind"] == "Job")
+
+
+def _in_its_namespace(kubectl: Kubectl, job: Object) -> Kubectl:
+    own = str(job["metadata"]["namespace"])
+    if kubectl.namespace not in ("", own):
+        raise UsageError(
+            f"--namespace {kubectl.namespace}: the export is for the namespace {own}",
+            hint=f"leave --namespace out, or deploy export kubernetes "
+            f"--namespace {kubectl.namespace} -o FOLDER",
+        )
+    return replace(kubectl, namespace=own)
+
+
+def _require_idle(kubectl: Kubectl, there: Sequence[Object]) -> None:
+    """Refuse where no stack is, or where a check's pod runs; one that only waits is replaced."""
+    pods = [one for one in there if one["kind"] == "Pod"]
+    if all(role_of(pod) == NAME for pod in pods):
+        raise no_stack(kubectl, _OPTION)
+    if any(PodSeen.read(pod).runs for pod in pods if role_of(pod) == NAME):
+        raise StackLocked(
+            f"a check of the stack in {kubectl.place} runs already",
+            hint=f"{kubectl.typed(f'logs -f job/{NAME}')}, or end it: "
+            f"{kubectl.typed(f'delete job {NAME}')}",
+        )
+
+
+def no_stack(kubectl: Kubectl, command: str) -> StateError:
+    """Return the error of a namespace without pods of a stack."""
+    return StateError(
+        f"no pods of a stack in {kubectl.place}",
+        hint=f"kubectl apply -k FOLDER/overlays/VENDOR, or {command} --namespace NAME",
+    )
+
+
+def _job_there(kubectl: Kubectl, there: Sequence[Object]) -> Object:
+    for one in there:
+        if one["kind"] == "Job" and one["metadata"]["name"] == NAME:
+            return one
+    raise StateError(f"no Job {NAME} in {kubectl.place}", hint=f"{_OPTION} FOLDER_OF_THE_EXPORT")
+
+
+def _create(kubectl: Kubectl, objects: Sequence[Object]) -> None:
+    """Create the Job, and what it needs where that is given; Kubernetes does not let it change."""
+    kubectl.run(
+        "delete", "job", NAME, "--ignore-not-found", "--cascade=foreground", "--timeout=90s",
+        "--request-timeout=90s",
+    )  # fmt: skip
+    together = {"apiVersion": "v1", "kind": "List", "items": objects}
+    kubectl.run("apply", "--filename=-", text=json.dumps(together))
+
+
+class _Follower:
+    """Waits for the Job's result. Connections may break; what was told is not told again."""
+
+    def __init__(self, kubectl: Kubectl, report: Report) -> None:
+        self._kubectl = kubectl
+        self._report = report
+        self._lines = 0
+        self._told = ""
+
+    def result(self, within_s: float) -> Object:
+        """Return what the Job's program said last."""
+        deadline = time.monotonic() + within_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                end = self._end(left_s)
+            except PdkitError as exc:
+                if left_s < 0:
+                    raise
+                self._tell(f"{exc.message}; trying again")
+                end = None
+            if isinstance(end, PdkitError):
+                raise end
+            if end:
+                return end
+            if left_s < 0:
+                raise StackUnhealthy(
+                    f"the Job {NAME} has not ended within {within_s:g} s",
+                    hint=self._kubectl.typed(f"describe pods {OF_CHECK}"),
+                )
+            time.sleep(_EVERY_S)
+
+    def _end(self, left_s: float) -> Object | PdkitError | None:
+        """Return the result, or why there is none; None as long as it may still come."""
+        items = self._kubectl.objects("get", "jobs,pods", OF_CHECK)["items"]
+        job = next((one for one in items if one["kind"] == "Job"), None)
+        pods = [PodSeen.read(one) for one in items if one["kind"] == "Pod"]
+        pod = pods[-1] if pods else None
+        if pod and (pod.runs or pod.exit_code is not None):
+            if said := self._log(pod, left_s):
+                return said
+        elif pod and pod.lacks_image:
+            return MissingImage(
+                f"the check's pod has no image: {pod.why}",
+                hint="push it where the nodes pull from, or name another one: "
+                "deploy export kubernetes --image IMAGE -o FOLDER",
+            )
+        else:
+            self._tell(f"waiting for the check's pod{f': {pod.why}' if pod else ''}")
+        return self._no_result(job, pod)
+
+    def _log(self, pod: PodSeen, left_s: float) -> Object | None:
+        """Follow the log, and tell what it says; return the result, or None if it ends without."""
+        follow = ("logs", "--follow", pod.name, f"--container={NAME}")
+        for number, line in enumerate(self._kubectl.lines(*follow, within_s=max(left_s, 1))):
+            if said := _said(line):
+                return said
+            if number >= self._lines:
+                self._lines = number + 1
+                self._report(_STAMP.sub("", line))
+        return None
+
+    def _tell(self, line: str) -> None:
+        if line != self._told:
+            self._report(line)
+        self._told = line
+
+    def _no_result(self, job: Object | None, pod: PodSeen | None) -> PdkitError | None:
+        """Return the error of a Job that ended without a result."""
+        if pod and pod.exit_code is not None:
+            error = StackUnhealthy(
+                f"the check's pod ended with {pod.exit_code} ({pod.why}) and without a result that "
+                "this pdkit reads",
+                hint=f"{self._kubectl.typed(f'logs job/{NAME}')}; if an older pdkit exported it: "
+                f"deploy export kubernetes -o FOLDER, then {_OPTION} FOLDER",
+            )
+            error.exit_code = pod.exit_code or error.exit_code
+            return error
+        end = job_end(job) if job else "it was deleted"
+        if not end:
+            return None
+        hint = self._kubectl.typed(f"describe job {NAME}") if job else _OPTION
+        return StackUnhealthy(f"the Job {NAME} ended without a result: {end}", hint=hint)
+
+
+def _said(line: str) -> Object | None:
+    """Return what a line of the log says to programs; None if it is for people."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and said.keys() & {"data", "error"} else None
+
+
+def _result(said: Object, kubectl: Kubectl) -> ClusterCheck:
+    """Return the result; raise the check's own error, with its code, where it ended with one."""
+    if told := said.get("error"):
+        error = PdkitError(told["message"], hint=told["hint"], details=tuple(told["details"]))
+        error.code, error.exit_code = told["code"], told["exit_code"]
+        raise error
+    data = said["data"]
+    if data["passed"]:
+        return ClusterCheck(data, said["text"], ())
+    hint = kubectl.typed(f"logs {OF_STACK} --prefix")
+    if data["diagnosis"]:
+        hint = data["diagnosis"][0]["hint"]
+    return ClusterCheck(data, said["text"], [CheckFailed(data["failures"][0], hint=hint)])

@@ -1,0 +1,149 @@
+"""`deploy status --kubernetes`: the pods of an exported stack, as the cluster describes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+
+from deploy.config.engine_args import options
+from deploy.config.vendors import VENDORS
+from deploy.metrics.page import MetricsPage
+from deploy.metrics.reading import ServiceCondition
+from deploy.planning.engines import ENGINE_ROLES
+from deploy.planning.topology import Topology
+from deploy.runtime.events import ServiceEvent
+from deploy.runtime.kubectl import Kubectl
+from deploy.stack.cluster.layout import workload
+from deploy.stack.cluster.objects import Object
+from deploy.stack.cluster.pods import STACK_LABEL
+from deploy.stack.cluster.seen import OF_STACK, PodSeen, role_of
+from deploy.workflows.cluster_counters import engine_pages
+from deploy.workflows.cluster_job import no_stack
+from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
+
+_ROLES = ("redis", *ENGINE_ROLES, "router")
+
+
+def cluster_status(kubectl: Kubectl) -> StackStatus:
+    """Look at the stack of a namespace.
+
+    Raises:
+        StateError: there is none.
+        PdkitError: kubectl failed.
+    """
+    kubectl = kubectl.settled()
+    found = kubectl.objects("get", "pods,statefulsets,deployments", OF_STACK)["items"]
+    items = sorted((one for one in found if role_of(one) in _ROLES), key=_order)
+    pods = [one for one in items if one["kind"] == "Pod"]
+    if not items:
+        raise no_stack(kubectl, "deploy status --kubernetes")
+    seen = [PodSeen.read(pod) for pod in pods]
+    lacking = list(_lacking([one for one in items if one["kind"] != "Pod"], seen))
+    ready = {one.name for one in seen if one.ready and one.role in ENGINE_ROLES}
+    pages, silent = engine_pages(kubectl, [one for one in pods if _name(one) in ready])
+    vendor, image, model = next(_of_engines(pods), ("", "", ""))
+    space = kubectl.namespace or items[0]["metadata"]["namespace"]
+    return StackStatus(
+        name=items[0]["metadata"]["labels"][STACK_LABEL],
+        up=True,
+        vendor=vendor,
+        runtime="kubernetes",
+        image=image,
+        topology=_topology([one.role for one in seen] + [role for _, role in lacking]),
+        model=model,
+        url=f"http://{workload('router')}.{space}.svc:8000",
+        services=[
+            *(_service(one, kubectl, pages.get(one.name)) for one in seen),
+            *(_absent(name, role, kubectl) for name, role in lacking),
+        ],
+        events=sorted(_events(seen), key=lambda event: event.at),
+        warnings=[f"{one.name}: {one.why}" for one in seen if one.why] + silent,
+    )
+
+
+def _name(item: Object) -> str:
+    return str(item["metadata"]["name"])
+
+
+def _order(item: Object) -> tuple[int, int, str]:
+    name = _name(item)
+    return _ROLES.index(role_of(item)), len(name), name  # -10 comes after -9
+
+
+def _lacking(workloads: Sequence[Object], seen: Sequence[PodSeen]) -> Iterator[tuple[str, str]]:
+    """Yield name and role of each pod that a workload should have and the cluster has not made."""
+    there, counts = {one.name for one in seen}, Counter(one.role for one in seen)
+    for one in workloads:
+        name, role, wanted = _name(one), role_of(one), one["spec"].get("replicas", 1)
+        if one["kind"] == "StatefulSet":
+            named = [f"{name}-{number}" for number in range(wanted)]
+            yield from ((pod, role) for pod in named if pod not in there)
+        else:  # its pods have names of chance
+            yield from ((f"{name}-?", role) for _ in range(counts[role], wanted))
+
+
+def _topology(roles: Sequence[str]) -> str:
+    count = Counter(roles)
+    shares = not count["aggregated"] or count["redis"] > 0
+    return str(Topology(count["producer"], count["consumer"], count["aggregated"], redis=shares))
+
+
+def _of_engines(pods: Sequence[Object]) -> Iterator[tuple[str, str, str]]:
+    """Yield vendor, image and model of each engine, as its pod has them."""
+    for pod in pods:
+        if role_of(pod) not in ENGINE_ROLES:
+            continue
+        container = next(one for one in pod["spec"]["containers"] if one["name"] == "engine")
+        limits = container.get("resources", {}).get("limits", {})
+        gpus = (row for row in VENDORS.values() if row.container.cdi_kind in limits)
+        model = options(container.get("args", ())).get("--served-model-name", "")
+        yield next((row.name for row in gpus), "cpu"), container["image"], model
+
+
+def _service(pod: PodSeen, kubectl: Kubectl, page: MetricsPage | None) -> ServiceStatus:
+    up = (datetime.now(timezone.utc) - _time(pod.since)).total_seconds() if pod.since else 0.0
+    condition = _condition(pod)
+    cache, path = page_counters(page) if page else (None, None)
+    never = condition == "not started"
+    return ServiceStatus(
+        name=pod.name,
+        role=pod.role,
+        condition=condition,
+        pid=0,
+        url="",
+        uptime_s=round(max(up, 0.0), 1),
+        resident_mib=0,
+        restarts=pod.restarts,
+        log=kubectl.typed(f"{'describe pod' if never else 'logs'} {pod.name}"),
+        cache=cache,
+        path=path,
+    )
+
+
+def _condition(pod: PodSeen) -> ServiceCondition:
+    if pod.ready:
+        return "ready"
+    if pod.runs:
+        return "not ready"
+    return "exited" if pod.exit_code is not None or pod.last else "not started"
+
+
+def _absent(name: str, role: str, kubectl: Kubectl) -> ServiceStatus:
+    kind = "deployment" if role == "router" else "statefulset"
+    log = kubectl.typed(f"describe {kind} {name.rpartition('-')[0]}")
+    return ServiceStatus(name, role, "not started", 0, "", 0.0, 0, 0, log, None)
+
+
+def _events(seen: Sequence[PodSeen]) -> Iterator[ServiceEvent]:
+    """Yield how the containers ended that ran before those of now."""
+    for pod in seen:
+        if pod.last:
+            why, code = pod.last.get("reason", "Error"), pod.last["exitCode"]
+            at = _time(pod.last["finishedAt"]).isoformat()
+            yield ServiceEvent(at, pod.name, "died", f"ended with {code} ({why})")
+
+
+def _time(text: str) -> datetime:
+    """Return a time as Kubernetes writes it; Python 3.10 does not know the Z."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

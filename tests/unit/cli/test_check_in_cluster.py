@@ -1,0 +1,513 @@
+"""`deploy check --kubernetes`, with a kubectl that plays a cluster's answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from deploy.runtime.kubectl import Kubectl
+from deploy.verify.hits import Phase
+from deploy.verify.report import CheckReport, Equivalence
+from deploy.workflows import cluster_job
+from deploy.workflows.cluster_job import check_by_job
+from deploy.workflows.export_folder import write_export
+from tests.conftest import Ended
+from tests.unit.kubectl_stand_in import (
+    ROLE,
+    Answer,
+    Player,
+    assert_real_one_takes,
+    ended,
+    listed,
+    player,
+    pod,
+    running,
+    waiting,
+)  # fmt: skip
+from tests.unit.workflows.test_export import kustomized, made
+
+VIEW: Answer = (0, json.dumps({"contexts": [{"name": "here", "context": {"namespace": "pdkit"}}]}))
+ENGINE = pod("producer", "producer-0", running())
+CHECK = "check-x7k2p"
+# What the data of a check has; the rest of it is of no concern to who only hands it on.
+PASSED = CheckReport([], Phase(), Equivalence(), None, None, [], [], [], 1.0).as_dict()
+FAILED = {**PASSED, "passed": False, "failures": ["1 of 2 prompts failed"]}
+CAUSE = {"code": "not_stored", "message": "nothing is stored", "hint": "deploy logs producer-0"}
+
+
+def job(*conditions: dict[str, str]) -> dict[str, Any]:
+    """Return the Job as the API server describes it, without what is of no concern here."""
+    metadata = {"name": "check", "namespace": "pdkit", "labels": {ROLE: "check"}}
+    status = {"conditions": list(conditions)}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "status": status}
+
+
+def exported_job() -> dict[str, Any]:
+    """Return the Job of the export."""
+    objects = kustomized(FOLDERS["cpu"] / "check" / "cpu")
+    (found,) = (one for one in objects if one["kind"] == "Job")
+    return found
+
+
+def taken_job() -> dict[str, Any]:
+    """Return the same as a cluster has it."""
+    found, ids = exported_job(), {"controller-uid": "u-1", "job-name": "check"}
+    found["metadata"] |= {"uid": "u-1", "resourceVersion": "7"}
+    found["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "u-1"}}
+    own = found["spec"]["template"]["metadata"]["labels"]
+    own |= {**ids, **{f"batch.kubernetes.io/{key}": value for key, value in ids.items()}}
+    return {**found, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+
+
+RUNS = listed(job(), pod("check", CHECK, running()))
+
+
+FOLDERS: dict[str, Path] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    for name, vendor in {"cpu": "cpu", "all": "auto"}.items():
+        FOLDERS[name] = tmp_path_factory.mktemp(name)
+        write_export(made(vendor=vendor), FOLDERS[name])
+    yield
+    FOLDERS.clear()
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
+    monkeypatch.setattr(cluster_job, "_EVERY_S", 0.001)
+    return player(tmp_path / "bin")
+
+
+@pytest.fixture
+def check(
+    kubectl: Player, deploy_here: Callable[..., Ended], tmp_path: Path
+) -> Callable[..., Ended]:
+    def run(*options: str) -> Ended:
+        told = ("check", "--kubernetes", *options)
+        return deploy_here(*told, cwd=tmp_path, home=tmp_path / "home", PATH=kubectl.path)
+
+    return run
+
+
+def log(**said: object) -> Answer:
+    """Return the log of a Job's pod: progress, and what it says last."""
+    last = json.dumps(said) + "\n" if said else ""
+    return 0, f"[   0.0 s] waiting for the stack\n[  12.5 s] producer → consumer\n{last}"
+
+
+def plays(kubectl: Player, said: Answer, *gets: Answer, **more: Answer) -> None:
+    """Play a check whose pod runs at once, unless told otherwise."""
+    kubectl.plays(config=VIEW, get=[listed(ENGINE), *(gets or (RUNS,))], logs=said, **more)
+
+
+def test_the_exported_job_runs_and_its_result_comes_back(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    plays(kubectl, log(data=PASSED, text="the table\n\ncheck passed in 1.0 s"))
+    ran = check(str(FOLDERS["cpu"]))
+    assert ran.code == 0, ran.stderr
+    assert ran.stdout == "the table\n\ncheck passed in 1.0 s\n"
+    assert [line.partition("] ")[2] for line in ran.stderr.splitlines()] == [
+        "the Job check runs in namespace pdkit of here, for at most 1230 s",
+        "waiting for the stack", "producer → consumer",
+    ]  # fmt: skip
+    here = "--context=here --namespace=pdkit"
+    label, quick = "--selector=app.kubernetes.io/name=pdkit", "--request-timeout=30s"
+    assert kubectl.asked == [
+        f"{quick} kustomize {FOLDERS['cpu']}/check/cpu",
+        f"--namespace=pdkit {quick} config view --minify --output=json",
+        f"{here} {quick} get jobs,pods {label} --output=json",
+        f"{here} {quick} delete job check --ignore-not-found --cascade=foreground --timeout=90s"
+        " --request-timeout=90s",
+        f"{here} {quick} apply --filename=-",
+        f"{here} {quick} get jobs,pods {label},app.kubernetes.io/component=check --output=json",
+        f"{here} logs --follow {CHECK} --container=check",
+    ]
+
+
+def test_all_that_the_job_needs_is_applied_and_it_is_told_to_print_json(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    plays(kubectl, log(data=PASSED, text=""))
+    assert check(str(FOLDERS["cpu"])).code == 0
+    applied = next(json.loads(text) for argv, text in kubectl.calls if "apply" in argv)["items"]
+    exported = kustomized(FOLDERS["cpu"] / "check" / "cpu")
+    (own,) = (one for one in exported if one["kind"] == "Job")
+    own["spec"]["template"]["spec"]["containers"][0]["command"].append("--json")
+    assert applied == exported
+    assert {one["kind"] for one in applied} == {"ConfigMap", "Job", "NetworkPolicy"}
+
+
+@pytest.mark.parametrize("path", ["check/cpu", "check/cpu/stack.json"])
+def test_the_folder_of_the_check_or_its_document_will_do(
+    path: str, kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    plays(kubectl, log(data=PASSED, text=""))
+    assert check(str(FOLDERS["cpu"] / path)).code == 0
+    assert kubectl.asked[0].endswith(f"kustomize {FOLDERS['cpu']}/check/cpu")
+
+
+def test_json_is_that_of_deploy_check(kubectl: Player, check: Callable[..., Ended]) -> None:
+    plays(kubectl, log(data=PASSED, text="the table"))
+    ran = check(str(FOLDERS["cpu"]), "--json")
+    document = json.loads(ran.stdout)
+    assert (document["command"], document["exit_code"]) == ("check", 0)
+    assert document["data"] == PASSED
+
+
+@pytest.mark.parametrize(
+    ("causes", "hint"),
+    [
+        ([CAUSE], "deploy logs producer-0"),
+        ([], "kubectl --context=here --namespace=pdkit logs --selector=app.kubernetes.io/name=pdkit"
+         " --prefix"),
+    ],
+)  # fmt: skip
+def test_a_check_that_failed_exits_with_its_code(
+    causes: list[object], hint: str, kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    plays(kubectl, log(data={**FAILED, "diagnosis": causes}, text="check FAILED"))
+    ran = check(str(FOLDERS["cpu"]), "--json")
+    assert ran.code == 1
+    document = json.loads(ran.stdout)
+    assert document["data"]["passed"] is False
+    (error,) = document["errors"]
+    assert (error["code"], error["message"]) == ("check_failed", "1 of 2 prompts failed")
+    assert error["hint"] == hint
+
+
+def test_an_error_of_the_check_is_the_commands_own(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    error = {"code": "stack_unhealthy", "message": "after 600 s: 0 of 1 producer found",
+             "hint": "kubectl -n pdkit get pods", "details": ["one", "two"]}  # fmt: skip
+    plays(kubectl, log(error={**error, "exit_code": 4}))
+    ran = check(str(FOLDERS["cpu"]), "--json")
+    assert ran.code == 4
+    assert json.loads(ran.stdout)["errors"] == [error]
+    assert json.loads(ran.stdout)["data"] is None
+
+
+# The Job that the cluster has.
+
+
+def test_without_a_folder_the_job_of_the_cluster_runs_again(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    old = taken_job()
+    old["spec"]["template"]["spec"]["containers"][0]["command"].append("--json")
+    over = pod("check", "check-old", ended(0))
+    kubectl.plays(
+        config=VIEW,
+        get=[listed(ENGINE, over, old), RUNS],
+        logs=log(data=PASSED, text="check passed"),
+    )
+    assert check().code == 0
+    (anew,) = next(json.loads(text) for argv, text in kubectl.calls if "apply" in argv)["items"]
+    exported = exported_job()
+    exported["spec"]["template"]["spec"]["containers"][0]["command"].append("--json")
+    assert anew == exported, "without what Kubernetes added to it"
+
+
+def test_a_container_that_others_added_to_the_job_is_left_as_it_is(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    old = taken_job()
+    old["spec"]["template"]["spec"]["containers"].insert(0, {"name": "proxy", "image": "proxy:1"})
+    kubectl.plays(
+        config=VIEW, get=[listed(ENGINE, old), RUNS], logs=log(data=PASSED, text="check passed")
+    )
+    assert check().code == 0
+    (anew,) = next(json.loads(text) for argv, text in kubectl.calls if "apply" in argv)["items"]
+    proxy, own = anew["spec"]["template"]["spec"]["containers"]
+    assert proxy == {"name": "proxy", "image": "proxy:1"}
+    assert own["command"][-1] == "--json"
+
+
+def test_context_and_namespace_go_to_kubectl(kubectl: Player, check: Callable[..., Ended]) -> None:
+    kubectl.plays(
+        config=(0, json.dumps({"contexts": [{"name": "prod", "context": {"cluster": "c"}}]})),
+        get=[listed(ENGINE, taken_job()), RUNS],
+        logs=log(data=PASSED, text=""),
+    )
+    assert check("--context", "prod", "--namespace", "mine").code == 0
+    assert all(asked.startswith("--context=prod --namespace=mine ") for asked in kubectl.asked)
+
+
+def test_in_a_pod_kubectl_has_no_context(kubectl: Player, check: Callable[..., Ended]) -> None:
+    kubectl.plays(
+        config=(1, "error: current-context must exist in order to minify\n"),
+        get=[listed(ENGINE, taken_job()), RUNS],
+        logs=log(data=PASSED, text=""),
+    )
+    ran = check()
+    assert ran.code == 0
+    assert "in kubectl's namespace" in ran.stderr
+    assert not [asked for asked in kubectl.asked if "--context" in asked or "--namespace" in asked]
+
+
+# Errors, each with the next command.
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "message", "hint"),
+    [
+        (
+            {"config": (1, "error: cannot locate context nowhere\n")}, 2,
+            "kubectl config: cannot locate context nowhere", "kubectl config get-contexts",
+        ),
+        (
+            {"config": VIEW, "get": (1, "E1123 memcache.go:265] refused\nThe connection to the "
+             "server 10.0.0.1:6443 was refused - did you specify the right host or port?\n")}, 3,
+            "kubectl get: The connection to the server 10.0.0.1:6443 was refused - did you specify "
+            "the right host or port?", "kubectl --context=here --namespace=pdkit cluster-info",
+        ),
+        (
+            {"config": VIEW, "get": (1, "Error from server (Forbidden): pods is forbidden: "
+             'User "me" cannot list resource "pods"\n')}, 3,
+            'kubectl get: Error from server (Forbidden): pods is forbidden: User "me" cannot list '
+            'resource "pods"', "kubectl --context=here --namespace=pdkit auth can-i --list",
+        ),
+        (
+            {"config": VIEW, "get": (1, "error: a riddle\n")}, 3, "kubectl get: a riddle",
+            "kubectl --context=here --namespace=pdkit get jobs,pods"
+            " --selector=app.kubernetes.io/name=pdkit --output=json",
+        ),
+        (
+            {"config": VIEW, "get": listed()}, 2, "no pods of a stack in namespace pdkit of here",
+            "kubectl apply -k FOLDER/overlays/VENDOR, or "
+            "deploy check --kubernetes --namespace NAME",
+        ),
+        (
+            {"config": VIEW, "get": listed(ENGINE)}, 2, "no Job check in namespace pdkit of here",
+            "deploy check --kubernetes FOLDER_OF_THE_EXPORT",
+        ),
+        (
+            {"config": VIEW, "get": listed(ENGINE, pod("check", CHECK, running()))}, 3,
+            "a check of the stack in namespace pdkit of here runs already",
+            "kubectl --context=here --namespace=pdkit logs -f job/check, or end it: "
+            "kubectl --context=here --namespace=pdkit delete job check",
+        ),
+    ],
+)  # fmt: skip
+def test_what_prevents_a_check(
+    answers: dict[str, Answer], code: int, message: str, hint: str,
+    kubectl: Player, check: Callable[..., Ended],
+) -> None:  # fmt: skip
+    kubectl.plays(**answers)
+    ran = check("--json")
+    assert ran.code == code
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert (error["message"], error["hint"]) == (message, hint)
+    assert not [asked for asked in kubectl.asked if "delete" in asked or "apply" in asked]
+
+
+def test_without_kubectl(
+    check: Callable[..., Ended], kubectl: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kubectl.folder / "kubectl").unlink()
+    monkeypatch.setenv("PATH", str(kubectl.folder))
+    ran = check()
+    assert ran.code == 3
+    assert "error: the command kubectl is not installed" in ran.stderr
+
+
+NO_PULL = 'Back-off pulling image "registry/engine:1"'
+
+
+@pytest.mark.parametrize(
+    ("gets", "code", "message"),
+    [
+        (
+            [listed(job(), pod("check", CHECK, waiting("ImagePullBackOff", NO_PULL)))], 3,
+            f"the check's pod has no image: ImagePullBackOff: {NO_PULL}",
+        ),
+        (
+            [listed(job(), pod("check", CHECK, ended(137, "OOMKilled")))], 137,
+            "the check's pod ended with 137 (OOMKilled) and without a result that this pdkit reads",
+        ),
+        (
+            [listed(job(), pod("check", CHECK, ended(0)))], 4,
+            "the check's pod ended with 0 (Completed) and without a result that this pdkit reads",
+        ),
+        (
+            [listed(job({"type": "Failed", "status": "True", "reason": "DeadlineExceeded",
+                         "message": "Job was active longer than specified deadline"}))], 4,
+            "the Job check ended without a result: Failed: DeadlineExceeded: Job was active longer "
+            "than specified deadline",
+        ),
+        ([listed()], 4, "the Job check ended without a result: it was deleted"),
+    ],
+)  # fmt: skip
+def test_a_job_without_a_result(
+    gets: list[Answer], code: int, message: str, kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    plays(kubectl, log(), *gets)
+    ran = check(str(FOLDERS["cpu"]), "--json")
+    assert ran.code == code
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert error["message"] == message
+    assert error["hint"]
+
+
+def test_a_job_that_never_ends_is_given_up_after_its_own_time(
+    kubectl: Player, check: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_job, "_LATE_S", -1230)
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                "message": "0/3 nodes are available"}  # fmt: skip
+    waits = pod("check", CHECK, waiting("ContainerCreating"), conditions=[unplaced])
+    waits["status"]["containerStatuses"] = []
+    plays(kubectl, log(), listed(job(), waits))
+    ran = check(str(FOLDERS["cpu"]))
+    assert ran.code == 4
+    assert "waiting for the check's pod: Unschedulable: 0/3 nodes are available" in ran.stderr
+    assert "error: the Job check has not ended within 0 s" in ran.stderr
+    assert "try: kubectl --context=here --namespace=pdkit describe pods" in ran.stderr
+
+
+def test_an_apply_that_is_refused(kubectl: Player, check: Callable[..., Ended]) -> None:
+    plays(kubectl, log(), apply=(1, 'jobs.batch "check" is forbidden: exceeded quota\n'))
+    ran = check(str(FOLDERS["cpu"]))
+    assert ran.code == 3
+    assert "exceeded quota" in ran.stderr
+    assert not [asked for asked in kubectl.asked if "logs" in asked]
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "message", "hint"),
+    [
+        ("cpu", ("--namespace", "mine"), "--namespace mine: the export is for the namespace pdkit",
+         "deploy export kubernetes --namespace mine -o FOLDER"),
+        ("all", (), "has the checks of several vendors: cpu, cuda, rocm", "/check/cpu"),
+        ("cpu/base", (), "is not the folder of an export, or has no check",
+         "deploy export kubernetes -o FOLDER"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_does_not_fit(
+    folder: str, options: tuple[str, ...], message: str, hint: str,
+    kubectl: Player, check: Callable[..., Ended],
+) -> None:  # fmt: skip
+    kubectl.plays(config=VIEW, get=listed(ENGINE))
+    name, _, below = folder.partition("/")
+    ran = check(str(FOLDERS[name] / below), *options, "--json")
+    assert ran.code == 2
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert message in error["message"]
+    assert hint in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--kubernetes", "--pairs", "*:*"), "--pairs cannot be used with --kubernetes"),
+        (("--kubernetes", "--quick"), "--quick cannot be used with --kubernetes"),
+        (("--kubernetes", "--repeat", "2"), "--repeat cannot be used with --kubernetes"),
+        (("--kubernetes", "--name", "x"), "--name cannot be used with --kubernetes"),
+        (("--kubernetes", "--min-hit-rate", "0.5"), "--min-hit-rate cannot be used with"),
+        (("--kubernetes", "--junit", "x.xml"), "--junit cannot be used with --kubernetes"),
+        (("--kubernetes", "--prompt-file", "x"), "--prompt-file cannot be used with"),
+        (("--context", "here"), "--context needs --kubernetes"),
+        (("--namespace", "pdkit"), "--namespace needs --kubernetes"),
+        (("stack",), "FOLDER needs --kubernetes"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    options: tuple[str, ...], message: str, deploy_here: Callable[..., Ended], tmp_path: Path
+) -> None:
+    ran = deploy_here("check", *options, cwd=tmp_path, home=tmp_path)
+    assert ran.code == 2
+    assert message in ran.stderr
+    assert "try: deploy check --help" in ran.stderr
+
+
+# What breaks off, and what is waited for.
+
+
+def test_a_log_that_breaks_off_is_read_on_without_telling_twice(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    whole = log(data=PASSED, text="check passed")
+    first = whole[1].splitlines(keepends=True)[0]
+    kubectl.plays(
+        config=VIEW,
+        get=[listed(ENGINE), (1, "Unable to connect to the server: EOF\n"), RUNS],
+        logs=[(0, first), (1, "error: container is waiting to start\n"), whole],
+    )
+    ran = check(str(FOLDERS["cpu"]))
+    assert (ran.code, ran.stdout) == (0, "check passed\n")
+    told = [line.partition("] ")[2] for line in ran.stderr.splitlines()][1:]
+    assert told == [
+        "kubectl get: Unable to connect to the server: EOF; trying again",
+        "waiting for the stack",
+        "kubectl logs: container is waiting to start; trying again",
+        "producer → consumer",
+    ]
+
+
+def test_a_log_that_was_not_read_is_no_missing_result(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    over = listed(job({"type": "Complete", "status": "True"}), pod("check", CHECK, ended(0)))
+    kubectl.plays(
+        config=VIEW, get=[listed(ENGINE), over],
+        logs=[(1, "Unable to connect to the server: EOF\n"), log(data=PASSED, text="passed")],
+    )  # fmt: skip
+    assert check(str(FOLDERS["cpu"])).stdout == "passed\n"
+
+
+def test_a_pod_that_only_waits_is_replaced(kubectl: Player, check: Callable[..., Ended]) -> None:
+    """As one whose image could not be pulled."""
+    waits = pod("check", "check-old", waiting("ErrImagePull"))
+    kubectl.plays(
+        config=VIEW, get=[listed(ENGINE, waits), RUNS], logs=log(data=PASSED, text="passed")
+    )
+    assert check(str(FOLDERS["cpu"])).code == 0
+
+
+def test_ctrl_c_deletes_the_job(
+    kubectl: Player, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plays(kubectl, log(data=PASSED, text=""))
+    monkeypatch.setenv("PATH", kubectl.path)
+    told: list[str] = []
+
+    def report(line: str) -> None:
+        told.append(line)
+        if line == "waiting for the stack":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_by_job(Kubectl(), FOLDERS["cpu"], report)
+    assert told[-1] == "deleting the Job check"
+    assert kubectl.asked[-1].endswith(" delete job check --ignore-not-found --wait=false")
+
+
+# The stand-in itself.
+
+
+def test_kubectl_takes_every_command(
+    kubectl: Player, check: Callable[..., Ended], tmp_path: Path
+) -> None:
+    plays(kubectl, log(data=PASSED, text=""))
+    assert check(str(FOLDERS["cpu"])).code == 0
+    assert_real_one_takes(kubectl.calls, tmp_path)
+
+
+def test_a_command_that_kubectl_does_not_take_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="unknown flag"):
+        assert_real_one_takes([(["get", "pods", "--everything"], "")], tmp_path)
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+def test_what_is_played_is_what_kubernetes_says(version: str) -> None:
+    for state in (running(), waiting("ErrImagePull", "no"), ended(137, "OOMKilled")):
+        kubernetes_validate.validate(pod("check", CHECK, state), version, strict=True)
+    kubernetes_validate.validate(taken_job(), version, strict=True)

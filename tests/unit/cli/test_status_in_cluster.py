@@ -1,0 +1,399 @@
+"""`deploy status --kubernetes`, with a kubectl that plays a cluster's answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.workflows.cluster_counters import ASK
+from deploy.workflows.export_folder import write_export
+from tests.conftest import Ended
+from tests.unit.kubectl_stand_in import (
+    Answer,
+    Player,
+    assert_real_one_takes,
+    ended,
+    listed,
+    player,
+    running,
+    waiting,
+)
+from tests.unit.workflows.test_export import kustomized, made
+
+VIEW: Answer = (0, json.dumps({"contexts": [{"name": "here", "context": {"namespace": "pdkit"}}]}))
+TYPED = "kubectl --context=here --namespace=pdkit"
+Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=["cuda", "rocm", "cpu"])
+def vendor(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def workloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Object]:
+    return exported(tmp_path_factory.mktemp("cuda"), "cuda", topology="1p2d")
+
+
+def exported(folder: Path, vendor: str, **fields: Any) -> dict[str, Object]:
+    """Return the workloads of an export by their names."""
+    write_export(made(vendor=vendor, **fields), folder)
+    objects = kustomized(folder / "overlays" / vendor)
+    kinds = ("StatefulSet", "Deployment")
+    return {one["metadata"]["name"]: one for one in objects if one["kind"] in kinds}
+
+
+def pods_of(workload: Object) -> list[Object]:
+    """Return the pods that a workload's controller makes, all of them ready."""
+    template, name = workload["spec"]["template"], workload["metadata"]["name"]
+    ends = [
+        f"7d9f-{one}" if name == "router" else one for one in range(workload["spec"]["replicas"])
+    ]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{name}-{end}", "namespace": "pdkit",
+                "labels": template["metadata"]["labels"],
+            },
+            "spec": template["spec"],
+            "status": {"phase": "Running", "containerStatuses": [status(template, running())]},
+        }
+        for end in ends
+    ]  # fmt: skip
+
+
+def status(template: Object, state: Object, *, ready: bool = True, **more: Any) -> Object:
+    (container,) = template["spec"]["containers"]
+    known = {"restartCount": 0, "image": container["image"], "imageID": "", "lastState": {}}
+    return {"name": container["name"], "ready": ready, "state": state, **known, **more}
+
+
+def cluster(workloads: dict[str, Object]) -> dict[str, Object]:
+    """Return the pods of a healthy stack by their names."""
+    return {one["metadata"]["name"]: one for each in workloads.values() for one in pods_of(each)}
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path) -> Player:
+    return player(tmp_path / "bin")
+
+
+@pytest.fixture
+def look(
+    kubectl: Player, deploy_here: Callable[..., Ended], tmp_path: Path
+) -> Callable[..., Ended]:
+    def run(*options: str) -> Ended:
+        told = ("status", "--kubernetes", *options)
+        return deploy_here(*told, cwd=tmp_path, home=tmp_path / "home", PATH=kubectl.path)
+
+    return run
+
+
+def shown(ran: Ended) -> Object:
+    return dict(json.loads(ran.stdout)["data"])
+
+
+def test_a_healthy_stack(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *cluster(workloads).values()))
+    ran = look("--json")
+    assert ran.code == 0, ran.stderr
+    data = shown(ran)
+    assert data["healthy"] and data["up"]
+    assert (data["name"], data["vendor"], data["runtime"]) == ("pdkit", "cuda", "kubernetes")
+    assert (data["topology"], data["model"]) == ("1p2d", "Qwen/Qwen3-0.6B")
+    assert data["url"] == "http://router.pdkit.svc:8000"
+    assert data["image"].startswith("pdkit/vllm-cuda:")
+    names = [(one["name"], one["role"], one["condition"]) for one in data["services"]]
+    assert names == [
+        ("redis-0", "redis", "ready"), ("redis-1", "redis", "ready"),
+        ("producer-0", "producer", "ready"),
+        ("consumer-0", "consumer", "ready"), ("consumer-1", "consumer", "ready"),
+        ("router-7d9f-0", "router", "ready"), ("router-7d9f-1", "router", "ready"),
+    ]  # fmt: skip
+    assert all(one["uptime_s"] > 0 and one["restarts"] == 0 for one in data["services"])
+    assert data["services"][2]["log"] == f"{TYPED} logs producer-0"
+    assert kubectl.asked[1:2] == [
+        "--context=here --namespace=pdkit --request-timeout=30s get pods,statefulsets,deployments"
+        " --selector=app.kubernetes.io/name=pdkit --output=json"
+    ]
+
+
+def test_kubectl_takes_every_command(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended], tmp_path: Path
+) -> None:
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *cluster(workloads).values()))
+    assert look().code == 0
+    assert_real_one_takes(kubectl.calls, tmp_path)
+
+
+def test_people_get_a_table(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *cluster(workloads).values()))
+    first, second, _, head, *rows = look().stdout.splitlines()
+    assert first == "stack 'pdkit': 1p2d, Qwen/Qwen3-0.6B, http://router.pdkit.svc:8000"
+    assert second.startswith("on cuda, runtime kubernetes, image pdkit/vllm-cuda:")
+    assert head.split()[:2] == ["service", "state"]
+    assert rows[1].split()[:2] == ["redis-0", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (waiting("ErrImagePull", "not found"),
+         ("not started", ["consumer-1: ErrImagePull: not found"], "describe pod consumer-1")),
+        (waiting("ContainerCreating"),
+         ("not started", ["consumer-1: ContainerCreating"], "describe pod consumer-1")),
+        (running(), ("not ready", [], "logs consumer-1")),
+        (ended(1), ("exited", ["consumer-1: Error"], "logs consumer-1")),
+    ],
+)  # fmt: skip
+def test_a_pod_that_is_not_ready(
+    state: Object, told: tuple[str, list[str], str],
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended],
+) -> None:  # fmt: skip
+    condition, warnings, log = told
+    pods = cluster(workloads)
+    template = workloads["consumer"]["spec"]["template"]
+    own = [status(template, state, ready=False)]
+    pods["consumer-1"]["status"] = {"phase": "Pending", "containerStatuses": own}
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()))
+    ran = look("--json")
+    assert ran.code == 4
+    data = shown(ran)
+    assert not data["healthy"]
+    (bad,) = (one for one in data["services"] if one["condition"] != "ready")
+    assert (bad["name"], bad["condition"]) == ("consumer-1", condition)
+    assert bad["log"] == f"{TYPED} {log}"
+    assert data["warnings"] == warnings
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert (error["code"], error["message"]) == ("stack_unhealthy", "not ready: consumer-1")
+    assert error["hint"] == f"{TYPED} {log}"
+
+
+def test_a_pod_that_no_node_takes_and_an_init_container_without_an_image(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    pods["consumer-0"]["status"] = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                        "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}],
+    }  # fmt: skip
+    template = workloads["consumer"]["spec"]["template"]
+    first = {**status(template, waiting("ImagePullBackOff", "no"), ready=False), "name": "fill-in"}
+    own = status(template, waiting("PodInitializing"), ready=False)
+    pods["consumer-1"]["status"] = {
+        "phase": "Pending", "initContainerStatuses": [first], "containerStatuses": [own]
+    }  # fmt: skip
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()))
+    ran = look()
+    assert ran.code == 4
+    assert "warning: consumer-0: Unschedulable: 0/3 nodes are available: 3 Insuff" in ran.stdout
+    assert "warning: consumer-1: ImagePullBackOff: no" in ran.stdout
+    assert "error: not ready: consumer-0, consumer-1" in ran.stderr
+
+
+def test_restarts_and_why(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    template = workloads["producer"]["spec"]["template"]
+    died = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-23T13:00:00Z"}
+    last = {"restartCount": 3, "lastState": {"terminated": died}}
+    back_off = waiting("CrashLoopBackOff", "back-off 40s")
+    pods["producer-0"]["status"]["containerStatuses"] = [
+        status(template, back_off, ready=False, **last)
+    ]
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()))
+    data = shown(look("--json"))
+    (bad,) = (one for one in data["services"] if one["name"] == "producer-0")
+    assert (bad["condition"], bad["restarts"]) == ("exited", 3)
+    assert data["events"] == [
+        {"at": "2026-11-23T13:00:00+00:00", "service": "producer-0", "kind": "died",
+         "text": "ended with 137 (OOMKilled)"}
+    ]  # fmt: skip
+    assert data["warnings"] == ["producer-0: CrashLoopBackOff: back-off 40s"]
+
+
+def test_pods_that_were_never_made(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    """As where a quota forbids them."""
+    pods = cluster(workloads)
+    del pods["consumer-1"], pods["router-7d9f-0"]
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()))
+    ran = look("--json")
+    assert ran.code == 4
+    lacking = {
+        one["name"]: one["log"] for one in shown(ran)["services"] if one["condition"] != "ready"
+    }
+    assert lacking == {
+        "consumer-1": f"{TYPED} describe statefulset consumer",
+        "router-?": f"{TYPED} describe deployment router",
+    }
+    assert shown(ran)["topology"] == "1p2d", "as it should be"
+
+
+def test_the_vendor_is_told_by_the_gpus(
+    vendor: str, kubectl: Player, look: Callable[..., Ended], tmp_path: Path
+) -> None:
+    workloads = exported(tmp_path / "out", vendor, topology="2a+redis", name="mine")
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *cluster(workloads).values()))
+    data = shown(look("--json"))
+    assert (data["name"], data["vendor"], data["topology"]) == ("mine", vendor, "2a+redis")
+
+
+def test_the_check_is_no_service(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    labels = {**pods["producer-0"]["metadata"]["labels"], "app.kubernetes.io/component": "check"}
+    metadata = {"name": "check-1", "namespace": "pdkit", "labels": labels}
+    check = {**pods["producer-0"], "metadata": metadata}
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values(), check))
+    assert "check-1" not in [one["name"] for one in shown(look("--json"))["services"]]
+
+
+# Hits, as engines count them.
+
+PAGE = """\
+vllm:external_prefix_cache_queries_total{engine="0"} 4000
+vllm:external_prefix_cache_hits_total{engine="0"} 3000
+vllm:prefix_cache_queries_total{engine="0"} 5000
+vllm:prefix_cache_hits_total{engine="0"} 1000
+"""
+
+
+def test_hits_are_those_that_engines_count(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended], tmp_path: Path
+) -> None:
+    everything = listed(*workloads.values(), *cluster(workloads).values())
+    other = PAGE.replace("3000", "1000")
+    kubectl.plays(config=VIEW, get=everything, exec=(0, PAGE), **{"exec consumer-1": (0, other)})
+    data = shown(look("--json"))
+    counted = {one["name"]: one["cache"] for one in data["services"] if one["cache"]}
+    assert counted.keys() == {"producer-0", "consumer-0", "consumer-1"}
+    assert counted["consumer-1"] == {
+        "external_queries": 4000, "external_hits": 1000, "local_queries": 5000, "local_hits": 1000,
+    }  # fmt: skip
+    assert data["external_hit_rate"] == 0.5, "of the consumers"
+    assert data["warnings"] == []
+    asked = sorted(argv for argv, _ in kubectl.calls if "exec" in argv)
+    assert asked[0] == [
+        "--context=here", "--namespace=pdkit", "--request-timeout=30s", "exec", "consumer-0",
+        "--container=engine", "--", "python3", "-I", "-c", ASK, "8000",
+    ]  # fmt: skip
+    assert len(asked) == 3, "only engines are asked"
+    assert_real_one_takes(kubectl.calls, tmp_path)
+
+
+def test_an_engine_that_is_not_ready_is_not_asked(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    template = workloads["consumer"]["spec"]["template"]
+    own = [status(template, running(), ready=False)]
+    pods["consumer-1"]["status"]["containerStatuses"] = own
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()), exec=(0, PAGE))
+    look()
+    assert not [asked for asked in kubectl.asked if "exec consumer-1" in asked]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((1, 'Error from server (Forbidden): cannot create resource "pods/exec"\n'),
+         'kubectl exec: Error from server (Forbidden): cannot create resource "pods/exec"'),
+        ((1, "urllib.error.HTTPError: HTTP Error 401: Unauthorized\n"
+          "command terminated with exit code 1\n"),
+         "urllib.error.HTTPError: HTTP Error 401: Unauthorized"),
+        ((0, "<html>\n"), "its page is not Prometheus' format"),
+    ],
+)  # fmt: skip
+def test_engines_that_tell_nothing_are_no_failure(
+    answer: Answer, why: str,
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended],
+) -> None:  # fmt: skip
+    everything = listed(*workloads.values(), *cluster(workloads).values())
+    kubectl.plays(config=VIEW, get=everything, exec=answer)
+    ran = look("--json")
+    assert ran.code == 0, "they are ready"
+    (warning,) = shown(ran)["warnings"]
+    assert warning.startswith(f"no counters of producer-0, consumer-0, consumer-1: {why}")
+    assert not [one for one in shown(ran)["services"] if one["cache"]]
+
+
+@pytest.mark.parametrize(("key", "code"), [("the key\n", 0), ("another", 1)])
+def test_the_engine_is_asked_with_the_key_of_its_pod(key: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(key)
+
+    class Engine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == "Bearer the key" and self.path == "/metrics"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(PAGE.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Engine) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        done = subprocess.run(
+            (sys.executable, "-I", "-c", ASK, str(server.server_port)),
+            env={"PDKIT_ENGINE_KEY_FILE": str(tmp_path / "key"), "http_proxy": "http://127.0.0.1:1"},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert (done.stdout.rstrip() == PAGE.rstrip()) == (code == 0)
+    assert key.strip() not in done.stderr
+
+
+def test_no_stack(kubectl: Player, look: Callable[..., Ended]) -> None:
+    kubectl.plays(config=VIEW, get=listed())
+    ran = look("--json")
+    assert ran.code == 2
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert error["message"] == "no pods of a stack in namespace pdkit of here"
+    assert "deploy status --kubernetes --namespace NAME" in error["hint"]
+
+
+def test_a_cluster_that_does_not_answer(kubectl: Player, look: Callable[..., Ended]) -> None:
+    kubectl.plays(config=VIEW, get=(1, "Unable to connect to the server: dial tcp: i/o timeout\n"))
+    ran = look("--json")
+    assert ran.code == 3
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert error["hint"] == f"{TYPED} cluster-info"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--kubernetes", "--watch"), "--watch cannot be used with --kubernetes"),
+        (("--kubernetes", "--count", "2"), "--count cannot be used with --kubernetes"),
+        (("--kubernetes", "--interval", "2"), "--interval cannot be used with --kubernetes"),
+        (("--kubernetes", "--name", "x"), "--name cannot be used with --kubernetes"),
+        (("--context", "here"), "--context needs --kubernetes"),
+        (("--namespace", "pdkit"), "--namespace needs --kubernetes"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    options: tuple[str, ...], message: str, deploy_here: Callable[..., Ended], tmp_path: Path
+) -> None:
+    ran = deploy_here("status", *options, cwd=tmp_path, home=tmp_path)
+    assert ran.code == 2
+    assert message in ran.stderr
+    assert "try: deploy status --help" in ran.stderr
