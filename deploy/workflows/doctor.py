@@ -206,9 +206,8 @@ def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: Steps) -> St
     if existing is not None and up:
         steps.take("state", lambda: same_plan(spec, home, existing), lambda _: "")
     launcher = launcher_for(prepared.plan.runtime, spec.name, files)
-    steps.take("project", launcher.require_own_name, lambda _: "free, or used by this stack")
-    if prepared.plan.runtime != "compose":
-        steps.outcomes.pop("project", None)
+    if isinstance(prepared.facts.software, Containers):
+        steps.take("project", launcher.require_own_name, lambda _: "free, or used by this stack")
     services = [service.name for service in prepared.stack.services]
     return StackSeen(
         running=tuple(up),

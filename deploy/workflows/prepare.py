@@ -45,6 +45,8 @@ class Programs:
     prometheus: str = ""
     grafana: str = ""
 
+    survive_reboot = False
+
     @property
     def engine_image(self) -> str:
         """Nothing: engines are processes."""
@@ -65,6 +67,8 @@ class Containers:
     user: str
     hub_cache: str
     hub_token: bool = False
+
+    survive_reboot = True  # Docker starts them again
 
     @property
     def engine_image(self) -> str:

@@ -54,6 +54,8 @@ class StartedContainer:
 class ComposeLauncher:
     """Starts, finds and ends the containers of one stack."""
 
+    poll_s = 2.0  # Docker is asked by HTTP
+
     def __init__(self, name: str, home: StackHome) -> None:
         self._name = name
         self._home = home

@@ -53,6 +53,8 @@ class Launched:
 class ProcessLauncher:
     """Starts, finds and ends the processes of one stack."""
 
+    poll_s = 0.2  # short: the kernel reports the first end of a process
+
     def __init__(self, home: StackHome) -> None:
         self._home = home
         self._log_begins: dict[str, int] = {}  # service → size of its log before the start
