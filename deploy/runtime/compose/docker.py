@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import DockerUnavailable, MachineError
+from deploy.runtime.host import text_of
 
 DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
 _API_TIMEOUT_S = 60
 _ASK_TIMEOUT_S = 30
+_USUAL_ADDRESS = "unix:///var/run/docker.sock"
 _OK = 200  # not http.HTTPStatus, whose import takes a fiftieth of the CPU of `plan`
 _HELP = re.compile(r"(See|Run) 'docker .*--help'")
 _WITHOUT = "or run the stack as processes: deploy up --runtime process"
@@ -191,9 +193,19 @@ def _engine_address() -> str:
         raise DockerUnavailable(
             "the command docker is not installed", hint=f"install Docker, {_WITHOUT}"
         )
+    if not _context_chosen():  # the command starts slowly
+        return _USUAL_ADDRESS
     wanted = ("context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
     found = run_docker(wanted, timeout_s=_ASK_TIMEOUT_S, check=False).stdout.strip()
-    return found or "unix:///var/run/docker.sock"
+    return found or _USUAL_ADDRESS
+
+
+def _context_chosen() -> bool:
+    """Tell whether the command may have another context than its default."""
+    if os.environ.get("DOCKER_CONTEXT"):
+        return True
+    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - never raises
+    return "currentContext" in text_of(Path(folder, "config.json"))
 
 
 def last_line(text: str) -> str:

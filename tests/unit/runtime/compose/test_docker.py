@@ -105,6 +105,32 @@ class TestEngine:
         docker_command("exit 1")
         assert docker_module._engine_address() == "unix:///var/run/docker.sock"
 
+    def test_without_a_context_the_slow_command_is_not_asked(
+        self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        docker_command("echo ssh://box")
+        monkeypatch.delenv("DOCKER_CONTEXT")
+        assert docker_module._engine_address() == "unix:///var/run/docker.sock"
+        (tmp_path / "config.json").write_text('{"auths": {}}')
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        assert docker_module._engine_address() == "unix:///var/run/docker.sock"
+
+    @pytest.mark.parametrize(("variable", "folder"), [("DOCKER_CONFIG", "."), ("HOME", ".docker")])
+    def test_a_context_in_the_configuration_of_docker(
+        self,
+        docker_command: Install,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        variable: str,
+        folder: str,
+    ) -> None:
+        docker_command("echo ssh://box")
+        monkeypatch.delenv("DOCKER_CONTEXT")
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "config.json").write_text('{"currentContext": "box"}')
+        monkeypatch.setenv(variable, str(tmp_path))
+        assert docker_module._engine_address() == "ssh://box"
+
     def test_a_refusal_is_not_remembered(self, docker_command: Install, tmp_path: Path) -> None:
         """The engine may be started while a long command waits."""
         docker_command(f"echo unix://{tmp_path}/no.sock")
