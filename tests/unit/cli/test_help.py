@@ -14,8 +14,8 @@ import pytest
 from typer.main import get_command
 
 from deploy import __version__
-from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
-from deploy.cli.app import app, app_for
+from deploy.cli.app import app
+from deploy.cli.commands import _MODULES, app_for, whole_app
 from tests.conftest import Ended, plain_environ
 
 IMAGES = ("images", "images list", "images build", "images pull")
@@ -62,7 +62,7 @@ def test_every_command_is_known_to_these_tests() -> None:
             yield before + name
             yield from names(command, f"{before}{name} ")
 
-    assert set(names(get_command(app))) == set(COMMANDS) - {""}
+    assert set(names(get_command(whole_app()))) == set(COMMANDS) - {""}
 
 
 def test_a_typed_command_is_built_without_the_others() -> None:
@@ -72,6 +72,25 @@ def test_a_typed_command_is_built_without_the_others() -> None:
         "plan"
     ]
     assert len(app.registered_commands) > 1, "which app_for leaves as it is"
+
+
+def test_a_typed_command_is_imported_without_the_others(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from deploy.cli.commands import app_for\n"
+        "app_for(['doctor'])\n"
+        "print(*[one for one in sys.modules if 'cli.commands.' in one], file=sys.stderr)"
+    )
+    assert told_by(program, tmp_path) == "deploy.cli.commands.doctor\n"
+
+
+def test_each_command_is_in_the_module_that_is_imported_for_it() -> None:
+    found = {
+        one.callback.__name__: one.callback.__module__.rpartition(".")[2]
+        for one in whole_app().registered_commands
+        if one.callback
+    }
+    assert list(found.items()) == list(_MODULES.items()), "and in the order of the help"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["images", "list"], ["bench"], ["plam"]])
