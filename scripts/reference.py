@@ -24,9 +24,8 @@ from typer.main import get_command
 from deploy import errors
 from deploy.benchmark.results import Result
 from deploy.benchmark.sweep import Sweep
-from deploy.cli import commands as _commands  # noqa: F401 - they join the application
 from deploy.cli import options
-from deploy.cli.app import app
+from deploy.cli.commands import whole_app
 from deploy.config.example import example_yaml
 from deploy.config.settings import Group, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
@@ -48,7 +47,7 @@ _KIT_FAULT = "70"
 def main() -> None:
     """Write all pages."""
     (DOCS / "schemas" / "commands").mkdir(exist_ok=True)
-    for name, text in pages(get_command(app), StackSpec).items():
+    for name, text in pages(get_command(whole_app()), StackSpec).items():
         (DOCS / name).write_text(text, encoding="utf-8")
         sys.stdout.write(f"wrote {DOCS / name}\n")
 

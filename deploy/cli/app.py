@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from typer.models import CommandInfo
 
 from deploy import __version__
 
@@ -40,20 +37,3 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """Return the application with the typed command alone; with all, if it is no command.
-
-    Typer inspects the options of all commands that it has, and that takes as long as a plan.
-    """
-    named = [one for one in app.registered_commands if arguments[:1] == [_name_of(one)]]
-    if not named:
-        return app
-    narrowed = copy.copy(app)
-    narrowed.registered_commands, narrowed.registered_groups = named, []
-    return narrowed
-
-
-def _name_of(command: CommandInfo) -> str:
-    return command.name or str(getattr(command.callback, "__name__", ""))

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import typer
 
-from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
-from deploy.cli.app import app_for
+from deploy.cli.commands import app_for
 from deploy.cli.hints import fitted_hint, not_a_number
 from deploy.cli.printing import drop, print_error, print_text
 from deploy.cli.result import INTERNAL_ERROR, CommandResult

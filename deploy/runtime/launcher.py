@@ -41,6 +41,11 @@ class Started(Protocol):
 class Launcher(Protocol):
     """Starts, finds and ends the services of one stack."""
 
+    @property
+    def poll_s(self) -> float:
+        """Seconds between two looks at the services."""
+        ...
+
     def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:
         """Write down what the stack is, before any of it is started."""
         ...

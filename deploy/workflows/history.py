@@ -69,7 +69,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
         spec=prepared.spec.model_dump(mode="json"),
         machine=asdict(prepared.facts),
         model=asdict(prepared.model),
-        boot="" if prepared.plan.runtime == "compose" else boot,
+        boot="" if prepared.facts.software.survive_reboot else boot,
         generation=asdict(made),
     )
 

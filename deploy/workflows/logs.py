@@ -5,7 +5,6 @@ from __future__ import annotations
 from deploy.errors import PdkitError, StateError
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
-from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.state import read_state
 from deploy.workflows.running import launcher_for
 
@@ -21,9 +20,9 @@ def log_source(home: Home, name: str) -> Launcher:
         state = read_state(files.state_file, name)
     except PdkitError:
         state = None
-    runtime = state.machine.get("runtime", "process") if state else "process"
     # Logs of a failed start are files, on both runtimes.
-    source = launcher_for(runtime, name, files) if state else ProcessLauncher(files)
+    runtime = state.machine.get("runtime", "process") if state else "process"
+    source = launcher_for(runtime, name, files)
     if not source.logs():
         raise StateError(f"the stack '{name}' has no logs", hint=f"deploy up --name {name}")
     return source

@@ -39,9 +39,6 @@ from deploy.workflows.service_life import (
 )
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 
-# Seconds between two looks: Docker is asked by HTTP; of processes, the kernel reports the first
-# end.
-_POLL_S = {"process": 0.2, "compose": 2.0}
 _CALM_S = 1.0
 _LOCKED_S = 0.5
 _ASKED_AT_ONCE = 16
@@ -88,9 +85,9 @@ class Supervisor:
         elif all(life.record.pid and life.died_at is None for life in lives):
             if not wait_for_an_end([life.record.pid for life in lives], _CALM_S):
                 return
-            self.ended.wait(_POLL_S["process"])
+            self.ended.wait(running.launcher.poll_s)
         else:
-            self.ended.wait(_POLL_S[running.prepared.plan.runtime])
+            self.ended.wait(running.launcher.poll_s)
 
     def _stack(self) -> RunningStack | None:
         """Return the stack, read again where its state was written since."""

@@ -18,7 +18,7 @@ from deploy.workflows.facts import without_held_gpus
 from deploy.workflows.history import label, last_good
 from deploy.workflows.hub import described_model
 from deploy.workflows.preflight import require_shared_memory
-from deploy.workflows.prepare import Containers, Prepared, Report, prepare
+from deploy.workflows.prepare import Containers, Prepared, Report, engine_image, prepare
 from deploy.workflows.running import RunningStack, require_stack, restored_facts, restored_model
 from deploy.workflows.survey import facts_here
 from deploy.workflows.up import provided
@@ -84,7 +84,7 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
     """
     running = require_stack(home, name)
     old = running.prepared
-    if to.image is not None and old.plan.runtime == "process":
+    if to.image is not None and not engine_image(old):
         raise ConfigError(
             "--image: the stack runs as processes, which have no image",
             hint=f"deploy swap VENDOR --name {name}, or engine.python in deploy.yaml",

@@ -163,7 +163,7 @@ def come_back_on_boot(running: RunningStack, home: Home, report: Report) -> None
     Raises:
         MachineError: it has processes, and systemd does not manage this machine.
     """
-    if running.prepared.plan.runtime == "compose":
+    if running.prepared.facts.software.survive_reboot:
         report("--on-boot: Docker restarts containers after a reboot; there is nothing to set up")
         return
     require_systemd()

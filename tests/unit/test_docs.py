@@ -18,8 +18,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from deploy.cli import commands as _commands  # noqa: F401 - they join the application
-from deploy.cli.app import app
+from deploy.cli.commands import whole_app
 
 REPO = Path(__file__).resolve().parents[2]
 INDEX = REPO / "docs" / "README.md"
@@ -185,7 +184,7 @@ def deploy_arguments(text: str) -> list[list[str]]:
 
 def refusal(arguments: Sequence[str], root: Any = None) -> str:
     """Return why the `deploy` command would not take these arguments; "" where it would."""
-    command, name, rest = root or get_command(app), "deploy", list(arguments)
+    command, name, rest = root or get_command(whole_app()), "deploy", list(arguments)
     try:
         while hasattr(command, "commands"):
             if rest and rest[0] in _FOR_ALL_COMMANDS:

@@ -18,8 +18,7 @@ import typer
 from pydantic import Field, create_model
 from typer.main import get_command
 
-from deploy.cli import commands as _commands  # noqa: F401 - registers the commands
-from deploy.cli.app import app
+from deploy.cli.commands import whole_app
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError, PdkitError
 from deploy.output.contract.schema import file_names
@@ -43,7 +42,7 @@ def reference() -> Any:
 @pytest.fixture
 def root() -> Any:
     """The commands, made anew, so that a test may change them."""
-    return get_command(app)
+    return get_command(whole_app())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def generated(reference: Any) -> dict[str, str]:
     """The pages of what there is, made once for the tests that change nothing."""
     if os.environ.get("UPDATE_GOLDENS"):
         reference.main()
-    return dict(reference.pages(get_command(app), StackSpec))
+    return dict(reference.pages(get_command(whole_app()), StackSpec))
 
 
 @pytest.fixture

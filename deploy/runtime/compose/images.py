@@ -157,7 +157,7 @@ def build_image(
         raise MissingImage(
             f"the image {reference} could not be built (docker build ended with "
             f"{done.returncode}; what it said is above)",
-            hint="--attest needs Docker's containerd image store: docs/reference/images.md"
+            hint="--attest needs Docker's containerd image store: docs/how-to/images.md"
             if attest
             else "with no network: deploy images build NAME --wheelhouse DIR --base IMAGE",
         )

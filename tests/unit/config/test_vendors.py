@@ -27,9 +27,9 @@ def test_an_unknown_vendor_gets_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
-def test_the_guide_says_what_engines_are_held_to(vendor: str, repo: Path) -> None:
-    guide = (repo / "docs" / "how-to" / "two-gpus.md").read_text(encoding="utf-8")
-    listed = [line for line in guide.splitlines() if line.startswith("| ") and "`engine:" in line]
+def test_the_reference_says_what_engines_are_pinned_to(vendor: str, repo: Path) -> None:
+    page = (repo / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    listed = [line for line in page.splitlines() if line.startswith("| ") and "`engine:" in line]
     assert listed == [
         f"| {pin.what} | {pin.reason} | `{pin.lift}` |" for pin in vendor_named(vendor).pins
     ]

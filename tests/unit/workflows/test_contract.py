@@ -12,7 +12,7 @@ from jsonschema import ValidationError
 from typer.main import get_command
 
 from deploy.cli import main as main_module
-from deploy.cli.app import app
+from deploy.cli.commands import whole_app
 from deploy.output.contract import COMMANDS
 from deploy.runtime.home import Home
 from tests.contract import SCHEMAS, validate_state, validated
@@ -87,7 +87,7 @@ def _commands(group: Any, before: str = "") -> Iterator[str]:
 
 class TestSchemas:
     def test_every_command_has_one(self) -> None:
-        assert set(_commands(get_command(app))) == set(COMMANDS)
+        assert set(_commands(get_command(whole_app()))) == set(COMMANDS)
         wanted = {f"{name.replace(' ', '-')}.json" for name in COMMANDS} | {"state.json"}
         assert {file.name for file in SCHEMAS.iterdir()} == wanted
 

@@ -93,7 +93,7 @@ class Watched:
 def watched(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     made = Watched(lab)
     monkeypatch.setattr(start, "start_supervisor", made.begin)
-    monkeypatch.setitem(supervise._POLL_S, "process", 0.02)
+    monkeypatch.setattr(ProcessLauncher, "poll_s", 0.02)
     monkeypatch.setattr(supervise, "_CALM_S", 0.02)
     monkeypatch.setattr(supervise, "_LOCKED_S", 0.05)
     yield made

@@ -149,11 +149,17 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
 def docker_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Path]]:
-    """Put a shell script in the place of the `docker` command; it alone is on PATH."""
+    """Put a shell script in the place of the `docker` command; it alone is on PATH.
+
+    A context is chosen, so that the command is asked for the engine's address; no plugin is found.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "box")
+    monkeypatch.setattr(docker_module, "_PLUGIN_FOLDERS", ())
     for remembered in _REAL:
         remembered.cache_clear()
 

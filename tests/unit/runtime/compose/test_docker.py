@@ -46,6 +46,28 @@ class TestCompose:
         assert require_compose() == version
         assert docker_answers()
 
+    @pytest.mark.parametrize("by_configuration", [True, False])
+    def test_the_plugin_is_asked_without_the_command(
+        self,
+        docker_command: Install,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        by_configuration: bool,
+    ) -> None:
+        docker_command("echo 1.0.0")
+        folder = tmp_path / "cli-plugins"
+        folder.mkdir()
+        if by_configuration:
+            monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        else:
+            monkeypatch.setattr(docker_module, "_PLUGIN_FOLDERS", (str(folder),))
+        plugin = folder / "docker-compose"
+        plugin.write_text('#!/bin/sh\n[ "$*" = "version --short" ] && echo 2.26.1\n')
+        with pytest.raises(DockerUnavailable, match="is 1\\.0\\.0"):
+            require_compose()  # Docker does not run it either
+        plugin.chmod(0o755)
+        assert require_compose() == (2, 26, 1)
+
     @pytest.mark.parametrize("said", ["2.19.9", "v2.0.0", "1.29.2"])
     def test_too_old(self, docker_command: Install, said: str) -> None:
         docker_command(f"echo {said}")
@@ -104,6 +126,32 @@ class TestEngine:
     def test_a_context_that_is_broken_means_the_usual_socket(self, docker_command: Install) -> None:
         docker_command("exit 1")
         assert docker_module._engine_address() == "unix:///var/run/docker.sock"
+
+    def test_without_a_context_the_slow_command_is_not_asked(
+        self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        docker_command("echo ssh://box")
+        monkeypatch.delenv("DOCKER_CONTEXT")
+        assert docker_module._engine_address() == "unix:///var/run/docker.sock"
+        (tmp_path / "config.json").write_text('{"auths": {}}')
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        assert docker_module._engine_address() == "unix:///var/run/docker.sock"
+
+    @pytest.mark.parametrize(("variable", "folder"), [("DOCKER_CONFIG", "."), ("HOME", ".docker")])
+    def test_a_context_in_the_configuration_of_docker(
+        self,
+        docker_command: Install,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        variable: str,
+        folder: str,
+    ) -> None:
+        docker_command("echo ssh://box")
+        monkeypatch.delenv("DOCKER_CONTEXT")
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "config.json").write_text('{"currentContext": "box"}')
+        monkeypatch.setenv(variable, str(tmp_path))
+        assert docker_module._engine_address() == "ssh://box"
 
     def test_a_refusal_is_not_remembered(self, docker_command: Install, tmp_path: Path) -> None:
         """The engine may be started while a long command waits."""
