@@ -17,6 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.metrics.engine import CacheCounters
+from deploy.metrics.page import parsed_page
+from deploy.stack.layout import ENGINE_PORT
+from deploy.workflows.cluster_counters import ASK
 from tests.e2e.conftest import UP_TIMEOUT_S, Deploy, eventually
 from tests.e2e.podman import Node, Object, Pod, pods
 from tests.unit.workflows.test_export import kustomized
@@ -109,6 +113,15 @@ def cluster(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def test_the_check_passes_for_every_pair(cluster: Cluster) -> None:
     cluster.assert_passes()
+
+
+def test_an_engine_tells_its_counters_inside_its_pod(cluster: Cluster) -> None:
+    """As `deploy status --kubernetes` asks; it comes after the check, whose hits they count."""
+    consumer = cluster.pods["consumer-0"]
+    command = (consumer.main["command"][0], "-I", "-c", ASK, str(ENGINE_PORT))
+    told = cluster.node.podman("exec", consumer.container, *command)
+    assert cluster.node.secret["engine_key"] not in told.stdout
+    assert CacheCounters.read(parsed_page(told.stdout)).external_hits > 1000
 
 
 def test_a_killed_engine_comes_back(cluster: Cluster) -> None:
