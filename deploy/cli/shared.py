@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.cli.result import CommandResult
+
 if TYPE_CHECKING:
     from deploy.config.sources import SpecSource
     from deploy.config.spec import StackSpec
     from deploy.errors import CheckFailed, StackUnhealthy
     from deploy.runtime.home import Home
     from deploy.verify.report import CheckReport
+    from deploy.workflows.prepare import Prepared
 
 
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
@@ -119,3 +122,10 @@ def unhealthy(sick: Sequence[str], name: str) -> list[StackUnhealthy]:
 
     hint = f"deploy up --resume --name {name}"
     return [StackUnhealthy(f"not ready: {', '.join(sick)}", hint=hint)]
+
+
+def plan_answer(command: str, prepared: Prepared) -> CommandResult:
+    """Return a plan as the answer of a command."""
+    from deploy.output.plan_view import plan_data, plan_view
+
+    return CommandResult(command, plan_data(prepared), plan_view(prepared))

@@ -9,8 +9,7 @@ import hashlib
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.runtime.home import Home
-from deploy.runtime.state import write_private
+from deploy.runtime.home import Home, write_private
 
 
 def remember(home: Home, file: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.errors import ConfigError
-from deploy.runtime.state import write_private
+from deploy.runtime.home import write_private
 
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 

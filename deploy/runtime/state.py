@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from deploy import __version__
 from deploy.errors import StateError
+from deploy.runtime.home import write_private
 
 FORMAT = 2
 
@@ -122,12 +122,3 @@ def write_state(path: Path, state: StackState) -> None:
     text = json.dumps({"format": FORMAT, **asdict(state)}, indent=1, sort_keys=True)
     write_private(path.with_suffix(".tmp"), text)
     path.with_suffix(".tmp").replace(path)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whatever the umask."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)

@@ -33,11 +33,12 @@ from deploy.runtime.observe import clock_is_synced, place, see_host
 from deploy.runtime.url_store import open_url_store
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.hub import ask_about_model
-from deploy.workflows.images import looked_into, stack_images
+from deploy.workflows.images import looked_into
 from deploy.workflows.preflight import quick_look, see_code
 from deploy.workflows.prepare import Containers, Facts, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, launcher_for
 from deploy.workflows.same_plan import same_plan
+from deploy.workflows.stack_images import stack_images
 from deploy.workflows.start import require_host_memory, require_ports
 from deploy.workflows.survey import Steps, Survey, survey
 from deploy.workflows.user_files import require_user_files

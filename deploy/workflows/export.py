@@ -28,8 +28,8 @@ from deploy.stack.compose import project_name
 from deploy.stack.containers import refuse_visible_secrets
 from deploy.stack.layout import HUB_TOKEN, MODELS
 from deploy.workflows.cluster_document import cluster_document, cluster_layout
-from deploy.workflows.images import refuse_bad_pair, stack_images
 from deploy.workflows.prepare import find_model, installed_kit
+from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # What a box is taken to have for each GPU, or for each engine on CPUs.

@@ -24,11 +24,11 @@ from deploy.runtime.host import (
     require_libraries,
 )
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
-from deploy.workflows.user_files import hub_token
+from deploy.workflows.user_secrets import hub_token
 
 if TYPE_CHECKING:
     from deploy.stack.container_layout import ContainerImages
-    from deploy.workflows.images import StackImages
+    from deploy.workflows.stack_images import StackImages
 
 # Containers that root starts run as this user, for whom the kit's files are made readable.
 _UNPRIVILEGED = "10001:10001"
@@ -55,7 +55,7 @@ def stated_facts(
     chosen = spec.runtime if spec.runtime != "auto" else runtime
     if chosen == "process":
         return Facts(machine, vendor, chosen, named_programs(spec))
-    from deploy.workflows.images import refuse_bad_pair, stack_images
+    from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
@@ -113,7 +113,8 @@ def with_images(facts: Facts, spec: StackSpec, report: Report) -> Facts:
     """
     if not isinstance(facts.software, Containers):
         return facts
-    from deploy.workflows.images import obtain_images, stack_images
+    from deploy.workflows.images import obtain_images
+    from deploy.workflows.stack_images import stack_images
 
     images = obtain_images(stack_images(spec, facts.vendor), spec, facts.vendor, report)
     return replace(facts, software=replace(facts.software, images=images))

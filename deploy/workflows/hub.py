@@ -15,7 +15,8 @@ from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
 from deploy.runtime.weights import Wanted, fetch, give_to
 from deploy.workflows.prepare import Containers, Prepared, Report, find_model
-from deploy.workflows.user_files import hub_token, owner, provide_caches
+from deploy.workflows.user_files import owner, provide_caches
+from deploy.workflows.user_secrets import hub_token
 
 _UNKNOWN = (
     "KV size and context are unknown, and Redis gets redis.memory_gib, else a quarter of the memory"

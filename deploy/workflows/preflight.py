@@ -31,8 +31,9 @@ from deploy.runtime.observe import (
     see_host,
 )
 from deploy.workflows.fixes import place_of, remember
-from deploy.workflows.images import find_any, stack_images
+from deploy.workflows.images import find_any
 from deploy.workflows.prepare import Containers, Prepared, Report, find_model
+from deploy.workflows.stack_images import stack_images
 
 # Rules that need the contents of the image or interpreter.
 _OF_CODE = ("gpu.driver", "gpu.arch", "engine.plug_ins", "engine.native")

@@ -14,9 +14,7 @@ from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.home_folder import default_hub_cache
-from deploy.planning.connector import ConnectorChoice, connector_choice
 from deploy.planning.inventory import Inventory
-from deploy.planning.notes import plan_notes
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import last_measured
@@ -24,6 +22,7 @@ from deploy.tiny_model import config_json, model_folder_name
 
 if TYPE_CHECKING:
     from deploy.planning.break_even import Measured
+    from deploy.planning.connector import ConnectorChoice
     from deploy.stack.container_layout import ContainerImages
     from deploy.stack.layout import Layout
     from deploy.stack.service import Stack
@@ -117,6 +116,8 @@ class Prepared:
     @cached_property
     def connector_choice(self) -> ConnectorChoice | None:
         """How engines share KV; None where they share none. Plans a second time to find out."""
+        from deploy.planning.connector import connector_choice
+
         return connector_choice(self.plan, self.inventory)
 
     @property
@@ -134,6 +135,8 @@ class Prepared:
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know beside the plan's numbers, one line each."""
+        from deploy.planning.notes import plan_notes
+
         notes = plan_notes(self.plan, self.inventory)
         return (*notes, str(self.measured)) if self.measured else notes
 

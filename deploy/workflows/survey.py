@@ -28,8 +28,8 @@ from deploy.workflows.facts import (
     stated_facts,
     without_held_gpus,
 )
-from deploy.workflows.images import refuse_bad_pair, stack_images
 from deploy.workflows.prepare import Containers, Facts, Programs, Report
+from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
 _DETAIL_LINES = 6
 _Result = TypeVar("_Result")

@@ -18,7 +18,7 @@ _MODULES = {
     "init": "init",
     "patches": "patches",
     "restart": "restart", "drain": "restart", "undrain": "restart",
-    "up": "stack", "plan": "stack", "render": "stack", "status": "stack", "logs": "stack",
+    "up": "stack", "plan": "plan", "render": "plan", "status": "stack", "logs": "stack",
     "down": "stack",
     "swap": "swap", "rollback": "swap",
 }  # fmt: skip

@@ -1,29 +1,31 @@
-"""The commands that plan, start, look at and stop a stack."""
+"""The commands that start, look at and stop a stack."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deploy.cli.app import app
 from deploy.cli.hints import naming_origins
-from deploy.cli.options import File, Inventory, Json, Name, takes_stack_options
+from deploy.cli.options import File, Json, Name, takes_stack_options
 from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
-from deploy.cli.shared import check_errors, load_source, named_spec, stack_name, unhealthy
+from deploy.cli.shared import (
+    check_errors,
+    load_source,
+    named_spec,
+    plan_answer,
+    stack_name,
+    unhealthy,
+)
 from deploy.errors import RedisUnreachable, UsageError
 
 if TYPE_CHECKING:
-    from deploy.config.spec import StackSpec
-    from deploy.runtime.home import Home
     from deploy.verify.report import CheckReport
-    from deploy.workflows.prepare import Prepared
     from deploy.workflows.up import UpResult
 
 _WATCH_S = 2.0
@@ -74,7 +76,7 @@ def up(  # noqa: PLR0913 - one parameter an option
             planned = prepare_here(source.spec, home, report)
             require_user_files(planned, home.stack(name).secrets_dir)
             require_fit(planned, home, report)
-            return _plan_answer("up", planned)
+            return plan_answer("up", planned)
     with stack_lock(home.lock_file(name), name), naming_origins(source.origins):
         began = time.monotonic()
         # Without options, the stack as it was started is meant.
@@ -105,60 +107,6 @@ def _up_data(result: UpResult, checked: CheckReport | None, total_s: float) -> d
         "check": checked.as_dict() if checked else None,
         "warnings": result.warnings,
     }
-
-
-@app.command()
-@takes_stack_options
-def plan(
-    *, file: File, flags: dict[str, Any], inventory: Inventory = None, json: Json = False
-) -> CommandResult:
-    """Show engines, devices, ports and memory. Needs no GPU and starts nothing."""
-    from deploy.runtime.home import Home
-    from deploy.workflows.facts import runtime_here
-    from deploy.workflows.user_files import api_key
-    from deploy.workflows.user_redis import redis_url
-
-    source = load_source(flags, file)
-    with naming_origins(source.origins):
-        prepared = _prepare(source.spec, inventory, Home.from_environ(), runtime_here)
-        if inventory is None:  # the paths of another machine are not looked for here
-            api_key(source.spec)
-            redis_url(prepared)
-        return _plan_answer("plan", prepared)
-
-
-@app.command()
-@takes_stack_options
-def render(
-    *,
-    file: File,
-    flags: dict[str, Any],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="Write the files to this folder instead of printing them."
-        ),
-    ] = None,
-    inventory: Inventory = None,
-    json: Json = False,
-) -> CommandResult:
-    """Print the Compose document of a stack, or its processes. Secrets are shown by name only."""
-    from deploy.runtime.home import Home
-    from deploy.stack.document import document_yaml
-    from deploy.workflows.render import rendered, write_rendered
-
-    home = Home.from_environ()
-    # Printed output may be for any machine; written files are for this one.
-    source = load_source(flags, file)
-    with naming_origins(source.origins):
-        probe = output is not None
-        prepared = _prepare(source.spec, inventory, home, lambda _: "compose", probe=probe)
-        if output is None:
-            document = rendered(prepared, home)
-            return CommandResult("render", document, document_yaml(document).rstrip("\n"))
-        files, then = write_rendered(prepared, home, output)
-    text = "\n".join((*(f"wrote {path}" for path in files), f"start it with: {then}"))
-    return CommandResult("render", {"files": [str(path) for path in files], "start": then}, text)
 
 
 @app.command()
@@ -271,30 +219,3 @@ def down(
             )
         )
     return CommandResult("down", asdict(result), down_view(result), errors)
-
-
-def _prepare(
-    spec: StackSpec,
-    inventory: Path | None,
-    home: Home,
-    auto_runtime: Callable[[StackSpec], str],
-    *,
-    probe: bool = True,
-) -> Prepared:
-    """Return a plan to show; `auto_runtime` decides what the runtime 'auto' means."""
-    from deploy.workflows.facts import stated_facts
-    from deploy.workflows.prepare import prepare
-
-    machine = None
-    if inventory:
-        from deploy.runtime.detect.inventory_file import read_inventory
-
-        machine = read_inventory(inventory)
-    facts = stated_facts(spec, machine, runtime=auto_runtime(spec), probe=probe)
-    return prepare(spec, home, facts)
-
-
-def _plan_answer(command: str, prepared: Prepared) -> CommandResult:
-    from deploy.output.plan_view import plan_data, plan_view
-
-    return CommandResult(command, plan_data(prepared), plan_view(prepared))

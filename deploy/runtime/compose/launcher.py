@@ -19,11 +19,11 @@ from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.project import COMPOSE_FILE, write_project
 from deploy.runtime.compose.refusals import describe_end, refusal
 from deploy.runtime.compose.store import ContainerStore, open_container_store
-from deploy.runtime.home import StackHome
+from deploy.runtime.home import StackHome, write_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import first_error, last_lines, plain
 from deploy.runtime.secrets import Secret
-from deploy.runtime.state import ServiceRecord, write_private
+from deploy.runtime.state import ServiceRecord
 from deploy.stack.compose import LABEL, project_name
 from deploy.stack.service import Service, Stack
 

@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.runtime.home import StackHome
+from deploy.runtime.home import StackHome, write_private
 from deploy.runtime.secrets import Secret, fill_in
-from deploy.runtime.state import write_private
 from deploy.stack.compose import compose_document, secrets_used
 from deploy.stack.containers import call_filters
 from deploy.stack.document import document_yaml

@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 
 from deploy.errors import MachineError, MissingTool, PortTaken, StackUnhealthy
-from deploy.runtime.home import StackHome, is_private
+from deploy.runtime.home import StackHome, is_private, write_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.process import sessions
 from deploy.runtime.process.front import LISTEN_ENV, ask, end, is_bound, is_there, listen
 from deploy.runtime.secrets import Secret, fill_in
-from deploy.runtime.state import ServiceRecord, write_private
+from deploy.runtime.state import ServiceRecord
 from deploy.runtime.store import SocketStore, open_store
 from deploy.stack.service import Service, Stack
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from deploy.benchmark.break_even import speeds_at_first
 from deploy.benchmark.results import Result
 from deploy.planning.break_even import Measured, break_even_tokens
-from deploy.runtime.home import Home
+from deploy.runtime.home import Home, write_private
 from deploy.runtime.last_measured import key_of, read_measured
-from deploy.runtime.state import write_private
 
 
 def keep_break_even(home: Home, result: Result, folder: Path) -> None:

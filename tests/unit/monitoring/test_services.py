@@ -20,10 +20,10 @@ from deploy.stack.build import build_stack
 from deploy.stack.container_layout import ContainerLayout
 from deploy.stack.process_layout import ProcessLayout
 from deploy.stack.service import Service
-from deploy.workflows.images import stack_images
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.prepare import _layout as layout_of
 from deploy.workflows.running import RunningStack, require_running
+from deploy.workflows.stack_images import stack_images
 from tests.unit.conftest import HOME, KIT
 
 Make = Callable[..., Prepared]

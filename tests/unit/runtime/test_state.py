@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from deploy.errors import StateError
+from deploy.runtime.home import write_private
 from deploy.runtime.state import (
     FORMAT,
     ServiceRecord,
     StackState,
     boot_id,
     read_state,
-    write_private,
     write_state,
 )
 

@@ -22,11 +22,10 @@ from deploy.workflows.catalog_images import build_images, image_rows, pull_image
 from deploy.workflows.images import (
     found_images,
     obtain_images,
-    refuse_bad_pair,
-    stack_images,
 )
 from deploy.workflows.prepare import Containers, Facts
 from deploy.workflows.same_plan import _same_software
+from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
 Make = Callable[..., StackSpec]
 TODAY = date(2026, 12, 31)

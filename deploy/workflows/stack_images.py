@@ -1,0 +1,117 @@
+"""The images that a spec means, and whether their versions belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from deploy.config.catalog import (
+    LIST_COMMAND,
+    Catalog,
+    EngineImage,
+    ServiceImage,
+    load_catalog,
+    reference,
+    reference_problem,
+)
+from deploy.config.compat import judge, require_compatible
+from deploy.config.spec import StackSpec
+from deploy.errors import ConfigError
+from deploy.stack.container_layout import ContainerImages
+from deploy.stack.service import MONITORING_ROLES
+from deploy.workflows.prepare import Report
+
+
+@dataclass(frozen=True)
+class StackImages:
+    """The images that a spec means, by name."""
+
+    engine: EngineImage
+    router: ServiceImage
+    redis: ServiceImage
+    monitoring: tuple[ServiceImage, ...] = ()
+
+    @property
+    def by_name(self) -> ContainerImages:
+        """The references of the images, as a layout takes them; ids are not known yet."""
+        return self.named(reference)
+
+    def named(self, name: Callable[[EngineImage | ServiceImage], str]) -> ContainerImages:
+        """Return the references that `name` gives to the images."""
+        return ContainerImages(
+            engine=self.engine.image,
+            router=name(self.router),
+            redis=name(self.redis),
+            engine_program=self.engine.interpreter,
+            router_program=self.router.interpreter or "python3",
+            **{service.name: name(service) for service in self.monitoring},
+        )
+
+    def needed(self, *, user_redis: bool) -> tuple[EngineImage | ServiceImage, ...]:
+        """Return those that a stack runs; a Redis of the user's own runs elsewhere."""
+        redis = () if user_redis else (self.redis,)
+        return (self.engine, self.router, *redis, *self.monitoring)
+
+
+def stack_images(spec: StackSpec, vendor: str) -> StackImages:
+    """Return the images of a spec: its own, else the catalogue's for the vendor.
+
+    Raises:
+        ConfigError: a profile that is unknown or another vendor's, or no image reference.
+    """
+    catalog = load_catalog()
+    engine = catalog.named(spec.image) if spec.image else catalog.default_for(vendor)
+    if engine.vendor not in (None, vendor):
+        raise ConfigError(
+            f"'{spec.image}' is an image for {engine.vendor}, and the vendor is {vendor}",
+            setting="image",
+            hint=f"--vendor {engine.vendor} --image {spec.image}; for a stack that is up: "
+            f"deploy swap {engine.vendor} --image {spec.image}",
+        )
+    if engine.vendor is None:  # a user's own, with the entrypoint shape of the vendor's images
+        engine = replace(engine, interpreter=catalog.default_for(vendor).interpreter)
+    return StackImages(
+        engine,
+        _service(catalog, "router", spec.router.image),
+        _service(catalog, "redis", spec.redis.image),
+        tuple(catalog.services[name] for name in MONITORING_ROLES) if spec.monitoring else (),
+    )
+
+
+def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
+    """Return a service's image; a reference that the catalogue knows keeps the way it is built.
+
+    An image that is pulled, named by its tag alone, is taken by that.
+
+    Raises:
+        ConfigError: what is asked for is neither in the catalogue nor an image reference.
+    """
+    known = catalog.services[name]
+    if asked is None:
+        return known
+    own = [one for one in catalog.services.values() if one.name.startswith(name)]
+    for service in own:
+        if asked == service.name or (service.build and asked == service.image):
+            return service
+    if problem := reference_problem(asked):
+        names = ", ".join(service.name for service in own)
+        raise ConfigError(
+            f"{problem}; profiles: {names}", setting=f"{name}.image", hint=LIST_COMMAND
+        )
+    return replace(known, image=asked, build=None, digest=None)
+
+
+def refuse_bad_pair(
+    spec: StackSpec, vendor: str, vllm: str | None, lmcache: str | None, report: Report
+) -> None:
+    """Refuse versions that do not belong together, before anything is started.
+
+    Raises:
+        ConfigError: the pair is known to be bad, or nobody has proved it; names a good one.
+    """
+    verdict = judge(
+        vendor, vllm, lmcache, layerwise=spec.layerwise, save_decode_cache=spec.save_decode_cache
+    )
+    warning = require_compatible(verdict, allow_unproven=spec.allow_unproven)
+    if warning:
+        report(f"warning: {warning}")
