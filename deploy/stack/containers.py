@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from deploy.stack.layout import (
     ROUTER_CONTROL,
     SECRETS,
 )
+from deploy.stack.secret_names import is_secret
 from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service, Stack
 
 # 'uid:gid' in containers where Docker runs without root: there it is the user.
@@ -47,21 +47,6 @@ _HEALTH_PROGRAM = (
     "import urllib.request as u; u.build_opener(u.ProxyHandler({{}}))"
     ".open('http://127.0.0.1:{port}{path}', timeout=2).read(1)"
 )
-
-
-# Variables of these names hold secrets, and `docker inspect` shows a container's variables.
-_SECRET_NAME = re.compile(
-    r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?<![A-Z])PASS(?![A-Z])"
-    r"|(?:ACCESS|PRIVATE|SIGNING|ENCRYPTION|OPENAI|ANTHROPIC|SSH|GPG)_?KEY"
-    r"|(?<=_)(?:KEY|PWD|AUTH|PAT|CREDS?)$|(?<![A-Z])JWT(?![A-Z])",
-    re.IGNORECASE,
-)
-_PASSWORD_IN_URL = re.compile(r"://[^\s/?#]*:[^\s/?#]+@")
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable is likely to hold a secret, by its name or as a URL's password."""
-    return bool(_SECRET_NAME.search(name) or _PASSWORD_IN_URL.search(value))
 
 
 def refuse_visible_secrets(spec: StackSpec, otherwise: str = "--runtime process") -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from deploy.planning.address import host_port
-from deploy.stack.containers import is_secret
+from deploy.stack.secret_names import is_secret
 from deploy.stack.service import Service, Stack
 
 

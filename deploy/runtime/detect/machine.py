@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.planning.inventory import GpuVendor, Inventory
-from deploy.runtime.detect.amd import find_amd
 from deploy.runtime.detect.containers import container_gpus, read_cdi_kinds
-from deploy.runtime.detect.nvidia import find_nvidia
 from deploy.runtime.detect.tool import TIMEOUT_S, Tools
 from deploy.runtime.host import cpu_flags, machine_memory_mib
 
@@ -33,6 +31,9 @@ def detect_inventory(
         root: below it lie /sys, /dev and /etc.
         timeout_s: for each tool that is asked.
     """
+    from deploy.runtime.detect.amd import find_amd
+    from deploy.runtime.detect.nvidia import find_nvidia
+
     host = detect_host(root)
     tools = Tools(os.environ if environ is None else environ, root, timeout_s)
     nvidia, amd = find_nvidia(tools, host.memory_mib), find_amd(tools, root)
