@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_command
@@ -16,6 +16,7 @@ from typer.main import get_command
 from deploy import __version__
 from deploy.cli.app import app
 from deploy.cli.commands import _MODULES, app_for, whole_app
+from deploy.config.spec import VendorChoice
 from tests.conftest import Ended, plain_environ
 
 IMAGES = ("images", "images list", "images build", "images pull")
@@ -54,6 +55,11 @@ def test_help(command: str, shown: dict[str, Ended], golden: Callable[[str, str]
 def test_help_fits_80_columns_and_has_no_colours(command: str, shown: dict[str, Ended]) -> None:
     assert max(map(len, shown[command].stdout.splitlines())) <= 80
     assert "\x1b" not in shown[command].stdout
+
+
+def test_help_names_every_vendor(shown: dict[str, Ended]) -> None:
+    of_vendor = shown["plan"].stdout.partition("--vendor")[2].partition("--runtime")[0]
+    assert {one for one in get_args(VendorChoice) if one not in of_vendor} == set()
 
 
 def test_every_command_is_known_to_these_tests() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.output.plan_view import plan_data, plan_view
+from deploy.planning import connector
 from deploy.planning.connector import HOW_TO, ConnectorChoice, connector_choice
-from deploy.workflows import prepare
 from deploy.workflows.prepare import Prepared
 from tests.conftest import REPO
 from tests.unit.stack.cases import machine_with
@@ -82,7 +82,7 @@ def test_text_and_json_share_one_trial(prepared: Make, monkeypatch: pytest.Monke
     def trial(*given: object) -> None:
         trials.append(given)
 
-    monkeypatch.setattr(prepare, "connector_choice", trial)
+    monkeypatch.setattr(connector, "connector_choice", trial)
     found = prepared()
     plan_view(found)
     plan_data(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.errors import StateError
-from deploy.workflows import patches
+from deploy.runtime import fixes
 from deploy.workflows.patches import patches_of
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
@@ -55,7 +55,7 @@ def test_status_warns(
 def test_status_is_silent_where_all_is_well(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     up(lab, monkeypatch, RELEASE, fix("B17", "applied"), fix("B3", "not needed"))
     # It would start an interpreter, which takes longer than the rest of `status`.
-    monkeypatch.setattr(patches, "known_fixes", lambda _: pytest.fail("nothing is to be named"))
+    monkeypatch.setattr(fixes, "known_fixes", lambda _: pytest.fail("nothing is to be named"))
     assert stack_status(lab.home, "pdkit").warnings == []
 
 
