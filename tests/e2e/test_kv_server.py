@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -23,6 +24,7 @@ from tests.ports import free_row
 
 NAME = "mp"
 PORT = free_row()
+METRICS = PORT + 5
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -34,7 +36,7 @@ def kit(shared_home: Path) -> Deploy:
 @pytest.fixture(scope="module")
 def up(kit: Deploy) -> Iterator[Any]:
     before = set(SHARED_MEMORY.glob("pdkit-*"))
-    with running_stack(kit, NAME, PORT, "--connector", "lmcache-mp") as data:
+    with running_stack(kit, NAME, PORT, "--connector", "lmcache-mp", "--monitoring") as data:
         yield data
     assert set(SHARED_MEMORY.glob("pdkit-*")) <= before
 
@@ -62,7 +64,8 @@ def computed(engines: Engines, asked: str) -> Completion:
 
 
 def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
-    assert set(up["started"]) == {"redis", "kv-server", "producer-0", "consumer-0", "router"}
+    serving = {"redis", "kv-server", "producer-0", "consumer-0", "router"}
+    assert set(up["started"]) - {"grafana"} == {*serving, "prometheus"}
     found = kit.ok("check", "--name", NAME)
     assert found["hit_rate"]["eligible_rate"] == 1.0
     assert found["store_race"]["eligible_rate"] == 1.0
@@ -93,9 +96,14 @@ def test_the_server_knows_the_engines_by_the_numbers_that_they_report(
     assert {kv["lmcache"] for kv in reports} == {version.partition("+")[0]}
 
 
-def test_nothing_listens_on_a_port(kit: Deploy, up: Any) -> None:
+def test_nothing_listens_on_a_port_but_its_metrics(kit: Deploy, up: Any) -> None:
     server = psutil.Process(kit.pid(NAME, "kv-server"))
-    assert [one for one in server.net_connections("inet") if one.status == "LISTEN"] == []
+    listening = [one for one in server.net_connections("inet") if one.status == "LISTEN"]
+    assert [tuple(one.laddr) for one in listening] == [("127.0.0.1", METRICS)]
+    page = f"http://127.0.0.1:{METRICS}/metrics"
+    assert httpx.get(page, trust_env=False).status_code == 200
+    for path in ("/healthcheck", "/pdkit/forget", "/metrics/reset"):
+        assert httpx.get(page.replace("/metrics", path), trust_env=False).status_code == 404
     services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
     socket = Path(services["kv-server"]["url"])
     assert services["kv-server"]["condition"] == "ready"
