@@ -1,4 +1,4 @@
-"""Engines that share KV through LMCache's server and Redis behind it; either may die."""
+"""Engines that share KV through LMCache's server and Redis behind it; Prometheus watches them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import EngineApi
 from deploy.verify.equivalence import Completion
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, Engines
+from tests.e2e.engines import CHUNK, Engines, with_arguments
+from tests.e2e.prometheus import found, names_on, prometheus_of, recorded, without_data
 from tests.e2e.store_vandals import spoil
 from tests.e2e.traffic import MODEL
 from tests.ports import free_row
@@ -26,6 +27,7 @@ NAME = "mp"
 PORT = free_row()
 METRICS = PORT + 5
 SHARED_MEMORY = Path("/dev/shm")
+ROOM_FOR_SIX_CHUNKS = "0.0029296875"  # GiB
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +52,11 @@ def prompt(word: str) -> str:
     return f"{word} " * (3 * CHUNK // (len(word) + 1))
 
 
-def in_redis(engines: Engines, asked: str) -> None:
+def in_redis(engines: Engines, asked: str, chunks: int = 3) -> None:
     """Have the producer store a prompt, and wait until the server has put it into Redis."""
     before = int(engines.store().dbsize())
     engines.ask("producer-0", asked)
-    assert eventually(lambda: int(engines.store().dbsize()) >= before + 3)
+    assert eventually(lambda: int(engines.store().dbsize()) >= before + chunks)
 
 
 def computed(engines: Engines, asked: str) -> Completion:
@@ -167,3 +169,40 @@ def test_an_engine_that_is_killed_leaves_no_shared_memory(kit: Deploy, up: Any) 
     assert len(segments()) == len(before)
     assert segments() != before
     assert kit.ok("check", "--name", NAME, "--quick")["passed"]
+
+
+def test_prometheus_sees_the_server_and_its_lack_of_room(
+    kit: Deploy, engines: Engines, up: Any
+) -> None:
+    """The dashboard has data for all that happens to a server, and the alert fires."""
+    stored, long = "short " * 43, "long " * 820
+    in_redis(engines, stored, 1)
+    in_redis(engines, long, 16)
+    services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
+    engines.start_otherwise({"kv-server": with_arguments("--l1-size-gb", ROOM_FOR_SIX_CHUNKS)})
+    with EngineApi(f"unix://{services['kv-server']['url']}") as server:
+        assert eventually(lambda: len(server.known_engines()) == 2)
+    engines.ask("consumer-0", long)
+    engines.ask("producer-0", "other " * 700)  # no step of which fits
+    asked: list[str] = []
+
+    def use_the_server() -> None:
+        """Have it look up, load from Redis, store and evict; panels show the last minute."""
+        asked.append(prompt(f"asked {len(asked)}"))
+        engines.ask("front", asked[-1])
+        engines.ask("consumer-0", stored + "?" * len(asked))
+
+    with prometheus_of(PORT) as prometheus:
+
+        def empty() -> set[tuple[str, str, str]]:
+            use_the_server()
+            return without_data(prometheus, NAME, ("kv-server",))
+
+        assert eventually(lambda: not empty(), every_s=2), empty()
+        firing = f'ALERTS{{stack="{NAME}",alertname="PdkitKvServerFull",alertstate="firing"}}'
+        assert eventually(lambda: found(prometheus, NAME, firing), every_s=1)
+        assert found(prometheus, NAME, f'up{{stack="{NAME}",job="kv-server"}}') == [1]
+    page = httpx.get(f"http://127.0.0.1:{METRICS}/metrics", trust_env=False).text
+    # LMCache's histograms are of a sample, and may be empty.
+    names = {name for name in names_on(page) if not name.endswith(("_bucket", "_count", "_sum"))}
+    assert recorded("kv-server", names) <= names
