@@ -37,12 +37,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard; `per_engine` lets the reader choose engines."""
+    """A dashboard; with `jobs`, the reader can choose among their services."""
 
     uid: str
     title: str
     panels: Sequence[Panel]
-    per_engine: bool = False
+    jobs: str = ""
 
 
 def _rate(metric: str, **labels: str) -> str:
@@ -123,7 +123,7 @@ ENGINES = Board(
               {f"{{{{service}}}} {stage}": _mean(f"vllm:request_{stage}_time_seconds", "service")
                for stage in ("queue", "prefill", "decode")}, "s"),
     ),
-    per_engine=True,
+    jobs="engines",
 )  # fmt: skip
 
 KV = Board(
@@ -160,7 +160,7 @@ KV = Board(
                   _rate(f"pdkit_store_barrier_{what}_total") for what in ("seconds", "waits")))},
               "s"),
     ),
-    per_engine=True,
+    jobs="engines|kv-server",
 )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def _by_shard(expression: str) -> dict[str, str]:
 REDIS = Board(
     "pdkit-redis", "pdkit: Redis",
     (
-        Panel("Engines that reach it",
+        Panel("Engines that reach it, or LMCache's server",
               {"shard {{shard}}": f"sum by (shard) ({_of('pdkit_redis_up')})"}),
         Panel("Memory in use", _by_shard(_of("pdkit_redis_used_memory_bytes")), "bytes"),
         Panel("Memory limit", _by_shard(_of("pdkit_redis_max_memory_bytes")), "bytes"),
@@ -181,6 +181,46 @@ REDIS = Board(
         Panel("Clients", _by_shard(_of("pdkit_redis_clients"))),
         Panel("Received", _by_shard(_rate("pdkit_redis_received_bytes_total")), "Bps"),
         Panel("Sent", _by_shard(_rate("pdkit_redis_sent_bytes_total")), "Bps"),
+    ),
+)  # fmt: skip
+
+
+def _server(metric: str, **labels: str) -> str:
+    """Return the sum over what LMCache tells apart: model, salt, kind of memory."""
+    return f"sum ({_of(f'lmcache_mp_{metric}', **labels)})"
+
+
+def _server_rate(metric: str, **labels: str) -> str:
+    return f"sum ({_rate(f'lmcache_mp_{metric}_total', **labels)})"
+
+
+_USED, _USED_PART = _server("l1_memory_usage_bytes"), _server("l1_usage_ratio")
+_ASKED, _FOUND, _LOADED = (
+    _server_rate(f"lookup_{what}_tokens") for what in ("requested", "hit_l1", "hit_l2")
+)
+
+KV_SERVER = Board(
+    "pdkit-kv-server", "pdkit: LMCache's server",
+    (
+        Panel("Memory for KV", {"used": _USED, "of": f"{_USED} / ({_USED_PART} > 0)"}, "bytes"),
+        Panel("Part of it in use", {"used": _USED_PART}, "percentunit"),
+        Panel("Evicted chunks", {"evicted": _server_rate("l1_evicted_chunks")}, "ops"),
+        Panel("Tokens looked up",
+              {"found": _FOUND, "loaded from Redis": _LOADED,
+               "missed": f"{_ASKED} - {_server_rate('lookup_hit_tokens')}"}, "cps"),
+        Panel("Hit rate",
+              {"found": f"{_FOUND} / {_ASKED}", "loaded from Redis": f"{_LOADED} / {_ASKED}"},
+              "percentunit"),
+        Panel("Chunks written and read",
+              {"written": _server_rate("l1_write_chunks"),
+               "read": _server_rate("l1_read_chunks")}, "ops"),
+        Panel("Chunks to and from Redis",
+              {"stored": _server_rate("l2_store_completed_objects_chunks"),
+               "loaded": _server_rate("l2_prefetch_load_completed_chunks")}, "ops"),
+        Panel("Chunks without room",
+              {"not stored": _server_rate("l1_allocation_failure_chunks"),
+               "not loaded from Redis":
+               _server_rate("l2_prefetch_failure_chunks", reason='="l1_oom"')}, "ops"),
     ),
 )  # fmt: skip
 
@@ -195,7 +235,10 @@ FRONT = Board(
     ),
 )  # fmt: skip
 
-BOARDS = {"overview": OVERVIEW, "engines": ENGINES, "kv": KV, "redis": REDIS, "router": FRONT}
+BOARDS = {
+    "overview": OVERVIEW, "engines": ENGINES, "kv": KV, "kv-server": KV_SERVER, "redis": REDIS,
+    "router": FRONT,
+}  # fmt: skip
 
 
 def text_of(board: Board) -> str:
@@ -210,9 +253,9 @@ def text_of(board: Board) -> str:
         .with_variable(_variable("stack", "label_values(up, stack)"))
     )
     selection = _STACK
-    if board.per_engine:
-        engines = f'label_values(up{{{_STACK},job="engines"}}, service)'
-        made.with_variable(_variable("service", engines).multi(True).include_all(True))
+    if board.jobs:
+        services = f'label_values(up{{{_STACK},job=~"{board.jobs}"}}, service)'
+        made.with_variable(_variable("service", services).multi(True).include_all(True))
         selection = f"{_STACK},{_SERVICE}"
     for panel in board.panels:
         made.with_panel(_shown(panel, selection))

@@ -26,10 +26,13 @@ class KvServerPlan:
 
     Attributes:
         kv_mib: memory for KV, taken when it starts.
+        metrics_port: on this machine, for Prometheus; 0 where none watches the stack, or where it
+            does so inside the containers' network.
     """
 
     name: str
     kv_mib: int
+    metrics_port: int = 0
 
     @property
     def memory_mib(self) -> int:
@@ -46,7 +49,12 @@ def kv_server(spec: StackSpec, topology: Topology, default_mib: int) -> KvServer
     if spec.connector != MP or not topology.redis:
         return None
     asked = spec.lmcache.server_gib
-    return KvServerPlan("kv-server", round(asked * 1024) if asked else default_mib)
+    scraped = spec.monitoring and spec.runtime == "process"
+    return KvServerPlan(
+        "kv-server",
+        round(asked * 1024) if asked else default_mib,
+        metrics_port=spec.port + 5 if scraped else 0,
+    )
 
 
 def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:

@@ -190,12 +190,14 @@ class Plan:
     @property
     def ports(self) -> dict[int, str]:
         """Every port of this machine that the stack listens on, with the service's name."""
+        kv_metrics = self.kv_server.metrics_port if self.kv_server else 0
         return {
             **({self.port: "router"} if self.has_router else {}),
             **{shard.port: shard.name for shard in self.redis if shard.port},
             **({self.router_metrics_port: "router metrics"} if self.has_router else {}),
             **({self.prometheus_port: "prometheus"} if self.prometheus_port else {}),
             **({self.grafana_port: "grafana"} if self.grafana_port else {}),
+            **({kv_metrics: "kv-server metrics"} if kv_metrics else {}),
             **{engine.port: engine.name for engine in self.engines},
         }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy.assets import Kit
 from deploy.planning.engines import EnginePlan
+from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.layout import (
@@ -31,6 +32,7 @@ from deploy.stack.layout import (
 
 _ROUTER_PORT = 8000
 _ROUTER_METRICS_PORT = 9000
+_KV_METRICS_PORT = 9000
 _REDIS_PORT = 6379
 _PROMETHEUS_PORT = 9090
 _GRAFANA_PORT = 3000
@@ -105,6 +107,9 @@ class ContainerLayout:
 
     def redis_socket(self, shard: RedisPlan) -> str:  # noqa: ARG002 - they share no folder
         return ""
+
+    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+        return _in_network(server.name, _KV_METRICS_PORT)
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         return _in_network(engine.name, ENGINE_PORT)

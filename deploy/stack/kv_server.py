@@ -34,7 +34,7 @@ _LONGEST_S = 240.0
 def kv_server_service(
     server: KvServerPlan, plan: Plan, layout: Layout, urls: Sequence[str]
 ) -> Service:
-    """Return the server, which listens on Unix sockets only; URLs may hold secret placeholders."""
+    """Return the server, which engines reach by a Unix socket; URLs may hold placeholders."""
     requests, pages = layout.kv_sockets
     place = layout.file(server.name, "second-tier.yaml")
     settings = redis_path_settings(plan, layout, urls, _limits(plan))
@@ -71,11 +71,19 @@ def kv_server_service(
             "LMCACHE_DISABLE_BANNER": "1",
             "DO_NOT_TRACK": "1",
             "TMPDIR": str(PurePosixPath(requests).parent),
+            **_metrics_env(server, plan, layout),
         },
         files=(ConfigFile(place.path, yaml.safe_dump(settings, sort_keys=True), place.target),),
+        extra_ports=(server.metrics_port,) if server.metrics_port else (),
         depends_on=tuple(shard.name for shard in plan.redis),
         memory_mib=server.memory_mib,
     )  # fmt: skip
+
+
+def _metrics_env(server: KvServerPlan, plan: Plan, layout: Layout) -> dict[str, str]:
+    """Return where the server shows Prometheus its metrics; nothing where none watches it."""
+    place = layout.kv_metrics(server)
+    return {"PDKIT_METRICS_ADDRESS": f"{place.bind}:{place.port}"} if plan.prometheus_port else {}
 
 
 def _second_tier(settings_file: str) -> str:

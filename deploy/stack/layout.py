@@ -8,6 +8,7 @@ from typing import Protocol
 
 from deploy.assets import Kit
 from deploy.planning.engines import EnginePlan
+from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 
@@ -100,6 +101,10 @@ class Layout(Protocol):
     @property
     def kv_sockets(self) -> tuple[str, str]:
         """Return the Unix sockets of LMCache's server, for engines' requests and for its pages."""
+        ...
+
+    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+        """Return where LMCache's server shows Prometheus its metrics."""
         ...
 
     @property

@@ -1,13 +1,14 @@
-"""What watches a stack: Prometheus, which scrapes engines and router, and Grafana."""
+"""What watches a stack: Prometheus, which scrapes what has metrics, and Grafana."""
 
 from __future__ import annotations
 
 from io import StringIO
+from typing import Any
 
 import yaml
 
 from deploy.planning.plan import Plan
-from deploy.stack.layout import ENGINE_KEY, GRAFANA_HOME, LOOPBACK, Layout
+from deploy.stack.layout import ENGINE_KEY, GRAFANA_HOME, LOOPBACK, Endpoint, Layout
 from deploy.stack.service import ConfigFile, Health, Service
 
 GRAFANA_PASSWORD = "grafana_password"  # noqa: S105 - the name of the secret, not the secret
@@ -75,16 +76,9 @@ def prometheus_config(plan: Plan, layout: Layout) -> str:
             for engine in plan.all_engines
         ],
     }
-    router = {
-        "job_name": "router",
-        "follow_redirects": False,
-        "static_configs": [
-            {
-                "targets": [layout.router_metrics(plan).reached_at],
-                "labels": {"stack": plan.name, "service": "router"},
-            }
-        ],
-    }
+    jobs = [engines, _job("router", layout.router_metrics(plan), plan)]
+    if plan.kv_server:
+        jobs.append(_job(plan.kv_server.name, layout.kv_metrics(plan.kv_server), plan))
     every = f"{SCRAPE_S}s"
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
@@ -92,9 +86,23 @@ def prometheus_config(plan: Plan, layout: Layout) -> str:
             f"{layout.monitoring_dir}/rules.yml",
             layout.file("prometheus", _LIMITS).seen_at,
         ],
-        "scrape_configs": [engines, router],
+        "scrape_configs": jobs,
     }
     return yaml.safe_dump(config, sort_keys=False)
+
+
+def _job(name: str, place: Endpoint, plan: Plan) -> dict[str, Any]:
+    """Return the job of a service that is the only one of its kind, and asks for no key."""
+    return {
+        "job_name": name,
+        "follow_redirects": False,
+        "static_configs": [
+            {
+                "targets": [place.reached_at],
+                "labels": {"stack": plan.name, "service": name},
+            }
+        ],
+    }
 
 
 def latency_limits(plan: Plan) -> str:

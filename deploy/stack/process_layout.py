@@ -8,6 +8,7 @@ from pathlib import Path
 from deploy.assets import Kit
 from deploy.planning.address import host_port
 from deploy.planning.engines import EnginePlan
+from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.layout import DRAINED, LOOPBACK, WILDCARDS, Endpoint, FilePlace
@@ -61,6 +62,9 @@ class ProcessLayout:
     @property
     def kv_sockets(self) -> tuple[str, str]:
         return str(self.temp_dir / "kv.sock"), str(self.temp_dir / "kv-pages.sock")
+
+    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+        return _on_loopback(server.metrics_port)
 
     @property
     def shared_memory(self) -> str:

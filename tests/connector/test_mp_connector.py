@@ -223,6 +223,21 @@ def test_without_sockets_the_server_could_bind_nothing():
             socket.getaddrinfo(host, 80, flags=socket.AI_NUMERICHOST)
 
 
+@pytest.mark.parametrize("address", [None, "127.0.0.1:8005"])
+def test_the_server_shows_its_metrics_on_a_port_only_where_it_is_told_to(monkeypatch, address):
+    shown = []
+    monkeypatch.setattr(sys, "argv", ["kv_server", "requests", "pages"])
+    monkeypatch.setattr(kv_server, "listen_on_sockets", lambda *_: None)
+    monkeypatch.setattr(kv_server, "add_pages", lambda: None)
+    monkeypatch.setattr(kv_server.runpy, "run_module", lambda *_, **__: None)
+    monkeypatch.setattr(kv_server.metrics_port, "serve", lambda *given: shown.append(given))
+    monkeypatch.delenv("PDKIT_METRICS_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("PDKIT_METRICS_ADDRESS", address)
+    kv_server.main()
+    assert shown == ([(address, "pages")] if address else [])
+
+
 def test_fixes_of_the_other_connector_are_not_applied(monkeypatch):
     monkeypatch.setattr("pdkit_connector.serve.discover", lambda: 1 / 0)
     check(["--kv-transfer-config", f'{{"kv_connector_module_path": "{MP_MODULE}"}}'])

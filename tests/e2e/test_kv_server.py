@@ -1,4 +1,4 @@
-"""Engines that share KV through LMCache's server and Redis behind it; either may die."""
+"""Engines that share KV through LMCache's server and Redis behind it; Prometheus watches them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -16,14 +17,17 @@ from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import EngineApi
 from deploy.verify.equivalence import Completion
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, Engines
+from tests.e2e.engines import CHUNK, Engines, with_arguments
+from tests.e2e.prometheus import found, names_on, prometheus_of, recorded, without_data
 from tests.e2e.store_vandals import spoil
 from tests.e2e.traffic import MODEL
 from tests.ports import free_row
 
 NAME = "mp"
 PORT = free_row()
+METRICS = PORT + 5
 SHARED_MEMORY = Path("/dev/shm")
+ROOM_FOR_SIX_CHUNKS = "0.0029296875"  # GiB
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def kit(shared_home: Path) -> Deploy:
 @pytest.fixture(scope="module")
 def up(kit: Deploy) -> Iterator[Any]:
     before = set(SHARED_MEMORY.glob("pdkit-*"))
-    with running_stack(kit, NAME, PORT, "--connector", "lmcache-mp") as data:
+    with running_stack(kit, NAME, PORT, "--connector", "lmcache-mp", "--monitoring") as data:
         yield data
     assert set(SHARED_MEMORY.glob("pdkit-*")) <= before
 
@@ -48,11 +52,11 @@ def prompt(word: str) -> str:
     return f"{word} " * (3 * CHUNK // (len(word) + 1))
 
 
-def in_redis(engines: Engines, asked: str) -> None:
+def in_redis(engines: Engines, asked: str, chunks: int = 3) -> None:
     """Have the producer store a prompt, and wait until the server has put it into Redis."""
     before = int(engines.store().dbsize())
     engines.ask("producer-0", asked)
-    assert eventually(lambda: int(engines.store().dbsize()) >= before + 3)
+    assert eventually(lambda: int(engines.store().dbsize()) >= before + chunks)
 
 
 def computed(engines: Engines, asked: str) -> Completion:
@@ -62,7 +66,8 @@ def computed(engines: Engines, asked: str) -> Completion:
 
 
 def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
-    assert set(up["started"]) == {"redis", "kv-server", "producer-0", "consumer-0", "router"}
+    serving = {"redis", "kv-server", "producer-0", "consumer-0", "router"}
+    assert set(up["started"]) - {"grafana"} == {*serving, "prometheus"}
     found = kit.ok("check", "--name", NAME)
     assert found["hit_rate"]["eligible_rate"] == 1.0
     assert found["store_race"]["eligible_rate"] == 1.0
@@ -93,9 +98,14 @@ def test_the_server_knows_the_engines_by_the_numbers_that_they_report(
     assert {kv["lmcache"] for kv in reports} == {version.partition("+")[0]}
 
 
-def test_nothing_listens_on_a_port(kit: Deploy, up: Any) -> None:
+def test_nothing_listens_on_a_port_but_its_metrics(kit: Deploy, up: Any) -> None:
     server = psutil.Process(kit.pid(NAME, "kv-server"))
-    assert [one for one in server.net_connections("inet") if one.status == "LISTEN"] == []
+    listening = [one for one in server.net_connections("inet") if one.status == "LISTEN"]
+    assert [tuple(one.laddr) for one in listening] == [("127.0.0.1", METRICS)]
+    page = f"http://127.0.0.1:{METRICS}/metrics"
+    assert httpx.get(page, trust_env=False).status_code == 200
+    for path in ("/healthcheck", "/pdkit/forget", "/metrics/reset"):
+        assert httpx.get(page.replace("/metrics", path), trust_env=False).status_code == 404
     services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
     socket = Path(services["kv-server"]["url"])
     assert services["kv-server"]["condition"] == "ready"
@@ -159,3 +169,40 @@ def test_an_engine_that_is_killed_leaves_no_shared_memory(kit: Deploy, up: Any) 
     assert len(segments()) == len(before)
     assert segments() != before
     assert kit.ok("check", "--name", NAME, "--quick")["passed"]
+
+
+def test_prometheus_sees_the_server_and_its_lack_of_room(
+    kit: Deploy, engines: Engines, up: Any
+) -> None:
+    """The dashboard has data for all that happens to a server, and the alert fires."""
+    stored, long = "short " * 43, "long " * 820
+    in_redis(engines, stored, 1)
+    in_redis(engines, long, 16)
+    services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
+    engines.start_otherwise({"kv-server": with_arguments("--l1-size-gb", ROOM_FOR_SIX_CHUNKS)})
+    with EngineApi(f"unix://{services['kv-server']['url']}") as server:
+        assert eventually(lambda: len(server.known_engines()) == 2)
+    engines.ask("consumer-0", long)
+    engines.ask("producer-0", "other " * 700)  # no step of which fits
+    asked: list[str] = []
+
+    def use_the_server() -> None:
+        """Have it look up, load from Redis, store and evict; panels show the last minute."""
+        asked.append(prompt(f"asked {len(asked)}"))
+        engines.ask("front", asked[-1])
+        engines.ask("consumer-0", stored + "?" * len(asked))
+
+    with prometheus_of(PORT) as prometheus:
+
+        def empty() -> set[tuple[str, str, str]]:
+            use_the_server()
+            return without_data(prometheus, NAME, ("kv-server",))
+
+        assert eventually(lambda: not empty(), every_s=2), empty()
+        firing = f'ALERTS{{stack="{NAME}",alertname="PdkitKvServerFull",alertstate="firing"}}'
+        assert eventually(lambda: found(prometheus, NAME, firing), every_s=1)
+        assert found(prometheus, NAME, f'up{{stack="{NAME}",job="kv-server"}}') == [1]
+    page = httpx.get(f"http://127.0.0.1:{METRICS}/metrics", trust_env=False).text
+    # LMCache's histograms are of a sample, and may be empty.
+    names = {name for name in names_on(page) if not name.endswith(("_bucket", "_count", "_sum"))}
+    assert recorded("kv-server", names) <= names

@@ -2,17 +2,19 @@
 
 `lmcache server` binds two TCP ports, for engines and for its admin API, and neither asks for a key.
 Here both are sockets, in a folder that only the stack's user may enter. Further arguments are those
-of `lmcache server`.
+of `lmcache server`. Where PDKIT_METRICS_ADDRESS names HOST:PORT, its metrics are there, too.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from pdkit_connector import metrics_port
 from pdkit_connector.first_tier import add_page
 from pdkit_connector.metrics import ServerCollector
 
@@ -25,6 +27,8 @@ def main() -> None:
     requests, pages, *rest = sys.argv[1:]
     listen_on_sockets(requests, pages)
     add_pages()
+    if address := os.environ.get(metrics_port.ADDRESS_ENV):
+        metrics_port.serve(address, pages)
     sys.argv = ["lmcache", *server_argv(rest)]
     runpy.run_module("lmcache.cli.main", run_name="__main__")
 

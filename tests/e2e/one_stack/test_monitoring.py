@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import os
 import random
-import re
 from typing import Any
 
 import httpx
@@ -14,28 +11,16 @@ import pytest
 from deploy.runtime.engine_api import bearer
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT
-from tests.unit.monitoring.shipped import BOARDS, LIMITS, RECORDED, RULES
+from tests.e2e.prometheus import found, names_on, prometheus_of, recorded, without_data
+from tests.unit.monitoring.shipped import BOARDS, LIMITS, RULES
 
 PAGES = {"producer": PORT + 10, "consumer": PORT + 11, "router": PORT + 2}
-PROMETHEUS = PORT + 3
-_NAME = re.compile(r"^((?:vllm:|pdkit_)\w+)[{ ]", re.MULTILINE)
 
 
 @pytest.fixture
 def prometheus() -> Any:
-    with httpx.Client(
-        base_url=f"http://127.0.0.1:{PROMETHEUS}", trust_env=False, timeout=30
-    ) as client:
+    with prometheus_of(PORT) as client:
         yield client
-
-
-def found(prometheus: httpx.Client, expression: str) -> list[float]:
-    """Return the values that an expression has now."""
-    asked = expression.replace("$stack", NAME).replace("$service", ".+")
-    answer = prometheus.get("/api/v1/query", params={"query": asked}).json()
-    assert answer["status"] == "success", answer
-    values = [float(one["value"][1]) for one in answer["data"]["result"]]
-    return [value for value in values if not math.isnan(value)]
 
 
 def use_the_stack() -> None:
@@ -49,33 +34,25 @@ def use_the_stack() -> None:
 def names_on_page(kit: Deploy, name: str) -> set[str]:
     headers = {} if name == "router" else bearer(kit.engine_key(NAME))
     url = f"http://127.0.0.1:{PAGES[name]}/metrics"
-    text = httpx.get(url, headers=headers, trust_env=False, timeout=30).text
-    return set(_NAME.findall(text))
+    return names_on(httpx.get(url, headers=headers, trust_env=False, timeout=30).text)
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_recorded_metrics_are_still_there(kit: Deploy, name: str) -> None:
     if name != "router":  # the first who asks for Redis's numbers has them read
         assert eventually(lambda: "pdkit_redis_up" in names_on_page(kit, name))
-    found, file = names_on_page(kit, name), RECORDED / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDENS"):
-        file.write_text("".join(f"{one}\n" for one in sorted(found)))
-    assert set(file.read_text().split()) <= found
+    names = names_on_page(kit, name)
+    assert recorded(name, names) <= names
 
 
 def test_every_panel_has_data(prometheus: httpx.Client) -> None:
-    wanted = {
-        (board, panel["title"], target["expr"])
-        for board, content in BOARDS.items()
-        for panel in content["panels"]
-        for target in panel["targets"]
-    }
+    boards = BOARDS.keys() - {"kv-server"}  # tests/e2e/test_kv_server.py
 
-    def without_data() -> set[tuple[str, str, str]]:
+    def empty() -> set[tuple[str, str, str]]:
         use_the_stack()  # panels show the last minute
-        return {one for one in wanted if not found(prometheus, one[2])}
+        return without_data(prometheus, NAME, boards)
 
-    assert eventually(lambda: not without_data(), every_s=2), without_data()
+    assert eventually(lambda: not empty(), every_s=2), empty()
 
 
 def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
@@ -84,9 +61,9 @@ def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
     rules = {rule["name"]: rule for group in groups for rule in group["rules"]}
     assert rules.keys() == LIMITS | {rule.get("alert") or rule["record"] for rule in RULES}
     assert {rule["health"] for rule in rules.values()} == {"ok"}, rules
-    recorded = [rule for rule in rules if rule.startswith("pdkit:")]
-    assert recorded
-    assert eventually(lambda: all(found(prometheus, rule) for rule in recorded), every_s=1)
+    rates = [rule for rule in rules if rule.startswith("pdkit:")]
+    assert rates
+    assert eventually(lambda: all(found(prometheus, NAME, rule) for rule in rates), every_s=1)
     assert rules["PdkitKvRefused"]["alerts"] == [], "the one that a busy machine cannot cause"
 
 

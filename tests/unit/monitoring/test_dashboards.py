@@ -71,6 +71,17 @@ def test_what_can_be_chosen_is_looked_up_when_it_is_opened(name: str) -> None:
     assert set(re.findall(r"\$(\w+)", text)) == variables.keys()
 
 
+@pytest.mark.parametrize(
+    ("board", "jobs"), [("engines", {"engines"}), ("kv", {"engines", "kv-server"})]
+)
+def test_only_services_that_have_such_metrics_can_be_chosen(board: str, jobs: set[str]) -> None:
+    variables = {one["name"]: one["query"] for one in BOARDS[board]["templating"]["list"]}
+    offered = re.search(r'job=~"([^"]+)"', str(variables["service"]))
+    assert offered
+    every = ("engines", "router", "kv-server")
+    assert {job for job in every if re.fullmatch(offered[1], job)} == jobs
+
+
 def test_a_panel_shows_one_stack_only() -> None:
     for where, expression in expressions().items():
         if "," in where:  # a panel's

@@ -30,6 +30,7 @@ ENGINE = 'job="engines",stack="s"'
 CONSUMER = f'{ENGINE},service="consumer-0",role="consumer"'
 PRODUCER = f'{ENGINE},service="producer-0",role="producer"'
 ROUTER = 'job="router",stack="s",service="router"'
+KV_SERVER = 'job="kv-server",stack="s",service="kv-server"'
 
 
 def steady(a_minute: float) -> str:
@@ -83,6 +84,14 @@ def full(used: float) -> dict[str, str]:
     return redis("used_memory_bytes", level(1e6, used)) | redis("max_memory_bytes", "1000000000x30")
 
 
+def no_room(value: str, *, loading: str = "0x30", reason: str = "l1_oom") -> dict[str, str]:
+    """Return the chunks that LMCache's server did not store, and those it did not load."""
+    return {
+        f'lmcache_mp_l1_allocation_failure_chunks_total{{{KV_SERVER},during="l1_store"}}': value,
+        f'lmcache_mp_l2_prefetch_failure_chunks_total{{{KV_SERVER},reason="{reason}"}}': loading,
+    }
+
+
 @dataclass(frozen=True)
 class Case:
     """Series with which an alert fires, with labels, and some with which it does not."""
@@ -94,6 +103,7 @@ class Case:
 
 OF_ROUTER = {"job": "router", "service": "router"}
 OF_CONSUMER = {"service": "consumer-0"}
+OF_KV_SERVER = {"service": "kv-server"}
 HEALTHY = f'pdkit_router_engine_healthy{{{ROUTER},engine="consumer-0",role="consumer"}}'
 WAITS = f"pdkit_store_barrier_waits_total{{{PRODUCER},result="
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
@@ -127,6 +137,16 @@ CASES = {
         chunks("load", "missing", 1), chunks("load", "loaded", 9), OF_CONSUMER
     ),
     "PdkitKvRefused": Case(chunks("load", "corrupt", 1), chunks("load", "missing", 9), OF_CONSUMER),
+    "PdkitKvServerDown": Case(
+        {f"up{{{KV_SERVER}}}": level(1, 0)},
+        {f"up{{{KV_SERVER}}}": "1x23 0 1x6"},
+        {"job": "kv-server", "service": "kv-server"},
+    ),
+    "PdkitKvServerFull": Case(
+        no_room("_x21 3x8"),
+        no_room("7x30", loading=changed(0, 5), reason="not_found"),
+        OF_KV_SERVER,
+    ),
     "PdkitRedisDown": Case(redis("up", level(1, 0)), redis("up", "1x30"), {"shard": "0"}),
     "PdkitRedisEvicting": Case(
         redis("evicted_keys_total", changed(0, 5)), redis("evicted_keys_total", "7x30"),
@@ -211,8 +231,11 @@ def test_limits_of_latency_are_those_of_the_stack(
         ("PdkitServiceDown", "up{job=", "down{job="),
         ("PdkitStoreLosses", 'result!="stored"', 'result!="failed"'),
         ("PdkitServiceDown", "critical", "info"),
+        ("PdkitKvServerDown", 'job="kv-server"', 'job="engines"'),
+        ("PdkitKvServerFull", '{reason="l1_oom"}', ""),
+        ("PdkitKvServerFull", "offset 5m", "offset 1s"),
     ],
-    ids=["limit", "name", "label", "severity"],
+    ids=["limit", "name", "label", "severity", "job", "reason", "first failure"],
 )
 def test_a_changed_rule_is_noticed(tmp_path: Path, alert: str, old: str, new: str) -> None:
     text = RULES.read_text()
@@ -221,6 +244,24 @@ def test_a_changed_rule_is_noticed(tmp_path: Path, alert: str, old: str, new: st
     other.write_text(text.replace(old, new, 1))
     assert judged(tmp_path, [alert]).returncode == 0
     assert judged(tmp_path, [alert], other).returncode != 0
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        no_room(changed(0, 1)),
+        no_room("7x30", loading="_x21 3x8"),
+        no_room("7x30", loading=changed(0, 1)),
+    ],
+    ids=["more stores fail", "a load fails", "more loads fail"],
+)
+def test_every_lack_of_room_in_the_server_counts_if_it_is_new(
+    tmp_path: Path, seen: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(seen, no_room("_x9 3x20"), OF_KV_SERVER)
+    monkeypatch.setitem(CASES, "PdkitKvServerFull", case)
+    ran = judged(tmp_path, ["PdkitKvServerFull"])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("alert", ALERTS)

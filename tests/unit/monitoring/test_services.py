@@ -18,6 +18,7 @@ from deploy.errors import MissingTool, StackUnhealthy
 from deploy.runtime import host
 from deploy.stack.build import build_stack
 from deploy.stack.container_layout import ContainerLayout
+from deploy.stack.monitoring import prometheus_config
 from deploy.stack.process_layout import ProcessLayout
 from deploy.stack.service import Service
 from deploy.workflows.prepare import Prepared
@@ -76,6 +77,24 @@ class TestServices:
         assert router["static_configs"][0]["targets"] == [at]
         assert "authorization" not in router, "the key is for engines"
         assert not engines["follow_redirects"], "nor for whoever they might name"
+
+    def test_lmcaches_server_is_scraped_where_there_is_one(
+        self, prepared: Make, runtime: str
+    ) -> None:
+        plan = monitored(prepared, "process", connector="lmcache-mp").plan
+        made = monitored(prepared, runtime)
+        layout = layout_of(made.plan.spec, HOME, made.facts.software, made.model, KIT)
+        assert isinstance(layout, ProcessLayout | ContainerLayout)
+        (job,) = (
+            job
+            for job in yaml.safe_load(prometheus_config(plan, layout))["scrape_configs"]
+            if job["job_name"] == "kv-server"
+        )
+        at = "kv-server:9000" if runtime == "compose" else "127.0.0.1:8005"
+        labels = {"stack": "pdkit", "service": "kv-server"}
+        assert job["static_configs"] == [{"targets": [at], "labels": labels}]
+        assert "authorization" not in job, "the key is for engines"
+        assert "kv-server" not in prometheus_config(made.plan, layout)
 
     def test_nothing_of_them_opens_administration(self, prepared: Make, runtime: str) -> None:
         made = monitored(prepared, runtime)

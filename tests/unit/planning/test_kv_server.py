@@ -100,6 +100,16 @@ def test_the_server_opens_no_port_and_runs_no_scripts(prepared: Make) -> None:
     assert {requests.rpartition("/")[0], pages.rpartition("/")[0]} == {folder}
 
 
+def test_its_metrics_are_on_a_port_of_this_machine_only_where_prometheus_is(prepared: Make) -> None:
+    found, usual = prepared(**MP, monitoring=True), prepared(**MP)
+    service, plain = found.stack.service("kv-server"), usual.stack.service("kv-server")
+    assert service.env == {**plain.env, "PDKIT_METRICS_ADDRESS": "127.0.0.1:8005"}
+    assert (service.extra_ports, plain.extra_ports) == ((8005,), ()), "looked at before it starts"
+    assert found.plan.ports[8005] == "kv-server metrics"
+    assert 8005 not in usual.plan.ports
+    assert 8005 not in prepared(monitoring=True).plan.ports, "there is no server"
+
+
 @pytest.mark.parametrize(
     ("engine", "role"), [("producer-0", "kv_producer"), ("consumer-0", "kv_consumer")]
 )
