@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +18,7 @@ from pdkit_connector import kv_server, mp_connector
 from pdkit_connector.engine_report import Report
 from pdkit_connector.mp_connector import (
     GuardedAdapter,
+    Health,
     PatchedLMCacheMPConnector,
     Server,
     remove_left,
@@ -52,13 +52,12 @@ def process():
 
 
 @pytest.fixture
-def adapter(monkeypatch, process):
+def adapter(process):
     """Return a worker side whose server is that process; nothing is sent anywhere."""
-    monkeypatch.setattr(mp_connector, "listener_pid", lambda _: process.pid)
     one = object.__new__(GuardedAdapter)
     one._server, one._collects = None, False
-    one._health_event = threading.Event()
-    one._health_event.set()
+    one._health_event = Health()
+    one._health_event.server = Server(process.pid)
     one.lazy_offload = one.dispatcher = None
     one._kv_events_enabled = False
     one.kv_caches, one.blocks_in_chunk, one.transfer_ctx = {}, 1, Transfers()
@@ -127,6 +126,40 @@ def test_a_server_that_ended_gives_its_blocks_back(adapter, process, noticed):
         adapter._health_event.clear()
     assert adapter.get_finished({"one"}) == ({"one"}, {"two"})
     assert adapter.error_block_ids == {7, 8}
+
+
+def test_nothing_is_sent_until_the_next_server_knows_the_engine(adapter, process):
+    """A message would wait in the queue, and the next server would act on it unwatched."""
+    process.kill()
+    process.wait()
+    adapter._health_event.set()  # by a ping that the next server answered
+    adapter.submit_store_request("one", Op, None)
+    adapter.submit_retrieve_request("two", Op, None)
+    assert not adapter.store_futures
+    assert not adapter.retrieve_futures
+    assert adapter.get_finished({"one"})[1] == {"two"}
+    adapter._health_event.server = Server(os.getpid())
+    assert stored(adapter, "three")
+
+
+def test_what_the_last_server_had_is_given_up_when_the_next_one_knows_the_engine(adapter, process):
+    loaded(adapter, "one")
+    process.kill()
+    process.wait()
+    adapter._health_event.server = Server(os.getpid())
+    assert adapter.get_finished(set()) == (set(), {"one"})
+    assert adapter.error_block_ids == {7, 8}
+
+
+def test_transfers_go_on_where_no_server_can_be_watched(adapter):
+    adapter._health_event.server = None
+    store = stored(adapter, "one")
+    assert adapter.get_finished({"one"}) == (set(), set())
+    store.set_result(True)
+    assert adapter.get_finished(set()) == ({"one"}, set())
+    adapter._health_event.clear()
+    adapter.submit_store_request("two", Op, None)
+    assert not adapter.store_futures, "pings still count"
 
 
 def test_the_barrier_waits_for_stores(adapter, monkeypatch):

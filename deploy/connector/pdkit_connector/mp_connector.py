@@ -1,15 +1,17 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
-LMCache's own `LMCacheMPConnector`, with six things added: the store barrier; a guard that keeps
+LMCache's own `LMCacheMPConnector`, with seven things added: the store barrier; a guard that keeps
 blocks that the server may still read or write from being reused; one that keeps KV apart that
-tokens alone do not tell apart; pings from the start on; names of shared memory by which what a
-killed engine left can be found; and a clock of its share of steps.
+tokens alone do not tell apart; pings from the start on; registration with a server that replaced
+the old one between two pings; names of shared memory by which what a killed engine left can be
+found; and a clock of its share of steps.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import threading
 import weakref
 from collections.abc import Hashable
 from contextlib import suppress
@@ -52,6 +54,34 @@ class Server:
         return bool(select.select([self._handle], [], [], 0)[0])
 
 
+def listening_server() -> Server | None:
+    """Return the process that listens for requests; None where it cannot be held."""
+    pid = listener_pid(os.environ.get(SOCKET_ENV, ""))
+    with suppress(OSError):
+        return Server(pid) if pid else None
+    return None
+
+
+class Health(threading.Event):
+    """Set while pings are answered, by the server that knows this engine's KV.
+
+    LMCache registers KV again if this was not set before a ping that is answered. A server that is
+    replaced between two pings fails none of them, and would never be told of the engine.
+
+    Attributes:
+        server: with which KV was registered last; None where it cannot be held.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server: Server | None = None
+        self.set()
+
+    def is_set(self) -> bool:
+        """Tell whether the server takes transfers of this engine."""
+        return super().is_set() and not (self.server and self.server.ended)
+
+
 class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
     """LMCache's worker side, which gives no block back that the server may still touch.
 
@@ -65,26 +95,26 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         self._server: Server | None = None
         self._collects = False
         super().__init__(*args, **kwargs)
+        self._health_event = Health()
 
     @property
     def is_healthy(self) -> bool:
         """Whether the server takes transfers; while they are collected, whether it may end them."""
-        sent = self.store_futures or self.retrieve_futures
-        lost = bool(sent and self._server and self._server.ended)
-        awaited = bool(self._collects and sent and self._server)
-        return not lost and (awaited or bool(super().is_healthy))
+        if (self.store_futures or self.retrieve_futures) and self._server:
+            return not self._server.ended and (self._collects or bool(super().is_healthy))
+        return bool(super().is_healthy)
 
     def submit_store_request(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
         """Store a step of a prompt, after which those of earlier steps do not end it."""
         # Else a prompt of several steps counts as stored when its first step is, and its last
         # blocks are reused while the server reads them.
         self.finished_stores.discard(request_id)
-        self._find_server()
+        self._note_server()
         return super().submit_store_request(request_id, *args, **kwargs)
 
     def submit_retrieve_request(self, *args: Any, **kwargs: Any) -> Any:
         """Load a prompt's KV."""
-        self._find_server()
+        self._note_server()
         return super().submit_retrieve_request(*args, **kwargs)
 
     def get_finished(self, finished_req_ids_from_engine: set[str]) -> Any:
@@ -99,14 +129,16 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         """Return what stands for each store that the server has not ended; any thread may ask."""
         return {one for one in list(self.store_futures.values()) if not one.query()}
 
-    def _find_server(self) -> None:
-        """Take hold of the process that transfers are sent to, if none is under way."""
-        if self.store_futures or self.retrieve_futures:
-            return
-        if self._server is None or self._server.ended:
-            pid = listener_pid(os.environ.get(SOCKET_ENV, ""))
-            with suppress(OSError):
-                self._server = Server(pid) if pid else None
+    def _note_server(self) -> None:
+        """Note the process that transfers are sent to, if none is under way."""
+        if not (self.store_futures or self.retrieve_futures):
+            self._server = self._health_event.server
+
+    def _send_register_kv_caches_request(self, kv_caches: dict[str, Any]) -> None:
+        # Held before it answers: one that takes its place meanwhile does not know this engine.
+        server = listening_server()
+        super()._send_register_kv_caches_request(kv_caches)
+        self._health_event.server = server
 
 
 @timed_steps
