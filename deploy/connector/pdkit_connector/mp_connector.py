@@ -10,9 +10,7 @@ found; and a clock of its share of steps.
 from __future__ import annotations
 
 import os
-import select
 import threading
-import weakref
 from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
@@ -26,39 +24,20 @@ from pdkit_connector.engine_report import REPORT
 from pdkit_connector.log import get_logger
 from pdkit_connector.releases import installed_lmcache
 from pdkit_connector.request_view import foreign
+from pdkit_connector.server_life import Server
 from pdkit_connector.step_clock import timed_steps
 from pdkit_connector.store_barrier import answer
 from pdkit_connector.worker import open_socket
-from pdkit_connector.worker_socket import listener_pid
 
 SOCKET_ENV = "PDKIT_KV_SERVER_SOCKET"
 SHARED_MEMORY_ENV = "PDKIT_SHARED_MEMORY"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
 
 
-class Server:
-    """The process that listens on the server's socket, by a handle that no other process gets."""
-
-    def __init__(self, pid: int) -> None:
-        """Take hold of a process.
-
-        Raises:
-            OSError: there is no such process, or it is hidden from this one.
-        """
-        self._handle = os.pidfd_open(pid)
-        weakref.finalize(self, os.close, self._handle)
-
-    @property
-    def ended(self) -> bool:
-        """Whether it can read and write nothing any more."""
-        return bool(select.select([self._handle], [], [], 0)[0])
-
-
 def listening_server() -> Server | None:
-    """Return the process that listens for requests; None where it cannot be held."""
-    pid = listener_pid(os.environ.get(SOCKET_ENV, ""))
+    """Return the server that listens for requests; None where it cannot be held."""
     with suppress(OSError):
-        return Server(pid) if pid else None
+        return Server(os.environ.get(SOCKET_ENV, ""))
     return None
 
 
