@@ -22,6 +22,7 @@ from pdkit_connector import kv_server, mp_connector, server_life
 from pdkit_connector.engine_report import Report
 from pdkit_connector.mp_connector import (
     GuardedAdapter,
+    GuardedSchedulerAdapter,
     Health,
     PatchedLMCacheMPConnector,
     remove_left,
@@ -192,6 +193,39 @@ def test_transfers_go_on_where_no_server_can_be_watched(adapter):
     adapter._health_event.clear()
     adapter.submit_store_request("two", Op, None)
     assert not adapter.store_futures, "pings still count"
+
+
+@pytest.fixture
+def scheduler(tmp_path, monkeypatch, process):
+    """Return a scheduler side whose server is that process, and answers no lookup."""
+    monkeypatch.setenv(mp_connector.SOCKET_ENV, str(tmp_path / "requests"))
+    answers = {"check_lookup_result": lambda *_: None}
+    for name in ("__init__", "maybe_submit_lookup_request", "cleanup_lookup_result"):
+        answers[name] = lambda *_, **__: None
+    for name, answer_of in answers.items():
+        monkeypatch.setattr(upstream.LMCacheMPSchedulerAdapter, name, answer_of)
+    return GuardedSchedulerAdapter()
+
+
+def test_a_lookup_that_ended_with_its_server_is_given_up(tmp_path, scheduler, process):
+    scheduler.maybe_submit_lookup_request("one", [1])
+    assert scheduler.check_lookup_result("one") is None
+    process.kill()
+    process.wait()
+    assert scheduler.check_lookup_result("one") == 0
+    with holding(str(tmp_path / "requests")):
+        scheduler.maybe_submit_lookup_request("one", [1])
+        assert scheduler.check_lookup_result("one") == 0, "the next server was not asked"
+        scheduler.maybe_submit_lookup_request("two", [1])
+        assert scheduler.check_lookup_result("two") is None
+        scheduler.cleanup_lookup_result("one")
+        assert scheduler._asked.keys() == {"two"}
+
+
+def test_a_lookup_is_awaited_where_no_server_can_be_watched(scheduler, monkeypatch):
+    monkeypatch.delenv(mp_connector.SOCKET_ENV)
+    scheduler.maybe_submit_lookup_request("one", [1])
+    assert scheduler.check_lookup_result("one") is None
 
 
 def test_the_barrier_waits_for_stores(adapter, monkeypatch):

@@ -120,6 +120,38 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         self._health_event.server = server
 
 
+class GuardedSchedulerAdapter(upstream.LMCacheMPSchedulerAdapter):  # type: ignore[misc]
+    """LMCache's scheduler side, which does not wait for a lookup that ended with its server.
+
+    LMCache gives lookups up when a ping fails. Where the server is replaced between two pings, a
+    request would wait for five minutes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._server: Server | None = None
+        self._asked: dict[str, Server | None] = {}
+        super().__init__(*args, **kwargs)
+
+    def maybe_submit_lookup_request(self, request_id: str, *args: Any, **kwargs: Any) -> None:
+        """Ask what of a prompt can be loaded, unless that was asked."""
+        if request_id not in self._asked:
+            if self._server is None or self._server.ended:
+                self._server = listening_server()
+            self._asked[request_id] = self._server
+        super().maybe_submit_lookup_request(request_id, *args, **kwargs)
+
+    def check_lookup_result(self, request_id: str) -> int | None:
+        """Return the tokens that can be loaded; None while the answer is awaited."""
+        found: int | None = super().check_lookup_result(request_id)
+        server = self._asked.get(request_id)
+        return 0 if found is None and server and server.ended else found
+
+    def cleanup_lookup_result(self, request_id: str) -> None:
+        """Forget a lookup."""
+        self._asked.pop(request_id, None)
+        super().cleanup_lookup_result(request_id)
+
+
 @timed_steps
 class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[misc]
     """LMCacheMPConnector with the kit's barrier, guard and names."""
@@ -127,6 +159,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         """Connect to the server; raise ConnectionError where it does not answer."""
         upstream.LMCacheMPWorkerAdapter = GuardedAdapter
+        upstream.LMCacheMPSchedulerAdapter = GuardedSchedulerAdapter
         if prefix := os.environ.get(SHARED_MEMORY_ENV):
             CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{prefix}-"
             if role == KVConnectorRole.WORKER:
