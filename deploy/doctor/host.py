@@ -99,8 +99,7 @@ def shared_memory(seen: Seen) -> Verdict | None:
 
 def _kv_in_shared_memory(free_mib: int, plan: Plan) -> Verdict:
     """Judge whether the KV fits that engines keep there for LMCache's server to reach."""
-    # The server holds an ended engine's for a minute, while the engine starts again.
-    needed = plan.shared_memory_mib * (len(plan.engines) + 1) // len(plan.engines)
+    needed = plan.shared_memory_peak_mib
     if free_mib >= needed:
         return ok(f"{_SHM} has {free_mib} MiB free; KV, with one engine restarting, takes {needed}")
     return fail(

@@ -97,15 +97,9 @@ def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:
 def _check_place(spec: StackSpec) -> None:
     if spec.vendor != "cpu":
         raise ConfigError(
-            f"{MP} runs as processes on CPUs so far, and the vendor is {spec.vendor}",
+            f"{MP} runs on CPUs so far, and the vendor is {spec.vendor}",
             setting="connector",
             retry=({"--connector": "lmcache"},),
-        )
-    if spec.runtime != "process":
-        raise ConfigError(
-            f"{MP} runs as processes on CPUs so far, and the runtime is {spec.runtime}",
-            setting="connector",
-            retry=({"--runtime": "process"}, {"--connector": "lmcache"}),
         )
 
 

@@ -188,6 +188,11 @@ class Plan:
         return len(self.engines) * self.tp * (self.kv_cache_bytes or 0) // MIB
 
     @property
+    def shared_memory_peak_mib(self) -> int:
+        """The same while an engine restarts: the server holds what it had before for a minute."""
+        return self.shared_memory_mib * (len(self.engines) + 1) // len(self.engines)
+
+    @property
     def ports(self) -> dict[int, str]:
         """Every port of this machine that the stack listens on, with the service's name."""
         kv_metrics = self.kv_server.metrics_port if self.kv_server else 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from deploy.stack.containers import FRONT_NETWORK, STORE_NETWORK
 from deploy.stack.layout import SECRETS
-from deploy.stack.service import ConfigFile, Container, DeviceAccess, Service, Stack
+from deploy.stack.service import ConfigFile, Container, DeviceAccess, Mount, Service, Stack
 
 LABEL = "dev.pdkit"
 _LOG_ROTATION = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
@@ -41,6 +41,7 @@ def compose_document(stack: Stack, *, root: str, secrets_dir: str, stop_s: float
             service.name: _service(service, stack, root, stop_s) for service in stack.services
         },
         "networks": {name: _NETWORKS[name] for name in _NETWORKS if name in _networks_used(stack)},
+        **_shared_memory(stack),
         "secrets": {name: {"file": _escaped(file)} for name, file in sorted(used.items())},
         # What those files hold, with secrets by name only.
         "x-pdkit": {
@@ -96,15 +97,7 @@ def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[s
             ),
             *({"source": name, "target": str(SECRETS / name)} for name in container.secrets),
         ],
-        "volumes": [
-            {
-                "type": "bind",
-                "source": _escaped(mount.source),
-                "target": _escaped(mount.target),
-                "read_only": mount.read_only,
-            }
-            for mount in container.mounts
-        ],
+        "volumes": [_mounted(mount, container) for mount in container.mounts],
         "networks": list(container.networks),
         "ports": [
             {
@@ -138,6 +131,46 @@ def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[s
     return {key: value for key, value in shown.items() if value not in ([], {}, None)}
 
 
+def _mounted(mount: Mount, container: Container) -> dict[str, Any]:
+    if not mount.source:
+        name = _memory_name(container)
+        # Nothing of the image's own folder is copied into it.
+        return {
+            "type": "volume", "source": name, "target": mount.target, "volume": {"nocopy": True},
+        }  # fmt: skip
+    return {
+        "type": "bind",
+        "source": _escaped(mount.source),
+        "target": _escaped(mount.target),
+        "read_only": mount.read_only,
+    }
+
+
+def _memory_name(container: Container) -> str:
+    """Name shared memory by its size: Docker does not change a volume that is there."""
+    return f"shm-{container.shm_mib}m"
+
+
+def _shares_memory(container: Container) -> bool:
+    return not all(mount.source for mount in container.mounts)
+
+
+def _shared_memory(stack: Stack) -> dict[str, Any]:
+    """Return the memory that containers share.
+
+    Not the IPC namespace of one of them, which ends with it: the others could not join the next.
+    """
+    containers = [one.container for one in stack.services if one.container]
+    volumes = {_memory_name(one): _memory(one) for one in containers if _shares_memory(one)}
+    return {"volumes": volumes} if volumes else {}
+
+
+def _memory(container: Container) -> dict[str, Any]:
+    uid, _, gid = container.user.partition(":")
+    options = f"size={container.shm_mib}m,mode=0700,uid={uid},gid={gid},nosuid,nodev,noexec"
+    return {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": options}}
+
+
 def _rights(container: Container, root: str) -> dict[str, Any]:
     """Return what the container may do: nothing that it does not need."""
     devices = container.devices
@@ -159,9 +192,10 @@ def _limits(container: Container) -> dict[str, Any]:
     # The number of open files is left as the engine's own service has it: no container may exceed
     # that, and Docker's units set none.
     locked = {"memlock": {"soft": -1, "hard": -1}} if container.big_locks else {}
+    own = {} if _shares_memory(container) else {"shm_size": f"{container.shm_mib}m"}
     return {
         "init": True,
-        "shm_size": f"{container.shm_mib}m",
+        **own,
         "ulimits": locked,
         "deploy": {
             "resources": {

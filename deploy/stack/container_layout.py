@@ -20,12 +20,14 @@ from deploy.stack.layout import (
     GRAFANA_HOME,
     HUB_CACHE,
     HUB_TOKEN,
+    KV_PAGES,
     MODELS,
     MONITORING,
     MONITORING_DATA,
     ROUTER,
     ROUTER_CONTROL,
     SECRETS,
+    SHARED_MEMORY,
     Endpoint,
     FilePlace,
 )
@@ -80,9 +82,9 @@ class ContainerLayout:
     hub_token: bool = False
     sees_all_gpus: bool = False
 
-    # The plan refuses LMCache's server in containers.
-    kv_sockets = ("", "")
-    shared_memory = ""
+    # In memory that engines and server share, and nobody else sees.
+    kv_requests = f"{SHARED_MEMORY}/kv.sock"
+    shared_memory = "pdkit"
     redis_program = "redis-server"
     prometheus_program = "/bin/prometheus"
     grafana_program = f"{GRAFANA_HOME}/bin/grafana"
@@ -130,6 +132,15 @@ class ContainerLayout:
         return _in_network("grafana", _GRAFANA_PORT)
 
     @property
+    def kv_pages(self) -> FilePlace:
+        return FilePlace(str(self.run_dir / "kv-server" / "pages" / "sock"), f"{KV_PAGES}/sock")
+
+    @property
+    def temp_env(self) -> dict[str, str]:
+        # The user has no entry in the image's list of users.
+        return {"TMPDIR": "/tmp", "HOME": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
+
+    @property
     def drain_file(self) -> FilePlace:
         return FilePlace(str(self.run_dir / "router" / DRAINED), f"{ROUTER_CONTROL}/{DRAINED}")
 
@@ -151,9 +162,7 @@ class ContainerLayout:
         return str(MODELS / Path(plan.model.ref).name)
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
-        # The user has no entry in the image's list of users.
-        env = {"TMPDIR": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
-        env["VLLM_CACHE_ROOT"] = f"{ENGINE_CACHE}/vllm"
+        env = {**self.temp_env, "VLLM_CACHE_ROOT": f"{ENGINE_CACHE}/vllm"}
         visible = plan.vendor.container.visible
         if visible and engine.gpus:
             own = engine.devices if self.sees_all_gpus else range(len(engine.gpus))
@@ -174,7 +183,7 @@ def _home_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
     first start, and one engine could meet another's copy half done.
     """
     if not plan.vendor.has_gpus:
-        return {"HOME": "/tmp"}  # noqa: S108 - the container's own
+        return {}
     home = f"{ENGINE_CACHE}/{engine.name}"
     # Not below the home, if left out, but in the temporary folder, which is memory.
     return {"HOME": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}

@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.assets import asset
-from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
-from deploy.errors import ConfigError
 from deploy.planning.engines import EnginePlan
 from deploy.planning.inventory import Gpu
 from deploy.planning.plan import Plan
@@ -20,14 +18,15 @@ from deploy.stack.layout import (
     HUB_CACHE,
     HUB_TOKEN,
     KV_KEY,
+    KV_PAGES,
     LOOPBACK,
     MONITORING,
     MONITORING_DATA,
     ROUTER,
     ROUTER_CONTROL,
     SECRETS,
+    SHARED_MEMORY,
 )
-from deploy.stack.secret_names import is_secret
 from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service, Stack
 
 # 'uid:gid' in containers where Docker runs without root: there it is the user.
@@ -42,29 +41,18 @@ _GRAFANA_LIMIT_MIB = 1024
 _REDIS_OVERHEAD_MIB = 512
 _SHM_MIB_A_RANK = 1024
 _UNKNOWN_WEIGHTS_MIB = 65536
+# In which LMCache's server reaches the engines' KV.
+_SHARED_MEMORY = Mount("", SHARED_MEMORY, read_only=False)
 # Past any proxy that Docker's settings put into every container.
 _HEALTH_PROGRAM = (
     "import urllib.request as u; u.build_opener(u.ProxyHandler({{}}))"
     ".open('http://127.0.0.1:{port}{path}', timeout=2).read(1)"
 )
-
-
-def refuse_visible_secrets(spec: StackSpec, otherwise: str = "--runtime process") -> None:
-    """Refuse secrets among the engines' variables, which every user of Docker could read.
-
-    Args:
-        otherwise: what to do about one that is no token of the hub.
-
-    Raises:
-        ConfigError: naming the variable.
-    """
-    for name in (name for name, value in spec.engine.env.items() if is_secret(name, value)):
-        raise ConfigError(
-            f"{name} looks like a secret, and docker inspect and kubectl describe show a "
-            "container's variables",
-            setting="engine.env",
-            hint="for a Hugging Face token: hf_token_file in deploy.yaml; else: " + otherwise,
-        )
+_SOCKET_HEALTH_PROGRAM = (
+    "import http.client as h, socket as s, sys; c = h.HTTPConnection('localhost'); "
+    "c.sock = s.socket(s.AF_UNIX); c.sock.settimeout(2); c.sock.connect('{socket}'); "
+    "c.request('GET', '{path}'); sys.exit(c.getresponse().status != 200)"
+)
 
 
 def in_container(service: Service, plan: Plan, layout: ContainerLayout) -> Service:
@@ -72,6 +60,8 @@ def in_container(service: Service, plan: Plan, layout: ContainerLayout) -> Servi
     if service.role == "redis":
         # No port of this machine: nothing but the engines can reach it.
         return replace(service, host="", port=0, container=_redis(service, layout))
+    if service.role == "kv-server":
+        return replace(service, container=_kv_server(service, plan, layout))
     if service.role == "router":
         return replace(service, container=_router(service, plan, layout))
     if service.role == "prometheus":
@@ -94,6 +84,36 @@ def _redis(service: Service, layout: ContainerLayout) -> Container:
         limit_mib=service.memory_mib * 5 // 4 + _REDIS_OVERHEAD_MIB,
         secrets=("redis_password",),
     )
+
+
+def _kv_server(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
+    pages = layout.kv_pages
+    page = _SOCKET_HEALTH_PROGRAM.format(socket=pages.target, path=service.health.path)
+    return Container(
+        image=layout.images.engine_id or layout.images.engine,
+        user=layout.user,
+        # A Redis of the user's own is not on the stack's inner network, and neither is Prometheus.
+        networks=(
+            *((STORE_NETWORK,) if plan.redis else ()),
+            *((FRONT_NETWORK,) if plan.prometheus_port or not plan.redis else ()),
+        ),
+        health_argv=(layout.engine_program, "-c", page),
+        limit_mib=service.memory_mib * 3 // 2,
+        mounts=(
+            Mount(str(layout.kit.connector), CONNECTOR),
+            Mount(str(Path(pages.path).parent), KV_PAGES, read_only=False),
+            *_tls_files(plan),
+            _SHARED_MEMORY,
+        ),
+        secrets=_kv_secrets(plan),
+        shm_mib=_shm_mib(plan),
+    )
+
+
+def _shm_mib(plan: Plan) -> int:
+    """Return the size of an engine's /dev/shm; of all engines' where it is one memory."""
+    own = _SHM_MIB_A_RANK * (1 + plan.tp)
+    return plan.shared_memory_peak_mib + own * len(plan.engines) if plan.kv_server else own
 
 
 def _router(service: Service, plan: Plan, layout: ContainerLayout) -> Container:
@@ -165,33 +185,42 @@ def _engine(service: Service, engine: EnginePlan, plan: Plan, layout: ContainerL
             mounts.append(Mount(str(layout.hub_cache), HUB_CACHE, read_only=False))
     else:
         mounts.append(Mount(plan.model.ref, layout.model_ref(plan)))
-    # The URL names them as this machine does.
-    mounts += [Mount(str(file), str(file)) for file in plan.spec.redis.tls_files]
+    mounts += [_SHARED_MEMORY] if plan.kv_server else _tls_files(plan)
     return Container(
         # By content where that is known: the tag may mean another image when this one is started
         # again, and its KV another layout.
         image=layout.images.engine_id or layout.images.engine,
         user=layout.user,
-        networks=(*((STORE_NETWORK,) if plan.redis else ()), FRONT_NETWORK),
+        networks=(*((STORE_NETWORK,) if plan.redis and plan.uses_redis else ()), FRONT_NETWORK),
         health_argv=_health(layout.engine_program, port, service.health.path),
         limit_mib=_engine_limit_mib(engine, plan),
         mounts=tuple(mounts),
         published=(Published(LOOPBACK, engine.port, port),),
         secrets=(
-            *engine_secrets(plan),
+            ENGINE_KEY,
+            *(_kv_secrets(plan) if plan.uses_redis else ()),
             *((HUB_TOKEN,) if layout.hub_token and plan.model.source == "hub" else ()),
         ),
         devices=device_access(engine.gpus, plan),
-        shm_mib=_SHM_MIB_A_RANK * (1 + plan.tp),
+        shm_mib=_shm_mib(plan),
         # Docker without root may not raise this limit.
         big_locks=plan.vendor.has_gpus and layout.user != ROOTLESS,
     )
 
 
+def _tls_files(plan: Plan) -> list[Mount]:
+    # The URL names them as this machine does.
+    return [Mount(str(file), str(file)) for file in plan.spec.redis.tls_files]
+
+
 def engine_secrets(plan: Plan) -> tuple[str, ...]:
-    """Return the secrets of every engine that are made for the stack."""
+    """Return the secrets that engines and what stores their KV share, made for the stack."""
+    return (ENGINE_KEY, *_kv_secrets(plan))
+
+
+def _kv_secrets(plan: Plan) -> tuple[str, ...]:
     signed = plan.shares_kv and plan.spec.redis.integrity == "mac"
-    return (ENGINE_KEY, *((KV_KEY,) if signed else ()))
+    return (KV_KEY,) if signed else ()
 
 
 def _health(interpreter: str, port: int, path: str) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from deploy.planning.address import host_port
-from deploy.stack.secret_names import is_secret
 from deploy.stack.service import Service, Stack
+from deploy.stack.visible_secrets import is_secret
 
 
 def stack_document(stack: Stack) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
+from deploy.errors import ConfigError
 from deploy.planning.engines import EnginePlan
 from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.limits import Limits
@@ -29,13 +29,20 @@ _FORGET_S = 30
 # LMCache gives memory that is being stored to Redis to others after 300 s, and memory that is being
 # loaded into after 600: transfers end before that.
 _LONGEST_S = 240.0
+# What the kernel takes for the path of a Unix socket.
+_SOCKET_BYTES = 107
 
 
 def kv_server_service(
     server: KvServerPlan, plan: Plan, layout: Layout, urls: Sequence[str]
 ) -> Service:
-    """Return the server, which engines reach by a Unix socket; URLs may hold placeholders."""
-    requests, pages = layout.kv_sockets
+    """Return the server, which listens on Unix sockets only; URLs may hold secret placeholders.
+
+    Raises:
+        ConfigError: the stack's folder has too long a path for them.
+    """
+    pages = layout.kv_pages
+    _require_short(pages.path)
     place = layout.file(server.name, "second-tier.yaml")
     settings = redis_path_settings(plan, layout, urls, _limits(plan))
     forget_s = math.ceil(plan.spec.timeouts.hung_s) + _FORGET_S
@@ -43,7 +50,8 @@ def kv_server_service(
         name=server.name,
         role="kv-server",
         argv=(
-            layout.engine_program, "-m", "pdkit_connector.kv_server", requests, pages,
+            layout.engine_program, "-m", "pdkit_connector.kv_server",
+            layout.kv_requests, pages.seen_at,
             "--l1-size-gb", f"{server.kv_mib / 1024:g}",
             # All of it at once: what is not there is noticed when the stack starts.
             "--no-l1-use-lazy",
@@ -62,7 +70,7 @@ def kv_server_service(
         ),
         host="",
         port=0,
-        socket=pages,
+        socket=pages.path,
         health=Health("http", "/healthcheck"),
         ready_s=plan.spec.timeouts.ready_s,
         env={
@@ -70,7 +78,7 @@ def kv_server_service(
             "LMCACHE_TRACK_USAGE": "false",
             "LMCACHE_DISABLE_BANNER": "1",
             "DO_NOT_TRACK": "1",
-            "TMPDIR": str(PurePosixPath(requests).parent),
+            **layout.temp_env,
             **_metrics_env(server, plan, layout),
         },
         files=(ConfigFile(place.path, yaml.safe_dump(settings, sort_keys=True), place.target),),
@@ -84,6 +92,22 @@ def _metrics_env(server: KvServerPlan, plan: Plan, layout: Layout) -> dict[str, 
     """Return where the server shows Prometheus its metrics; nothing where none watches it."""
     place = layout.kv_metrics(server)
     return {"PDKIT_METRICS_ADDRESS": f"{place.bind}:{place.port}"} if plan.prometheus_port else {}
+
+
+def _require_short(socket: str) -> None:
+    """Refuse a path that no Unix socket can have.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if len(socket.encode()) > _SOCKET_BYTES:
+        raise ConfigError(
+            f"the socket of LMCache's server would be {socket}, which is longer than "
+            f"{_SOCKET_BYTES} bytes",
+            setting="connector",
+            retry=({"--connector": "lmcache"},),
+            hint="PDKIT_HOME=/A/SHORTER/FOLDER",
+        )
 
 
 def _second_tier(settings_file: str) -> str:
@@ -111,12 +135,11 @@ def _limits(plan: Plan) -> Limits:
 
 def transfer_config(layout: Layout) -> dict[str, Any]:
     """Return what vLLM's `--kv-transfer-config` says of the server."""
-    requests, _ = layout.kv_sockets
     return {
         "kv_connector": "PatchedLMCacheMPConnector",
         "kv_connector_module_path": "pdkit_connector.mp_connector",
         "kv_connector_extra_config": {
-            "lmcache.mp.server_urls": [f"ipc://{requests}"],
+            "lmcache.mp.server_urls": [f"ipc://{layout.kv_requests}"],
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.heartbeat_interval": HEARTBEAT_S,
         },
@@ -125,8 +148,7 @@ def transfer_config(layout: Layout) -> dict[str, Any]:
 
 def transfer_env(engine: EnginePlan, layout: Layout) -> dict[str, str]:
     """Return the variables of an engine that uses the server."""
-    requests, _ = layout.kv_sockets
     return {
-        "PDKIT_KV_SERVER_SOCKET": requests,
+        "PDKIT_KV_SERVER_SOCKET": layout.kv_requests,
         "PDKIT_SHARED_MEMORY": f"{layout.shared_memory}-{engine.name}",
     }

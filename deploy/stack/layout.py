@@ -26,6 +26,7 @@ CONNECTOR = "/opt/pdkit/connector"
 ROUTER = "/opt/pdkit/router"
 ROUTER_CONTROL = "/run/pdkit-router"
 DRAINED = "drained"
+KV_PAGES = "/run/pdkit-kv"
 MONITORING = "/opt/pdkit/monitoring"
 MONITORING_DATA = "/data"
 # Where Grafana's image, and its packages for Debian and Red Hat, put what it serves.
@@ -33,6 +34,7 @@ GRAFANA_HOME = "/usr/share/grafana"
 MODELS = PurePosixPath("/models")
 HUB_CACHE = "/hub"
 ENGINE_CACHE = "/cache"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory is
 
 ENGINE_PORT = 8000
 
@@ -99,8 +101,18 @@ class Layout(Protocol):
         ...
 
     @property
-    def kv_sockets(self) -> tuple[str, str]:
-        """Return the Unix sockets of LMCache's server, for engines' requests and for its pages."""
+    def kv_requests(self) -> str:
+        """The Unix socket of LMCache's server for the requests of engines."""
+        ...
+
+    @property
+    def kv_pages(self) -> FilePlace:
+        """The Unix socket of its pages, which this machine reads."""
+        ...
+
+    @property
+    def temp_env(self) -> dict[str, str]:
+        """Variables by which programs find a folder for temporary files, and their user's name."""
         ...
 
     def kv_metrics(self, server: KvServerPlan) -> Endpoint:

@@ -60,8 +60,16 @@ class ProcessLayout:
         return str(self.temp_dir / f"{shard.name}.sock")
 
     @property
-    def kv_sockets(self) -> tuple[str, str]:
-        return str(self.temp_dir / "kv.sock"), str(self.temp_dir / "kv-pages.sock")
+    def kv_requests(self) -> str:
+        return str(self.temp_dir / "kv.sock")
+
+    @property
+    def kv_pages(self) -> FilePlace:
+        return FilePlace(str(self.temp_dir / "kv-pages.sock"), "")
+
+    @property
+    def temp_env(self) -> dict[str, str]:
+        return {"TMPDIR": str(self.temp_dir)}
 
     def kv_metrics(self, server: KvServerPlan) -> Endpoint:
         return _on_loopback(server.metrics_port)
@@ -113,7 +121,7 @@ class ProcessLayout:
         given = {visible: ",".join(map(str, engine.devices))} if visible else {}
         hub = {"HF_HUB_CACHE": self.hub_cache, "HF_TOKEN_PATH": self.hub_token}
         named = {name: str(path) for name, path in hub.items() if path}
-        return {"TMPDIR": str(self.temp_dir), **named, **plan.vendor.process_env, **given}
+        return {**self.temp_env, **named, **plan.vendor.process_env, **given}
 
 
 def _on_loopback(port: int) -> Endpoint:

@@ -46,7 +46,11 @@ class Health:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of this machine in a container."""
+    """A folder or file of this machine in a container.
+
+    Attributes:
+        source: "" for /dev/shm that is one memory with other containers of the stack.
+    """
 
     source: str
     target: str

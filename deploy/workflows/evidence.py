@@ -203,7 +203,7 @@ def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
     facts = ServerFacts(
         server.name,
         server.kv_mib,
-        shm_free_mib=free_mib(_SHARED_MEMORY),
+        shm_free_mib=free_mib(_SHARED_MEMORY) if plan.runtime == "process" else None,
         shm_engine_mib=plan.shared_memory_mib // len(plan.engines),
     )
     if {server.name} <= seen.pages_before.keys() & seen.pages_after.keys():

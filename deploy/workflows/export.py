@@ -25,8 +25,8 @@ from deploy.stack.cluster.layout import is_engine
 from deploy.stack.cluster.overlay import VendorStack, replicas
 from deploy.stack.cluster.pods import container_of, secret_keys
 from deploy.stack.compose import project_name
-from deploy.stack.containers import refuse_visible_secrets
 from deploy.stack.layout import HUB_TOKEN, MODELS
+from deploy.stack.visible_secrets import refuse_visible_secrets
 from deploy.workflows.cluster_document import cluster_document, cluster_layout
 from deploy.workflows.prepare import find_model, installed_kit
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images

@@ -220,7 +220,7 @@ def _container_layout(
     spec: StackSpec, home: Home, software: Containers, model: Model, kit: Kit
 ) -> Layout:
     from deploy.stack.container_layout import ContainerLayout
-    from deploy.stack.containers import refuse_visible_secrets
+    from deploy.stack.visible_secrets import refuse_visible_secrets
 
     refuse_visible_secrets(spec)
     from_hub = model.source == "hub"

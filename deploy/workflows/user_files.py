@@ -119,7 +119,7 @@ def provide_caches(prepared: Prepared) -> None:
 def _written_by_containers(prepared: Prepared) -> set[Path]:
     containers = (service.container for service in prepared.stack.services)
     mounts = (mount for one in containers if one for mount in one.mounts)
-    return {Path(mount.source) for mount in mounts if not mount.read_only}
+    return {Path(mount.source) for mount in mounts if mount.source and not mount.read_only}
 
 
 def _require_own_hub_cache(prepared: Prepared) -> None:

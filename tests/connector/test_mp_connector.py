@@ -6,26 +6,32 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import threading
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
-from pdkit_connector import kv_server, mp_connector
+from pdkit_connector import kv_server, mp_connector, server_life
 from pdkit_connector.engine_report import Report
 from pdkit_connector.mp_connector import (
     GuardedAdapter,
+    GuardedSchedulerAdapter,
+    Health,
     PatchedLMCacheMPConnector,
-    Server,
     remove_left,
 )
 from pdkit_connector.serve import MP_MODULE, check
+from pdkit_connector.server_life import Server
 from pdkit_connector.store_barrier import answer
-from pdkit_connector.worker_socket import listener_pid
+
+CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 
 
 class Transfers:
@@ -43,22 +49,46 @@ class Op:
     flat_block_ids = (7, 8)
 
 
+HOLD = """
+import sys
+from pdkit_connector.server_life import hold_connections
+hold_connections(sys.argv[1])
+print(flush=True)
+input()
+"""
+
+
 @pytest.fixture
-def process():
-    """Return a process that does nothing until it is killed."""
-    with subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE) as running:
+def process(tmp_path):
+    """Return a process that holds connections, and does nothing else until it is killed."""
+    with holding(str(tmp_path / "requests")) as running:
+        yield running
+
+
+@contextmanager
+def holding(requests):
+    argv, env = (sys.executable, "-c", HOLD, requests), {"PYTHONPATH": str(CONNECTOR)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, env=env, **pipes) as running:
+        assert running.stdout.readline()
         yield running
         running.kill()
 
 
 @pytest.fixture
-def adapter(monkeypatch, process):
+def following(tmp_path):
+    """Return the server that takes the place of that process."""
+    with holding(str(tmp_path / "following")):
+        yield Server(str(tmp_path / "following"))
+
+
+@pytest.fixture
+def adapter(tmp_path, process):
     """Return a worker side whose server is that process; nothing is sent anywhere."""
-    monkeypatch.setattr(mp_connector, "listener_pid", lambda _: process.pid)
     one = object.__new__(GuardedAdapter)
     one._server, one._collects = None, False
-    one._health_event = threading.Event()
-    one._health_event.set()
+    one._health_event = Health()
+    one._health_event.server = Server(str(tmp_path / "requests"))
     one.lazy_offload = one.dispatcher = None
     one._kv_events_enabled = False
     one.kv_caches, one.blocks_in_chunk, one.transfer_ctx = {}, 1, Transfers()
@@ -129,6 +159,75 @@ def test_a_server_that_ended_gives_its_blocks_back(adapter, process, noticed):
     assert adapter.error_block_ids == {7, 8}
 
 
+def test_nothing_is_sent_until_the_next_server_knows_the_engine(adapter, process, following):
+    """A message would wait in the queue, and the next server would act on it unwatched."""
+    process.kill()
+    process.wait()
+    adapter._health_event.set()  # by a ping that the next server answered
+    adapter.submit_store_request("one", Op, None)
+    adapter.submit_retrieve_request("two", Op, None)
+    assert not adapter.store_futures
+    assert not adapter.retrieve_futures
+    assert adapter.get_finished({"one"})[1] == {"two"}
+    adapter._health_event.server = following
+    assert stored(adapter, "three")
+
+
+def test_what_the_last_server_had_is_given_up_when_the_next_one_knows_the_engine(
+    adapter, process, following
+):
+    loaded(adapter, "one")
+    process.kill()
+    process.wait()
+    adapter._health_event.server = following
+    assert adapter.get_finished(set()) == (set(), {"one"})
+    assert adapter.error_block_ids == {7, 8}
+
+
+def test_transfers_go_on_where_no_server_can_be_watched(adapter):
+    adapter._health_event.server = None
+    store = stored(adapter, "one")
+    assert adapter.get_finished({"one"}) == (set(), set())
+    store.set_result(True)
+    assert adapter.get_finished(set()) == ({"one"}, set())
+    adapter._health_event.clear()
+    adapter.submit_store_request("two", Op, None)
+    assert not adapter.store_futures, "pings still count"
+
+
+@pytest.fixture
+def scheduler(tmp_path, monkeypatch, process):
+    """Return a scheduler side whose server is that process, and answers no lookup."""
+    monkeypatch.setenv(mp_connector.SOCKET_ENV, str(tmp_path / "requests"))
+    answers = {"check_lookup_result": lambda *_: None}
+    for name in ("__init__", "maybe_submit_lookup_request", "cleanup_lookup_result"):
+        answers[name] = lambda *_, **__: None
+    for name, answer_of in answers.items():
+        monkeypatch.setattr(upstream.LMCacheMPSchedulerAdapter, name, answer_of)
+    return GuardedSchedulerAdapter()
+
+
+def test_a_lookup_that_ended_with_its_server_is_given_up(tmp_path, scheduler, process):
+    scheduler.maybe_submit_lookup_request("one", [1])
+    assert scheduler.check_lookup_result("one") is None
+    process.kill()
+    process.wait()
+    assert scheduler.check_lookup_result("one") == 0
+    with holding(str(tmp_path / "requests")):
+        scheduler.maybe_submit_lookup_request("one", [1])
+        assert scheduler.check_lookup_result("one") == 0, "the next server was not asked"
+        scheduler.maybe_submit_lookup_request("two", [1])
+        assert scheduler.check_lookup_result("two") is None
+        scheduler.cleanup_lookup_result("one")
+        assert scheduler._asked.keys() == {"two"}
+
+
+def test_a_lookup_is_awaited_where_no_server_can_be_watched(scheduler, monkeypatch):
+    monkeypatch.delenv(mp_connector.SOCKET_ENV)
+    scheduler.maybe_submit_lookup_request("one", [1])
+    assert scheduler.check_lookup_result("one") is None
+
+
 def test_the_barrier_waits_for_stores(adapter, monkeypatch):
     monkeypatch.setenv("PDKIT_STORE_BARRIER_S", "0.05")
     store = stored(adapter, "one")
@@ -138,14 +237,55 @@ def test_the_barrier_waits_for_stores(adapter, monkeypatch):
     assert asyncio.run(answer(adapter.stores_under_way)()) == b"1"
 
 
-def test_a_process_is_held_by_more_than_its_number(process):
-    server = Server(process.pid)
+def test_a_server_is_held_until_it_ends(tmp_path, process):
+    requests = str(tmp_path / "requests")
+    first, second = Server(requests), Server(requests)
+    assert not first.ended
+    assert not second.ended
+    process.kill()
+    process.wait()
+    assert first.ended
+    assert second.ended
+    with pytest.raises(ConnectionRefusedError):
+        Server(requests)
+    with holding(requests):
+        assert first.ended, "another one has its place"
+        assert not Server(requests).ended
+
+
+def test_a_server_that_stands_still_has_not_ended(tmp_path, process):
+    os.kill(process.pid, signal.SIGSTOP)
+    server = Server(str(tmp_path / "requests"))
     assert not server.ended
     process.kill()
     process.wait()
     assert server.ended
-    with pytest.raises(OSError, match="No such process"):
-        Server(process.pid)
+
+
+class Connecting:
+    """Takes three engines, each of which has ended when the next one comes."""
+
+    def __init__(self):
+        self.engines, self.taken, self.held = [], [], []
+
+    def accept(self):
+        self.held = [one() is not None for one in self.taken]
+        if len(self.engines) == 3:
+            raise ConnectionAbortedError
+        for engine in self.engines:
+            engine.close()
+        engine, taken = socket.socketpair()
+        self.engines.append(engine)
+        self.taken.append(weakref.ref(taken))
+        return taken, ""
+
+
+def test_connections_of_engines_that_ended_are_let_go():
+    listening = Connecting()
+    with pytest.raises(ConnectionAbortedError):
+        server_life._hold(listening)
+    assert listening.held == [False, False, True]
+    listening.engines[-1].close()
 
 
 @pytest.mark.parametrize(
@@ -177,16 +317,6 @@ def test_what_tokens_do_not_tell_apart_is_neither_loaded_nor_stored(monkeypatch,
     tracker.increase_num_scheduled_tokens(64)
     store = mp_connector.upstream.LMCacheMPRequestMetadata.GetStoreMetadata(tracker, 32, [32])
     assert (store is not None) == stored
-
-
-def test_who_listens_is_known(tmp_path):
-    path = str(tmp_path / "socket")
-    assert listener_pid(path) is None
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen()
-        assert listener_pid(path) == os.getpid()
-    assert listener_pid(path) is None, "the file is left, and nobody listens"
 
 
 def test_only_an_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from typing import Any
 from pdkit_connector import metrics_port
 from pdkit_connector.first_tier import add_page
 from pdkit_connector.metrics import ServerCollector
+from pdkit_connector.server_life import hold_connections
 
 # Neither is a name of a host: a release that does not bind the sockets below binds nothing.
 NO_HOST = "unix-socket-only"
@@ -25,6 +26,7 @@ NO_HOST = "unix-socket-only"
 def main() -> None:
     """Serve until SIGTERM."""
     requests, pages, *rest = sys.argv[1:]
+    hold_connections(requests)
     listen_on_sockets(requests, pages)
     add_pages()
     if address := os.environ.get(metrics_port.ADDRESS_ENV):

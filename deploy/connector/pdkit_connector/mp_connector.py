@@ -1,16 +1,16 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
-LMCache's own `LMCacheMPConnector`, with six things added: the store barrier; a guard that keeps
+LMCache's own `LMCacheMPConnector`, with seven things added: the store barrier; a guard that keeps
 blocks that the server may still read or write from being reused; one that keeps KV apart that
-tokens alone do not tell apart; pings from the start on; names of shared memory by which what a
-killed engine left can be found; and a clock of its share of steps.
+tokens alone do not tell apart; pings from the start on; registration with a server that replaced
+the old one between two pings; names of shared memory by which what a killed engine left can be
+found; and a clock of its share of steps.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import weakref
+import threading
 from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
@@ -24,32 +24,41 @@ from pdkit_connector.engine_report import REPORT
 from pdkit_connector.log import get_logger
 from pdkit_connector.releases import installed_lmcache
 from pdkit_connector.request_view import foreign
+from pdkit_connector.server_life import Server
 from pdkit_connector.step_clock import timed_steps
 from pdkit_connector.store_barrier import answer
 from pdkit_connector.worker import open_socket
-from pdkit_connector.worker_socket import listener_pid
 
 SOCKET_ENV = "PDKIT_KV_SERVER_SOCKET"
 SHARED_MEMORY_ENV = "PDKIT_SHARED_MEMORY"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
 
 
-class Server:
-    """The process that listens on the server's socket, by a handle that no other process gets."""
+def listening_server() -> Server | None:
+    """Return the server that listens for requests; None where it cannot be held."""
+    with suppress(OSError):
+        return Server(os.environ.get(SOCKET_ENV, ""))
+    return None
 
-    def __init__(self, pid: int) -> None:
-        """Take hold of a process.
 
-        Raises:
-            OSError: there is no such process, or it is hidden from this one.
-        """
-        self._handle = os.pidfd_open(pid)
-        weakref.finalize(self, os.close, self._handle)
+class Health(threading.Event):
+    """Set while pings are answered, by the server that knows this engine's KV.
 
-    @property
-    def ended(self) -> bool:
-        """Whether it can read and write nothing any more."""
-        return bool(select.select([self._handle], [], [], 0)[0])
+    LMCache registers KV again if this was not set before a ping that is answered. A server that is
+    replaced between two pings fails none of them, and would never be told of the engine.
+
+    Attributes:
+        server: with which KV was registered last; None where it cannot be held.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server: Server | None = None
+        self.set()
+
+    def is_set(self) -> bool:
+        """Tell whether the server takes transfers of this engine."""
+        return super().is_set() and not (self.server and self.server.ended)
 
 
 class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
@@ -65,26 +74,26 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         self._server: Server | None = None
         self._collects = False
         super().__init__(*args, **kwargs)
+        self._health_event = Health()
 
     @property
     def is_healthy(self) -> bool:
         """Whether the server takes transfers; while they are collected, whether it may end them."""
-        sent = self.store_futures or self.retrieve_futures
-        lost = bool(sent and self._server and self._server.ended)
-        awaited = bool(self._collects and sent and self._server)
-        return not lost and (awaited or bool(super().is_healthy))
+        if (self.store_futures or self.retrieve_futures) and self._server:
+            return not self._server.ended and (self._collects or bool(super().is_healthy))
+        return bool(super().is_healthy)
 
     def submit_store_request(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
         """Store a step of a prompt, after which those of earlier steps do not end it."""
         # Else a prompt of several steps counts as stored when its first step is, and its last
         # blocks are reused while the server reads them.
         self.finished_stores.discard(request_id)
-        self._find_server()
+        self._note_server()
         return super().submit_store_request(request_id, *args, **kwargs)
 
     def submit_retrieve_request(self, *args: Any, **kwargs: Any) -> Any:
         """Load a prompt's KV."""
-        self._find_server()
+        self._note_server()
         return super().submit_retrieve_request(*args, **kwargs)
 
     def get_finished(self, finished_req_ids_from_engine: set[str]) -> Any:
@@ -99,14 +108,48 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         """Return what stands for each store that the server has not ended; any thread may ask."""
         return {one for one in list(self.store_futures.values()) if not one.query()}
 
-    def _find_server(self) -> None:
-        """Take hold of the process that transfers are sent to, if none is under way."""
-        if self.store_futures or self.retrieve_futures:
-            return
-        if self._server is None or self._server.ended:
-            pid = listener_pid(os.environ.get(SOCKET_ENV, ""))
-            with suppress(OSError):
-                self._server = Server(pid) if pid else None
+    def _note_server(self) -> None:
+        """Note the process that transfers are sent to, if none is under way."""
+        if not (self.store_futures or self.retrieve_futures):
+            self._server = self._health_event.server
+
+    def _send_register_kv_caches_request(self, kv_caches: dict[str, Any]) -> None:
+        # Held before it answers: one that takes its place meanwhile does not know this engine.
+        server = listening_server()
+        super()._send_register_kv_caches_request(kv_caches)
+        self._health_event.server = server
+
+
+class GuardedSchedulerAdapter(upstream.LMCacheMPSchedulerAdapter):  # type: ignore[misc]
+    """LMCache's scheduler side, which does not wait for a lookup that ended with its server.
+
+    LMCache gives lookups up when a ping fails. Where the server is replaced between two pings, a
+    request would wait for five minutes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._server: Server | None = None
+        self._asked: dict[str, Server | None] = {}
+        super().__init__(*args, **kwargs)
+
+    def maybe_submit_lookup_request(self, request_id: str, *args: Any, **kwargs: Any) -> None:
+        """Ask what of a prompt can be loaded, unless that was asked."""
+        if request_id not in self._asked:
+            if self._server is None or self._server.ended:
+                self._server = listening_server()
+            self._asked[request_id] = self._server
+        super().maybe_submit_lookup_request(request_id, *args, **kwargs)
+
+    def check_lookup_result(self, request_id: str) -> int | None:
+        """Return the tokens that can be loaded; None while the answer is awaited."""
+        found: int | None = super().check_lookup_result(request_id)
+        server = self._asked.get(request_id)
+        return 0 if found is None and server and server.ended else found
+
+    def cleanup_lookup_result(self, request_id: str) -> None:
+        """Forget a lookup."""
+        self._asked.pop(request_id, None)
+        super().cleanup_lookup_result(request_id)
 
 
 @timed_steps
@@ -116,6 +159,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         """Connect to the server; raise ConnectionError where it does not answer."""
         upstream.LMCacheMPWorkerAdapter = GuardedAdapter
+        upstream.LMCacheMPSchedulerAdapter = GuardedSchedulerAdapter
         if prefix := os.environ.get(SHARED_MEMORY_ENV):
             CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{prefix}-"
             if role == KVConnectorRole.WORKER:

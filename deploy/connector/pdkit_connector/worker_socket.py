@@ -108,28 +108,13 @@ def _listening(name: str, worker: int) -> socket.socket:
     return listening
 
 
-def listener_pid(path: str) -> int | None:
-    """Return the process that listens on a Unix socket in a folder; None where none does."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-            asking.settimeout(_CONNECT_S)
-            asking.connect(path)
-            return _peer(asking)[0]
-    except OSError:
-        return None
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end, as the kernel noted them when it listened."""
+def _peer_uid(connection: socket.socket) -> int:
+    """Return the user at the other end, as the kernel noted it when that listened."""
     ucred = struct.Struct("3i")  # pid, uid, gid
-    pid, uid, _ = ucred.unpack(
+    _, uid, _ = ucred.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, ucred.size)
     )
-    return pid, uid
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    return _peer(connection)[1]
+    return int(uid)
 
 
 def _is_same_user(connection: socket.socket) -> bool:

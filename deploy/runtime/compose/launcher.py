@@ -207,13 +207,14 @@ class ComposeLauncher:
         return len(self._containers())
 
     def stop_marked(self, *, grace_s: float) -> int:
-        """End the stack's containers and remove its networks, by their marks."""
+        """End the stack's containers and remove its networks and volumes, by their marks."""
         found = self._containers()
         end_containers(found, grace_s)
         if not self._project_containers():  # no stack of that name from another folder
-            for network in docker_client().networks.list(filters={"label": self._project}):
-                with contextlib.suppress(docker_error()):
-                    network.remove()
+            for kind in (docker_client().networks, docker_client().volumes):
+                for one in kind.list(filters={"label": self._project}):
+                    with contextlib.suppress(docker_error()):
+                        one.remove()
         return len(found)
 
     def clear(self, *, keep_logs: bool) -> None:

@@ -31,6 +31,11 @@ def write_project(
     control.mkdir(parents=True, exist_ok=True, mode=0o700)
     control.chmod(0o755)
     for service in stack.services:
+        if service.socket:
+            folder = Path(service.socket).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            _hand_over(folder, service)
         for file in service.files:
             write_private(Path(file.path), fill_in(file.text, secrets))
             _hand_over(Path(file.path), service)
@@ -41,7 +46,7 @@ def write_project(
 
 
 def _hand_over(file: Path, service: Service) -> None:
-    """Let the container's user, and nobody else, read a file; only root can give it away."""
+    """Let the container's user, and nobody else, use a file; only root can give it away."""
     if os.getuid() == 0 and service.container:
         uid, _, gid = service.container.user.partition(":")
         os.chown(file, int(uid), int(gid or uid))

@@ -53,9 +53,12 @@ def _forgotten(session: Session, prompt: Sequence[int]) -> bool:
     plan = running.prepared.plan
     if plan.kv_server is None:
         return False
+    # As the engines call it, which in containers is another path than this machine's.
+    argv = running.stack.service(session.producers[0]).argv
+    model = argv[argv.index("--model") + 1]
     deadline = time.monotonic() + _STORED_WITHIN_S
     with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
-        while not api.forget(plan.model.ref, plan.tp, prompt):
+        while not api.forget(model, plan.tp, prompt):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)

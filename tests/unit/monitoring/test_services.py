@@ -81,13 +81,13 @@ class TestServices:
     def test_lmcaches_server_is_scraped_where_there_is_one(
         self, prepared: Make, runtime: str
     ) -> None:
-        plan = monitored(prepared, "process", connector="lmcache-mp").plan
         made = monitored(prepared, runtime)
-        layout = layout_of(made.plan.spec, HOME, made.facts.software, made.model, KIT)
+        served = monitored(prepared, runtime, connector="lmcache-mp")
+        layout = layout_of(served.plan.spec, HOME, served.facts.software, served.model, KIT)
         assert isinstance(layout, ProcessLayout | ContainerLayout)
         (job,) = (
             job
-            for job in yaml.safe_load(prometheus_config(plan, layout))["scrape_configs"]
+            for job in yaml.safe_load(prometheus_config(served.plan, layout))["scrape_configs"]
             if job["job_name"] == "kv-server"
         )
         at = "kv-server:9000" if runtime == "compose" else "127.0.0.1:8005"

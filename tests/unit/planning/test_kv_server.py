@@ -168,7 +168,6 @@ def test_plan_shows_the_server(prepared: Make) -> None:
         ({"tp": 2}, "--tp"),
         ({"given": replace(TINY, ref="/models/tiny@2")}, "--model"),
         ({"topology": "2a"}, "--connector"),
-        ({"runtime": "compose"}, "--connector"),
         ({"vendor": "cuda", "machine": machine_with("cuda", 0, 1)}, "--connector"),
         ({"lmcache": {"staging_gib": 1}}, "lmcache.staging_gib"),
         ({"redis": {"client": "lmcache"}}, "redis.client"),

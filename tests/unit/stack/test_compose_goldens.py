@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cpu-own-image": {"vendor": "cpu", **OPTIONS["own-image"]},
     "cpu-key": {"vendor": "cpu", **OPTIONS["key"]},
     "cpu-monitoring": {"vendor": "cpu", **OPTIONS["monitoring"]},
+    "cpu-lmcache-mp": {"vendor": "cpu", "connector": "lmcache-mp"},
     "cpu-own-redis": {"vendor": "cpu", **OPTIONS["own-redis"]},
 }  # fmt: skip
 

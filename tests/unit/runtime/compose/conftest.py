@@ -72,6 +72,8 @@ class FakeContainer:
 
 @dataclass
 class FakeNetwork:
+    """Or a volume."""
+
     name: str
     labels: dict[str, str]
     removed: bool = False
@@ -91,6 +93,7 @@ class FakeDocker:
 
     all_containers: list[FakeContainer] = field(default_factory=list)
     all_networks: list[FakeNetwork] = field(default_factory=list)
+    all_volumes: list[FakeNetwork] = field(default_factory=list)
     all_images: dict[str, dict[str, Any]] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
 
@@ -101,6 +104,10 @@ class FakeDocker:
     @property
     def networks(self) -> _Listing:
         return _Listing([one for one in self.all_networks if not one.removed])
+
+    @property
+    def volumes(self) -> _Listing:
+        return _Listing([one for one in self.all_volumes if not one.removed])
 
     @property
     def images(self) -> FakeDocker:

@@ -628,18 +628,25 @@ class TestStop:
             FakeNetwork("pdkit_store", label),
             FakeNetwork("else", {"com.docker.compose.project": "pdkit-demo"}),
         ]
+        engine.all_volumes = [FakeNetwork("pdkit_shm-9m", label), FakeNetwork("theirs", {})]
         assert launcher.stop_marked(grace_s=1) == 2
         assert all(one.removed for one in own)
         assert not other.removed
-        assert [network.removed for network in engine.all_networks] == [True, False]
+        for kept in (engine.all_networks, engine.all_volumes):
+            assert [one.removed for one in kept] == [True, False]
 
-    def test_networks_of_another_folders_stack_of_that_name_stay(
+    def test_networks_and_volumes_of_another_folders_stack_of_that_name_stay(
         self, launcher: ComposeLauncher, engine: FakeDocker
     ) -> None:
         engine.add("redis", root="/home/other/stacks/pdkit")
-        engine.all_networks = [FakeNetwork("x", {"com.docker.compose.project": "pdkit"})]
+        label = {"com.docker.compose.project": "pdkit"}
+        engine.all_networks, engine.all_volumes = (
+            [FakeNetwork("x", label)],
+            [FakeNetwork("y", label)],
+        )
         assert launcher.stop_marked(grace_s=1) == 0
         assert not engine.all_networks[0].removed
+        assert not engine.all_volumes[0].removed
 
     def test_files_go_and_logs_stay_if_they_are_to_be_read(
         self,
