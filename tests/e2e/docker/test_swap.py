@@ -241,13 +241,3 @@ class TestRefused:
     def test_nothing_to_swap_to(self, stack: Project) -> None:
         failed(stack.run("swap", "--json"), code=2, name="usage")
         assert stack.ok("status")["healthy"]
-
-
-def test_down_leaves_nothing(stack: Project) -> None:
-    data = stack.ok("down")
-    assert data["was_up"] and set(data["stopped"]) == set(SERVICES)
-    stack.assert_nothing_left()
-    again = stack.run("down")
-    assert again.code == 0 and "was not up" in again.stdout, again
-    assert "is not up" in stack.run("status").stdout
-    failed(stack.run("swap", "--image", SECOND, "--json"), code=2, name="state")
