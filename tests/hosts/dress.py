@@ -121,7 +121,9 @@ def _network(*, ipv6: bool) -> None:
 
 
 def _change_user(scratch: Path) -> None:
-    _let_reach({REPO, Path(sys.base_prefix).resolve()}, scratch)
+    # The Python of the tests, and that of the installer, which may be another.
+    pythons = (Path(sys.base_prefix), (REPO / ".uv" / "bin" / "python").resolve().parents[1])
+    _let_reach({REPO, *(python.resolve() for python in pythons)}, scratch)
     os.setgroups([])
     os.setgid(USER)
     os.setuid(USER)
