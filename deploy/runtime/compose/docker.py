@@ -19,13 +19,6 @@ DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
 _API_TIMEOUT_S = 60
 _ASK_TIMEOUT_S = 30
-# Where Docker looks for plugins, after the folder of its configuration.
-_PLUGIN_FOLDERS = (
-    "/usr/local/lib/docker/cli-plugins",
-    "/usr/local/libexec/docker/cli-plugins",
-    "/usr/lib/docker/cli-plugins",
-    "/usr/libexec/docker/cli-plugins",
-)
 _USUAL_ADDRESS = "unix:///var/run/docker.sock"
 _OK = 200  # not http.HTTPStatus, whose import takes a fiftieth of the CPU of `plan`
 _HELP = re.compile(r"(See|Run) 'docker .*--help'")
@@ -138,7 +131,7 @@ def require_compose() -> tuple[int, ...]:
         DockerUnavailable: no engine, no plugin, or one too old to run what is rendered.
     """
     answering_engine()
-    done = _run(_compose_version(), timeout_s=_ASK_TIMEOUT_S)
+    done = run_docker(("compose", "version", "--short"), timeout_s=_ASK_TIMEOUT_S, check=False)
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     wanted = ".".join(map(str, MIN_COMPOSE))
     if done.returncode or match is None:
@@ -155,16 +148,6 @@ def require_compose() -> tuple[int, ...]:
     return version
 
 
-def _compose_version() -> tuple[str, ...]:
-    """Return the command that tells the version: the plugin's own, or by way of `docker`.
-
-    The latter starts the plugin twice, and itself, which together take as long as half a plan.
-    """
-    folders = (str(_configuration() / "cli-plugins"), *_PLUGIN_FOLDERS)
-    plugin = shutil.which("docker-compose", path=os.pathsep.join(folders))
-    return (plugin, "version", "--short") if plugin else (DOCKER, "compose", "version", "--short")
-
-
 def run_docker(
     arguments: tuple[str, ...], *, timeout_s: float, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
@@ -174,20 +157,9 @@ def run_docker(
         DockerUnavailable: there is no such command.
         MachineError: it failed, or did not end in time; says what it printed.
     """
-    done = _run((DOCKER, *arguments), timeout_s=timeout_s)
-    if check and done.returncode:
-        raise MachineError(
-            f"docker {' '.join(arguments[:2])} failed: {last_line(done.stderr)}",
-            hint="docker info",
-            details=tuple(done.stderr.splitlines()[-8:]),
-        )
-    return done
-
-
-def _run(command: tuple[str, ...], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command,
+        done = subprocess.run(
+            (DOCKER, *arguments),
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -201,9 +173,16 @@ def _run(command: tuple[str, ...], *, timeout_s: float) -> subprocess.CompletedP
         ) from exc
     except subprocess.TimeoutExpired as exc:
         raise MachineError(
-            f"docker {command[1]} did not end within {timeout_s:g} s",
+            f"docker {arguments[0]} did not end within {timeout_s:g} s",
             hint="look at the engine: docker info",
         ) from exc
+    if check and done.returncode:
+        raise MachineError(
+            f"docker {' '.join(arguments[:2])} failed: {last_line(done.stderr)}",
+            hint="docker info",
+            details=tuple(done.stderr.splitlines()[-8:]),
+        )
+    return done
 
 
 def _engine_address() -> str:
@@ -225,12 +204,8 @@ def _context_chosen() -> bool:
     """Tell whether the command may have another context than its default."""
     if os.environ.get("DOCKER_CONTEXT"):
         return True
-    return "currentContext" in text_of(_configuration() / "config.json")
-
-
-def _configuration() -> Path:
-    """Return the folder of the command's configuration."""
-    return Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"))  # noqa: PTH111 - never raises
+    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - never raises
+    return "currentContext" in text_of(Path(folder, "config.json"))
 
 
 def last_line(text: str) -> str:

@@ -46,28 +46,6 @@ class TestCompose:
         assert require_compose() == version
         assert docker_answers()
 
-    @pytest.mark.parametrize("by_configuration", [True, False])
-    def test_the_plugin_is_asked_without_the_command(
-        self,
-        docker_command: Install,
-        monkeypatch: pytest.MonkeyPatch,
-        tmp_path: Path,
-        by_configuration: bool,
-    ) -> None:
-        docker_command("echo 1.0.0")
-        folder = tmp_path / "cli-plugins"
-        folder.mkdir()
-        if by_configuration:
-            monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-        else:
-            monkeypatch.setattr(docker_module, "_PLUGIN_FOLDERS", (str(folder),))
-        plugin = folder / "docker-compose"
-        plugin.write_text('#!/bin/sh\n[ "$*" = "version --short" ] && echo 2.26.1\n')
-        with pytest.raises(DockerUnavailable, match="is 1\\.0\\.0"):
-            require_compose()  # Docker does not run it either
-        plugin.chmod(0o755)
-        assert require_compose() == (2, 26, 1)
-
     @pytest.mark.parametrize("said", ["2.19.9", "v2.0.0", "1.29.2"])
     def test_too_old(self, docker_command: Install, said: str) -> None:
         docker_command(f"echo {said}")
