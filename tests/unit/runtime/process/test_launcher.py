@@ -330,8 +330,8 @@ class TestWaiting:
         slow = "import time; print('loading', flush=True); time.sleep(60)"
         began = time.monotonic()
         with pytest.raises(StackUnhealthy) as caught:
-            wait(start(slow, ready_s=0.5))
-        assert 0.5 <= time.monotonic() - began < 2.0
+            wait(start(slow, ready_s=2))  # in which a busy machine starts Python
+        assert 2 <= time.monotonic() - began < 60
         assert "runs but was not ready within" in caught.value.message
         assert "timeouts.ready_s" in caught.value.hint
         assert caught.value.details == ("loading",)
