@@ -114,13 +114,17 @@ def check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:
     return [CheckFailed(report.failures[0], hint=hint)]
 
 
-def unhealthy(sick: Sequence[str], name: str) -> list[StackUnhealthy]:
-    """Return an error if a service of the stack is not ready."""
+def unhealthy(sick: Sequence[str], name: str, *, hint: str = "") -> list[StackUnhealthy]:
+    """Return an error if a service of the stack is not ready.
+
+    Args:
+        hint: what to type; by default, the command that starts those services again here.
+    """
     if not sick:
         return []
     from deploy.errors import StackUnhealthy
 
-    hint = f"deploy up --resume --name {name}"
+    hint = hint or f"deploy up --resume --name {name}"
     return [StackUnhealthy(f"not ready: {', '.join(sick)}", hint=hint)]
 
 

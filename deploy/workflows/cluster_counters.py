@@ -10,6 +10,7 @@ from deploy.errors import PdkitError
 from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.runtime.kubectl import Kubectl
 from deploy.stack.cluster.objects import Object
+from deploy.stack.cluster.seen import main_container, role_of
 from deploy.stack.layout import ENGINE_PORT
 
 _AT_ONCE = 8
@@ -47,7 +48,7 @@ def engine_pages(
 
 def _page(kubectl: Kubectl, pod: Object) -> MetricsPage | str:
     """Return an engine's page, or why there is none."""
-    engine = next(one for one in pod["spec"]["containers"] if one["name"] == "engine")
+    engine = main_container(pod["spec"], role_of(pod))
     # -I: without the connector, which would be imported first.
     command = (engine["command"][0], "-I", "-c", ASK, str(ENGINE_PORT))
     try:

@@ -25,7 +25,15 @@ from deploy.errors import (
 from deploy.runtime.kubectl import Kubectl
 from deploy.stack.cluster.check import NAME
 from deploy.stack.cluster.objects import Object
-from deploy.stack.cluster.seen import OF_CHECK, OF_STACK, PodSeen, job_anew, job_end, role_of
+from deploy.stack.cluster.seen import (
+    OF_CHECK,
+    OF_STACK,
+    PodSeen,
+    job_anew,
+    job_end,
+    main_container,
+    role_of,
+)
 from deploy.workflows.prepare import Report
 
 _EVERY_S = 2.0
@@ -65,10 +73,9 @@ def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> Clust
     _require_idle(kubectl, there)
     objects = objects or [job_anew(_job_there(kubectl, there))]
     job = _job_of(objects)
-    containers = job["spec"]["template"]["spec"]["containers"]
-    container = next(one for one in containers if one["name"] == NAME)
-    if "--json" not in container["command"]:
-        container["command"].append("--json")
+    command = main_container(job["spec"]["template"]["spec"], NAME)["command"]
+    if "--json" not in command:
+        command.append("--json")
     limit_s = job["spec"]["activeDeadlineSeconds"]
     report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
     try:

@@ -17,7 +17,7 @@ from deploy.runtime.kubectl import Kubectl
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.pods import STACK_LABEL
-from deploy.stack.cluster.seen import OF_STACK, PodSeen, role_of
+from deploy.stack.cluster.seen import OF_STACK, PodSeen, main_container, role_of
 from deploy.workflows.cluster_counters import engine_pages
 from deploy.workflows.cluster_job import no_stack
 from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
@@ -94,7 +94,7 @@ def _of_engines(pods: Sequence[Object]) -> Iterator[tuple[str, str, str]]:
     for pod in pods:
         if role_of(pod) not in ENGINE_ROLES:
             continue
-        container = next(one for one in pod["spec"]["containers"] if one["name"] == "engine")
+        container = main_container(pod["spec"], role_of(pod))
         limits = container.get("resources", {}).get("limits", {})
         gpus = (row for row in VENDORS.values() if row.container.cdi_kind in limits)
         model = options(container.get("args", ())).get("--served-model-name", "")

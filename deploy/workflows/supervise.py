@@ -82,11 +82,9 @@ class Supervisor:
         lives = [life for life in self._lives.values() if not life.given_up]
         if running is None:
             self.ended.wait(_CALM_S)
-        elif all(life.record.pid and life.died_at is None for life in lives):
-            if not wait_for_an_end([life.record.pid for life in lives], _CALM_S):
-                return
-            self.ended.wait(running.launcher.poll_s)
-        else:
+            return
+        whole = all(life.record.pid and life.died_at is None for life in lives)
+        if not whole or wait_for_an_end([life.record.pid for life in lives], _CALM_S):
             self.ended.wait(running.launcher.poll_s)
 
     def _stack(self) -> RunningStack | None:

@@ -33,7 +33,8 @@ PARTS = {
     # Pods in podman: how an export is made of a stack, what it is for CPUs, and its images. What
     # runs inside is what test_one_stack.py runs in Docker.
     "podman": (
-        *_ENGINES, "deploy/stack/cluster", "deploy/workflows/cluster_check.py",
+        *_ENGINES, "deploy/cli/cluster_check.py", "deploy/stack/cluster",
+        "deploy/workflows/cluster_check.py", "deploy/workflows/cluster_counters.py",
         "deploy/workflows/cluster_document.py", "images", "tests/e2e/podman.py",
         "tests/golden/kubernetes", PODMAN,
     ),
@@ -42,15 +43,18 @@ PARTS = {
 
 def unchanged(root: Path = REPO, record: Path = RECORD) -> frozenset[str]:
     """Return the parts whose files are those of their last pass."""
-    known = json.loads(record.read_text()) if record.exists() else {}
+    known = _known(record)
     return frozenset(part for part in PARTS if known.get(part) == _hash(part, root))
 
 
 def write_down(passed: Iterable[str], root: Path = REPO, record: Path = RECORD) -> None:
     """Record that parts passed with the files that are there now."""
-    known = json.loads(record.read_text()) if record.exists() else {}
-    known |= {part: _hash(part, root) for part in passed}
+    known = _known(record) | {part: _hash(part, root) for part in passed}
     record.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+
+def _known(record: Path) -> dict[str, str]:
+    return dict(json.loads(record.read_text())) if record.exists() else {}
 
 
 def _hash(part: str, root: Path) -> str:

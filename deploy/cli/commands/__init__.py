@@ -26,7 +26,7 @@ _GROUPS = ("bench", "bench_compare", "bench_sweep", "export", "images")
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """Return the application with the typed command alone; with all, if it is none of the table.
+    """Return the application with the typed command alone; with all, unless the table has it.
 
     To import all commands, and to let typer inspect their options, takes as long as a plan.
     """

@@ -13,7 +13,7 @@ from deploy.cli.cluster import Context, InCluster, Namespace, require_fitting
 from deploy.cli.options import Json, Name
 from deploy.cli.result import CommandResult
 from deploy.cli.shared import stack_name, unhealthy
-from deploy.errors import StackUnhealthy, UsageError
+from deploy.errors import UsageError
 
 _WATCH_S = 2.0
 
@@ -106,8 +106,6 @@ def _status_in_cluster(context: str | None, namespace: str | None) -> CommandRes
     from deploy.workflows.cluster_status import cluster_status
 
     found = cluster_status(Kubectl(context or "", namespace or ""))
-    sick = [one for one in found.services if one.name in found.sick]
-    errors = (
-        [StackUnhealthy(f"not ready: {', '.join(found.sick)}", hint=sick[0].log)] if sick else []
-    )
+    logs_of_sick = [one.log for one in found.services if one.name in found.sick]
+    errors = unhealthy(found.sick, found.name, hint=next(iter(logs_of_sick), ""))
     return CommandResult("status", found.as_dict(), status_view(found), errors)

@@ -21,6 +21,13 @@ def role_of(item: Mapping[str, Any]) -> str:
     return str(item["metadata"]["labels"].get(ROLE_LABEL, ""))
 
 
+def main_container(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """Return the one lasting container of a pod; a cluster may have added others."""
+    name = container_name(cast(ServiceRole, role))
+    found: dict[str, Any] = next(one for one in spec["containers"] if one["name"] == name)
+    return found
+
+
 @dataclass(frozen=True)
 class PodSeen:
     """A pod, and its one lasting container.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from deploy.config.engine_args import options
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.verify.hits import Phase
 from deploy.workflows.check.probes import hits_of, lengths, said
@@ -54,8 +55,7 @@ def _forgotten(session: Session, prompt: Sequence[int]) -> bool:
     if plan.kv_server is None:
         return False
     # As the engines call it, which in containers is another path than this machine's.
-    argv = running.stack.service(session.producers[0]).argv
-    model = argv[argv.index("--model") + 1]
+    model = options(running.stack.service(session.producers[0]).argv)["--model"]
     deadline = time.monotonic() + _STORED_WITHIN_S
     with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
         while not api.forget(model, plan.tp, prompt):

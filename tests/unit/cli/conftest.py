@@ -15,6 +15,7 @@ import pytest
 from deploy.cli import main as main_module
 from tests.conftest import Ended, plain_environ
 from tests.contract import validated
+from tests.unit.kubectl_stand_in import Player, player
 
 
 @pytest.fixture(scope="session")
@@ -35,5 +36,23 @@ def deploy_here() -> Callable[..., Ended]:
         if "--json" in arguments:
             validated(json.loads(stdout.getvalue()))
         return Ended(code, stdout.getvalue(), stderr.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path) -> Player:
+    return player(tmp_path / "bin")
+
+
+@pytest.fixture
+def in_cluster(
+    kubectl: Player, deploy_here: Callable[..., Ended], tmp_path: Path
+) -> Callable[..., Ended]:
+    """Run a command with --kubernetes, where that kubectl is the first on PATH."""
+
+    def run(command: str, *options: str) -> Ended:
+        told = (command, "--kubernetes", *options)
+        return deploy_here(*told, cwd=tmp_path, home=tmp_path / "home", PATH=kubectl.path)
 
     return run

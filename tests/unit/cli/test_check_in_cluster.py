@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,18 @@ from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
 from tests.unit.kubectl_stand_in import (
     ROLE,
+    VIEW,
     Answer,
     Player,
     assert_real_one_takes,
     ended,
     listed,
-    player,
     pod,
     running,
     waiting,
 )  # fmt: skip
 from tests.unit.workflows.test_export import kustomized, made
 
-VIEW: Answer = (0, json.dumps({"contexts": [{"name": "here", "context": {"namespace": "pdkit"}}]}))
 ENGINE = pod("producer", "producer-0", running())
 CHECK = "check-x7k2p"
 # What the data of a check has; the rest of it is of no concern to who only hands it on.
@@ -80,20 +80,11 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
-    monkeypatch.setattr(cluster_job, "_EVERY_S", 0.001)
-    return player(tmp_path / "bin")
-
-
-@pytest.fixture
 def check(
-    kubectl: Player, deploy_here: Callable[..., Ended], tmp_path: Path
+    in_cluster: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Ended]:
-    def run(*options: str) -> Ended:
-        told = ("check", "--kubernetes", *options)
-        return deploy_here(*told, cwd=tmp_path, home=tmp_path / "home", PATH=kubectl.path)
-
-    return run
+    monkeypatch.setattr(cluster_job, "_EVERY_S", 0.001)
+    return partial(in_cluster, "check")
 
 
 def log(**said: object) -> Answer:

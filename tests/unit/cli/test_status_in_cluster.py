@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,17 @@ from deploy.workflows.cluster_counters import ASK
 from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
 from tests.unit.kubectl_stand_in import (
+    VIEW,
     Answer,
     Player,
     assert_real_one_takes,
     ended,
     listed,
-    player,
     running,
     waiting,
 )
 from tests.unit.workflows.test_export import kustomized, made
 
-VIEW: Answer = (0, json.dumps({"contexts": [{"name": "here", "context": {"namespace": "pdkit"}}]}))
 TYPED = "kubectl --context=here --namespace=pdkit"
 Object = dict[str, Any]
 
@@ -84,19 +84,8 @@ def cluster(workloads: dict[str, Object]) -> dict[str, Object]:
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path) -> Player:
-    return player(tmp_path / "bin")
-
-
-@pytest.fixture
-def look(
-    kubectl: Player, deploy_here: Callable[..., Ended], tmp_path: Path
-) -> Callable[..., Ended]:
-    def run(*options: str) -> Ended:
-        told = ("status", "--kubernetes", *options)
-        return deploy_here(*told, cwd=tmp_path, home=tmp_path / "home", PATH=kubectl.path)
-
-    return run
+def look(in_cluster: Callable[..., Ended]) -> Callable[..., Ended]:
+    return partial(in_cluster, "status")
 
 
 def shown(ran: Ended) -> Object:
