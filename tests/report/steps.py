@@ -40,6 +40,14 @@ def steps(began_s: float, *, quick: bool, without: frozenset[str]) -> tuple[list
             ),
         )
     ]
+    shown.append(
+        # Its limits are in tenths of a second, so not at the low priority of what runs beside. Half
+        # of it is waiting, which the others use; the file with the heaviest imports comes first.
+        tests(
+            "connector", "tests/connector", "tests/fuzz",
+            "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
+        )
+    )  # fmt: skip
     if os.getuid() == 0:
         # On two disguised machines at once: who can make them need not run the tests on this one.
         machines = QUICK_ON if quick else ()
@@ -48,14 +56,6 @@ def steps(began_s: float, *, quick: bool, without: frozenset[str]) -> tuple[list
     else:
         print("not root: the unit tests run on this machine as it is, not on disguised ones")
         shown.append(tests("unit", "tests/unit", "-q", "-n", "2", "--dist", "loadfile"))
-    shown.append(
-        # Its limits are in tenths of a second, so not at the low priority of what runs beside.
-        # Half of it is waiting; the file with the heaviest imports comes first.
-        tests(
-            "connector", "tests/connector", "tests/fuzz",
-            "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
-        )
-    )  # fmt: skip
     if not quick:
         # In their order, which has the longest first.
         stacks = 3 if machine_memory_mib() > _MEMORY_OF_THREE_STACKS_MIB else 2

@@ -247,8 +247,9 @@ def images(catalogue: dict[str, Any]) -> Iterator[None]:
         docker("build", "--quiet", "--tag", tag, "-", stdin=text.format(**known))
     kept = Home(Path(KEPT.name), Path(KEPT.name))
     engine, second = (kept.engine_cache(one["Id"]) for one in inspected(known["engine"], SECOND))
-    # Its vLLM is the same, and looks up the same.
-    second.symlink_to(engine)
+    # Their vLLM is the same, and looks up the same; what is rendered names the image by its tag.
+    for other in (second, kept.engine_cache(known["engine"])):
+        other.symlink_to(engine)
     yield
     docker("image", "rm", "--force", *_VARIANTS)
 
