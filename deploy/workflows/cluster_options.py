@@ -51,7 +51,7 @@ def _addressed(patterns: Sequence[str], there: Sequence[Object]) -> list[str]:
     for pattern in patterns:
         if not fnmatch.filter(pairs, pattern):
             raise UsageError(
-                f"--pairs {pattern}: no such pair; pairs: {', '.join(pairs)}",
+                f"--pairs {pattern}: no such pair; pairs: {', '.join(pairs) or 'none yet'}",
                 hint="deploy check --kubernetes --pairs '*:*'",
             )
     return [

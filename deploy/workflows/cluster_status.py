@@ -43,7 +43,7 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
     if not items:
         raise no_stack(kubectl, "deploy status --kubernetes")
     seen = [PodSeen.read(pod) for pod in pods]
-    workloads, unknown = _workloads([one for one in items if one["kind"] != "Pod"], kubectl)
+    workloads, unknown = _workloads(items, kubectl)
     lacking = [*_lacking(workloads, seen)]
     ready = {one.name for one in seen if one.ready and one.role in ENGINE_ROLES}
     pages, silent = engine_pages(kubectl, [one for one in pods if _name(one) in ready])
@@ -103,6 +103,7 @@ def _workloads(items: Sequence[Object], kubectl: Kubectl) -> tuple[list[_Workloa
             numbered=one["kind"] == "StatefulSet",
         )
         for one in items
+        if one["kind"] != "Pod"
     ]
     if any(one.role in ENGINE_ROLES for one in found):
         return found, []
@@ -112,8 +113,10 @@ def _workloads(items: Sequence[Object], kubectl: Kubectl) -> tuple[list[_Workloa
         sets, why = [], exc.message
     roles = [role for one in sets for role in one["spec"]["roles"]]
     if not roles:
-        none = _Workload("engine", "engine", 1, "statefulsets")
-        return [*found, none], [f"no StatefulSet of engines, and no DisaggregatedSet: {why}"]
+        unknown = [f"no StatefulSet of engines, and no DisaggregatedSet: {why}"]
+        if not any(role_of(one) in ENGINE_ROLES for one in items):
+            found.append(_Workload("engine", "engine", 1, "statefulsets"))
+        return found, unknown
     found += (
         _Workload(one["name"], one["name"], one["spec"].get("replicas", 1), f"{_SETS} {SET}")
         for one in roles

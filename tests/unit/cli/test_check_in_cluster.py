@@ -284,6 +284,15 @@ def test_a_pair_that_is_not_there(
     assert not [asked for asked in kubectl.asked if "delete" in asked or "apply" in asked]
 
 
+def test_engines_without_an_address_make_no_pair(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    kubectl.plays(config=VIEW, get=listed(ENGINE, taken_job()))
+    ran = check("--pairs", "*:*")
+    assert ran.code == 2
+    assert "--pairs *:*: no such pair; pairs: none yet" in ran.stderr
+
+
 # Containers of others.
 
 

@@ -310,6 +310,19 @@ def test_pods_that_a_set_never_made(
     assert shown(ran)["topology"] == "1p2d", "as it should be"
 
 
+def test_a_set_that_may_not_be_read_is_no_failure_while_its_pods_are_ready(
+    in_set: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    engines, rest = in_set["engines"], {key: in_set[key] for key in ("redis", "router")}
+    pods = {**cluster(rest), **set_pods(engines)}
+    refused = (1, "Error from server (Forbidden): disaggregatedsets is forbidden\n")
+    looked_at(kubectl, [*rest.values(), *pods.values()], refused)
+    ran = look("--json")
+    assert ran.code == 0
+    (warning,) = shown(ran)["warnings"]
+    assert warning.startswith(f"{NO_SETS}kubectl get: Error from server (Forbidden)")
+
+
 @pytest.mark.parametrize(
     ("sets", "why"),
     [
