@@ -1,16 +1,19 @@
 """What the Job of an exported stack runs: `python -m deploy.cli.cluster_check DOCUMENT SECRETS`.
 
 With `--json` after these, stdout gets one line of JSON, for `deploy check --kubernetes`: the data
-and the text of `deploy check`, or the error with which it ends.
+and the text of `deploy check`, or the error with which it ends. `--pairs`, `--quick` and
+`--min-hit-rate` are those of `deploy check`.
 
 It needs no typer: an engine's image has what else it imports.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +22,19 @@ from deploy.cli.result import INTERNAL_ERROR
 from deploy.errors import CheckFailed, Interrupted, PdkitError
 from deploy.output.check_view import check_view
 from deploy.runtime.interrupts import interrupt_once
+from deploy.workflows.check import CheckOptions
 from deploy.workflows.cluster_check import check_cluster
 
 
-def main(document: Path, secrets: Path, *, as_json: bool = False) -> int:
-    """Check the stack of a document; return the exit code that `deploy check` would give.
-
-    Args:
-        secrets: the folder with the secrets by which the stack is reached.
-        as_json: print a line that a program reads.
-    """
+def main(arguments: Sequence[str]) -> int:
+    """Check the stack of a document; return the exit code that `deploy check` would give."""
     interrupt_once()
+    told = _told(arguments)
+    options = CheckOptions(told.pairs or ("*:*",), quick=told.quick, least=told.min_hit_rate)
     try:
-        report = check_cluster(document, secrets, progress())
+        report = check_cluster(told.document, told.secrets, progress(), options)
     except PdkitError as exc:
-        if as_json:
+        if told.json:
             _print_line({"error": {**exc.as_dict(), "exit_code": exc.exit_code}})
         else:
             print_error(exc)
@@ -43,7 +44,7 @@ def main(document: Path, secrets: Path, *, as_json: bool = False) -> int:
     except Exception:  # noqa: BLE001 - else a bug would look like a failed check
         traceback.print_exc()
         return INTERNAL_ERROR
-    if as_json:
+    if told.json:
         _print_line({"data": report.as_dict(), "text": check_view(report)})
     else:
         print_text(check_view(report), sys.stdout)
@@ -54,6 +55,16 @@ def _print_line(said: dict[str, Any]) -> None:
     print_text(json.dumps(said), sys.stdout)
 
 
+def _told(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("document", type=Path)
+    parser.add_argument("secrets", type=Path, help="folder with those by which it is reached")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--pairs", action="append")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--min-hit-rate", type=float, default=1.0)
+    return parser.parse_args(arguments)
+
+
 if __name__ == "__main__":
-    _, first, second, *options = sys.argv
-    raise SystemExit(main(Path(first), Path(second), as_json="--json" in options))
+    raise SystemExit(main(sys.argv[1:]))

@@ -56,7 +56,11 @@ class ClusterStack(RunningStack):
 
 
 def check_cluster(
-    document: Path, secrets: Path, report: Report, look_up: LookUp = addresses
+    document: Path,
+    secrets: Path,
+    report: Report,
+    options: CheckOptions,
+    look_up: LookUp = addresses,
 ) -> CheckReport:
     """Wait until an exported stack serves, then check every pair of its engines.
 
@@ -70,7 +74,7 @@ def check_cluster(
     """
     exported = read_document(document.read_text(encoding="utf-8"))
     running = _await_stack(exported, read_secrets(secrets, _SECRETS), report, look_up)
-    return check_running(None, running, report, CheckOptions())
+    return check_running(None, running, report, options)
 
 
 def _await_stack(

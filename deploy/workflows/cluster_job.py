@@ -34,6 +34,7 @@ from deploy.stack.cluster.seen import (
     main_container,
     role_of,
 )
+from deploy.workflows.cluster_options import JobOptions, job_arguments
 from deploy.workflows.prepare import Report
 
 _EVERY_S = 2.0
@@ -52,7 +53,9 @@ class ClusterCheck:
     errors: Sequence[CheckFailed]
 
 
-def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> ClusterCheck:
+def check_by_job(
+    kubectl: Kubectl, export: Path | None, report: Report, options: JobOptions
+) -> ClusterCheck:
     """Run the Job `check` of a stack, and return its result. The Job stays, for its log.
 
     Args:
@@ -61,6 +64,7 @@ def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> Clust
 
     Raises:
         StateError: no stack or Job is there.
+        UsageError: the options name no pair of it.
         StackLocked: a check runs already.
         MissingImage: a node cannot pull the Job's image.
         PdkitError: what the check itself raised, with its exit code; or kubectl failed.
@@ -73,9 +77,10 @@ def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> Clust
     _require_idle(kubectl, there)
     objects = objects or [job_anew(_job_there(kubectl, there))]
     job = _job_of(objects)
-    command = main_container(job["spec"]["template"]["spec"], NAME)["command"]
-    if "--json" not in command:
-        command.append("--json")
+    container = main_container(job["spec"]["template"]["spec"], NAME)
+    # What it was told the last time is left out.
+    own = [word for word in container["command"] if not word.startswith("--")]
+    container["command"] = [*own, "--json", *job_arguments(options, there)]
     limit_s = job["spec"]["activeDeadlineSeconds"]
     report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
     try:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from deploy.config.engine_args import options
 from deploy.config.vendors import VENDORS
+from deploy.errors import PdkitError
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.topology import Topology
 from deploy.runtime.events import ServiceEvent
 from deploy.runtime.kubectl import Kubectl
+from deploy.stack.cluster.disaggregated_set import NAME as SET
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.pods import STACK_LABEL
@@ -23,6 +26,7 @@ from deploy.workflows.cluster_job import no_stack
 from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
 
 _ROLES = ("redis", *ENGINE_ROLES, "router")
+_SETS = "disaggregatedsets.disaggregatedset.x-k8s.io"
 
 
 def cluster_status(kubectl: Kubectl) -> StackStatus:
@@ -39,7 +43,8 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
     if not items:
         raise no_stack(kubectl, "deploy status --kubernetes")
     seen = [PodSeen.read(pod) for pod in pods]
-    lacking = list(_lacking([one for one in items if one["kind"] != "Pod"], seen))
+    workloads, unknown = _workloads(items, kubectl)
+    lacking = [*_lacking(workloads, seen)]
     ready = {one.name for one in seen if one.ready and one.role in ENGINE_ROLES}
     pages, silent = engine_pages(kubectl, [one for one in pods if _name(one) in ready])
     vendor, image, model = next(_of_engines(pods), ("", "", ""))
@@ -50,15 +55,15 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
         vendor=vendor,
         runtime="kubernetes",
         image=image,
-        topology=_topology([one.role for one in seen] + [role for _, role in lacking]),
+        topology=_topology([*(one.role for one in seen), *(of.role for _, of in lacking)]),
         model=model,
         url=f"http://{workload('router')}.{space}.svc:8000",
         services=[
             *(_service(one, kubectl, pages.get(one.name)) for one in seen),
-            *(_absent(name, role, kubectl) for name, role in lacking),
+            *(_absent(name, of, kubectl) for name, of in lacking),
         ],
         events=sorted(_events(seen), key=lambda event: event.at),
-        warnings=[f"{one.name}: {one.why}" for one in seen if one.why] + silent,
+        warnings=[f"{one.name}: {one.why}" for one in seen if one.why] + unknown + silent,
     )
 
 
@@ -71,16 +76,65 @@ def _order(item: Object) -> tuple[int, int, str]:
     return _ROLES.index(role_of(item)), len(name), name  # -10 comes after -9
 
 
-def _lacking(workloads: Sequence[Object], seen: Sequence[PodSeen]) -> Iterator[tuple[str, str]]:
-    """Yield name and role of each pod that a workload should have and the cluster has not made."""
+@dataclass(frozen=True)
+class _Workload:
+    """What makes the pods of a role.
+
+    Attributes:
+        what: the object, as `kubectl describe` takes it.
+        numbered: its pods are called as it is, and numbered from 0.
+    """
+
+    name: str
+    role: str
+    replicas: int
+    what: str
+    numbered: bool = False
+
+
+def _workloads(items: Sequence[Object], kubectl: Kubectl) -> tuple[list[_Workload], list[str]]:
+    """Return what makes the stack's pods, and why that of the engines is unknown."""
+    found = [
+        _Workload(
+            _name(one),
+            role_of(one),
+            one["spec"].get("replicas", 1),
+            f"{one['kind'].lower()} {_name(one)}",
+            numbered=one["kind"] == "StatefulSet",
+        )
+        for one in items
+        if one["kind"] != "Pod"
+    ]
+    if any(one.role in ENGINE_ROLES for one in found):
+        return found, []
+    try:
+        sets, why = kubectl.objects("get", _SETS, OF_STACK)["items"], "there is none"
+    except PdkitError as exc:  # the cluster knows no such objects, or does not show them
+        sets, why = [], exc.message
+    roles = [role for one in sets for role in one["spec"]["roles"]]
+    if not roles:
+        unknown = [f"no StatefulSet of engines, and no DisaggregatedSet: {why}"]
+        if not any(role_of(one) in ENGINE_ROLES for one in items):
+            found.append(_Workload("engine", "engine", 1, "statefulsets"))
+        return found, unknown
+    found += (
+        _Workload(one["name"], one["name"], one["spec"].get("replicas", 1), f"{_SETS} {SET}")
+        for one in roles
+    )
+    return found, []
+
+
+def _lacking(
+    workloads: Sequence[_Workload], seen: Sequence[PodSeen]
+) -> Iterator[tuple[str, _Workload]]:
+    """Yield each pod that a workload should have and the cluster has not made."""
     there, counts = {one.name for one in seen}, Counter(one.role for one in seen)
     for one in workloads:
-        name, role, wanted = _name(one), role_of(one), one["spec"].get("replicas", 1)
-        if one["kind"] == "StatefulSet":
-            named = [f"{name}-{number}" for number in range(wanted)]
-            yield from ((pod, role) for pod in named if pod not in there)
-        else:  # its pods have names of chance
-            yield from ((f"{name}-?", role) for _ in range(counts[role], wanted))
+        named = (f"{one.name}-{number}" for number in range(one.replicas))
+        names = [name for name in named if name not in there]
+        if not one.numbered:  # its pods have names of chance
+            names = [f"{one.name}-?"] * (one.replicas - counts[one.role])
+        yield from ((name, one) for name in names)
 
 
 def _topology(roles: Sequence[str]) -> str:
@@ -129,10 +183,9 @@ def _condition(pod: PodSeen) -> ServiceCondition:
     return "exited" if pod.exit_code is not None or pod.last else "not started"
 
 
-def _absent(name: str, role: str, kubectl: Kubectl) -> ServiceStatus:
-    kind = "deployment" if role == "router" else "statefulset"
-    log = kubectl.typed(f"describe {kind} {name.rpartition('-')[0]}")
-    return ServiceStatus(name, role, "not started", 0, "", 0.0, 0, 0, log, None)
+def _absent(name: str, of: _Workload, kubectl: Kubectl) -> ServiceStatus:
+    log = kubectl.typed(f"describe {of.what}")
+    return ServiceStatus(name, of.role, "not started", 0, "", 0.0, 0, 0, log, None)
 
 
 def _events(seen: Sequence[PodSeen]) -> Iterator[ServiceEvent]:

@@ -19,7 +19,6 @@ from deploy.planning.rates import rate_note
 from deploy.runtime.detect import detected_vendor
 from deploy.runtime.home import Home
 from deploy.stack.build import build_stack
-from deploy.stack.cluster.check import limit_s
 from deploy.stack.cluster.folder import Form, exported
 from deploy.stack.cluster.layout import is_engine
 from deploy.stack.cluster.overlay import VendorStack, replicas
@@ -67,7 +66,6 @@ class Export:
         flavour: which objects hold the engines.
         pods: vendor → workload → number of pods.
         secrets: names of those that the Secret must have.
-        check_s: how long the Job that checks the stack may take.
         images: images that nodes must be able to pull.
         notes: what was assumed.
     """
@@ -77,7 +75,6 @@ class Export:
     files: dict[str, str]
     pods: dict[str, dict[str, int]]
     secrets: tuple[str, ...]
-    check_s: int
     images: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -124,7 +121,6 @@ def export(
         exported(stacks, Form(spec.name, space, as_set=wanted.flavour == SET)),
         {vendor: replicas(stack) for vendor, stack in stacks.items()},
         _secrets(next(iter(stacks.values()))),
-        max(limit_s(stack.plan) for stack in stacks.values()),
         tuple(sorted({container.image for container in containers})),
         tuple(
             f"{vendor}: {note}"

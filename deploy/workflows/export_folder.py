@@ -9,7 +9,6 @@ from pathlib import Path
 
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
-from deploy.stack.cluster.check import NAME as CHECK
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.pods import SECRET
 from deploy.stack.layout import API_KEY, HUB_TOKEN, REDIS_URL
@@ -85,9 +84,8 @@ def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
         + "".join(f" {_secret_option(name, spec)}" for name in _given(made, spec)),
         f"kubectl apply -k {there}/overlays/{vendor}",
         *(f"{kubectl} {waiting} --timeout={patience}" for waiting in _waits(made, engines)),
-        f"kubectl apply -k {there}/check/{vendor}",
-        f"{kubectl} logs -f job/{CHECK} --pod-running-timeout={patience}",
-        f"{kubectl} wait job/{CHECK} --for=condition=complete --timeout={made.check_s}s",
+        f"deploy check --kubernetes {there}/check/{vendor}",
+        f"deploy status --kubernetes --namespace {made.namespace}",
         f"{kubectl} port-forward service/{workload('router')} 8000:8000",
     ]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deploy.runtime.home import Home
     from deploy.verify.report import CheckReport
     from deploy.workflows.check import CheckOptions
+    from deploy.workflows.cluster_options import JobOptions
 
 
 @app.command()
@@ -58,13 +59,15 @@ def check(  # noqa: PLR0913 - one parameter an option
 ) -> CommandResult:  # fmt: skip
     """Check that the running stack reuses KV completely and correctly."""
     local = {
-        "--pairs": pairs, "--quick": quick, "--min-hit-rate": min_hit_rate != 1.0,
         "--repeat": repeat != 1, "--prompt-file": prompt_file, "--junit": junit, "--name": name,
     }  # fmt: skip
     remote = {"FOLDER": folder, "--context": context, "--namespace": namespace}
     require_fitting(kubernetes=kubernetes, needs=remote, refuses=local)
     if kubernetes:
-        return _in_cluster(context, namespace, folder)
+        from deploy.workflows.cluster_options import JobOptions
+
+        asked = JobOptions(tuple(pairs or ()), quick=quick, least=min_hit_rate)
+        return _in_cluster(context, namespace, folder, asked)
     from deploy.workflows.check import CheckOptions
 
     if junit and not junit.absolute().parent.is_dir():
@@ -81,11 +84,13 @@ def check(  # noqa: PLR0913 - one parameter an option
     return _here(stack_name(name), options, repeat, junit)
 
 
-def _in_cluster(context: str | None, namespace: str | None, folder: Path | None) -> CommandResult:
+def _in_cluster(
+    context: str | None, namespace: str | None, folder: Path | None, options: JobOptions
+) -> CommandResult:
     from deploy.runtime.kubectl import Kubectl
     from deploy.workflows.cluster_job import check_by_job
 
-    found = check_by_job(Kubectl(context or "", namespace or ""), folder, progress())
+    found = check_by_job(Kubectl(context or "", namespace or ""), folder, progress(), options)
     return CommandResult("check", found.data, found.text, found.errors)
 
 

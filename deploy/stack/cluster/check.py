@@ -109,11 +109,6 @@ def _policies(stack: VendorStack, name: str) -> list[Object]:
     ]
 
 
-def limit_s(plan: Plan) -> int:
-    """Return the seconds after which Kubernetes ends the Job."""
-    return math.ceil(plan.spec.timeouts.ready_s) + _REST_S + _A_PAIR_S * len(plan.pairs)
-
-
 def _job(stack: VendorStack, name: str, code: Sequence[CodeMap]) -> Object:
     own = labels(name, NAME)
     return {
@@ -122,10 +117,15 @@ def _job(stack: VendorStack, name: str, code: Sequence[CodeMap]) -> Object:
         "metadata": {"name": NAME, "labels": own},
         "spec": {
             "backoffLimit": 0,
-            "activeDeadlineSeconds": limit_s(stack.plan),
+            "activeDeadlineSeconds": _limit_s(stack.plan),
             "template": {"metadata": {"labels": own}, "spec": _pod(stack, name, code)},
         },
     }
+
+
+def _limit_s(plan: Plan) -> int:
+    """Return the seconds after which Kubernetes ends the Job."""
+    return math.ceil(plan.spec.timeouts.ready_s) + _REST_S + _A_PAIR_S * len(plan.pairs)
 
 
 def _pod(stack: VendorStack, name: str, code: Sequence[CodeMap]) -> Object:

@@ -16,6 +16,7 @@ from deploy.verify.hits import Phase
 from deploy.verify.report import CheckReport, Equivalence
 from deploy.workflows import cluster_job
 from deploy.workflows.cluster_job import check_by_job
+from deploy.workflows.cluster_options import JobOptions
 from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
 from tests.unit.kubectl_stand_in import (
@@ -205,6 +206,94 @@ def test_without_a_folder_the_job_of_the_cluster_runs_again(
     exported = exported_job()
     exported["spec"]["template"]["spec"]["containers"][0]["command"].append("--json")
     assert anew == exported, "without what Kubernetes added to it"
+
+
+# What of the stack is checked.
+
+ENGINES = [
+    pod(role, name, running(), podIP=f"10.0.0.{number}")
+    for number, (role, name) in enumerate(
+        [("producer", "producer-0"), ("producer", "producer-1"), ("consumer", "consumer-0"),
+         ("consumer", "consumer-1"), ("redis", "redis-0")]
+    )
+]  # fmt: skip
+
+
+def told(kubectl: Player) -> list[str]:
+    """Return the arguments that the Job's program got."""
+    applied = next(json.loads(text) for argv, text in kubectl.calls if "apply" in argv)["items"]
+    (own,) = (one for one in applied if one["kind"] == "Job")
+    command = own["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[1:3] == ["-m", "deploy.cli.cluster_check"]
+    return list(command[5:])
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ((), []),
+        (("--quick", "--min-hit-rate", "0.95"), ["--quick", "--min-hit-rate=0.95"]),
+        (
+            ("--pairs", "producer-1:*", "--pairs", "*:consumer-1"),
+            ["--pairs=producer-10.0.0.0:consumer-10.0.0.3",
+             "--pairs=producer-10.0.0.1:consumer-10.0.0.2",
+             "--pairs=producer-10.0.0.1:consumer-10.0.0.3"],
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("again", [False, True])
+def test_options_go_to_the_job(
+    options: tuple[str, ...], arguments: list[str], again: bool,
+    kubectl: Player, check: Callable[..., Ended],
+) -> None:  # fmt: skip
+    old = taken_job()
+    command = old["spec"]["template"]["spec"]["containers"][0]["command"]
+    command += ["--json", "--pairs=a:b", "--quick", "--min-hit-rate=0.1"]
+    there = listed(*ENGINES, *([old] if again else ()))
+    kubectl.plays(config=VIEW, get=[there, RUNS], logs=log(data=PASSED, text=""))
+    assert check(*([] if again else [str(FOLDERS["cpu"])]), *options).code == 0
+    assert told(kubectl) == ["--json", *arguments], "without those of the last time"
+
+
+def test_each_pair_of_aggregated_engines_has_two_of_them(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    both = [pod("aggregated", f"engine-{n}", running(), podIP=f"10.0.0.{n}") for n in range(2)]
+    kubectl.plays(
+        config=VIEW, get=[listed(*both, taken_job()), RUNS], logs=log(data=PASSED, text="")
+    )
+    assert check("--pairs", "*:*").code == 0
+    assert told(kubectl)[1:] == [
+        "--pairs=engine-10.0.0.0:engine-10.0.0.1", "--pairs=engine-10.0.0.1:engine-10.0.0.0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", ["consumer-0:*", "producer-2:*", "producer-0:redis-0"])
+def test_a_pair_that_is_not_there(
+    pattern: str, kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    unplaced = pod("producer", "producer-2", waiting("ContainerCreating"))
+    kubectl.plays(config=VIEW, get=listed(*ENGINES[:3], *ENGINES[4:], unplaced, taken_job()))
+    ran = check("--json", "--pairs", "*:*", "--pairs", pattern)
+    assert ran.code == 2
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert error["message"] == (
+        f"--pairs {pattern}: no such pair; pairs: producer-0:consumer-0, producer-1:consumer-0"
+    )
+    assert error["hint"] == "deploy check --kubernetes --pairs '*:*'"
+    assert not [asked for asked in kubectl.asked if "delete" in asked or "apply" in asked]
+
+
+def test_engines_without_an_address_make_no_pair(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    kubectl.plays(config=VIEW, get=listed(ENGINE, taken_job()))
+    ran = check("--pairs", "*:*")
+    assert ran.code == 2
+    assert "--pairs *:*: no such pair; pairs: none yet" in ran.stderr
+
+
+# Containers of others.
 
 
 def test_a_container_that_others_added_to_the_job_is_left_as_it_is(
@@ -398,11 +487,8 @@ def test_a_folder_that_does_not_fit(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--kubernetes", "--pairs", "*:*"), "--pairs cannot be used with --kubernetes"),
-        (("--kubernetes", "--quick"), "--quick cannot be used with --kubernetes"),
         (("--kubernetes", "--repeat", "2"), "--repeat cannot be used with --kubernetes"),
         (("--kubernetes", "--name", "x"), "--name cannot be used with --kubernetes"),
-        (("--kubernetes", "--min-hit-rate", "0.5"), "--min-hit-rate cannot be used with"),
         (("--kubernetes", "--junit", "x.xml"), "--junit cannot be used with --kubernetes"),
         (("--kubernetes", "--prompt-file", "x"), "--prompt-file cannot be used with"),
         (("--context", "here"), "--context needs --kubernetes"),
@@ -476,7 +562,7 @@ def test_ctrl_c_deletes_the_job(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        check_by_job(Kubectl(), FOLDERS["cpu"], report)
+        check_by_job(Kubectl(), FOLDERS["cpu"], report, JobOptions())
     assert told[-1] == "deleting the Job check"
     assert kubectl.asked[-1].endswith(" delete job check --ignore-not-found --wait=false")
 

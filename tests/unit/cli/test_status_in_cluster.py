@@ -30,6 +30,7 @@ from tests.unit.kubectl_stand_in import (
 from tests.unit.workflows.test_export import kustomized, made
 
 TYPED = "kubectl --context=here --namespace=pdkit"
+SETS = "disaggregatedsets.disaggregatedset.x-k8s.io"
 Object = dict[str, Any]
 
 
@@ -47,7 +48,7 @@ def exported(folder: Path, vendor: str, **fields: Any) -> dict[str, Object]:
     """Return the workloads of an export by their names."""
     write_export(made(vendor=vendor, **fields), folder)
     objects = kustomized(folder / "overlays" / vendor)
-    kinds = ("StatefulSet", "Deployment")
+    kinds = ("StatefulSet", "Deployment", "DisaggregatedSet")
     return {one["metadata"]["name"]: one for one in objects if one["kind"] in kinds}
 
 
@@ -243,6 +244,104 @@ def test_the_vendor_is_told_by_the_gpus(
     kubectl.plays(config=VIEW, get=listed(*workloads.values(), *cluster(workloads).values()))
     data = shown(look("--json"))
     assert (data["name"], data["vendor"], data["topology"]) == ("mine", vendor, "2a+redis")
+
+
+# The engines as a DisaggregatedSet: its operator gives pods the labels of the set's templates, and
+# names with a revision.
+
+NO_SUCH_KIND = 'error: the server doesn\'t have a resource type "disaggregatedsets"\n'
+NO_SETS = "no StatefulSet of engines, and no DisaggregatedSet: "
+
+
+@pytest.fixture(scope="module")
+def in_set(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Object]:
+    fields = {"flavour": "disaggregatedset", "topology": "1p2d"}
+    return exported(tmp_path_factory.mktemp("set"), "cuda", **fields)
+
+
+def set_pods(engines: Object) -> dict[str, Object]:
+    """Return the pods that the operator makes of a set."""
+    found = {}
+    for role in engines["spec"]["roles"]:
+        template = role["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        labels = {**template["metadata"]["labels"], "disaggregatedset.x-k8s.io/role": role["name"]}
+        made = {"metadata": {"labels": labels}, "spec": template["spec"]}
+        name = f"engines-0-5f2a91c4-{role['name']}"
+        spec = {"template": made, "replicas": role["spec"]["replicas"]}
+        found |= cluster({role["name"]: {"metadata": {"name": name}, "spec": spec}})
+    return found
+
+
+def looked_at(kubectl: Player, objects: list[Object], sets: Answer) -> None:
+    kubectl.plays(config=VIEW, get=listed(*objects), **{f"get {SETS}": sets})
+
+
+def test_a_set_is_healthy(
+    in_set: dict[str, Object], kubectl: Player, look: Callable[..., Ended], tmp_path: Path
+) -> None:
+    engines, rest = in_set["engines"], {key: in_set[key] for key in ("redis", "router")}
+    pods = {**cluster(rest), **set_pods(engines)}
+    looked_at(kubectl, [*rest.values(), *pods.values()], listed(engines))
+    ran = look("--json")
+    assert ran.code == 0, ran.stderr
+    data = shown(ran)
+    assert (data["topology"], data["vendor"], data["model"]) == ("1p2d", "cuda", "Qwen/Qwen3-0.6B")
+    engines_seen = [one["name"] for one in data["services"] if one["role"] != "redis"][:3]
+    assert engines_seen == [
+        "engines-0-5f2a91c4-producer-0",
+        "engines-0-5f2a91c4-consumer-0", "engines-0-5f2a91c4-consumer-1",
+    ]  # fmt: skip
+    assert_real_one_takes(kubectl.calls, tmp_path)
+
+
+def test_pods_that_a_set_never_made(
+    in_set: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    """As where its operator does not run."""
+    engines, rest = in_set["engines"], {key: in_set[key] for key in ("redis", "router")}
+    made = [one for name, one in set_pods(engines).items() if not name.endswith("consumer-1")]
+    looked_at(kubectl, [*rest.values(), *cluster(rest).values(), *made], listed(engines))
+    ran = look("--json")
+    assert ran.code == 4
+    lacking = [one for one in shown(ran)["services"] if one["condition"] != "ready"]
+    assert [(one["name"], one["log"]) for one in lacking] == [
+        ("consumer-?", f"{TYPED} describe {SETS} engines")
+    ]
+    assert shown(ran)["topology"] == "1p2d", "as it should be"
+
+
+def test_a_set_that_may_not_be_read_is_no_failure_while_its_pods_are_ready(
+    in_set: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    engines, rest = in_set["engines"], {key: in_set[key] for key in ("redis", "router")}
+    pods = {**cluster(rest), **set_pods(engines)}
+    refused = (1, "Error from server (Forbidden): disaggregatedsets is forbidden\n")
+    looked_at(kubectl, [*rest.values(), *pods.values()], refused)
+    ran = look("--json")
+    assert ran.code == 0
+    (warning,) = shown(ran)["warnings"]
+    assert warning.startswith(f"{NO_SETS}kubectl get: Error from server (Forbidden)")
+
+
+@pytest.mark.parametrize(
+    ("sets", "why"),
+    [
+        (listed(), "there is none"),
+        ((1, NO_SUCH_KIND), "kubectl get: the server doesn't have a resource type"),
+    ],
+)
+def test_a_stack_without_engines_is_not_healthy(
+    sets: Answer, why: str,
+    in_set: dict[str, Object], kubectl: Player, look: Callable[..., Ended],
+) -> None:  # fmt: skip
+    rest = {key: in_set[key] for key in ("redis", "router")}
+    looked_at(kubectl, [*rest.values(), *cluster(rest).values()], sets)
+    ran = look("--json")
+    assert ran.code == 4
+    (warning,) = shown(ran)["warnings"]
+    assert warning.startswith(f"{NO_SETS}{why}")
+    (error,) = json.loads(ran.stdout)["errors"]
+    assert error["message"] == "not ready: engine-?"
 
 
 def test_the_check_is_no_service(

@@ -15,12 +15,13 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 
+from deploy.cli import cluster_check as program
 from deploy.config.spec import StackSpec
-from deploy.errors import StackUnhealthy
+from deploy.errors import StackUnhealthy, UsageError
 from deploy.runtime.names import addresses
 from deploy.verify.report import CheckReport
 from deploy.workflows import cluster_check, guard
-from deploy.workflows.check import run
+from deploy.workflows.check import CheckOptions, run
 from deploy.workflows.cluster_check import check_cluster
 from deploy.workflows.down import stop_stack
 from deploy.workflows.export import Export, export
@@ -33,6 +34,7 @@ from tests.unit.workflows.conftest import SMALL, Lab, opened
 from tests.unit.workflows.test_export import kustomized, pods
 
 HOST = "127.0.0.1"
+_ALL = CheckOptions()
 # Replaces the look-up of names before the program starts; whatever else it imports is the Job's.
 SHIM = """
 import json, os
@@ -58,12 +60,12 @@ class Cluster:
     def look_up(self, host: str, _port: int) -> list[tuple[str, int]]:
         return self.where.get(host, [])
 
-    def check(self, **changed: object) -> CheckReport:
+    def check(self, options: CheckOptions = _ALL, **changed: object) -> CheckReport:
         document = json.loads(self.document.read_text())
         document["spec"].update(changed)
         file = self.document.with_name("changed.json")
         file.write_text(json.dumps(document))
-        return check_cluster(file, self.secrets, self.lab.lines.append, self.look_up)
+        return check_cluster(file, self.secrets, self.lab.lines.append, options, self.look_up)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +172,7 @@ def test_it_waits_for_what_is_not_there_yet(cluster: Cluster) -> None:
         return [] if host in late else cluster.look_up(host, port)
 
     cluster.lab.lines.clear()
-    assert check_cluster(cluster.document, cluster.secrets, cluster.lab.lines.append, look_up)
+    assert check_cluster(cluster.document, cluster.secrets, cluster.lab.lines.append, _ALL, look_up)
     first = next(line for line in cluster.lab.lines if line.startswith("waiting"))
     assert "0 of 1 consumer found" in first
     assert "0 of 1 redis found" in first
@@ -298,6 +300,45 @@ def test_the_job_says_the_same_as_json(pod: Pod, with_faults: Callable[[str], No
     assert said["data"]["passed"] is False
     assert said["data"]["diagnosis"][0]["code"] == "not_stored"
     assert "check FAILED" in said["text"]
+
+
+def test_the_job_takes_the_options_of_deploy_check(pod: Pod) -> None:
+    told = [*pod.argv, "--json", f"--pairs=producer-{HOST}:consumer-{HOST}"]
+    whole, quick = (replace(pod, argv=argv).run() for argv in (told, [*told, "--quick"]))
+    assert (whole.returncode, quick.returncode) == (0, 0), quick.stderr
+    whole_data, quick_data = (json.loads(one.stdout)["data"] for one in (whole, quick))
+    assert [one["consumer"] for one in quick_data["pairs"]] == [f"consumer-{HOST}"]
+    assert whole_data["burst"]
+    assert quick_data["burst"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((), CheckOptions()),
+        (("--pairs=a:b", "--pairs=c:d"), CheckOptions(["a:b", "c:d"])),
+        (("--json", "--quick", "--min-hit-rate=0.95"), CheckOptions(quick=True, least=0.95)),
+    ],
+)
+def test_the_job_understands_its_arguments(
+    arguments: tuple[str, ...], options: CheckOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def check(document: Path, secrets: Path, _report: object, options: CheckOptions) -> None:
+        asked.extend((document, secrets, options))
+        raise StackUnhealthy("it does not serve", hint="")
+
+    monkeypatch.setattr(program, "check_cluster", check)
+    monkeypatch.setattr(program, "interrupt_once", lambda: None)
+    assert program.main(["stack.json", "secrets", *arguments]) == StackUnhealthy.exit_code
+    assert asked == [Path("stack.json"), Path("secrets"), options]
+
+
+def test_a_pair_that_the_job_does_not_find_is_an_error(pod: Pod) -> None:
+    ended = replace(pod, argv=[*pod.argv, "--pairs=producer-0:*"]).run()
+    assert ended.returncode == UsageError.exit_code
+    assert "no such pair" in ended.stderr
 
 
 def test_a_bug_of_the_program_is_no_failed_check(pod: Pod) -> None:

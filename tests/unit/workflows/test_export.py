@@ -29,7 +29,7 @@ from deploy.stack import build
 from deploy.stack.document import document_yaml
 from deploy.tiny_model import model_folder_name
 from deploy.tiny_model.store import is_whole
-from deploy.workflows.export import Export, Wanted, export
+from deploy.workflows.export import SET, Export, Wanted, export
 from deploy.workflows.export_folder import MARKER, next_commands, write_export
 from deploy.workflows.prepare import Prepared, installed_kit
 from tests.golden_documents import golden_text
@@ -651,6 +651,20 @@ def test_components_fit_a_set(in_set: dict[str, list[Object]]) -> None:
         template = spec["leaderWorkerTemplate"]
         assert [one["metadata"]["name"] for one in template["volumeClaimTemplates"]] == ["cache"]
         assert breaches(template["workerTemplate"]["spec"]) == ["hub"]
+
+
+def test_pods_of_a_set_are_found_as_those_of_the_plain_flavour() -> None:
+    """By Services, policies and the Job of the check: its operator keeps the template's labels."""
+    fields: dict[str, Any] = {"vendor": "cpu", "topology": "1p1d"}
+    plain, in_set = (made(flavour=flavour, **fields).files for flavour in ("plain", SET))
+    same = [path for path in in_set if path.startswith("check/") or "policies" in path]
+    assert len(same) > 4
+    assert {path: plain[path] for path in same} == {path: in_set[path] for path in same}
+    for name, spec in roles_of([yaml.safe_load(in_set["overlays/cpu/engines.yaml"])]).items():
+        labels = spec["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
+        service = next(iter(yaml.safe_load_all(in_set[f"base/{name}.yaml"])))
+        assert service["kind"] == "Service"
+        assert matches({"matchLabels": service["spec"]["selector"]}, labels)
 
 
 def test_what_waits_for_a_set(tmp_path: Path) -> None:

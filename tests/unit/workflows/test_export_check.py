@@ -120,22 +120,19 @@ def test_a_redis_of_the_users_own_is_reached_wherever_it_is() -> None:
     assert mounts["/home/me/ca.pem"]["subPath"] == "ca.pem"
 
 
-def test_what_to_type_to_check(tmp_path: Path) -> None:
-    found = made(vendor="cpu")
-    *_, apply, log, wait, _ = next_commands(found, StackSpec(), tmp_path / "out")
-    assert apply == f"kubectl apply -k {tmp_path}/out/check/cpu"
-    assert log == "kubectl -n pdkit logs -f job/check --pod-running-timeout=600s"
-    assert wait == "kubectl -n pdkit wait job/check --for=condition=complete --timeout=1230s"
-    assert job_of(found)["spec"]["activeDeadlineSeconds"] == 1230, "a log may end before the Job"
+@pytest.mark.parametrize(("vendor", "name"), [("cpu", "cpu"), ("auto", "VENDOR")])
+def test_what_to_type_to_check(vendor: str, name: str) -> None:
+    found = made(vendor=vendor, space="mine")
+    *_, check, status, _ = next_commands(found, StackSpec(), Path("out dir"))
+    assert check == f"deploy check --kubernetes 'out dir'/check/{name}"
+    assert status == "deploy status --kubernetes --namespace mine"
 
 
-def test_the_wait_is_as_long_as_the_longest_job(tmp_path: Path) -> None:
+def test_the_job_may_take_as_long_as_engines_and_pairs_need() -> None:
     found = made(topology="3p4d", timeouts={"ready_s": 1000})
-    *_, wait, _ = next_commands(found, StackSpec(), tmp_path)
     jobs = [yaml.safe_load(found.files[f"check/{vendor}/job.yaml"]) for vendor in found.pods]
     assert len(jobs) == 3
     assert {job["spec"]["activeDeadlineSeconds"] for job in jobs} == {1000 + 600 + 12 * 30}
-    assert wait.endswith(" --timeout=1960s")
 
 
 # The program.

@@ -1,0 +1,77 @@
+"""The options of `deploy check` for the check in a cluster, which names engines by addresses."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import cast
+
+from deploy.errors import UsageError
+from deploy.planning.engines import DECODE, PREFILL
+from deploy.stack.cluster.layout import workload
+from deploy.stack.cluster.objects import Object
+from deploy.stack.cluster.seen import role_of
+from deploy.stack.service import ServiceRole
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What of a stack is checked; as `CheckOptions`, but its pairs are those of pods.
+
+    Attributes:
+        pairs: patterns such as 'producer-0:*'; none means all pairs.
+    """
+
+    pairs: Sequence[str] = ()
+    quick: bool = False
+    least: float = 1.0
+
+
+def job_arguments(options: JobOptions, there: Sequence[Object]) -> list[str]:
+    """Return the arguments of the Job's program.
+
+    Args:
+        there: the stack's pods, among other objects.
+
+    Raises:
+        UsageError: a pattern names no pair of them.
+    """
+    return [
+        *(f"--pairs={pair}" for pair in _addressed(options.pairs, there)),
+        *(["--quick"] if options.quick else []),
+        *([f"--min-hit-rate={options.least}"] if options.least < 1 else []),
+    ]
+
+
+def _addressed(patterns: Sequence[str], there: Sequence[Object]) -> list[str]:
+    """Return the pairs that patterns name, as the Job's program calls them."""
+    pairs = dict(_pairs(there)) if patterns else {}
+    for pattern in patterns:
+        if not fnmatch.filter(pairs, pattern):
+            raise UsageError(
+                f"--pairs {pattern}: no such pair; pairs: {', '.join(pairs) or 'none yet'}",
+                hint="deploy check --kubernetes --pairs '*:*'",
+            )
+    return [
+        addressed
+        for pair, addressed in pairs.items()
+        if any(fnmatch.fnmatchcase(pair, pattern) for pattern in patterns)
+    ]
+
+
+def _pairs(there: Sequence[Object]) -> Iterator[tuple[str, str]]:
+    """Yield each pair by the names of its pods, and by their addresses."""
+    engines = [one for one in there if one["kind"] == "Pod" and one["status"].get("podIP")]
+    for pair in permutations(engines, 2):
+        producer, consumer = map(role_of, pair)
+        if producer in PREFILL and consumer in DECODE:
+            name = ":".join(one["metadata"]["name"] for one in pair)
+            yield name, ":".join(_engine_name(one) for one in pair)
+
+
+def _engine_name(pod: Object) -> str:
+    """Return an engine's name as the check inside the cluster has it."""
+    role = cast(ServiceRole, role_of(pod))
+    return f"{workload(role)}-{pod['status']['podIP']}"
