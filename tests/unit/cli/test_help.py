@@ -125,7 +125,7 @@ def test_version(deploy: Callable[..., Ended], tmp_path: Path) -> None:
         (["render", "--runtime", "process"], {"pydantic", "yaml"}),
         (["plan", "--runtime", "process"], {"pydantic"}),
         (["render"], {"pydantic", "yaml", "packaging"}),  # it compares versions of images
-        (["status"], {"pydantic", "psutil", "ssl"}),  # http.client has ssl
+        (["status"], {"pydantic", "psutil"}),
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:
