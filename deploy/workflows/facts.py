@@ -73,11 +73,11 @@ def with_needed_gpus(spec: StackSpec, machine: Inventory) -> Inventory:
     return with_assumed_gpus(machine, row, gpu_need(spec, row, machine).needed)
 
 
-def runtime_here(spec: StackSpec) -> str:
+def runtime_here(spec: StackSpec, home: Home) -> str:
     """Return what runs stacks on this machine: Docker Compose where it answers, else processes."""
     if spec.runtime != "auto":
         return spec.runtime
-    return "compose" if docker_answers() else "process"
+    return "compose" if docker_answers(home.cache / "compose-plugin") else "process"
 
 
 def containers_here(

@@ -13,8 +13,9 @@ _ANSWERS = {"/_ping": b"OK", "/version": b'{"ApiVersion": "1.44", "Version": "28
 
 
 @contextmanager
-def hanging_engine(path: Path) -> Iterator[str]:
-    """Serve at a path; return the address, as DOCKER_HOST names it."""
+def hanging_engine(path: Path, **more: bytes) -> Iterator[str]:
+    """Serve at a path, `more` pages too; return the address, as DOCKER_HOST names it."""
+    answers = _ANSWERS | {f"/{name}": body for name, body in more.items()}
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -22,7 +23,7 @@ def hanging_engine(path: Path) -> Iterator[str]:
             if "/" in self.headers["Host"]:
                 self.send_error(400, "malformed Host header")
                 return
-            known = [body for end, body in _ANSWERS.items() if self.path.endswith(end)]
+            known = [body for end, body in answers.items() if self.path.endswith(end)]
             if not known:
                 over.wait(30)
                 return

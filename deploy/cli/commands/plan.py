@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +31,8 @@ def plan(
 
     source = load_source(flags, file)
     with naming_origins(source.origins):
-        prepared = _prepare(source.spec, inventory, Home.from_environ(), runtime_here)
+        home = Home.from_environ()
+        prepared = _prepare(source.spec, inventory, home, runtime_here(source.spec, home))
         if inventory is None:  # the paths of another machine are not looked for here
             api_key(source.spec)
             if prepared.plan.user_redis:
@@ -67,7 +67,7 @@ def render(
     source = load_source(flags, file)
     with naming_origins(source.origins):
         probe = output is not None
-        prepared = _prepare(source.spec, inventory, home, lambda _: "compose", probe=probe)
+        prepared = _prepare(source.spec, inventory, home, "compose", probe=probe)
         if output is None:
             document = rendered(prepared, home)
             return CommandResult("render", document, document_yaml(document).rstrip("\n"))
@@ -82,11 +82,11 @@ def _prepare(
     spec: StackSpec,
     inventory: Path | None,
     home: Home,
-    auto_runtime: Callable[[StackSpec], str],
+    auto_runtime: str,
     *,
     probe: bool = True,
 ) -> Prepared:
-    """Return a plan to show; `auto_runtime` decides what the runtime 'auto' means."""
+    """Return a plan to show; `auto_runtime` is what the runtime 'auto' means."""
     from deploy.workflows.facts import stated_facts
     from deploy.workflows.prepare import prepare
 
@@ -95,5 +95,5 @@ def _prepare(
         from deploy.runtime.detect.inventory_file import read_inventory
 
         machine = read_inventory(inventory)
-    facts = stated_facts(spec, machine, runtime=auto_runtime(spec), probe=probe)
+    facts = stated_facts(spec, machine, runtime=auto_runtime, probe=probe)
     return prepare(spec, home, facts)

@@ -58,7 +58,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     report = progress()
     source = load_source(flags, file)
     home, name = Home.from_environ(), source.spec.name
-    if on_boot and runtime_here(source.spec) == "process":
+    if on_boot and runtime_here(source.spec, home) == "process":
         require_systemd()
     if dry_run:
         with naming_origins(source.origins):

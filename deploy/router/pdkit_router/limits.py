@@ -45,6 +45,7 @@ class Budget:
     at: float = 0.0
 
     def take(self) -> bool:
+        """Take one of what is left; False if nothing is."""
         now = asyncio.get_running_loop().time()
         self.left = min(self.size, self.left + (now - self.at) * self.a_second)
         self.at = now

@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,58 @@ DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
 _API_TIMEOUT_S = 60
 _ASK_TIMEOUT_S = 30
+# Where Docker looks for plugins, after the folder of its configuration.
+_PLUGIN_FOLDERS = (
+    "/usr/local/lib/docker/cli-plugins",
+    "/usr/local/libexec/docker/cli-plugins",
+    "/usr/lib/docker/cli-plugins",
+    "/usr/libexec/docker/cli-plugins",
+)
 _USUAL_ADDRESS = "unix:///var/run/docker.sock"
 _OK = 200  # not http.HTTPStatus, whose import takes a fiftieth of the CPU of `plan`
 _HELP = re.compile(r"(See|Run) 'docker .*--help'")
 _WITHOUT = "or run the stack as processes: deploy up --runtime process"
 
 
-def docker_answers() -> bool:
-    """Tell whether a Docker engine of this machine answers, with a Compose plugin."""
+def docker_answers(kept: Path) -> bool:
+    """Tell whether a Docker engine of this machine answers, with a Compose plugin.
+
+    Asking for the plugin's version takes a third of the CPU of `plan`. So the file `kept` holds for
+    which files it was new enough; what starts a stack uses `require_compose`, which always asks.
+    """
     try:
-        require_compose()
+        answering_engine()
+        files = _files_that_decide()
+        if not files or text_of(kept) != files:
+            require_compose()
+            with suppress(OSError):  # it is asked again then
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(files)
     except MachineError:
         return False
     return True
+
+
+def _files_that_decide() -> str:
+    """Return a line for each file that decides on the plugin's version; "" if others may."""
+    folder = _configuration()
+    config, command = folder / "config.json", shutil.which(DOCKER)
+    plugins = _lines(
+        Path(one, "docker-compose") for one in (folder / "cli-plugins", *_PLUGIN_FOLDERS)
+    )
+    if command is None or not plugins or "cliPluginsExtraDirs" in text_of(config):
+        return ""
+    return _lines((Path(command), config)) + plugins
+
+
+def _lines(files: Iterable[Path]) -> str:
+    """Return a line for each file that is there; it is another if the file is."""
+    lines = ""
+    for file in files:
+        with suppress(OSError):
+            found = file.stat()
+            lines += f"{file.resolve()} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n"
+    return lines
 
 
 def engine_answers() -> bool:
@@ -79,11 +119,11 @@ def answering_engine() -> str:
         )
     if not Path(host.removeprefix("unix://")).exists():
         raise _no_answer(host, "it does not run")
-    from deploy.runtime.http_get import HTTPException, get
+    from deploy.runtime.http_get import get
 
     try:
         page = get(host, "/_ping", timeout_s=_ASK_TIMEOUT_S)
-    except (OSError, HTTPException) as exc:
+    except OSError as exc:
         raise _no_answer(host, _reason(exc, _ASK_TIMEOUT_S)) from exc
     if page.status != _OK:
         raise _no_answer(host, f"HTTP {page.status}: {page.text[:200]}")
@@ -104,14 +144,14 @@ def docker_info() -> Mapping[str, Any]:
         DockerUnavailable: no engine, or no answer: one that hangs still answers a ping.
     """
     host = answering_engine()
-    from deploy.runtime.http_get import HTTPException, get
+    from deploy.runtime.http_get import get
 
     try:
         page = get(host, "/info", timeout_s=_ASK_TIMEOUT_S)
         if page.status != _OK:
-            raise HTTPException(f"HTTP {page.status}: {page.text}")
+            raise ConnectionError(f"HTTP {page.status}: {page.text}")
         info: Mapping[str, Any] = json.loads(page.text)
-    except (OSError, HTTPException, ValueError) as exc:
+    except (OSError, ValueError) as exc:
         raise DockerUnavailable(
             f"docker info failed ({_reason(exc, _ASK_TIMEOUT_S)})",
             hint=f"sudo systemctl restart docker, {_WITHOUT}",
@@ -204,8 +244,12 @@ def _context_chosen() -> bool:
     """Tell whether the command may have another context than its default."""
     if os.environ.get("DOCKER_CONTEXT"):
         return True
-    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - never raises
-    return "currentContext" in text_of(Path(folder, "config.json"))
+    return "currentContext" in text_of(_configuration() / "config.json")
+
+
+def _configuration() -> Path:
+    """Return the folder of the command's configuration."""
+    return Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"))  # noqa: PTH111 - never raises
 
 
 def last_line(text: str) -> str:

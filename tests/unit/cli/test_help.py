@@ -18,6 +18,7 @@ from deploy.cli.app import app
 from deploy.cli.commands import _MODULES, app_for, whole_app
 from deploy.config.spec import VendorChoice
 from tests.conftest import Ended, plain_environ
+from tests.unit.docker_stand_in import hanging_engine
 
 IMAGES = ("images", "images list", "images build", "images pull")
 COMMANDS = (
@@ -125,7 +126,7 @@ def test_version(deploy: Callable[..., Ended], tmp_path: Path) -> None:
         (["render", "--runtime", "process"], {"pydantic", "yaml"}),
         (["plan", "--runtime", "process"], {"pydantic"}),
         (["render"], {"pydantic", "yaml", "packaging"}),  # it compares versions of images
-        (["status"], {"pydantic", "psutil", "ssl"}),  # http.client has ssl
+        (["status"], {"pydantic", "psutil"}),
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:
@@ -161,6 +162,31 @@ def test_commands_start_soon(tmp_path: Path) -> None:
     found = times_of_typer(tmp_path, [(command,) for command in LIMITS])
     slow = {what: ratio for (what,), ratio in found.items() if ratio >= LIMITS[what]}
     assert not slow, found
+
+
+# 2.8 is usual; asking the plugin's stand-in each time takes 1.3 more.
+LIMIT_WITH_DOCKER = 3.6
+
+
+def test_a_plan_where_docker_answers_starts_soon(tmp_path: Path) -> None:
+    """The Compose plugin's version is asked for in the first round only."""
+    plugin, command = tmp_path / "cli-plugins" / "docker-compose", tmp_path / "docker"
+    plugin.parent.mkdir()
+    plugin.write_text("a plugin")
+    command.write_text(f"#!{sys.executable}\nimport typer\nprint('2.26.1')\n")
+    command.chmod(0o755)
+    with hanging_engine(tmp_path / "s", info=b'{"SecurityOptions": []}') as address:
+        found = times_of_typer(
+            tmp_path,
+            [("plan",)],
+            DOCKER_HOST=address,
+            DOCKER_CONFIG=str(tmp_path),
+            PATH=f"{tmp_path}:{os.environ['PATH']}",
+            PDKIT_RUNTIME="auto",
+            PDKIT_HOME=str(tmp_path),
+        )
+    assert (tmp_path / "cache" / "compose-plugin").exists(), "Docker was asked"
+    assert found["plan",] < LIMIT_WITH_DOCKER
 
 
 def test_an_import_more_is_noticed(tmp_path: Path) -> None:

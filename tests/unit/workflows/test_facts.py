@@ -106,15 +106,15 @@ class TestRuntime:
     def test_auto(
         self, spec: Make, monkeypatch: pytest.MonkeyPatch, answers: bool, runtime: str
     ) -> None:
-        monkeypatch.setattr(facts_module, "docker_answers", lambda: answers)
-        assert runtime_here(spec()) == runtime
+        monkeypatch.setattr(facts_module, "docker_answers", lambda _: answers)
+        assert runtime_here(spec(), Home.from_environ({})) == runtime
 
     @pytest.mark.parametrize("runtime", ["compose", "process"])
     def test_a_named_one_asks_nobody(
         self, spec: Make, monkeypatch: pytest.MonkeyPatch, runtime: str
     ) -> None:
-        monkeypatch.setattr(facts_module, "docker_answers", lambda: pytest.fail("asked"))
-        assert runtime_here(spec(runtime=runtime)) == runtime
+        monkeypatch.setattr(facts_module, "docker_answers", lambda _: pytest.fail("asked"))
+        assert runtime_here(spec(runtime=runtime), Home.from_environ({})) == runtime
 
 
 class TestHere:

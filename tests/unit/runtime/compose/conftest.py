@@ -158,7 +158,7 @@ def docker_command(
 ) -> Iterator[Callable[[str], Path]]:
     """Put a shell script in the place of the `docker` command; it alone is on PATH.
 
-    A context is chosen, so that the command is asked for the engine's address.
+    A context is chosen, so that the command is asked for the engine's address; no plugin is found.
     """
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -166,6 +166,7 @@ def docker_command(
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.delenv("DOCKER_CONFIG", raising=False)
     monkeypatch.setenv("DOCKER_CONTEXT", "box")
+    monkeypatch.setattr(docker_module, "_PLUGIN_FOLDERS", ())
     for remembered in _REAL:
         remembered.cache_clear()
 

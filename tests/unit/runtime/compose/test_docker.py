@@ -28,6 +28,12 @@ from tests.unit.docker_stand_in import hanging_engine
 Install = Callable[[str], Path]
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The file that holds for which files the Compose plugin was new enough."""
+    return tmp_path / "cache" / "compose-plugin"
+
+
 @pytest.mark.usefixtures("engine")
 class TestCompose:
     @pytest.mark.parametrize(
@@ -41,13 +47,15 @@ class TestCompose:
             ("2.21", (2, 21, 0)),
         ],
     )
-    def test_new_enough(self, docker_command: Install, said: str, version: tuple[int, ...]) -> None:
+    def test_new_enough(
+        self, docker_command: Install, kept: Path, said: str, version: tuple[int, ...]
+    ) -> None:
         docker_command(f"echo {said}")
         assert require_compose() == version
-        assert docker_answers()
+        assert docker_answers(kept)
 
     @pytest.mark.parametrize("said", ["2.19.9", "v2.0.0", "1.29.2"])
-    def test_too_old(self, docker_command: Install, said: str) -> None:
+    def test_too_old(self, docker_command: Install, kept: Path, said: str) -> None:
         docker_command(f"echo {said}")
         with pytest.raises(DockerUnavailable) as caught:
             require_compose()
@@ -55,7 +63,7 @@ class TestCompose:
         assert "2.20" in caught.value.message
         assert "--runtime process" in caught.value.hint
         assert caught.value.exit_code == 3
-        assert not docker_answers()
+        assert not docker_answers(kept)
 
     @pytest.mark.parametrize(
         "script",
@@ -68,13 +76,99 @@ class TestCompose:
         assert "docker-compose-plugin" in caught.value.hint
 
 
+@pytest.mark.usefixtures("engine", "plugin")
+class TestKept:
+    """The plugin is asked for its version again when a file that decides on it is another."""
+
+    @pytest.fixture
+    def plugin(
+        self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> Path:
+        """A plugin where Docker looks for it."""
+        docker_command("exit 1")
+        folder = tmp_path / "plugins"
+        folder.mkdir()
+        monkeypatch.setattr(docker_module, "_PLUGIN_FOLDERS", (str(folder),))
+        (folder / "docker-compose").write_text("one")
+        return folder / "docker-compose"
+
+    @pytest.fixture
+    def answers(self, docker_command: Install, kept: Path, tmp_path: Path) -> Callable[..., str]:
+        """Ask twice; return the answers and how often Docker was asked, such as 'yes yes 1'."""
+
+        def asked_twice(said: str = "2.26.1") -> str:
+            log = tmp_path / "asked"
+            if said:
+                docker_command(f'echo "$*" >> {log}; echo {said}')
+            log.write_text("")
+            twice = ["yes" if docker_answers(kept) else "no" for _ in range(2)]
+            return " ".join((*twice, str(log.read_text().count("compose version"))))
+
+        return asked_twice
+
+    def test_it_is_asked_once(self, answers: Callable[..., str]) -> None:
+        assert answers() == "yes yes 1"
+        assert answers("") == "yes yes 0"
+
+    def test_another_docker_command(self, answers: Callable[..., str]) -> None:
+        assert answers() == "yes yes 1"
+        assert answers("2.9.1") == "no no 2"
+
+    @pytest.mark.parametrize("by_configuration", [True, False])
+    def test_another_plugin(
+        self,
+        answers: Callable[..., str],
+        plugin: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        by_configuration: bool,
+    ) -> None:
+        assert answers() == "yes yes 1"
+        other = tmp_path / "cli-plugins" / "docker-compose" if by_configuration else plugin
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("another")
+        assert answers("") == "yes yes 1"
+
+    @pytest.mark.parametrize("elsewhere", [True, False])
+    def test_a_plugin_that_cannot_be_told_is_always_asked(
+        self,
+        answers: Callable[..., str],
+        plugin: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        elsewhere: bool,
+    ) -> None:
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        if elsewhere:
+            (tmp_path / "config.json").write_text('{"cliPluginsExtraDirs": ["/opt"]}')
+        else:
+            plugin.unlink()
+        assert answers() == "yes yes 2"
+
+    def test_an_engine_that_went(
+        self, answers: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert answers() == "yes yes 1"
+
+        def refuse() -> None:
+            raise DockerUnavailable("no Docker engine answers")
+
+        monkeypatch.setattr(docker_module, "answering_engine", refuse)
+        assert answers("") == "no no 0"
+
+    def test_a_cache_that_cannot_be_written(self, answers: Callable[..., str], kept: Path) -> None:
+        kept.parent.write_text("a file")
+        assert answers() == "yes yes 2"
+
+
 class TestEngine:
     @pytest.mark.usefixtures("docker_command")
-    def test_without_the_command(self) -> None:
+    def test_without_the_command(self, kept: Path) -> None:
         with pytest.raises(DockerUnavailable, match="docker is not installed") as caught:
             docker_client()
         assert "--runtime process" in caught.value.hint
-        assert not docker_answers()
+        assert not docker_answers(kept)
         assert not engine_answers()
 
     @pytest.mark.parametrize("host", ["tcp://192.0.2.1:2376", "ssh://box", "http://127.0.0.1:2375"])
@@ -93,13 +187,13 @@ class TestEngine:
         with pytest.raises(DockerUnavailable, match="ssh://box is on another machine"):
             docker_client()
 
-    def test_that_does_not_run(self, docker_command: Install, tmp_path: Path) -> None:
+    def test_that_does_not_run(self, docker_command: Install, kept: Path, tmp_path: Path) -> None:
         docker_command(f"echo unix://{tmp_path}/no.sock")
         with pytest.raises(DockerUnavailable, match="it does not run") as caught:
             docker_client()
         assert f"{tmp_path}/no.sock" in caught.value.message
         assert "systemctl start docker" in caught.value.hint
-        assert not docker_answers()
+        assert not docker_answers(kept)
 
     def test_a_context_that_is_broken_means_the_usual_socket(self, docker_command: Install) -> None:
         docker_command("exit 1")
@@ -214,12 +308,12 @@ class TestRunning:
             run_docker(("info",), timeout_s=0.2)
 
     def test_a_hanging_engine_is_one_that_does_not_answer(
-        self, docker_command: Install, monkeypatch: pytest.MonkeyPatch
+        self, docker_command: Install, kept: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """`plan` and `down` go on without it."""
         docker_command("exec /bin/sleep 60")
         monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.2)
-        assert not docker_answers()
+        assert not docker_answers(kept)
         assert not engine_answers()
 
     def test_nothing_is_read_from_the_terminal(self, docker_command: Install) -> None:
