@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -824,6 +825,48 @@ def test_what_is_not_its_own_is_never_replaced(left: str, tmp_path: Path) -> Non
         write_export(made(), tmp_path)
     assert str(file) in caught.value.details
     assert {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()} == before
+
+
+@pytest.mark.parametrize("named", ["../mine", "{outside}/mine", "\0"])
+def test_a_marker_that_names_files_elsewhere_deletes_none(named: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("known to all")
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+    (tmp_path / "out").mkdir()
+    files = {named.format(outside=tmp_path): digest}
+    (tmp_path / "out" / MARKER).write_text(json.dumps({"files": files}))
+    with pytest.raises(ConfigError, match="not written by an export"):
+        write_export(made(vendor="cpu"), tmp_path / "out")
+    assert mine.read_text() == "known to all"
+    assert [one.name for one in (tmp_path / "out").iterdir()] == [MARKER]
+
+
+@pytest.mark.parametrize("link", ["base", "base/router.yaml", "overlays/cpu/kustomization.yaml"])
+@pytest.mark.parametrize("target", ["there", "missing"])
+def test_no_link_leads_an_export_out_of_its_folder(link: str, target: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    out = tmp_path / "out"
+    (out / link).parent.mkdir(parents=True)
+    (out / link).symlink_to(tmp_path / target)
+    with pytest.raises(ConfigError, match="not written by an export"):
+        write_export(made(vendor="cpu"), out)
+    assert {one.name for one in tmp_path.iterdir()} == {"out", "there"}
+    assert not [*(tmp_path / "there").iterdir()]
+
+
+def test_a_marker_that_is_a_link_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / MARKER).symlink_to(tmp_path / "mine")
+    write_export(made(vendor="cpu"), tmp_path / "out")
+    assert (tmp_path / "mine").read_text() == "mine"
+    write_export(made(vendor="cpu"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", '{"files": 5}'])
+def test_a_marker_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / MARKER).write_text(text)
+    write_export(made(vendor="cpu"), tmp_path)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
