@@ -130,4 +130,4 @@ def _secret_option(name: str, spec: StackSpec) -> str:
     }
     if file := files.get(name):
         return f"--from-file={name}={shlex.quote(str(file))}"
-    return f'--from-literal={name}="$(openssl rand -hex 32)"'
+    return f"--from-file={name}=<(openssl rand -hex 32 | tr -d '\\n')"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -372,7 +374,8 @@ def test_the_command_makes_every_key_that_pods_mount(tmp_path: Path) -> None:
     fields = {"vendor": "cpu", "redis": {"integrity": "mac"}}
     found = made(**fields)
     create = next_commands(found, StackSpec(**fields), tmp_path)[1]
-    assert re.findall(r"--from-literal=(\w+)=", create) == [
+    assert "--from-literal" not in create, "users of the machine see arguments"
+    assert re.findall(r"--from-file=(\w+)=<\(openssl rand", create) == [
         "api_key", "engine_key", "kv_key", "redis_password",
     ]  # fmt: skip
     write_export(found, tmp_path / "out")
@@ -380,6 +383,23 @@ def test_the_command_makes_every_key_that_pods_mount(tmp_path: Path) -> None:
     assert keys - set(re.findall(r"=(\w+)=", create)) == {"hf_token"}
     spec = StackSpec(**fields, hf_token_file=tmp_path / "token")
     assert f"--from-file=hf_token={tmp_path / 'token'}" in next_commands(found, spec, tmp_path)[1]
+
+
+def test_new_keys_are_made_by_the_command_that_is_typed(tmp_path: Path) -> None:
+    create = next_commands(made(vendor="cpu"), StackSpec(vendor="cpu"), tmp_path)[1]
+    typed = create.replace("kubectl", shlex.quote(str(KUBECTL)), 1)
+    (tmp_path / "openssl").write_text("#!/bin/sh\nprintf '%064d\\n' $$\n")
+    (tmp_path / "openssl").chmod(0o755)
+    done = subprocess.run(
+        ("bash", "-c", f"{typed} --dry-run=client --output=json"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "KUBECONFIG": os.devnull},
+        capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    data = json.loads(done.stdout)["data"]
+    values = {key: base64.b64decode(value).decode() for key, value in data.items()}
+    assert set(values) == {"api_key", "engine_key", "redis_password"}
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in values.values()), "no line end"
+    assert len(set(values.values())) == 3
 
 
 def secret_keys(objects: list[Object]) -> Iterator[str]:
