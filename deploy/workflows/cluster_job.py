@@ -73,10 +73,10 @@ def check_by_job(kubectl: Kubectl, export: Path | None, report: Report) -> Clust
     _require_idle(kubectl, there)
     objects = objects or [job_anew(_job_there(kubectl, there))]
     job = _job_of(objects)
+    limit_s = _limit_s(kubectl, job)
     command = main_container(job["spec"]["template"]["spec"], NAME)["command"]
     if "--json" not in command:
         command.append("--json")
-    limit_s = job["spec"]["activeDeadlineSeconds"]
     report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
     try:
         _create(kubectl, objects)
@@ -153,6 +153,17 @@ def _job_there(kubectl: Kubectl, there: Sequence[Object]) -> Object:
         if one["kind"] == "Job" and one["metadata"]["name"] == NAME:
             return one
     raise StateError(f"no Job {NAME} in {kubectl.place}", hint=f"{_OPTION} FOLDER_OF_THE_EXPORT")
+
+
+def _limit_s(kubectl: Kubectl, job: Object) -> int:
+    """Return how long the Job of an export may take."""
+    limit_s = job["spec"].get("activeDeadlineSeconds")
+    if limit_s and main_container(job["spec"]["template"]["spec"], NAME).get("command"):
+        return int(limit_s)
+    raise StateError(
+        f"the Job {NAME} in {kubectl.place} is not that of an export",
+        hint=f"{_OPTION} FOLDER_OF_THE_EXPORT",
+    )
 
 
 def _create(kubectl: Kubectl, objects: Sequence[Object]) -> None:
@@ -254,21 +265,32 @@ def _said(line: str) -> Object | None:
     """Return what a line of the log says to programs; None if it is for people."""
     try:
         said = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) and said.keys() & {"data", "error"} else None
 
 
 def _result(said: Object, kubectl: Kubectl) -> ClusterCheck:
     """Return the result; raise the check's own error, with its code, where it ended with one."""
+    try:
+        return _read(said, kubectl)
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise StackUnhealthy(
+            f"the result of the Job {NAME} is not one that this pdkit reads ({exc!r})",
+            hint=kubectl.typed(f"logs job/{NAME}"),
+        ) from exc
+
+
+def _read(said: Object, kubectl: Kubectl) -> ClusterCheck:
     if told := said.get("error"):
-        error = PdkitError(told["message"], hint=told["hint"], details=tuple(told["details"]))
-        error.code, error.exit_code = told["code"], told["exit_code"]
+        details = tuple(map(str, told["details"]))
+        error = PdkitError(str(told["message"]), hint=str(told["hint"]), details=details)
+        error.code, error.exit_code = str(told["code"]), int(told["exit_code"])
         raise error
     data = said["data"]
     if data["passed"]:
-        return ClusterCheck(data, said["text"], ())
+        return ClusterCheck(data, str(said["text"]), ())
     hint = kubectl.typed(f"logs {OF_STACK} --prefix")
     if data["diagnosis"]:
         hint = data["diagnosis"][0]["hint"]
-    return ClusterCheck(data, said["text"], [CheckFailed(data["failures"][0], hint=hint)])
+    return ClusterCheck(data, str(said["text"]), [CheckFailed(data["failures"][0], hint=hint)])

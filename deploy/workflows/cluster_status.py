@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import islice
 
 from deploy.config.engine_args import options
 from deploy.config.vendors import VENDORS
@@ -23,6 +24,7 @@ from deploy.workflows.cluster_job import no_stack
 from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
 
 _ROLES = ("redis", *ENGINE_ROLES, "router")
+_MOST_ABSENT = 1000  # shown of the pods that a workload asks for: it may ask for 2³¹
 
 
 def cluster_status(kubectl: Kubectl) -> StackStatus:
@@ -34,18 +36,20 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
     """
     kubectl = kubectl.settled()
     found = kubectl.objects("get", "pods,statefulsets,deployments", OF_STACK)["items"]
-    items = sorted((one for one in found if role_of(one) in _ROLES), key=_order)
+    items = sorted(filter(_is_of_stack, found), key=_order)
     pods = [one for one in items if one["kind"] == "Pod"]
     if not items:
         raise no_stack(kubectl, "deploy status --kubernetes")
     seen = [PodSeen.read(pod) for pod in pods]
-    lacking = list(_lacking([one for one in items if one["kind"] != "Pod"], seen))
+    lacking = [
+        *islice(_lacking([one for one in items if one["kind"] != "Pod"], seen), _MOST_ABSENT)
+    ]
     ready = {one.name for one in seen if one.ready and one.role in ENGINE_ROLES}
     pages, silent = engine_pages(kubectl, [one for one in pods if _name(one) in ready])
     vendor, image, model = next(_of_engines(pods), ("", "", ""))
     space = kubectl.namespace or items[0]["metadata"]["namespace"]
     return StackStatus(
-        name=items[0]["metadata"]["labels"][STACK_LABEL],
+        name=items[0]["metadata"]["labels"].get(STACK_LABEL, ""),
         up=True,
         vendor=vendor,
         runtime="kubernetes",
@@ -60,6 +64,11 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
         events=sorted(_events(seen), key=lambda event: event.at),
         warnings=[f"{one.name}: {one.why}" for one in seen if one.why] + silent,
     )
+
+
+def _is_of_stack(item: Object) -> bool:
+    role = role_of(item)
+    return role in _ROLES and (item["kind"] != "Pod" or bool(main_container(item["spec"], role)))
 
 
 def _name(item: Object) -> str:
@@ -77,7 +86,7 @@ def _lacking(workloads: Sequence[Object], seen: Sequence[PodSeen]) -> Iterator[t
     for one in workloads:
         name, role, wanted = _name(one), role_of(one), one["spec"].get("replicas", 1)
         if one["kind"] == "StatefulSet":
-            named = [f"{name}-{number}" for number in range(wanted)]
+            named = (f"{name}-{number}" for number in range(wanted))
             yield from ((pod, role) for pod in named if pod not in there)
         else:  # its pods have names of chance
             yield from ((f"{name}-?", role) for _ in range(counts[role], wanted))
@@ -138,7 +147,7 @@ def _absent(name: str, role: str, kubectl: Kubectl) -> ServiceStatus:
 def _events(seen: Sequence[PodSeen]) -> Iterator[ServiceEvent]:
     """Yield how the containers ended that ran before those of now."""
     for pod in seen:
-        if pod.last:
+        if pod.last.get("finishedAt"):  # unknown where the node was lost
             why, code = pod.last.get("reason", "Error"), pod.last["exitCode"]
             at = _time(pod.last["finishedAt"]).isoformat()
             yield ServiceEvent(at, pod.name, "died", f"ended with {code} ({why})")
