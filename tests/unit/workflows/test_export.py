@@ -883,7 +883,9 @@ def test_a_marker_that_is_a_link_is_replaced(tmp_path: Path) -> None:
     write_export(made(vendor="cpu"), tmp_path / "out")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", '{"files": 5}'])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "{", "[]", '{"files": 5}'], ids=["levels", "cut", "list", "number"]
+)
 def test_a_marker_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / MARKER).write_text(text)
     write_export(made(vendor="cpu"), tmp_path)
