@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -71,9 +72,17 @@ def test_a_line_without_end_comes_in_pieces(
     lines.close()
 
 
-def test_lines_end_with_their_time(plays: Callable[[str], Kubectl]) -> None:
+def test_lines_end_with_their_time(
+    plays: Callable[[str], Kubectl], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer = mock.Mock()
+    monkeypatch.setattr(module.threading, "Timer", timer)
     waits = plays("import time\nprint('one', flush=True)\ntime.sleep(1000)")
-    assert list(waits.lines("logs", within_s=5)) == ["one"]
+    lines = waits.lines("logs", within_s=5)
+    assert next(lines) == "one"
+    within_s, end, given = timer.call_args.args
+    end(*given)  # as the timer does
+    assert (within_s, list(lines)) == (5, [])
 
 
 def test_lines_of_a_command_that_fails(plays: Callable[[str], Kubectl]) -> None:
