@@ -31,7 +31,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bench.kit import ROOT
+from bench.kit import ROOT, median_within
 from bench.redis_path.server import redis_server
 
 LAYERS, HEADS, HEAD_SIZE, BLOCK, CHUNK = 16, 8, 128, 32, 256
@@ -277,15 +277,6 @@ def row(name: str, sides: dict[str, list[Took]], step_ms: float) -> dict[str, An
         "ratio": fixed / untouched, "extra_ms": extra, "shortest_step_ms": step,
         "percent_of_step": [100 * value / step for value in extra],
     }  # fmt: skip
-
-
-def median_within(values: list[float]) -> list[float]:
-    """Return the median and the limits in which it lies with 95 % certainty, by ranks alone."""
-    ranked, count = sorted(values), len(values)
-    # As many values lie below the true median as coins fall heads: normal for 20 rounds and more.
-    off = 0.98 * count**0.5
-    low, high = max(0, int(count / 2 - off)), min(count - 1, int(count / 2 + off))
-    return [statistics.median(ranked), ranked[low], ranked[high]]
 
 
 def limits(values: list[float], digits: int) -> str:

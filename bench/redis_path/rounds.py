@@ -72,11 +72,12 @@ class Side:
         server: Measurable,
         hiredis: Path | None,
         label: str | None = None,
+        kit: Path = ROOT,
     ) -> None:
-        """Start it; what it measures goes under the label, else its name."""
+        """Start it, with the connector of a tree; what it measures has the label, else its name."""
         self.name = label or name
         self._server = server
-        path = [str(ROOT), str(ROOT / "deploy" / "connector")]
+        path = [str(ROOT), str(kit / "deploy" / "connector")]
         if name == "hiredis":
             path.append(str(hiredis))
         self._process = subprocess.Popen(
@@ -139,7 +140,13 @@ def sides(
     wanted: Sequence[str], engines: int, server: Server, hiredis: Path | None
 ) -> Iterator[list[Side]]:
     """Start the contenders that can take part; say which cannot."""
-    started = [Side(name, engines, server, hiredis) for name in wanted]
+    with taking_part([Side(name, engines, server, hiredis) for name in wanted]) as ready:
+        yield ready
+
+
+@contextlib.contextmanager
+def taking_part(started: Sequence[Side]) -> Iterator[list[Side]]:
+    """Yield those that can take part, and have stored what is looked up; end all at the end."""
     try:
         ready = []
         for side in started:

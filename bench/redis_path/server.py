@@ -9,7 +9,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+
+from bench.kit import cpu_s
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the seconds that its threads have run so far."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        return cpu_s(self.pid)
 
     def flush(self) -> None:
         """Delete everything, and return when that is done."""

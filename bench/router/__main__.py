@@ -24,11 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from bench.kit import ROOT, cpu_s
 from bench.router.load import measure
 
-ROOT = Path(__file__).resolve().parents[2]
 PRODUCER, CONSUMER, OURS, OTHER = 29_010, 29_011, 29_100, 29_200
 _START_S = 60.0
 
@@ -43,11 +41,11 @@ class Round:
     cpu_us: float
 
 
-def ours() -> tuple[str, ...]:
+def ours(port: int = OURS) -> tuple[str, ...]:
     """Return how the kit's router is started."""
     return (
-        sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", str(OURS),
-        "--metrics-host", "127.0.0.1", "--metrics-port", str(OURS + 2),
+        sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", str(port),
+        "--metrics-host", "127.0.0.1", "--metrics-port", str(port + 2),
         "--producer", f"producer=127.0.0.1:{PRODUCER}",
         "--consumer", f"consumer=127.0.0.1:{CONSUMER}",
     )  # fmt: skip
@@ -65,9 +63,11 @@ def other(python: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def running(argv: tuple[str, ...], port: int, path: str) -> Iterator[psutil.Process]:
-    """Run a server until the block ends, once it answers."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'router'}"}
+def running(
+    argv: tuple[str, ...], port: int, path: str, kit: Path = ROOT
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server until the block ends, once it answers; the router is that of a tree."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{kit / 'deploy' / 'router'}"}
     process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, cwd=ROOT)
     try:
         until = time.monotonic() + _START_S
@@ -75,7 +75,7 @@ def running(argv: tuple[str, ...], port: int, path: str) -> Iterator[psutil.Proc
             if process.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"{' '.join(argv[:4])} did not start")
             time.sleep(0.1)
-        yield psutil.Process(process.pid)
+        yield process
     finally:
         process.terminate()
         process.wait(30)
@@ -90,12 +90,12 @@ def _answers(port: int, path: str) -> bool:
 
 
 def one_round(
-    port: int, router: psutil.Process, clients: int, requests: int, *, stream: bool
+    port: int, router: subprocess.Popen[bytes], clients: int, requests: int, *, stream: bool
 ) -> Round:
     """Load one router, and count what its process took."""
-    before = sum(router.cpu_times()[:2])
+    before = cpu_s(router.pid)
     timing = measure(port, clients=clients, requests=requests, stream=stream)
-    spent = sum(router.cpu_times()[:2]) - before
+    spent = cpu_s(router.pid) - before
     return Round(
         timing.quantile_ms(0.5), timing.quantile_ms(0.99), timing.rate, 1e6 * spent / requests
     )

@@ -11,6 +11,7 @@ from deploy.benchmark.workloads import BLOCK_TOKENS, Line, Prompt, WorkloadOptio
 from deploy.errors import UsageError
 
 _SHOWN = 3  # broken lines that an error quotes
+_LATEST_MS = 1e12  # some 30 years; JSON has Infinity and numbers that no float holds
 _FORMAT = "docs/reference/bench.md shows the format"
 
 
@@ -68,7 +69,7 @@ def _line(text: str, options: WorkloadOptions, context: int) -> Line:
     """
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
@@ -90,7 +91,7 @@ def _of_trace(document: Mapping[str, Any]) -> Line:
     if blocks and len(blocks) * BLOCK_TOKENS < tokens:
         raise ValueError(f"{len(blocks)} 'hash_ids' of {BLOCK_TOKENS} tokens are too few")
     at = document.get("timestamp")
-    if isinstance(at, bool) or not isinstance(at, (int, float)) or at < 0:
+    if isinstance(at, bool) or not isinstance(at, (int, float)) or not 0 <= at <= _LATEST_MS:
         raise ValueError("'timestamp' is not a number of milliseconds")
     return Line(None, tokens, _count(document, "output_length"), at / 1000, tuple(blocks))
 

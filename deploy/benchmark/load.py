@@ -207,7 +207,7 @@ class _Generator:
 
 _FAILURES = (
     _Failed, BadStatus, asyncio.TimeoutError, OSError, EOFError,
-    ValueError, KeyError, TypeError, AttributeError,
+    ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
 
 
@@ -242,6 +242,6 @@ def _request(model: str, prompt: Prompt, turn: Turn, *, ids: bool) -> tuple[str,
 
 def _said(text: str) -> str:
     """Return an error's text, the same for all requests that fail alike."""
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     return _IDS.sub("ID", printable(" ".join(text.split())))[:_EXCERPT]

@@ -208,7 +208,7 @@ def _version(files: list[Path]) -> str:
 def _read_config(file: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise ConfigError(
             f"{file} is not valid JSON ({exc})", setting="model", hint=f"restore {file}"
         ) from exc

@@ -294,7 +294,7 @@ def _understanding(path: str) -> Iterator[None]:
     """Turn what an unexpected answer raises into an ApiError that says where it came from."""
     try:
         yield
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError) as exc:
         raise ApiError(
             _OK, f"{path} answered something else ({type(exc).__name__}: {exc})"
         ) from exc

@@ -1,20 +1,28 @@
-"""The `kubectl` command: in one context and one namespace, and always with a deadline."""
+"""The `kubectl` command: in one context and one namespace, with limits of time and output."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 from deploy.errors import MachineError, MissingTool, PdkitError, StateError, UsageError
 
 _REQUEST = "--request-timeout=30s"
 _LIMIT_S = 150.0
+# A thousand pods take some 20 MiB; what comes out of a pod may have no end.
+_MOST_BYTES = 64 << 20
+_LINE = 500  # of what kubectl says where it fails
 # What kubectl says, the error that it means, and what to type next.
 _KNOWN: tuple[tuple[str, type[PdkitError], str], ...] = (
     (r"cannot locate context|context .*does not exist", UsageError, "kubectl config get-contexts"),
@@ -71,34 +79,33 @@ class Kubectl:
         """Return what a command prints as JSON. Raises as `run` does."""
         return dict(json.loads(self.run(*arguments, "--output=json")))
 
-    def run(self, *arguments: str, text: str = "") -> str:
+    def run(self, *arguments: str, text: str = "", most_bytes: int = _MOST_BYTES) -> str:
         """Run a command with a text as its input; return what it printed.
 
         Raises:
             MissingTool: there is no kubectl.
-            PdkitError: it failed, or did not end in time.
+            PdkitError: it failed, did not end in time, or printed more than it may.
         """
-        try:
-            done = subprocess.run(
-                (*self.words, _REQUEST, *arguments),
-                input=text,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=_LIMIT_S,
-                check=False,
-                start_new_session=True,  # Ctrl-C is for pdkit alone
-            )
-        except FileNotFoundError as exc:
-            raise _missing() from exc
-        except subprocess.TimeoutExpired as exc:
+        with (
+            ThreadPoolExecutor(2) as pool,
+            self._started(_LIMIT_S, _REQUEST, *arguments) as process,
+        ):
+            pipes = (process.stdout, process.stderr)
+            told = [pool.submit(_all_of, pipe, most_bytes, process) for pipe in pipes]
+            assert process.stdin  # noqa: S101 - it is a pipe
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(text)
+            printed, said = (one.result() for one in told)
+            code = process.wait()
+        if code < 0:
+            much = max(len(printed), len(said)) > most_bytes
+            why = f"said more than {most_bytes >> 20} MiB" if much else f"took {_LIMIT_S:g} s"
             raise MachineError(
-                f"kubectl {arguments[0]} did not end within {_LIMIT_S:g} s",
-                hint=self.typed("cluster-info"),
-            ) from exc
-        if done.returncode:
-            raise self._failure(arguments, done.stderr)
-        return done.stdout
+                f"kubectl {arguments[0]} was ended: it {why}", hint=self.typed("cluster-info")
+            )
+        if code:
+            raise self._failure(arguments, said)
+        return printed
 
     def lines(self, *arguments: str, within_s: float) -> Iterator[str]:
         """Yield what a command prints, line by line, until it ends or its time is over.
@@ -106,32 +113,44 @@ class Kubectl:
         Raises:
             PdkitError: it failed.
         """
-        process = subprocess.Popen(
-            (*self.words, *arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-        over = threading.Timer(within_s, process.kill)
+        with self._started(within_s, *arguments) as process:
+            assert process.stdin and process.stdout and process.stderr  # noqa: S101 - pipes
+            process.stdin.close()
+            lines = iter(partial(process.stdout.readline, _MOST_BYTES), "")
+            yield from (line.rstrip("\n") for line in lines)
+            said = process.stderr.read(_MOST_BYTES)
+            code = process.wait()
+        if code > 0:  # its time over, it was killed
+            raise self._failure(arguments, said)
+
+    @contextmanager
+    def _started(self, within_s: float, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run a command until the context ends, or its time is over."""
+        try:
+            process = subprocess.Popen(
+                (*self.words, *arguments),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is for pdkit alone
+            )
+        except FileNotFoundError as exc:
+            raise _missing() from exc
+        over = threading.Timer(within_s, _kill, (process,))
         over.daemon = True
         over.start()
         with process:
-            assert process.stdout and process.stderr  # noqa: S101 - they are pipes
             try:
-                yield from (line.rstrip("\n") for line in process.stdout)
-                said = process.stderr.read()
-                process.wait()  # which the timer ends
+                yield process
             finally:  # also where the caller has read enough
                 over.cancel()
-                process.kill()
-        if process.returncode > 0:
-            raise self._failure(arguments, said)
+                _kill(process)
 
     def _failure(self, arguments: tuple[str, ...], said: str) -> PdkitError:
-        lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no output"]
+        spoken = (line.strip()[:_LINE] for line in said.splitlines())
+        lines = [line for line in spoken if line] or ["no output"]
         message = f"kubectl {arguments[0]}: {lines[-1].removeprefix('error: ')}"
         for pattern, kind, hint in _KNOWN:
             if re.search(pattern, lines[-1], re.IGNORECASE):
@@ -139,6 +158,22 @@ class Kubectl:
         return MachineError(
             message, hint=self.typed(shlex.join(arguments)), details=tuple(lines[-8:-1])
         )
+
+
+def _all_of(pipe: IO[str] | None, most: int, process: subprocess.Popen[str]) -> str:
+    """Return what a process says through a pipe; end the process if that is too much."""
+    assert pipe  # noqa: S101 - it is there
+    said = pipe.read(most + 1)
+    if len(said) > most:
+        _kill(process)
+    return said
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process, and what it started."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _missing() -> MissingTool:

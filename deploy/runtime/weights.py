@@ -52,7 +52,7 @@ class Wanted:
         except FileNotFoundError:
             found = (*self.snapshot.glob("*.safetensors"), *self.snapshot.glob("*.bin"))
             return any(file.is_file() for file in found)
-        except (OSError, ValueError, LookupError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
 
 

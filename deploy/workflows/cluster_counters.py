@@ -14,6 +14,7 @@ from deploy.stack.cluster.seen import main_container, role_of
 from deploy.stack.layout import ENGINE_PORT
 
 _AT_ONCE = 8
+_PAGE_BYTES = 16 << 20  # an engine's metrics have some 100 KiB
 # The key stays in the pod: it is neither in an argument nor in what is printed.
 ASK = """\
 import os, sys, urllib.request
@@ -48,12 +49,12 @@ def engine_pages(
 
 def _page(kubectl: Kubectl, pod: Object) -> MetricsPage | str:
     """Return an engine's page, or why there is none."""
-    engine = main_container(pod["spec"], role_of(pod))
+    python, *_ = main_container(pod["spec"], role_of(pod)).get("command") or ["python3"]
     # -I: without the connector, which would be imported first.
-    command = (engine["command"][0], "-I", "-c", ASK, str(ENGINE_PORT))
+    command = ("--container=engine", "--", python, "-I", "-c", ASK, str(ENGINE_PORT))
     try:
-        told = kubectl.run("exec", pod["metadata"]["name"], "--container=engine", "--", *command)
-        return parsed_page(told)
+        name = pod["metadata"]["name"]
+        return parsed_page(kubectl.run("exec", name, *command, most_bytes=_PAGE_BYTES))
     except PdkitError as exc:
         return (*exc.details[-1:], exc.message)[0]
     except ValueError as exc:

@@ -7,14 +7,12 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from deploy.errors import (
-    CheckFailed,
     MissingImage,
     PdkitError,
     StackLocked,
@@ -35,6 +33,7 @@ from deploy.stack.cluster.seen import (
     role_of,
 )
 from deploy.workflows.cluster_options import JobOptions, job_arguments
+from deploy.workflows.cluster_result import ClusterCheck, result_of, said_by
 from deploy.workflows.prepare import Report
 
 _EVERY_S = 2.0
@@ -42,15 +41,6 @@ _EVERY_S = 2.0
 _LATE_S = 60.0
 _STAMP = re.compile(r"^\[ *[\d.]+ s\] ")
 _OPTION = "deploy check --kubernetes"
-
-
-@dataclass(frozen=True)
-class ClusterCheck:
-    """The result of a check inside a cluster: what `deploy check` would show and return there."""
-
-    data: dict[str, Any]
-    text: str
-    errors: Sequence[CheckFailed]
 
 
 def check_by_job(
@@ -77,11 +67,11 @@ def check_by_job(
     _require_idle(kubectl, there)
     objects = objects or [job_anew(_job_there(kubectl, there))]
     job = _job_of(objects)
+    limit_s = _limit_s(kubectl, job)
     container = main_container(job["spec"]["template"]["spec"], NAME)
     # What it was told the last time is left out.
     own = [word for word in container["command"] if not word.startswith("--")]
     container["command"] = [*own, "--json", *job_arguments(options, there)]
-    limit_s = job["spec"]["activeDeadlineSeconds"]
     report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
     try:
         _create(kubectl, objects)
@@ -91,7 +81,7 @@ def check_by_job(
         with suppress(PdkitError):
             kubectl.run("delete", "job", NAME, "--ignore-not-found", "--wait=false")
         raise
-    return _result(said, kubectl)
+    return result_of(said, kubectl)
 
 
 def _check_folder(path: Path) -> Path:
@@ -160,6 +150,17 @@ def _job_there(kubectl: Kubectl, there: Sequence[Object]) -> Object:
     raise StateError(f"no Job {NAME} in {kubectl.place}", hint=f"{_OPTION} FOLDER_OF_THE_EXPORT")
 
 
+def _limit_s(kubectl: Kubectl, job: Object) -> int:
+    """Return how long the Job of an export may take."""
+    limit_s = job["spec"].get("activeDeadlineSeconds")
+    if limit_s and main_container(job["spec"]["template"]["spec"], NAME).get("command"):
+        return int(limit_s)
+    raise StateError(
+        f"the Job {NAME} in {kubectl.place} is not that of an export",
+        hint=f"{_OPTION} FOLDER_OF_THE_EXPORT",
+    )
+
+
 def _create(kubectl: Kubectl, objects: Sequence[Object]) -> None:
     """Create the Job, and what it needs where that is given; Kubernetes does not let it change."""
     kubectl.run(
@@ -225,7 +226,7 @@ class _Follower:
         """Follow the log, and tell what it says; return the result, or None if it ends without."""
         follow = ("logs", "--follow", pod.name, f"--container={NAME}")
         for number, line in enumerate(self._kubectl.lines(*follow, within_s=max(left_s, 1))):
-            if said := _said(line):
+            if said := said_by(line):
                 return said
             if number >= self._lines:
                 self._lines = number + 1
@@ -253,27 +254,3 @@ class _Follower:
             return None
         hint = self._kubectl.typed(f"describe job {NAME}") if job else _OPTION
         return StackUnhealthy(f"the Job {NAME} ended without a result: {end}", hint=hint)
-
-
-def _said(line: str) -> Object | None:
-    """Return what a line of the log says to programs; None if it is for people."""
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return None
-    return said if isinstance(said, dict) and said.keys() & {"data", "error"} else None
-
-
-def _result(said: Object, kubectl: Kubectl) -> ClusterCheck:
-    """Return the result; raise the check's own error, with its code, where it ended with one."""
-    if told := said.get("error"):
-        error = PdkitError(told["message"], hint=told["hint"], details=tuple(told["details"]))
-        error.code, error.exit_code = told["code"], told["exit_code"]
-        raise error
-    data = said["data"]
-    if data["passed"]:
-        return ClusterCheck(data, said["text"], ())
-    hint = kubectl.typed(f"logs {OF_STACK} --prefix")
-    if data["diagnosis"]:
-        hint = data["diagnosis"][0]["hint"]
-    return ClusterCheck(data, said["text"], [CheckFailed(data["failures"][0], hint=hint)])

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import islice
 
 from deploy.config.engine_args import options
 from deploy.config.vendors import VENDORS
@@ -27,6 +28,7 @@ from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
 
 _ROLES = ("redis", *ENGINE_ROLES, "router")
 _SETS = "disaggregatedsets.disaggregatedset.x-k8s.io"
+_MOST_ABSENT = 1000  # shown of the pods that a workload asks for: it may ask for 2³¹
 
 
 def cluster_status(kubectl: Kubectl) -> StackStatus:
@@ -38,19 +40,19 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
     """
     kubectl = kubectl.settled()
     found = kubectl.objects("get", "pods,statefulsets,deployments", OF_STACK)["items"]
-    items = sorted((one for one in found if role_of(one) in _ROLES), key=_order)
+    items = sorted(filter(_is_of_stack, found), key=_order)
     pods = [one for one in items if one["kind"] == "Pod"]
     if not items:
         raise no_stack(kubectl, "deploy status --kubernetes")
     seen = [PodSeen.read(pod) for pod in pods]
     workloads, unknown = _workloads(items, kubectl)
-    lacking = [*_lacking(workloads, seen)]
+    lacking = [*islice(_lacking(workloads, seen), _MOST_ABSENT)]
     ready = {one.name for one in seen if one.ready and one.role in ENGINE_ROLES}
     pages, silent = engine_pages(kubectl, [one for one in pods if _name(one) in ready])
     vendor, image, model = next(_of_engines(pods), ("", "", ""))
     space = kubectl.namespace or items[0]["metadata"]["namespace"]
     return StackStatus(
-        name=items[0]["metadata"]["labels"][STACK_LABEL],
+        name=items[0]["metadata"]["labels"].get(STACK_LABEL, ""),
         up=True,
         vendor=vendor,
         runtime="kubernetes",
@@ -65,6 +67,11 @@ def cluster_status(kubectl: Kubectl) -> StackStatus:
         events=sorted(_events(seen), key=lambda event: event.at),
         warnings=[f"{one.name}: {one.why}" for one in seen if one.why] + unknown + silent,
     )
+
+
+def _is_of_stack(item: Object) -> bool:
+    role = role_of(item)
+    return role in _ROLES and (item["kind"] != "Pod" or bool(main_container(item["spec"], role)))
 
 
 def _name(item: Object) -> str:
@@ -130,11 +137,11 @@ def _lacking(
     """Yield each pod that a workload should have and the cluster has not made."""
     there, counts = {one.name for one in seen}, Counter(one.role for one in seen)
     for one in workloads:
-        named = (f"{one.name}-{number}" for number in range(one.replicas))
-        names = [name for name in named if name not in there]
-        if not one.numbered:  # its pods have names of chance
-            names = [f"{one.name}-?"] * (one.replicas - counts[one.role])
-        yield from ((name, one) for name in names)
+        if one.numbered:
+            named = (f"{one.name}-{number}" for number in range(one.replicas))
+            yield from ((name, one) for name in named if name not in there)
+        else:  # its pods have names of chance
+            yield from ((f"{one.name}-?", one) for _ in range(counts[one.role], one.replicas))
 
 
 def _topology(roles: Sequence[str]) -> str:
@@ -191,7 +198,7 @@ def _absent(name: str, of: _Workload, kubectl: Kubectl) -> ServiceStatus:
 def _events(seen: Sequence[PodSeen]) -> Iterator[ServiceEvent]:
     """Yield how the containers ended that ran before those of now."""
     for pod in seen:
-        if pod.last:
+        if pod.last.get("finishedAt"):  # unknown where the node was lost
             why, code = pod.last.get("reason", "Error"), pod.last["exitCode"]
             at = _time(pod.last["finishedAt"]).isoformat()
             yield ServiceEvent(at, pod.name, "died", f"ended with {code} ({why})")

@@ -27,9 +27,7 @@ def write_export(made: Export, folder: Path) -> list[Path]:
     """
     before = _last_export(folder)
     edited = sorted(
-        name
-        for name in {*before, *made.files}
-        if (folder / name).exists() and _digest(folder / name) != before.get(name)
+        name for name in {*before, *made.files} if _is_not_ours(folder, name, before.get(name))
     )
     if edited:
         raise ConfigError(
@@ -54,6 +52,7 @@ def _written(made: Export, folder: Path, before: dict[str, str]) -> list[Path]:
         (folder / name).write_text(text, encoding="utf-8")
     digests = {name: _digest(folder / name) for name in sorted(made.files)}
     marker = json.dumps({"files": digests}, indent=1) + "\n"
+    (folder / MARKER).unlink(missing_ok=True)  # it may be a link
     (folder / MARKER).write_text(marker, encoding="utf-8")
     return [folder / name for name in made.files]
 
@@ -63,8 +62,22 @@ def _last_export(folder: Path) -> dict[str, str]:
     try:
         found = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
         return {str(name): str(digest) for name, digest in found.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _is_not_ours(folder: Path, name: str, digest: str | None) -> bool:
+    """Tell whether a file was not written by the last export, as far as it can be known.
+
+    Whoever made the folder may have put links into it, and other folders' files into its marker.
+    """
+    file = folder / name
+    try:
+        if str(file.resolve()) != f"{folder.resolve()}/{name}":
+            return True
+    except (OSError, RuntimeError, ValueError):  # links in a circle; no name of a file
+        return True
+    return file.exists() and _digest(file) != digest
 
 
 def _digest(file: Path) -> str:
@@ -103,7 +116,10 @@ def _given(made: Export, spec: StackSpec) -> tuple[str, ...]:
 
 
 def _secret_option(name: str, spec: StackSpec) -> str:
-    """Return the part of kubectl's command that supplies one secret: a file, or a new one."""
+    """Return the part of kubectl's command that supplies one secret: a file, or a new one.
+
+    A new one comes through a pipe of the shell: users of the machine see the arguments of commands.
+    """
     files = {
         API_KEY: spec.api_key_file,
         REDIS_URL: spec.redis.url_file,
@@ -112,4 +128,4 @@ def _secret_option(name: str, spec: StackSpec) -> str:
     }
     if file := files.get(name):
         return f"--from-file={name}={shlex.quote(str(file))}"
-    return f'--from-literal={name}="$(openssl rand -hex 32)"'
+    return f"--from-file={name}=<(openssl rand -hex 32 | tr -d '\\n')"

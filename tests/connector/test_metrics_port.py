@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
-from http.client import HTTPConnection
+import time
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingUnixStreamServer
 
@@ -98,6 +100,61 @@ def test_a_server_that_hangs_has_no_page(tmp_path, port, monkeypatch):
         silent.bind(str(tmp_path / "pages"))
         silent.listen()
         assert asked(port)[0] == 503
+
+
+def closed(connection):
+    connection.settimeout(30)
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+def test_connections_are_few(pages, port, monkeypatch):
+    monkeypatch.setattr(metrics_port._Page, "timeout", None)  # none of them is closed for its age
+    with contextlib.ExitStack() as held:
+        for _ in range(metrics_port._AT_ONCE):
+            held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with socket.create_connection(("127.0.0.1", port)) as another:
+            assert closed(another)
+    while True:  # the last of them are noticed to have gone
+        with contextlib.suppress(OSError, HTTPException):
+            assert asked(port) == (200, b"chunks 3.0\n")
+            return
+
+
+def test_a_client_that_is_slow_is_left(tmp_path, monkeypatch):
+    ends = []
+    monkeypatch.setattr(metrics_port, "Timer", lambda _s, do, what: Later(ends, do, what))
+    server = metrics_port.serve("127.0.0.1:0", str(tmp_path / "pages"))
+    with server, socket.create_connection(server.server_address) as slow:
+        slow.sendall(b"GET /metr")
+        while not ends:
+            time.sleep(0.01)
+        ends.pop()()
+        assert closed(slow)
+        server.shutdown()
+
+
+class Later:
+    """A timer that runs out when the test says so."""
+
+    def __init__(self, ends, do, what):
+        self.start = lambda: ends.append(lambda: do(*what))
+
+    def cancel(self):
+        pass
+
+
+def test_a_client_that_breaks_off_is_not_logged(port, monkeypatch, capfd):
+    done, shut = threading.Event(), metrics_port._Server.shutdown_request
+    monkeypatch.setattr(
+        metrics_port._Server, "shutdown_request", lambda *given: (shut(*given), done.set())
+    )
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sendall(b"GET /metrics HTTP/1.1")
+    assert done.wait(30)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_taken_port_is_an_error():

@@ -2,23 +2,26 @@
 
 The port has that page and nothing else: the socket also has an API that can empty the cache. The
 page is asked for there at each scrape. One that was made here could mix with another reading of it,
-and would be there even if LMCache hangs.
+and would be there even if LMCache hangs. Any user of the machine may connect, and a connection
+takes a thread and a file descriptor of LMCache's server: they are few and short.
 """
 
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from threading import Thread
+from threading import BoundedSemaphore, Thread, Timer
 from typing import Any
 
 ADDRESS_ENV = "PDKIT_METRICS_ADDRESS"
 PAGE = "/metrics"
 # A scrape ends after ten.
 _LIMIT_S = 8.0
+_AT_ONCE = 8
 
 
 def serve(address: str, pages: str) -> ThreadingTCPServer:
@@ -36,6 +39,36 @@ def serve(address: str, pages: str) -> ThreadingTCPServer:
 class _Server(ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+
+    def __init__(self, *address_and_handler: Any) -> None:
+        self._free = BoundedSemaphore(_AT_ONCE)
+        super().__init__(*address_and_handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread; close it if there are enough."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, however slow its client is, for twice the time of LMCache."""
+        over = Timer(2 * _LIMIT_S, _end, (request,))
+        over.daemon = True
+        over.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            over.cancel()
+            self._free.release()
+
+    def handle_error(self, *_: Any) -> None:
+        """Log nothing: a client may break off as often as it likes."""
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Page(BaseHTTPRequestHandler):

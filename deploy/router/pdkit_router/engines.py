@@ -15,6 +15,9 @@ from pdkit_router.engine_side import Connections, EngineLost, Exchange
 _log = logging.getLogger("router")
 _EVERY_S = 0.4
 _ANSWER_S = 0.5  # so that a death is known within a second
+# What reading an answer raises that is JSON, or is not, and of any shape: its numbers may be
+# infinite, its levels without end.
+_ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 # An engine that computes may be silent for a while. What has not begun to answer is taken elsewhere
 # after the first, and what has is ended after the second.
 _SILENT_S, _LONG_SILENT_S = 5.0, 30.0
@@ -245,7 +248,7 @@ class Watch:
             self._on_context(max(int(model["max_model_len"]) for model in models))
             if engine.gone:
                 await self._warm_up(engine, str(models[0]["id"]))
-        except (EngineLost, TimeoutError, ValueError, LookupError, TypeError):
+        except (EngineLost, TimeoutError, *_ODD):
             pass
         engine.gone = False
         _log.info("%s answers", engine.name)

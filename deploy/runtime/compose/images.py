@@ -173,7 +173,7 @@ def probe_versions(image: FoundImage, interpreter: str) -> Versions:
     )
     try:
         vllm, lmcache = json.loads(done.stdout)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):  # an image may say anything
         return Versions(None, None)
     return Versions(vllm, lmcache)
 

@@ -22,9 +22,12 @@ def role_of(item: Mapping[str, Any]) -> str:
 
 
 def main_container(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
-    """Return the one lasting container of a pod; a cluster may have added others."""
+    """Return the one lasting container of a pod; a cluster may have added others.
+
+    It is empty where a pod has none: anyone who may create pods can give them a stack's labels.
+    """
     name = container_name(cast(ServiceRole, role))
-    found: dict[str, Any] = next(one for one in spec["containers"] if one["name"] == name)
+    found: dict[str, Any] = next((one for one in spec["containers"] if one["name"] == name), {})
     return found
 
 
@@ -74,7 +77,8 @@ class PodSeen:
             since=own.get("running", {}).get("startedAt", ""),
             exit_code=ended.get("exitCode"),
             reason=reason,
-            why=": ".join(filter(None, (reason, str(said.get("message", "")).strip()))),
+            # A container that ends may leave any text.
+            why=": ".join(filter(None, (reason, " ".join(str(said.get("message", "")).split())))),
             last=mine.get("lastState", {}).get("terminated", {}),
         )
 

@@ -126,6 +126,19 @@ class TestFailures:
         (record,) = loaded(stage, single(0)).records
         assert record.error == "not a completion (JSONDecodeError)"
 
+    @pytest.mark.parametrize(
+        ("said", "why"),
+        [
+            (b"[" * 100_000, "RecursionError"),
+            (b'{"usage": {"prompt_tokens": 1e999, "completion_tokens": 1}}', "OverflowError"),
+        ],
+        ids=["levels", "infinity"],
+    )
+    def test_what_no_number_or_memory_holds(self, stage: Stage, said: bytes, why: str) -> None:
+        stage.events = [b"data: " + said + b"\n\n"]
+        (record,) = loaded(stage, single(0)).records
+        assert record.error == f"not a completion ({why})"
+
     def test_silence(self, stage: Stage) -> None:
         done = threading.Event()
         stage.before = lambda: done.wait(20) and None

@@ -159,6 +159,10 @@ class TestDataset:
         with pytest.raises(UsageError, match=why):
             self.made(tmp_path, {"prompt": "ok"}, line)
 
+    def test_levels_without_end_are_not_json(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="line 2: not JSON"):
+            self.made(tmp_path, {"prompt": "ok"}, "[" * 100_000)
+
     def test_nothing_usable_is_an_error_even_when_skipping(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="1 of 1 lines cannot be used"):
             self.made(tmp_path, "{", skip_broken=True)
@@ -193,6 +197,10 @@ class TestTrace:
         ("changed", "why"),
         [
             ({"timestamp": "now"}, "'timestamp' is not a number"),
+            ({"timestamp": -1}, "'timestamp' is not a number"),
+            ({"timestamp": float("nan")}, "'timestamp' is not a number"),
+            ({"timestamp": float("inf")}, "'timestamp' is not a number"),
+            ({"timestamp": 10**400}, "'timestamp' is not a number"),
             ({"input_length": 0}, "'input_length' is not a number above 0"),
             ({"output_length": None}, "'output_length' is not a number above 0"),
             ({"hash_ids": ["a"]}, "'hash_ids' is not a list of numbers"),

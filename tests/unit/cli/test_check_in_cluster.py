@@ -187,7 +187,49 @@ def test_an_error_of_the_check_is_the_commands_own(
     assert json.loads(ran.stdout)["data"] is None
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"data": 5}, {"data": {"passed": False}}, {"data": {"passed": True}}, {"error": 5},
+        {"error": {"message": "x"}},
+        {"error": {"message": 1, "hint": 2, "details": 3, "code": 4, "exit_code": "x"}},
+    ],
+)  # fmt: skip
+def test_a_result_that_is_none(
+    said: dict[str, object], kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    plays(kubectl, log(**said))
+    ran = check(str(FOLDERS["cpu"]))
+    assert ran.code == 4
+    assert "error: the result of the Job check is not one that this pdkit reads (" in ran.stderr
+
+
+def test_a_line_of_levels_without_end_is_one_for_people(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
+    code, said = log(data=PASSED, text="check passed")
+    plays(kubectl, (code, "[" * 100_000 + "\n" + said))
+    assert check(str(FOLDERS["cpu"])).code == 0
+
+
 # The Job that the cluster has.
+
+
+@pytest.mark.parametrize("lacks", ["container", "command", "deadline"])
+def test_a_job_that_no_export_has(lacks: str, kubectl: Player, check: Callable[..., Ended]) -> None:
+    other = taken_job()
+    (container,) = other["spec"]["template"]["spec"]["containers"]
+    if lacks == "container":
+        container["name"] = "another"
+    elif lacks == "command":
+        del container["command"]
+    else:
+        del other["spec"]["activeDeadlineSeconds"]
+    kubectl.plays(config=VIEW, get=listed(ENGINE, other))
+    ran = check()
+    assert ran.code == 2
+    assert "error: the Job check in namespace pdkit of here is not that of an export" in ran.stderr
+    assert not [asked for asked in kubectl.asked if "delete" in asked or "apply" in asked]
 
 
 def test_without_a_folder_the_job_of_the_cluster_runs_again(

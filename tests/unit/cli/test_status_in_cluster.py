@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from deploy.workflows import cluster_counters
 from deploy.workflows.cluster_counters import ASK
 from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
@@ -216,6 +217,60 @@ def test_restarts_and_why(
          "text": "ended with 137 (OOMKilled)"}
     ]  # fmt: skip
     assert data["warnings"] == ["producer-0: CrashLoopBackOff: back-off 40s"]
+
+
+def test_a_container_that_ends_forges_no_line(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    template = workloads["producer"]["spec"]["template"]
+    state = ended(1)
+    state["terminated"]["message"] = "no\n\ntry: rm\x1b[2J -r"
+    pods["producer-0"]["status"]["containerStatuses"] = [status(template, state, ready=False)]
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()))
+    assert "warning: producer-0: Error: no try: rm[2J -r\n" in look().stdout
+
+
+def test_an_end_of_which_no_time_is_known_is_no_event(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    template = workloads["producer"]["spec"]["template"]
+    lost = {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}
+    pods["producer-0"]["status"]["containerStatuses"] = [
+        status(template, running(), restartCount=1, lastState={"terminated": lost})
+    ]
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()))
+    ran = look("--json")
+    assert (ran.code, shown(ran)["events"]) == (0, [])
+
+
+def test_a_pod_of_others_with_the_labels_of_a_stack(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    labels = {"app.kubernetes.io/name": "pdkit", "app.kubernetes.io/component": "producer"}
+    spec = {"containers": [{"name": "another", "image": "x"}]}
+    planted = {"kind": "Pod", "metadata": {"name": "a", "labels": labels}, "spec": spec}
+    other = {**pods["producer-0"], "metadata": {"name": "producer-1", "labels": labels}}
+    other["spec"] = {"containers": [{"name": "engine", "image": "x"}]}
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values(), planted, other))
+    ran = look("--json")
+    assert ran.code == 0, ran.stderr
+    names = [one["name"] for one in shown(ran)["services"]]
+    assert "a" not in names
+    assert "producer-1" in names
+
+
+def test_a_number_of_pods_that_no_cluster_has(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    consumer = {**workloads["consumer"], "spec": {"replicas": 2**31 - 1}}
+    kubectl.plays(config=VIEW, get=listed(consumer, *cluster(workloads).values()))
+    ran = look("--json")
+    assert ran.code == 4
+    absent = [one for one in shown(ran)["services"] if one["condition"] == "not started"]
+    assert len(absent) == 1000
 
 
 def test_pods_that_were_never_made(
@@ -422,6 +477,17 @@ def test_engines_that_tell_nothing_are_no_failure(
     (warning,) = shown(ran)["warnings"]
     assert warning.startswith(f"no counters of producer-0, consumer-0, consumer-1: {why}")
     assert not [one for one in shown(ran)["services"] if one["cache"]]
+
+
+def test_a_page_without_end_is_not_read(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(cluster_counters, "_PAGE_BYTES", 1 << 20)
+    everything = listed(*workloads.values(), *cluster(workloads).values())
+    kubectl.plays(config=VIEW, get=everything, exec=(0, "x" * (2 << 20)))
+    (warning,) = shown(look("--json"))["warnings"]
+    assert warning.endswith("kubectl exec was ended: it said more than 1 MiB")
 
 
 @pytest.mark.parametrize(("key", "code"), [("the key\n", 0), ("another", 1)])

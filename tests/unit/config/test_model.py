@@ -92,7 +92,11 @@ class TestFolder:
         (tmp_path / "model.safetensors").unlink()
         assert "weights" in refusal(value).message
 
-    @pytest.mark.parametrize("text", ["", "{", "[1]", '"text"', "null"])
+    @pytest.mark.parametrize(
+        "text",
+        ["", "{", "[1]", '"text"', "null", "[" * 100_000],
+        ids=["empty", "cut", "list", "text", "null", "levels"],
+    )
     def test_with_a_broken_config(self, tmp_path: Path, text: str) -> None:
         assert "config.json" in refusal(folder_with(tmp_path, text)).message
 

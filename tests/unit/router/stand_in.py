@@ -58,6 +58,7 @@ class StandIn:
 
     Attributes:
         frozen: its health is not answered either.
+        models: what it says of its models.
         once: it closes a connection on its second request, as if that had been idle for long.
         left: requests whose client went away before it had an answer.
         go: lets those go on that wait for it.
@@ -71,6 +72,7 @@ class StandIn:
     healthy: bool = True
     frozen: bool = False
     once: bool = False
+    models: bytes = b'{"data": [{"id": "m", "max_model_len": 2048}]}'
 
     def __post_init__(self) -> None:
         self.loop.run(self._start())
@@ -140,7 +142,7 @@ class StandIn:
             return True
         self.seen.append(Seen(method, path, headers, body))
         if method == "GET":
-            await connection.whole(200, b'{"data": [{"id": "m", "max_model_len": 2048}]}')
+            await connection.whole(200, self.models)
             return True
         doing = asyncio.ensure_future(self.does(self, connection))
         while not doing.done():

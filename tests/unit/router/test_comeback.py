@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pdkit_router.engines import Engine
+from pdkit_router.engines import Engine, Watch
 from pdkit_router.prefixes import PrefixGroup
 
 from tests.conftest import unused_port
@@ -49,6 +49,29 @@ def test_the_router_s_own_questions_are_not_awaited(loop: Loop) -> None:
         stand.frozen = False
         await asking
         connection.abandon()
+
+    loop.run(asked())
+
+
+@pytest.mark.parametrize(
+    "models",
+    [b"[" * 100_000, b'{"data": [{"max_model_len": 1e999}]}', b"[5]", b"<html>"],
+    ids=["levels", "infinity", "list", "html"],
+)
+def test_an_engine_that_says_nothing_of_its_models_is_watched_like_others(
+    loop: Loop, models: bytes
+) -> None:
+    stand = StandIn(loop, "producer-0", models=models)
+
+    async def asked() -> None:
+        engine = Engine("producer-0", "127.0.0.1", stand.port)
+        watch = Watch([engine], lambda _tokens: None)
+        watching = asyncio.ensure_future(watch.run())
+        await asyncio.wait({watching, asyncio.ensure_future(watch.asked.wait())},
+                           return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+        assert not watching.done()
+        assert engine.state == "up"
+        watching.cancel()
 
     loop.run(asked())
 

@@ -212,13 +212,23 @@ class TestFailures:
                 CALLS[path](api)
             assert caught.value.status == 0
 
-    @pytest.mark.parametrize("text", ["<html>", '{"data": [], "choices": []}'])
+    @pytest.mark.parametrize(
+        "text",
+        ["<html>", '{"data": [], "choices": []}', "[" * 100_000],
+        ids=["html", "empty", "levels"],
+    )
     def test_200_with_something_else(
         self, engine: Engine, api: EngineApi, path: str, text: str
     ) -> None:
         engine.answer(path, text)
         with pytest.raises(ApiError):
             CALLS[path](api)
+
+
+def test_a_number_that_is_none(engine: Engine, api: EngineApi) -> None:
+    engine.answer("/v1/models", '{"data": [{"max_model_len": 1e999}]}')
+    with pytest.raises(ApiError, match="OverflowError"):
+        api.max_model_len()
 
 
 def test_what_a_terminal_would_obey_is_not_quoted(engine: Engine, api: EngineApi) -> None:

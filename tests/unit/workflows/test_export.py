@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -371,7 +374,8 @@ def test_the_command_makes_every_key_that_pods_mount(tmp_path: Path) -> None:
     fields = {"vendor": "cpu", "redis": {"integrity": "mac"}}
     found = made(**fields)
     create = next_commands(found, StackSpec(**fields), tmp_path)[1]
-    assert re.findall(r"--from-literal=(\w+)=", create) == [
+    assert "--from-literal" not in create, "users of the machine see arguments"
+    assert re.findall(r"--from-file=(\w+)=<\(openssl rand", create) == [
         "api_key", "engine_key", "kv_key", "redis_password",
     ]  # fmt: skip
     write_export(found, tmp_path / "out")
@@ -379,6 +383,23 @@ def test_the_command_makes_every_key_that_pods_mount(tmp_path: Path) -> None:
     assert keys - set(re.findall(r"=(\w+)=", create)) == {"hf_token"}
     spec = StackSpec(**fields, hf_token_file=tmp_path / "token")
     assert f"--from-file=hf_token={tmp_path / 'token'}" in next_commands(found, spec, tmp_path)[1]
+
+
+def test_new_keys_are_made_by_the_command_that_is_typed(tmp_path: Path) -> None:
+    create = next_commands(made(vendor="cpu"), StackSpec(vendor="cpu"), tmp_path)[1]
+    typed = create.replace("kubectl", shlex.quote(str(KUBECTL)), 1)
+    (tmp_path / "openssl").write_text("#!/bin/sh\nprintf '%064d\\n' $$\n")
+    (tmp_path / "openssl").chmod(0o755)
+    done = subprocess.run(
+        ("bash", "-c", f"{typed} --dry-run=client --output=json"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "KUBECONFIG": os.devnull},
+        capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    data = json.loads(done.stdout)["data"]
+    values = {key: base64.b64decode(value).decode() for key, value in data.items()}
+    assert set(values) == {"api_key", "engine_key", "redis_password"}
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in values.values()), "no line end"
+    assert len(set(values.values())) == 3
 
 
 def secret_keys(objects: list[Object]) -> Iterator[str]:
@@ -838,6 +859,50 @@ def test_what_is_not_its_own_is_never_replaced(left: str, tmp_path: Path) -> Non
         write_export(made(), tmp_path)
     assert str(file) in caught.value.details
     assert {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()} == before
+
+
+@pytest.mark.parametrize("named", ["../mine", "{outside}/mine", "\0"])
+def test_a_marker_that_names_files_elsewhere_deletes_none(named: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("known to all")
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+    (tmp_path / "out").mkdir()
+    files = {named.format(outside=tmp_path): digest}
+    (tmp_path / "out" / MARKER).write_text(json.dumps({"files": files}))
+    with pytest.raises(ConfigError, match="not written by an export"):
+        write_export(made(vendor="cpu"), tmp_path / "out")
+    assert mine.read_text() == "known to all"
+    assert [one.name for one in (tmp_path / "out").iterdir()] == [MARKER]
+
+
+@pytest.mark.parametrize("link", ["base", "base/router.yaml", "overlays/cpu/kustomization.yaml"])
+@pytest.mark.parametrize("target", ["there", "missing"])
+def test_no_link_leads_an_export_out_of_its_folder(link: str, target: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    out = tmp_path / "out"
+    (out / link).parent.mkdir(parents=True)
+    (out / link).symlink_to(tmp_path / target)
+    with pytest.raises(ConfigError, match="not written by an export"):
+        write_export(made(vendor="cpu"), out)
+    assert {one.name for one in tmp_path.iterdir()} == {"out", "there"}
+    assert not [*(tmp_path / "there").iterdir()]
+
+
+def test_a_marker_that_is_a_link_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / MARKER).symlink_to(tmp_path / "mine")
+    write_export(made(vendor="cpu"), tmp_path / "out")
+    assert (tmp_path / "mine").read_text() == "mine"
+    write_export(made(vendor="cpu"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "{", "[]", '{"files": 5}'], ids=["levels", "cut", "list", "number"]
+)
+def test_a_marker_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / MARKER).write_text(text)
+    write_export(made(vendor="cpu"), tmp_path)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -87,6 +87,16 @@ def test_what_is_here_in_part_is_not_here(tmp_path: Path) -> None:
     assert wanted.is_here(), "a single file has no index"
 
 
+@pytest.mark.parametrize(
+    "index", ["[" * 100_000, "[]", '{"weight_map": 5}'], ids=["levels", "list", "number"]
+)
+def test_an_index_that_is_none(tmp_path: Path, index: str) -> None:
+    wanted = Wanted("owner/70b", snapshot(tmp_path).name, tmp_path / "cache")
+    snapshot(tmp_path).mkdir(parents=True)
+    (snapshot(tmp_path) / "model.safetensors.index.json").write_text(index)
+    assert not wanted.is_here()
+
+
 def test_the_users_token_is_sent_and_only_that(
     hub: Hub, planned: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,16 @@ class TestVersions:
         found = probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py")
         assert found == Versions("1.0", "2.0")
 
-    @pytest.mark.parametrize("script", ["exit 125", "echo no json", "exit 0"])
+    @pytest.mark.parametrize(
+        "script",
+        [
+            "exit 125",
+            "echo no json",
+            "exit 0",
+            "echo 5",
+            "x='['; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do x=$x$x; done; echo $x",
+        ],
+    )
     def test_an_image_that_cannot_be_asked(self, docker_command: Install, script: str) -> None:
         docker_command(script)
         found = probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py")
