@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.metrics.engine import FINISHED, CacheCounters
 from deploy.metrics.page import MetricsPage, parsed_page
-from deploy.runtime.http_get import get
+from deploy.runtime.http_get import HTTPException, get
 from deploy.runtime.logs import plain
 from deploy.runtime.secrets import Secret
 from deploy.verify.equivalence import Completion
@@ -98,7 +98,7 @@ class EngineApi:
         """Tell whether a GET of this path answers 200 in time."""
         try:
             return get(self._url, path, timeout_s=self._timeout_s).status == _OK
-        except (OSError, UnicodeError):  # UnicodeError: a name that no host can have
+        except (OSError, HTTPException, UnicodeError):  # UnicodeError: a name that no host can have
             return False
 
     def tokenize(self, model: str, text: str, *, special: bool = False) -> list[int]:
@@ -260,7 +260,7 @@ class EngineApi:
     def _page(self, path: str) -> str:
         try:
             page = get(self._url, path, timeout_s=self._timeout_s, headers=self._headers)
-        except (OSError, UnicodeError) as exc:
+        except (OSError, HTTPException, UnicodeError) as exc:
             kind = TimedOut if isinstance(exc, TimeoutError) else ApiError
             raise kind(0, f"no answer from {self._url} ({type(exc).__name__})") from exc
         _require_ok(page.status, page.text)

@@ -46,6 +46,10 @@ class Launcher(Protocol):
         """Seconds between two looks at the services."""
         ...
 
+    def at_once(self) -> Launcher:
+        """Return a launcher that tells how services are now, where asking for each takes long."""
+        ...
+
     def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:
         """Write down what the stack is, before any of it is started."""
         ...

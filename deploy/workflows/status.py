@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from deploy import __version__
@@ -132,6 +132,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
     running = find_stack(home, name)
     if running is None:
         return StackStatus(name, up=False, others=home.stacks_beside(name))
+    running = replace(running, launcher=running.launcher.at_once())
     plan = running.prepared.plan
     pages, of_server = answering_pages(running), kv_server_page(running)
     with store_of(running) as store:

@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from deploy.metrics.page import parsed_page
 from deploy.metrics.router import EngineView, RouterView
 from deploy.runtime import http_get, redis_socket
 from deploy.runtime.advisories import advisories_of, read_advisories
+from deploy.runtime.http_get import HTTPException
 from deploy.runtime.store import SocketStore
 from tests.fuzz.mutations import mutated
 
@@ -91,12 +93,17 @@ def http_pages(rng: random.Random, rounds: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for _ in range(rounds):
         said = mutated(rng.choice(_ANSWERS), rng)
-        with mock.patch.object(http_get, "_connected", lambda _, made=said: _Socket(made)):
+        connection = HTTPConnection("127.0.0.1", 9)
+        connection.sock = _Socket(said)
+        with (
+            mock.patch.object(http_get, "_connection", lambda _, made=connection: made),
+            mock.patch.object(HTTPConnection, "connect", lambda _: None),
+        ):
             try:
                 page = http_get.get("http://127.0.0.1:9", "/", timeout_s=30)
                 assert len(page.text) <= len(said)
                 seen["a page"] += 1
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 assert not isinstance(error, TimeoutError), "it waits for what was announced"
                 seen["refused"] += 1
     return seen

@@ -119,11 +119,11 @@ def answering_engine() -> str:
         )
     if not Path(host.removeprefix("unix://")).exists():
         raise _no_answer(host, "it does not run")
-    from deploy.runtime.http_get import get
+    from deploy.runtime.http_get import HTTPException, get
 
     try:
         page = get(host, "/_ping", timeout_s=_ASK_TIMEOUT_S)
-    except OSError as exc:
+    except (OSError, HTTPException) as exc:
         raise _no_answer(host, _reason(exc, _ASK_TIMEOUT_S)) from exc
     if page.status != _OK:
         raise _no_answer(host, f"HTTP {page.status}: {page.text[:200]}")
@@ -144,14 +144,14 @@ def docker_info() -> Mapping[str, Any]:
         DockerUnavailable: no engine, or no answer: one that hangs still answers a ping.
     """
     host = answering_engine()
-    from deploy.runtime.http_get import get
+    from deploy.runtime.http_get import HTTPException, get
 
     try:
         page = get(host, "/info", timeout_s=_ASK_TIMEOUT_S)
         if page.status != _OK:
-            raise ConnectionError(f"HTTP {page.status}: {page.text}")
+            raise HTTPException(f"HTTP {page.status}: {page.text}")
         info: Mapping[str, Any] = json.loads(page.text)
-    except (OSError, ValueError) as exc:
+    except (OSError, HTTPException, ValueError) as exc:
         raise DockerUnavailable(
             f"docker info failed ({_reason(exc, _ASK_TIMEOUT_S)})",
             hint=f"sudo systemctl restart docker, {_WITHOUT}",

@@ -56,11 +56,17 @@ class ComposeLauncher:
 
     poll_s = 2.0  # Docker is asked by HTTP
 
-    def __init__(self, name: str, home: StackHome) -> None:
+    def __init__(self, name: str, home: StackHome, seen: Mapping[str, Any] | None = None) -> None:
         self._name = name
         self._home = home
         self._file = home.root / COMPOSE_FILE
         self._root = str(home.root)
+        self._seen = seen
+
+    def at_once(self) -> ComposeLauncher:
+        """Return a launcher that knows of containers what Docker says now, asked once for all."""
+        seen = {_service_of(one): one for one in self._containers()}
+        return ComposeLauncher(self._name, self._home, seen)
 
     def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:
         """Write the project's file, and the files that its containers see.
@@ -149,7 +155,9 @@ class ComposeLauncher:
         """Return the memory of the container's processes, without droppable file pages."""
         if (container := self._find(record.name)) is None:
             return 0
-        memory = container.stats(stream=False, one_shot=True).get("memory_stats", {})
+        memory: dict[str, Any] = {}
+        with contextlib.suppress(docker_error()):  # it went meanwhile
+            memory = container.stats(stream=False, one_shot=True).get("memory_stats", {})
         details = memory.get("stats", {})
         droppable = details.get("total_inactive_file", details.get("inactive_file", 0))
         return int(memory.get("usage", 0) - droppable) // 2**20
@@ -210,7 +218,7 @@ class ComposeLauncher:
         """End the stack's containers and remove its networks and volumes, by their marks."""
         found = self._containers()
         end_containers(found, grace_s)
-        if not self._project_containers():  # no stack of that name from another folder
+        if not self._listed(self._project):  # no stack of that name from another folder
             for kind in (docker_client().networks, docker_client().volumes):
                 for one in kind.list(filters={"label": self._project}):
                     with contextlib.suppress(docker_error()):
@@ -228,7 +236,7 @@ class ComposeLauncher:
             MachineError: it is another folder's, or of something else.
         """
         project = project_name(self._name)
-        for container in self._project_containers():
+        for container in self._listed(self._project):
             root = container.labels.get(f"{LABEL}.root", "")
             if root != self._root:
                 whose = f"the stack in {root}" if root else "something other than pdkit"
@@ -241,9 +249,6 @@ class ComposeLauncher:
     def _project(self) -> str:
         """The label of everything of the Compose project."""
         return f"com.docker.compose.project={project_name(self._name)}"
-
-    def _project_containers(self) -> list[Any]:
-        return self._listed(self._project)
 
     def _compose(self, *arguments: str) -> None:
         command = ("compose", "-p", project_name(self._name), "-f", str(self._file))
@@ -267,7 +272,9 @@ class ComposeLauncher:
         return container
 
     def _find(self, name: str) -> Any | None:
-        """Return the service's container as it is now, whoever made it."""
+        """Return the service's container as it is now, or was `at_once`; whoever made it."""
+        if self._seen is not None:
+            return self._seen.get(name)
         found = self._containers(f"com.docker.compose.service={name}")
         return found[0] if found else None
 

@@ -67,6 +67,7 @@ class FakeContainer:
         return self.log
 
     def stats(self, **_: Any) -> dict[str, Any]:
+        self.reload()
         return {"memory_stats": self.memory}
 
 

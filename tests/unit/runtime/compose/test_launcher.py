@@ -489,6 +489,19 @@ class TestLooking:
         assert launcher.logs() == ()
         assert launcher.log_lines("redis") == ()
 
+    def test_at_once_is_as_it_was_then(
+        self, launcher: ComposeLauncher, engine: FakeDocker, root: str
+    ) -> None:
+        redis = engine.add("redis", root=root, memory={"usage": 3 << 20})
+        looked = launcher.at_once()
+        engine.all_containers.clear()
+        assert launcher.state(self.RECORD) == "not started"
+        assert (looked.state(self.RECORD), looked.pid(self.RECORD)) == ("running", 4711)
+        assert looked.state(ServiceRecord("router")) == "not started"
+        assert looked.resident_mib(self.RECORD) == 3
+        redis.removed = True
+        assert looked.resident_mib(self.RECORD) == 0
+
     def test_another_folders_stack_is_not_this_one(
         self, launcher: ComposeLauncher, engine: FakeDocker
     ) -> None:
