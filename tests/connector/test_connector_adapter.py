@@ -21,7 +21,7 @@ from lmcache.integration.vllm.vllm_v1_adapter import (
 from pdkit_connector.adapter_miniature import BLOCK, CHUNK, IdleEngine, LookupClient, miniature
 from pdkit_connector.connector import start_failure
 from pdkit_connector.fixes import b11_slot_mapping, b16b_image_keys
-from pdkit_connector.registry import State, Verdict, apply_fix, discover
+from pdkit_connector.registry import Need, State, apply_fix, discover
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import of_step, resumed_ids, without
@@ -67,9 +67,9 @@ def test_a_probe_has_the_same_answer_twice_and_after_the_fix_another(fix_id):
     fix = FIXES[fix_id]
     before = fix.probe(Setting())
     assert fix.probe(Setting()) == before
-    if before.verdict is Verdict.NEEDED:
+    if before.need is Need.NEEDED:
         assert apply_fix(fix, Setting()).state is State.APPLIED
-        assert fix.probe(Setting()).verdict is Verdict.NOT_NEEDED
+        assert fix.probe(Setting()).need is Need.NOT_NEEDED
 
 
 def test_no_probe_writes_to_the_log(fixed, capfd):

@@ -22,7 +22,7 @@ from pdkit_connector.fixes import b16c_layerwise_tags as b16c
 from pdkit_connector.fixes import b18_layerwise_shortfall as b18
 from pdkit_connector.layer_steps import idle_engine, replace_method
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import State, Verdict, apply_fix
+from pdkit_connector.registry import Need, State, apply_fix
 from pdkit_connector.setting import Setting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
@@ -164,7 +164,7 @@ def test_a_short_miss_is_not_taken_for_an_unhealthy_engine(untouched, monkeypatc
         yield from [None] * 4
 
     monkeypatch.setattr(LMCacheEngine, "retrieve_layer", same)
-    assert b02e.FIX.probe(NO_ENGINE).verdict is Verdict.NOT_NEEDED
+    assert b02e.FIX.probe(NO_ENGINE).need is Need.NOT_NEEDED
 
 
 @pytest.mark.parametrize("role", ["kv_both", "kv_consumer"])
@@ -262,9 +262,9 @@ def test_half_a_fix_is_not_taken_for_one(untouched, fixed, left):
     for call in ("start_load_kv", "save_kv_layer"):
         replace_method(LMCacheConnectorV1Impl, call, b16c._labelling)
     replace_method(LMCacheEngine, fixed, b16c._with_configs)
-    finding = b16c.FIX.probe(NO_ENGINE)
-    assert finding.verdict is Verdict.NEEDED
-    assert finding.evidence == f"a layer is {left} without its tags"
+    probed = b16c.FIX.probe(NO_ENGINE)
+    assert probed.need is Need.NEEDED
+    assert probed.evidence == f"a layer is {left} without its tags"
 
 
 def test_labelling_the_first_call_alone_is_no_mend(untouched):

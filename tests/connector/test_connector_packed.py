@@ -11,7 +11,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
 from pdkit_connector.fixes import b06_packed_kv as b06
 from pdkit_connector.packed_kv import PackedLayout, PackedMover, common_layout
-from pdkit_connector.registry import State, Verdict, apply_fix
+from pdkit_connector.registry import Need, State, apply_fix
 from pdkit_connector.setting import Setting
 
 LAYERS, BLOCKS, HEADS, SIZE, HEAD = 2, 5, 3, 4, 8
@@ -233,9 +233,9 @@ def test_kv_that_is_not_packed_goes_the_way_it_went(monkeypatch):
 
 
 def test_it_is_for_cards_only(monkeypatch):
-    assert b06.probe(Setting(device_type="cpu")).verdict is Verdict.NOT_APPLICABLE
+    assert b06.probe(Setting(device_type="cpu")).need is Need.NOT_APPLICABLE
     monkeypatch.setattr(b06, "_mover_class", lambda: None)
-    assert b06.probe(CARD).verdict is Verdict.NOT_APPLICABLE
+    assert b06.probe(CARD).need is Need.NOT_APPLICABLE
 
 
 def test_a_mover_that_knows_packed_kv_is_left_alone(monkeypatch):
@@ -244,4 +244,4 @@ def test_a_mover_that_knows_packed_kv_is_left_alone(monkeypatch):
             return self.spec.is_fused_packed
 
     monkeypatch.setattr(b06, "_mover_class", lambda: Aware)
-    assert b06.probe(CARD).verdict is Verdict.NOT_NEEDED
+    assert b06.probe(CARD).need is Need.NOT_NEEDED

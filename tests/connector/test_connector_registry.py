@@ -10,11 +10,11 @@ from types import ModuleType
 import pytest
 from pdkit_connector.errors import ConnectorError, FixFailed
 from pdkit_connector.registry import (
-    Finding,
     Fix,
+    Need,
+    ProbeResult,
     Registry,
     State,
-    Verdict,
     apply_fix,
     disabled_ids,
     discover,
@@ -22,21 +22,19 @@ from pdkit_connector.registry import (
 from pdkit_connector.setting import Setting
 
 MODULE = """
-from pdkit_connector.registry import Finding, Fix, Verdict
-FIX = Fix("{id}", "t", "none", "r", lambda s: Finding(Verdict.NOT_NEEDED, "fine"), lambda s: "")
+from pdkit_connector.registry import Fix, Need, ProbeResult
+FIX = Fix("{id}", "t", "none", "r", lambda s: ProbeResult(Need.NOT_NEEDED, "fine"), lambda s: "")
 """
 
 
-def make_fix(
-    id="B1", verdicts=(Verdict.NEEDED, Verdict.NOT_NEEDED), apply=lambda _setting: "done", **more
-):
-    findings = iter(verdicts)
+def make_fix(id="B1", needs=(Need.NEEDED, Need.NOT_NEEDED), apply=lambda _setting: "done", **more):
+    found = iter(needs)
 
     def probe(_setting):
-        found = next(findings)
-        if isinstance(found, Exception):
-            raise found
-        return Finding(found, "seen")
+        need = next(found)
+        if isinstance(need, Exception):
+            raise need
+        return ProbeResult(need, "seen")
 
     return Fix(id, "title", "https://example.org/1", "Reason.", probe, apply, **more)
 
@@ -90,23 +88,23 @@ def test_the_kits_own_fixes_are_found_and_documented():
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "state"),
+    ("needs", "state"),
     [
-        ((Verdict.NEEDED, Verdict.NOT_NEEDED), State.APPLIED),
-        ((Verdict.NOT_NEEDED,), State.NOT_NEEDED),
-        ((Verdict.NOT_APPLICABLE,), State.NOT_APPLICABLE),
-        ((Verdict.NEEDED, Verdict.NEEDED), State.FAILED),
+        ((Need.NEEDED, Need.NOT_NEEDED), State.APPLIED),
+        ((Need.NOT_NEEDED,), State.NOT_NEEDED),
+        ((Need.NOT_APPLICABLE,), State.NOT_APPLICABLE),
+        ((Need.NEEDED, Need.NEEDED), State.FAILED),
         ((AttributeError("gone"),), State.FAILED),
-        ((Verdict.NEEDED, AttributeError("gone")), State.FAILED),
+        ((Need.NEEDED, AttributeError("gone")), State.FAILED),
     ],
 )
-def test_states(verdicts, state):
-    assert apply_fix(make_fix(verdicts=verdicts), Setting()).state is state
+def test_states(needs, state):
+    assert apply_fix(make_fix(needs=needs), Setting()).state is state
 
 
 def test_apply_is_called_only_where_needed():
     called = []
-    apply_fix(make_fix(verdicts=(Verdict.NOT_APPLICABLE,), apply=called.append), Setting())
+    apply_fix(make_fix(needs=(Need.NOT_APPLICABLE,), apply=called.append), Setting())
     assert not called
 
 
@@ -123,8 +121,8 @@ def test_a_failed_fix_stops_the_engine_and_names_the_way_out():
 
 
 def test_a_fix_that_is_not_applicable_or_disabled_does_not_stop_the_engine():
-    broken = make_fix("B9", verdicts=(AttributeError("gone"),))
-    registry = Registry((broken, make_fix("B8", verdicts=(Verdict.NOT_APPLICABLE,))))
+    broken = make_fix("B9", needs=(AttributeError("gone"),))
+    registry = Registry((broken, make_fix("B8", needs=(Need.NOT_APPLICABLE,))))
     assert [o.state for o in registry.apply(Setting(), {"B9"})] == [
         State.DISABLED,
         State.NOT_APPLICABLE,
@@ -152,7 +150,7 @@ def test_disabled_ids_come_from_the_environment_and_must_exist():
 def test_only_applied_fixes_see_the_kv_tensors():
     seen = []
     hooked = make_fix("B8", on_kv_caches=seen.append)
-    idle = make_fix("B9", verdicts=(Verdict.NOT_NEEDED,), on_kv_caches=seen.append)
+    idle = make_fix("B9", needs=(Need.NOT_NEEDED,), on_kv_caches=seen.append)
     registry = Registry((hooked, idle))
     registry.apply(Setting(), ())
     registry.check_kv_caches({"layers.0": 1})

@@ -11,7 +11,7 @@ from pdkit_connector.counters import Counters
 from pdkit_connector.engine_report import Report
 from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.redis_path import servers
-from pdkit_connector.registry import Fix, Outcome, State
+from pdkit_connector.registry import Fix, FixOutcome, State
 from prometheus_client import CollectorRegistry, generate_latest
 
 FIX = Fix("B1", "title", "link", "reason", probe=lambda _: None)
@@ -111,7 +111,7 @@ def reporting(monkeypatch, *reports):
 def test_one_worker_reports_fixes_and_kv_for_all(monkeypatch):
     silent, first, second = Report(), Report(), Report()
     for report in (first, second):
-        report.set_fixes([Outcome(FIX, State.NOT_NEEDED, 'no "bug"\nhere')])
+        report.set_fixes([FixOutcome(FIX, State.NOT_NEEDED, 'no "bug"\nhere')])
         report.set_kv({"chunk_size": 64, "layerwise": False})
     page = reporting(monkeypatch, silent, first, second)
     assert page.count("pdkit_fix_info{") == page.count("pdkit_kv_info{") == 1

@@ -379,14 +379,14 @@ def stall(engines: Engines, seed: str, sign: str) -> list[bool]:
 NEVER_TAKES = '''
 """B99: a fix whose target the next release has moved."""
 
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 
 FIX = Fix(
     id="B99",
     title="a bug that is still there",
     link="https://github.com/LMCache/LMCache/issues/99999",
     reason="It would give wrong KV.",
-    probe=lambda setting: Finding(Verdict.NEEDED, "the bug shows"),
+    probe=lambda setting: ProbeResult(Need.NEEDED, "the bug shows"),
     apply=lambda setting: "patched something else",
 )
 '''

@@ -14,7 +14,7 @@ import json
 import sys
 from typing import Any
 
-from pdkit_connector.registry import Fix, Outcome, Registry, State, disabled_ids, discover
+from pdkit_connector.registry import Fix, FixOutcome, Registry, State, disabled_ids, discover
 from pdkit_connector.releases import PROVED, installed_lmcache
 from pdkit_connector.setting import Setting
 
@@ -61,14 +61,14 @@ def described(fix: Fix) -> dict[str, str]:
     return {"id": fix.id, "title": fix.title, "link": fix.link, "reason": fix.reason}
 
 
-def report(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+def report(outcomes: tuple[FixOutcome, ...]) -> dict[str, Any]:
     """Return the JSON object: the release, whether the fixes were proved on it, the fixes."""
     release = installed_lmcache()
     fixes = [o.as_dict() for o in outcomes]
     return {"lmcache": release, "proved": release in PROVED, "fixes": fixes}
 
 
-def table(outcomes: tuple[Outcome, ...]) -> str:
+def table(outcomes: tuple[FixOutcome, ...]) -> str:
     """Return one line a fix: id, state, title, link, evidence."""
     return "\n".join(
         f"{o.fix.id:<5} {o.state.value:<15} {o.fix.title} [{o.fix.link}]\n{'':<22}{o.evidence}"

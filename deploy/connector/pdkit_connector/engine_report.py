@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from pdkit_connector.redaction import Redactor, known_secrets
-from pdkit_connector.registry import Outcome
+from pdkit_connector.registry import FixOutcome
 from pdkit_connector.releases import installed_lmcache, is_proved
 
 QUESTION = "report"
@@ -34,7 +34,7 @@ class Report:
         self._kv: dict[str, Any] = {}
         self._redis: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def set_fixes(self, outcomes: Iterable[Outcome]) -> None:
+    def set_fixes(self, outcomes: Iterable[FixOutcome]) -> None:
         """Keep what became of each fix."""
         self._fixes = [
             {"fix": one.fix.id, "state": one.state.value, "evidence": one.evidence}

@@ -19,8 +19,8 @@ from pdkit_connector.setting import Setting
 DISABLE_ENV = "PDKIT_DISABLE_FIXES"
 
 
-class Verdict(Enum):
-    """What a probe found in the installed code."""
+class Need(Enum):
+    """Whether the installed code needs a fix, as its probe found."""
 
     NEEDED = "needed"
     NOT_NEEDED = "not needed"
@@ -39,10 +39,10 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A probe's verdict and the observation it rests on."""
+class ProbeResult:
+    """Whether a fix is needed, and the observation it rests on."""
 
-    verdict: Verdict
+    need: Need
     evidence: str
 
 
@@ -61,7 +61,7 @@ class Fix:
     title: str
     link: str
     reason: str
-    probe: Callable[[Setting], Finding]
+    probe: Callable[[Setting], ProbeResult]
     apply: Callable[[Setting], str] | None = None
     guard: Callable[[Setting], str | None] | None = None
     on_kv_caches: Callable[[Mapping[str, Any]], None] | None = None
@@ -75,7 +75,7 @@ class Fix:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FixOutcome:
     """A fix, its state in this process, and why."""
 
     fix: Fix
@@ -132,31 +132,31 @@ def disabled_ids(fixes: Iterable[Fix], environ: Mapping[str, str] = os.environ) 
     return frozenset(named)
 
 
-def apply_fix(fix: Fix, setting: Setting) -> Outcome:
+def apply_fix(fix: Fix, setting: Setting) -> FixOutcome:
     """Probe, guard or apply where needed, and probe again; raise only UnsupportedSetting."""
     try:
-        finding = fix.probe(setting)
-    except Exception as exc:  # noqa: BLE001 - the installed code is unknown: any error is a finding
-        return Outcome(fix, State.FAILED, f"probe raised {describe(exc)}")
-    if finding.verdict is not Verdict.NEEDED:
-        return Outcome(fix, State(finding.verdict.value), finding.evidence)
+        probed = fix.probe(setting)
+    except Exception as exc:  # noqa: BLE001 - the installed code is unknown: any error is an outcome
+        return FixOutcome(fix, State.FAILED, f"probe raised {describe(exc)}")
+    if probed.need is not Need.NEEDED:
+        return FixOutcome(fix, State(probed.need.value), probed.evidence)
     if fix.guard is not None and (bites := fix.guard(setting)):
         raise UnsupportedSetting(
             f"{bites}: {fix.title} ({fix.id}, {fix.link}). {fix.reason} Way out: change that "
             f"setting, or set {DISABLE_ENV}={fix.id} to run with the bug."
         )
     if fix.apply is None:
-        return Outcome(fix, State.GUARDED, finding.evidence)
+        return FixOutcome(fix, State.GUARDED, probed.evidence)
     try:
         done = fix.apply(setting)
         after = fix.probe(setting)
     except UnsupportedSetting:
         raise  # the fix took; it is the configuration that must change
     except Exception as exc:  # noqa: BLE001 - as above
-        return Outcome(fix, State.FAILED, f"{finding.evidence}; apply raised {describe(exc)}")
-    if after.verdict is Verdict.NEEDED:
-        return Outcome(fix, State.FAILED, f"applied ({done}), yet {after.evidence}")
-    return Outcome(fix, State.APPLIED, f"{finding.evidence}; {done}")
+        return FixOutcome(fix, State.FAILED, f"{probed.evidence}; apply raised {describe(exc)}")
+    if after.need is Need.NEEDED:
+        return FixOutcome(fix, State.FAILED, f"applied ({done}), yet {after.evidence}")
+    return FixOutcome(fix, State.APPLIED, f"{probed.evidence}; {done}")
 
 
 def describe(exc: BaseException) -> str:
@@ -169,13 +169,13 @@ class Registry:
     """The fixes of this process; patches are process-wide, so their record is too."""
 
     fixes: tuple[Fix, ...]
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[FixOutcome, ...] = ()
 
-    def apply(self, setting: Setting, disabled: Collection[str]) -> tuple[Outcome, ...]:
+    def apply(self, setting: Setting, disabled: Collection[str]) -> tuple[FixOutcome, ...]:
         """Apply every fix once and return the outcomes; later calls patch nothing."""
         if not self.outcomes:
             self.outcomes = tuple(
-                Outcome(fix, State.DISABLED, f"turned off by {DISABLE_ENV}")
+                FixOutcome(fix, State.DISABLED, f"turned off by {DISABLE_ENV}")
                 if fix.id in disabled
                 else apply_fix(fix, setting)
                 for fix in self.fixes
@@ -200,7 +200,7 @@ class Registry:
         return tuple(o.fix.id for o in self.outcomes if o.state is State.DISABLED)
 
 
-def _failure_message(outcome: Outcome) -> str:
+def _failure_message(outcome: FixOutcome) -> str:
     fix = outcome.fix
     return (
         f"fix {fix.id} ({fix.title}) is needed and could not be applied: {outcome.evidence}. "

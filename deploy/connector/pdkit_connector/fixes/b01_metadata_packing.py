@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method, silent
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 _MODULE = "lmcache.v1.protocol"
@@ -16,20 +16,20 @@ _HEAD_INTS, _RECORD_INTS = 2, 5
 _PROBE_LENGTH = 77
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Pack LMCache's own object of compressed bytes for one group and for two."""
     from lmcache.v1 import protocol
 
     if not hasattr(protocol, "init_remote_metadata_info"):
-        return Finding(Verdict.NOT_NEEDED, "RemoteMetadata holds one shape and one dtype")
+        return ProbeResult(Need.NOT_NEEDED, "RemoteMetadata holds one shape and one dtype")
     before = protocol.REMOTE_METADATA_FMT, protocol.REMOTE_METADATA_BYTES
     try:
         for groups in (1, 2):
             if trouble := _trouble(protocol, groups):
-                return Finding(Verdict.NEEDED, f"metadata for {groups} groups: {trouble}")
+                return ProbeResult(Need.NEEDED, f"metadata for {groups} groups: {trouble}")
     finally:
         protocol.REMOTE_METADATA_FMT, protocol.REMOTE_METADATA_BYTES = before
-    return Finding(Verdict.NOT_NEEDED, "compressed bytes pack for one group and for two")
+    return ProbeResult(Need.NOT_NEEDED, "compressed bytes pack for one group and for two")
 
 
 def apply(_setting: Setting) -> str:

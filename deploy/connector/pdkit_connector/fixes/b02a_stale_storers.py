@@ -15,21 +15,21 @@ from pdkit_connector.layer_steps import (
     run_layers,
     silent,
 )
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """End a step before the first save, then end one that saved twice."""
     if setting.lmcache_value("use_layerwise") is False:
-        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
+        return ProbeResult(Need.NOT_APPLICABLE, "use_layerwise is off")
     for told, ends in (("a step without a save", _first), ("a step that is ended twice", _twice)):
         try:
             with silent(ADAPTER):
                 ends(idle_adapter(idle_engine()))
         except (AttributeError, StopIteration) as exc:
-            return Finding(Verdict.NEEDED, f"{told} raises {describe(exc)}")
-    return Finding(Verdict.NOT_NEEDED, "storers end with their step")
+            return ProbeResult(Need.NEEDED, f"{told} raises {describe(exc)}")
+    return ProbeResult(Need.NOT_NEEDED, "storers end with their step")
 
 
 def apply(_setting: Setting) -> str:

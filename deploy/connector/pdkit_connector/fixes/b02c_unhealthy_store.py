@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from pdkit_connector.layer_steps import Steps, probe_steps, replace_method, store_steps
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Step an unhealthy engine's storer and count."""
     if setting.lmcache_value("use_layerwise") is False:
-        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
+        return ProbeResult(Need.NOT_APPLICABLE, "use_layerwise is off")
     short, evidence = probe_steps("store_layer", healthy=False)
-    return Finding(Verdict.NEEDED if short < 0 else Verdict.NOT_NEEDED, evidence)
+    return ProbeResult(Need.NEEDED if short < 0 else Need.NOT_NEEDED, evidence)
 
 
 def apply(_setting: Setting) -> str:

@@ -14,18 +14,18 @@ from pdkit_connector.layer_steps import (
     replace_method,
     silent,
 )
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Finish a request that no step had, and run a consumer's step; see whose pins are released."""
     with silent(ADAPTER):
         aborted, consumed = _released_of_aborted(), _released_of_consumer()
     if aborted and consumed:
-        return Finding(Verdict.NOT_NEEDED, "pins are released at the latest with their request")
+        return ProbeResult(Need.NOT_NEEDED, "pins are released at the latest with their request")
     whose = "a request aborted before its first step" if consumed else "any consumer's request"
-    return Finding(Verdict.NEEDED, f"the pins of {whose} are not released")
+    return ProbeResult(Need.NEEDED, f"the pins of {whose} are not released")
 
 
 def apply(_setting: Setting) -> str:

@@ -14,14 +14,14 @@ from pdkit_connector.layer_steps import (
     store_steps,
 )
 from pdkit_connector.log import NAME, get_logger
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Step a storer that fails, and a storer and a retriever past their ends."""
     if setting.lmcache_value("use_layerwise") is False:
-        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
+        return ProbeResult(Need.NOT_APPLICABLE, "use_layerwise is off")
     with silent("lmcache.v1.cache_engine", NAME):
         for told, harmless in (
             ("an error in a store is raised to vLLM", _error_is_kept),
@@ -29,8 +29,8 @@ def probe(setting: Setting) -> Finding:
             ("a retriever stepped past its end raises", _retriever_may_be_overstepped),
         ):
             if not harmless():
-                return Finding(Verdict.NEEDED, told)
-    return Finding(Verdict.NOT_NEEDED, "an error in a store stays in it, as does a step too many")
+                return ProbeResult(Need.NEEDED, told)
+    return ProbeResult(Need.NOT_NEEDED, "an error in a store stays in it, as does a step too many")
 
 
 def apply(_setting: Setting) -> str:

@@ -8,28 +8,28 @@ from dataclasses import fields
 from functools import wraps
 from typing import Any
 
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 _NAME = "parse_cache_key"
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Write keys as text and read them back."""
     from lmcache import utils
 
     if not hasattr(utils, _NAME):
-        return Finding(Verdict.NOT_APPLICABLE, "keys are never read back")
+        return ProbeResult(Need.NOT_APPLICABLE, "keys are never read back")
     for key in _samples():
         text = key.to_string()
         for name, parse in _bindings():
             try:
                 read = parse(text)
             except ValueError as exc:
-                return Finding(Verdict.NEEDED, f"{name} on {text}: {describe(exc)}")
+                return ProbeResult(Need.NEEDED, f"{name} on {text}: {describe(exc)}")
             if (type(read), read) != (type(key), key):
-                return Finding(Verdict.NEEDED, f"{name} on {text}: a {type(read).__name__}")
-    return Finding(Verdict.NOT_NEEDED, "keys with and without a layer are read back")
+                return ProbeResult(Need.NEEDED, f"{name} on {text}: a {type(read).__name__}")
+    return ProbeResult(Need.NOT_NEEDED, "keys with and without a layer are read back")
 
 
 def apply(_setting: Setting) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import miniature, running_step
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import resumed_ids, running
@@ -15,14 +15,14 @@ from pdkit_connector.step_requests import resumed_ids, running
 _TRACKED, _COMPUTED, _TOKENS = 5, 7, 8
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Let a request run two tokens ahead of what the adapter knows of it, and see what it adds."""
     impl = miniature(client=object(), save_decode_cache=True)
     running_step(impl, _TOKENS, tracked=_TRACKED, computed=_COMPUTED)
     known = impl._request_trackers["probe"].token_ids
     if known == list(range(_TRACKED + 1)):
-        return Finding(Verdict.NOT_NEEDED, "a decode step adds the next token")
-    return Finding(Verdict.NEEDED, f"after tokens 0 to {_TRACKED - 1} come {known[_TRACKED:]}")
+        return ProbeResult(Need.NOT_NEEDED, "a decode step adds the next token")
+    return ProbeResult(Need.NEEDED, f"after tokens 0 to {_TRACKED - 1} come {known[_TRACKED:]}")
 
 
 def apply(_setting: Setting) -> str:

@@ -8,25 +8,25 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import CHUNK, miniature, resumed_step
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import resumed_ids
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Resume a request of which LMCache holds every token."""
     from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec, RequestTracker
 
     if "preempted" not in inspect.signature(RequestTracker.update).parameters:
-        return Finding(Verdict.NOT_APPLICABLE, "resumed requests are not told apart")
+        return ProbeResult(Need.NOT_APPLICABLE, "resumed requests are not told apart")
     try:
         resumed_step(
             miniature(client=object()), CHUNK, computed=CHUNK - 1, spec=LoadSpec(0, CHUNK, True)
         )
     except AssertionError as exc:
-        return Finding(Verdict.NEEDED, f"resuming a full hit raises AssertionError: {exc}")
-    return Finding(Verdict.NOT_NEEDED, "a full hit can be resumed")
+        return ProbeResult(Need.NEEDED, f"resuming a full hit raises AssertionError: {exc}")
+    return ProbeResult(Need.NOT_NEEDED, "a full hit can be resumed")
 
 
 def apply(_setting: Setting) -> str:

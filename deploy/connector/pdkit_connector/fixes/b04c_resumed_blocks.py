@@ -13,12 +13,12 @@ from pdkit_connector.adapter_miniature import (
     resumed_step,
 )
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import resumed_ids
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Resume a request on other blocks, and see from where it would be stored."""
     from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec
 
@@ -31,11 +31,11 @@ def probe(_setting: Setting) -> Finding:
             spec=LoadSpec(0, 0, False),
         )
     except AssertionError:
-        return Finding(Verdict.NOT_NEEDED, "requests that resume are told apart")
+        return ProbeResult(Need.NOT_NEEDED, "requests that resume are told apart")
     slots = [request.slot_mapping[:1].tolist() for request in metadata.requests]
     if [LOST_BLOCK * BLOCK] in slots:
-        return Finding(Verdict.NEEDED, "a request that resumes keeps the blocks it lost")
-    return Finding(Verdict.NOT_NEEDED, "a request that resumes is not stored from blocks it lost")
+        return ProbeResult(Need.NEEDED, "a request that resumes keeps the blocks it lost")
+    return ProbeResult(Need.NOT_NEEDED, "a request that resumes is not stored from blocks it lost")
 
 
 def apply(_setting: Setting) -> str:

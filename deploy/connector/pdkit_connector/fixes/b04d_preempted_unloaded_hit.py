@@ -8,26 +8,28 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import BLOCK, CHUNK, miniature, resumed_step
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import resumed_ids
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Resume a request of which LMCache holds a chunk and vLLM a block."""
     from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec, RequestTracker
 
     if "preempted" not in inspect.signature(RequestTracker.update).parameters:
-        return Finding(Verdict.NOT_APPLICABLE, "resumed requests are not told apart")
+        return ProbeResult(Need.NOT_APPLICABLE, "resumed requests are not told apart")
     impl = miniature(client=object())
     try:
         resumed_step(impl, 2 * CHUNK, computed=BLOCK, spec=LoadSpec(BLOCK, CHUNK, False))
     except AssertionError:
-        return Finding(Verdict.NEEDED, "resuming what is found and not loaded is an AssertionError")
+        return ProbeResult(
+            Need.NEEDED, "resuming what is found and not loaded is an AssertionError"
+        )
     known = len(impl._request_trackers["probe"].token_ids)
     if known != BLOCK + 1:
-        return Finding(Verdict.NEEDED, f"of {BLOCK + 1} tokens, {known} count as computed")
-    return Finding(Verdict.NOT_NEEDED, "what is found and not loaded does not count as computed")
+        return ProbeResult(Need.NEEDED, f"of {BLOCK + 1} tokens, {known} count as computed")
+    return ProbeResult(Need.NOT_NEEDED, "what is found and not loaded does not count as computed")
 
 
 def apply(_setting: Setting) -> str:

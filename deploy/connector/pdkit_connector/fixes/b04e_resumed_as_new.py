@@ -7,13 +7,13 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import LookupClient, miniature, new_request, quiet
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 _PROMPT, _COMPUTED, _TOKENS = 5, 8, 9
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Track a request whose output counts as computed when it is new to the adapter."""
     from lmcache.integration.vllm.vllm_v1_adapter import RequestTracker
 
@@ -29,11 +29,11 @@ def probe(_setting: Setting) -> Finding:
         miniature(client=client).get_num_new_matched_tokens(request, 0)
         tracker = RequestTracker.from_new_request(None, request, _TOKENS, _COMPUTED, False)
     if len(client.tokens) <= _PROMPT:
-        return Finding(Verdict.NOT_NEEDED, "only the prompt is looked up")
+        return ProbeResult(Need.NOT_NEEDED, "only the prompt is looked up")
     if tracker.token_ids == list(range(_TOKENS)):
-        return Finding(Verdict.NOT_NEEDED, "the tokens that vLLM sends with a request count")
-    return Finding(
-        Verdict.NEEDED, f"of {_TOKENS} computed tokens {len(tracker.token_ids)} are known"
+        return ProbeResult(Need.NOT_NEEDED, "the tokens that vLLM sends with a request count")
+    return ProbeResult(
+        Need.NEEDED, f"of {_TOKENS} computed tokens {len(tracker.token_ids)} are known"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import CHUNK, IdleEngine, bind_request, miniature, quiet
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import of_step
 
@@ -22,7 +22,7 @@ class _Engine(IdleEngine):
         raise _Stored
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Let a producer store a request that names no receiver."""
     impl = miniature(engine=_Engine(), kv_role="kv_producer")
     bind_request(impl, slots=2 * CHUNK, save=0, load=0)
@@ -30,10 +30,10 @@ def probe(_setting: Setting) -> Finding:
         with quiet():
             impl.wait_for_save()
     except AttributeError as exc:
-        return Finding(Verdict.NEEDED, f"a producer's store raises AttributeError: {exc}")
+        return ProbeResult(Need.NEEDED, f"a producer's store raises AttributeError: {exc}")
     except _Stored:
-        return Finding(Verdict.NOT_NEEDED, "a producer needs no receiver to store")
-    return Finding(Verdict.NEEDED, "a producer without a receiver stores nothing")
+        return ProbeResult(Need.NOT_NEEDED, "a producer needs no receiver to store")
+    return ProbeResult(Need.NEEDED, "a producer without a receiver stores nothing")
 
 
 def apply(_setting: Setting) -> str:

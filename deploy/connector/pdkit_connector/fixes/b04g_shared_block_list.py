@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Resume a request with a list of blocks, and see whether the tracker keeps that very list."""
     from lmcache.integration.vllm.vllm_v1_adapter import RequestTracker
 
     takes = inspect.signature(RequestTracker.update).parameters
     if "preempted" not in takes:
-        return Finding(Verdict.NOT_NEEDED, "a tracker takes no blocks of a resumed request")
+        return ProbeResult(Need.NOT_NEEDED, "a tracker takes no blocks of a resumed request")
     given = [1, 2]
     tracker: Any = object.__new__(RequestTracker)
     tracker.req_id, tracker.token_ids, tracker.allocated_block_ids = "probe", [1, 2], [3]
@@ -25,8 +25,8 @@ def probe(_setting: Setting) -> Finding:
     asked: dict[str, Any] = {"preempted": True, "all_token_ids": [1, 2, 3]}
     tracker.update([3], (given,), **{k: v for k, v in asked.items() if k in takes})
     if tracker.allocated_block_ids is given:
-        return Finding(Verdict.NEEDED, "a resumed request's tracker keeps vLLM's own list")
-    return Finding(Verdict.NOT_NEEDED, "a resumed request's tracker has a list of its own")
+        return ProbeResult(Need.NEEDED, "a resumed request's tracker keeps vLLM's own list")
+    return ProbeResult(Need.NOT_NEEDED, "a resumed request's tracker has a list of its own")
 
 
 def apply(_setting: Setting) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method, silent
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 _MODULE = "lmcache.v1.protocol"
@@ -16,7 +16,7 @@ _DIMENSIONS = 4
 _PROBE_SHAPE = (4, 2, 16)
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Pack the metadata of a single layer and read it back."""
     import torch
     from lmcache.v1 import protocol
@@ -36,12 +36,12 @@ def probe(_setting: Setting) -> Finding:
         packed = whole.serialize()
         read = protocol.RemoteMetadata.deserialize(packed)
     except (AssertionError, struct.error) as exc:
-        return Finding(Verdict.NEEDED, f"shape {_PROBE_SHAPE}: {describe(exc)}")
+        return ProbeResult(Need.NEEDED, f"shape {_PROBE_SHAPE}: {describe(exc)}")
     finally:
         vars(protocol).update(before)
     if read != whole or not into.startswith(packed):
-        return Finding(Verdict.NEEDED, f"shape {_PROBE_SHAPE} is read back as {read}")
-    return Finding(Verdict.NOT_NEEDED, f"shape {_PROBE_SHAPE} is packed and read back")
+        return ProbeResult(Need.NEEDED, f"shape {_PROBE_SHAPE} is read back as {read}")
+    return ProbeResult(Need.NOT_NEEDED, f"shape {_PROBE_SHAPE} is packed and read back")
 
 
 def apply(_setting: Setting) -> str:

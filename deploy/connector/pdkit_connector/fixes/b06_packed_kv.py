@@ -11,7 +11,7 @@ from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.log import get_logger
 from pdkit_connector.packed_kv import PackedMover, common_layout, is_packed
 from pdkit_connector.refused_loads import as_miss
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 LINK = "https://github.com/LMCache/LMCache/issues/4463"
@@ -27,18 +27,18 @@ _OTHER_MOVERS = ("use_layerwise", "use_gpu_connector_v3", "enable_blending")
 _applied_for: list[Setting] = []
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """See whether the plain mover knows packed KV from split KV at all."""
     if setting.device_type not in _DEVICES:
-        return Finding(Verdict.NOT_APPLICABLE, f"the device is {setting.device_type}")
+        return ProbeResult(Need.NOT_APPLICABLE, f"the device is {setting.device_type}")
     mover = _mover_class()
     if mover is None:
-        return Finding(Verdict.NOT_APPLICABLE, f"this LMCache has no {_MOVER}")
+        return ProbeResult(Need.NOT_APPLICABLE, f"this LMCache has no {_MOVER}")
     if getattr(mover.to_gpu, "moves_packed", False):
-        return Finding(Verdict.NOT_NEEDED, "packed KV moves row by row")
+        return ProbeResult(Need.NOT_NEEDED, "packed KV moves row by row")
     if known := sorted(_AWARE & _names(mover)):
-        return Finding(Verdict.NOT_NEEDED, f"{_MOVER} itself asks {', '.join(known)}")
-    return Finding(Verdict.NEEDED, f"{_MOVER} moves packed KV as if K and V were apart")
+        return ProbeResult(Need.NOT_NEEDED, f"{_MOVER} itself asks {', '.join(known)}")
+    return ProbeResult(Need.NEEDED, f"{_MOVER} moves packed KV as if K and V were apart")
 
 
 def apply(setting: Setting) -> str:

@@ -12,18 +12,18 @@ from pdkit_connector.layer_steps import idle_engine, replace_method, silent
 from pdkit_connector.log import get_logger
 from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
 from pdkit_connector.redis_reads import METADATA, PAYLOAD, connectors, read_prefix
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 _CHUNK = 4
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Load three chunks of which the second is gone, in the store and in both of its readers."""
     wrong = list(_wrong())
     if wrong:
-        return Finding(Verdict.NEEDED, f"with the second of three chunks gone, {', '.join(wrong)}")
-    return Finding(Verdict.NOT_NEEDED, "a load ends where the first chunk is missing")
+        return ProbeResult(Need.NEEDED, f"with the second of three chunks gone, {', '.join(wrong)}")
+    return ProbeResult(Need.NOT_NEEDED, "a load ends where the first chunk is missing")
 
 
 def apply(_setting: Setting) -> str:

@@ -20,18 +20,18 @@ from pdkit_connector.layer_steps import replace_method, silent, what_runs
 from pdkit_connector.log import NAME
 from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
 from pdkit_connector.redis_reads import METADATA, PAYLOAD, connectors, read_prefix
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 _CONNECTOR = "lmcache.v1.storage_backend.connector.redis_connector"
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Read with no memory left, give up on a job, and look for waits without a limit."""
     endless = [what for what, _ in _endless()]
     if endless:
-        return Finding(Verdict.NEEDED, "; ".join(endless))
-    return Finding(Verdict.NOT_NEEDED, "nothing waits on the event loop, or without a limit")
+        return ProbeResult(Need.NEEDED, "; ".join(endless))
+    return ProbeResult(Need.NOT_NEEDED, "nothing waits on the event loop, or without a limit")
 
 
 def apply(_setting: Setting) -> str:

@@ -7,21 +7,21 @@ import inspect
 from typing import Any
 
 from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Ask a Sentinel connector over an empty store whether it has a key."""
     from lmcache.v1.storage_backend.connector import redis_connector
 
     connector = idle_connector(redis_connector.RedisSentinelConnector, FakeRedis({}))
     try:
         if not run_aside(connector.exists(named_key("absent"))):
-            return Finding(Verdict.NOT_NEEDED, "an absent key is absent")
+            return ProbeResult(Need.NOT_NEEDED, "an absent key is absent")
     except Exception as exc:  # noqa: BLE001 - a connector that cannot ask cannot serve either
-        return Finding(Verdict.NEEDED, f"exists raises {describe(exc)}")
-    return Finding(Verdict.NEEDED, "an absent key exists")
+        return ProbeResult(Need.NEEDED, f"exists raises {describe(exc)}")
+    return ProbeResult(Need.NEEDED, "an absent key exists")
 
 
 def apply(_setting: Setting) -> str:

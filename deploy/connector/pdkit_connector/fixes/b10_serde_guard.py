@@ -7,21 +7,21 @@ from typing import Any
 
 from pdkit_connector.layer_steps import silent
 from pdkit_connector.loop_probe import run_aside
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 _BACKEND = "lmcache.v1.storage_backend.remote_backend"
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Let a remote backend read without blocking, and see whether it deserializes."""
     if setting.lmcache_value("remote_serde") in ("naive", "kivi"):
         # LMCache's kivi is a placeholder that returns what it is given.
-        return Finding(Verdict.NOT_APPLICABLE, "remote_serde leaves objects as they are")
+        return ProbeResult(Need.NOT_APPLICABLE, "remote_serde leaves objects as they are")
     read = _read_without_blocking()
     if read == ["plain"]:
-        return Finding(Verdict.NOT_NEEDED, "batched_get_non_blocking deserializes")
-    return Finding(Verdict.NEEDED, f"batched_get_non_blocking gives {read} of a stored object")
+        return ProbeResult(Need.NOT_NEEDED, "batched_get_non_blocking deserializes")
+    return ProbeResult(Need.NEEDED, f"batched_get_non_blocking gives {read} of a stored object")
 
 
 def guard(setting: Setting) -> str | None:

@@ -17,22 +17,22 @@ from pdkit_connector.adapter_miniature import (
 )
 from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import is_to_load, of_step, running, unpin, without
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Show the worker a request with a slot too few, and the scheduler one that vLLM set back."""
     asserting = [name for name in _CALLS if _asserts(name)]
     if asserting:
-        return Finding(
-            Verdict.NEEDED, f"a slot too few is an AssertionError in {', '.join(asserting)}"
+        return ProbeResult(
+            Need.NEEDED, f"a slot too few is an AssertionError in {', '.join(asserting)}"
         )
     tracked = _tracked_when_set_back()
     if tracked != BLOCK + 1:
-        return Finding(Verdict.NEEDED, f"set back to {BLOCK} tokens, a request has {tracked}")
-    return Finding(Verdict.NOT_NEEDED, "such a request is neither loaded nor stored")
+        return ProbeResult(Need.NEEDED, f"set back to {BLOCK} tokens, a request has {tracked}")
+    return ProbeResult(Need.NOT_NEEDED, "such a request is neither loaded nor stored")
 
 
 def apply(_setting: Setting) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import miniature, quiet
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import RequestView
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import is_to_load
@@ -16,17 +16,17 @@ from pdkit_connector.step_requests import is_to_load
 Method = Callable[..., Any]
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Take a step with neither engine nor lookup client."""
     from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
 
     if not isinstance(getattr(LMCacheConnectorV1Impl, "lmcache_engine", None), property):
-        return Finding(Verdict.NOT_APPLICABLE, "a failed start raises, so vLLM does not go on")
+        return ProbeResult(Need.NOT_APPLICABLE, "a failed start raises, so vLLM does not go on")
     with quiet():
         failing = [name for name, call in _calls().items() if _raises(call)]
     if failing:
-        return Finding(Verdict.NEEDED, f"without an engine these raise: {', '.join(failing)}")
-    return Finding(Verdict.NOT_NEEDED, "without an engine a step loads and stores nothing")
+        return ProbeResult(Need.NEEDED, f"without an engine these raise: {', '.join(failing)}")
+    return ProbeResult(Need.NOT_NEEDED, "without an engine a step loads and stores nothing")
 
 
 def apply(_setting: Setting) -> str:

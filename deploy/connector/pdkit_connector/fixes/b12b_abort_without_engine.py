@@ -8,12 +8,12 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import LookupClient, miniature, quiet
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import RequestView
 from pdkit_connector.setting import Setting
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Abort a request where there is a lookup client and no engine, as in every scheduler."""
     from vllm.v1.request import RequestStatus
 
@@ -22,8 +22,8 @@ def probe(_setting: Setting) -> Finding:
         with quiet():
             miniature(client=LookupClient()).request_finished(request, [])
     except AssertionError:
-        return Finding(Verdict.NEEDED, "an abort without an engine is an AssertionError")
-    return Finding(Verdict.NOT_NEEDED, "an abort needs no engine")
+        return ProbeResult(Need.NEEDED, "an abort without an engine is an AssertionError")
+    return ProbeResult(Need.NOT_NEEDED, "an abort needs no engine")
 
 
 def apply(_setting: Setting) -> str:

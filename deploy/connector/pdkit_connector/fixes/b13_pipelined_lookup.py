@@ -10,18 +10,18 @@ from typing import Any
 from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.loop_probe import FakeRedis, idle_connector
 from pdkit_connector.redis_reads import connectors, count_prefix, read_prefix, timeout_s
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 # Chunks of one blocking read, which LMCache gives up after blocking_timeout_secs.
 _SLICE = 16
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Ask the connectors whether they take many keys at once."""
     if slow := [kind.__name__ for kind in connectors() if not _batches(kind)]:
-        return Finding(Verdict.NEEDED, f"{', '.join(slow)} asks for one chunk at a time")
-    return Finding(Verdict.NOT_NEEDED, "the connectors take many keys at once")
+        return ProbeResult(Need.NEEDED, f"{', '.join(slow)} asks for one chunk at a time")
+    return ProbeResult(Need.NOT_NEEDED, "the connectors take many keys at once")
 
 
 def apply(_setting: Setting) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method, was_replaced
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.store_barrier import begin, end
 from pdkit_connector.worker import open_socket
@@ -14,11 +14,11 @@ from pdkit_connector.worker import open_socket
 _PUTS = ("put", "batched_put")
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """See whether anybody can tell when a store that was begun has ended."""
     if all(was_replaced(getattr(_connector(), name), _counted) for name in _PUTS):
-        return Finding(Verdict.NOT_NEEDED, "answers wait for the stores that they began")
-    return Finding(Verdict.NEEDED, "stores go on behind the answer's back")
+        return ProbeResult(Need.NOT_NEEDED, "answers wait for the stores that they began")
+    return ProbeResult(Need.NEEDED, "stores go on behind the answer's back")
 
 
 def apply(_setting: Setting) -> str:

@@ -9,21 +9,21 @@ import textwrap
 from typing import Any
 
 from pdkit_connector.redaction import Redactor, install, known_secrets
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 _SECRET = "probe-0c2f1e"  # noqa: S105 - not a secret: the probe looks for it
 _URL = f"redis://:{_SECRET}@host:6379"
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Find code that logs URLs, and log one to see whether the password comes through."""
     leaks = _leaks()
     if not leaks:
-        return Finding(Verdict.NOT_NEEDED, "no adapter logs its URL, no dump shows a password")
+        return ProbeResult(Need.NOT_NEEDED, "no adapter logs its URL, no dump shows a password")
     if _SECRET in _logged(_URL):
-        return Finding(Verdict.NEEDED, f"password shown by {', '.join(leaks)}")
-    return Finding(Verdict.NOT_NEEDED, "log records come out redacted")
+        return ProbeResult(Need.NEEDED, f"password shown by {', '.join(leaks)}")
+    return ProbeResult(Need.NOT_NEEDED, "log records come out redacted")
 
 
 def apply(_setting: Setting) -> str:

@@ -8,19 +8,19 @@ from typing import Any
 from pdkit_connector.adapter_miniature import CHUNK, LookupClient, miniature, new_request, quiet
 from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import FOREIGN, foreign
 from pdkit_connector.setting import Setting
 
 _told: set[str] = set()
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Look up a request of each kind whose tokens are all held."""
     found = [told for name, told in FOREIGN.items() if _is_looked_up(name)]
     if found:
-        return Finding(Verdict.NEEDED, f"KV is found whatever {', '.join(found)} a request has")
-    return Finding(Verdict.NOT_NEEDED, "only what depends on tokens alone is looked up and stored")
+        return ProbeResult(Need.NEEDED, f"KV is found whatever {', '.join(found)} a request has")
+    return ProbeResult(Need.NOT_NEEDED, "only what depends on tokens alone is looked up and stored")
 
 
 def apply(_setting: Setting) -> str:

@@ -7,13 +7,13 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 _PLACEHOLDERS = 4
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Fill the placeholders of two images whose hashes end alike, and of one without a hash."""
     from lmcache.integration.vllm import vllm_v1_adapter as adapter
 
@@ -23,10 +23,12 @@ def probe(_setting: Setting) -> Finding:
             for identifier in ("a0001", "b0001", "an image")
         ]
     except ValueError as exc:
-        return Finding(Verdict.NEEDED, f"an identifier that is not a number raises {describe(exc)}")
+        return ProbeResult(
+            Need.NEEDED, f"an identifier that is not a number raises {describe(exc)}"
+        )
     if values[0] == values[1]:
-        return Finding(Verdict.NEEDED, "images whose hashes end in the same 16 bits have one key")
-    return Finding(Verdict.NOT_NEEDED, "the key of an image depends on all of its identifier")
+        return ProbeResult(Need.NEEDED, "images whose hashes end in the same 16 bits have one key")
+    return ProbeResult(Need.NOT_NEEDED, "the key of an image depends on all of its identifier")
 
 
 def apply(_setting: Setting) -> str:

@@ -16,7 +16,7 @@ from pdkit_connector.layer_steps import (
     replace_method,
     silent,
 )
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import of_step
 
@@ -28,18 +28,18 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Store and load a request that has a tag, and see of which keys it is made."""
     if setting.lmcache_value("use_layerwise") is False:
-        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
+        return ProbeResult(Need.NOT_APPLICABLE, "use_layerwise is off")
     untagged = [
         told
         for told, call in (("stored", "save_kv_layer"), ("loaded", "start_load_kv"))
         if not _passes_tags(call)
     ]
     if untagged:
-        return Finding(Verdict.NEEDED, f"a layer is {' and '.join(untagged)} without its tags")
-    return Finding(Verdict.NOT_NEEDED, "layers are stored and loaded with their tags")
+        return ProbeResult(Need.NEEDED, f"a layer is {' and '.join(untagged)} without its tags")
+    return ProbeResult(Need.NOT_NEEDED, "layers are stored and loaded with their tags")
 
 
 def apply(_setting: Setting) -> str:

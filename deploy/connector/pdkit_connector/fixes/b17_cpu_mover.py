@@ -11,7 +11,7 @@ from pdkit_connector.cpu_blocks import Geometry
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.layer_steps import replace_method
 from pdkit_connector.refused_loads import as_miss
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 LAYOUT_TAG = "lmcache.tag.kv_layout"
@@ -25,16 +25,16 @@ _PROBE_MODEL = "pdkit-probe"
 _made: list[Any] = []
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Ask LMCache for a CPU mover and see whether it has one."""
     known = _lmcache_device()
     if known is None and setting.device_type in (None, "cpu"):
         # Releases that detect no device stop on a CPU before they ask for a mover.
-        verdict = Verdict.NEEDED if setting.engine else Verdict.NOT_APPLICABLE
-        return Finding(verdict, "this LMCache detects no device and starts on cards only")
+        need = Need.NEEDED if setting.engine else Need.NOT_APPLICABLE
+        return ProbeResult(need, "this LMCache detects no device and starts on cards only")
     device = setting.device_type or known
     if device != "cpu":
-        return Finding(Verdict.NOT_APPLICABLE, f"the device is {device}")
+        return ProbeResult(Need.NOT_APPLICABLE, f"the device is {device}")
     from lmcache.utils import EngineType
     from lmcache.v1 import gpu_connector
     from lmcache.v1.config import LMCacheEngineConfig
@@ -46,8 +46,8 @@ def probe(setting: Setting) -> Finding:
     except RuntimeError as exc:
         if "No supported" not in str(exc):
             raise
-        return Finding(Verdict.NEEDED, f"CreateGPUConnector: {exc}")
-    return Finding(Verdict.NOT_NEEDED, f"CreateGPUConnector gives {type(mover).__name__}")
+        return ProbeResult(Need.NEEDED, f"CreateGPUConnector: {exc}")
+    return ProbeResult(Need.NOT_NEEDED, f"CreateGPUConnector gives {type(mover).__name__}")
 
 
 def guard(_setting: Setting) -> str | None:

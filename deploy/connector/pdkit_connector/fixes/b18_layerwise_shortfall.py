@@ -18,25 +18,27 @@ from pdkit_connector.layer_steps import (
     silent,
 )
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 # Slots that a retrieve did not fill, kept on the engine until vLLM asks for failed blocks.
 _UNFILLED = "_pdkit_unfilled_slots"
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Let the adapter load a request whose keys are gone, and ask which blocks failed."""
     if setting.lmcache_value("use_layerwise") is False:
-        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is off")
+        return ProbeResult(Need.NOT_APPLICABLE, "use_layerwise is off")
     try:
         with silent(ADAPTER):
             failed = _blocks_after_miss()
     except Exception as exc:  # noqa: BLE001 - B2d is one of many ways to fail
-        return Finding(Verdict.NEEDED, f"a load without keys raises {describe(exc)}")
+        return ProbeResult(Need.NEEDED, f"a load without keys raises {describe(exc)}")
     if failed == {1, 2}:
-        return Finding(Verdict.NOT_NEEDED, "a load without keys reports its blocks")
-    return Finding(Verdict.NEEDED, f"a load without keys reports blocks {sorted(failed)} of [1, 2]")
+        return ProbeResult(Need.NOT_NEEDED, "a load without keys reports its blocks")
+    return ProbeResult(
+        Need.NEEDED, f"a load without keys reports blocks {sorted(failed)} of [1, 2]"
+    )
 
 
 def apply(_setting: Setting) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import CHUNK, IdleEngine, bind_request, miniature, quiet
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import unpin, without
 
@@ -20,14 +20,14 @@ class _Stored(Exception):
     """Raised by a probe's store, to look no further."""
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Let a load find nothing, and see whether the step then stores."""
     try:
         with quiet():
             _step_without_keys()
     except _Stored:
-        return Finding(Verdict.NEEDED, "a request is stored however its load went")
-    return Finding(Verdict.NOT_NEEDED, "a request whose load failed is not stored in that step")
+        return ProbeResult(Need.NEEDED, "a request is stored however its load went")
+    return ProbeResult(Need.NOT_NEEDED, "a request whose load failed is not stored in that step")
 
 
 def apply(_setting: Setting) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 _TOKENS = 8
@@ -17,14 +17,14 @@ _TABLES = ([0, 6], [8, 9])
 _NOT_WHOLE = frozenset({"HiddenStateCacheSpec", "RSWASpec"})
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Look at the engine's groups; without one, show a request of two groups to the adapter."""
     if setting.kv_cache_specs is not None and _trouble(setting) is None:
-        return Finding(Verdict.NOT_APPLICABLE, f"vLLM has one KV cache group: {_named(setting)}")
+        return ProbeResult(Need.NOT_APPLICABLE, f"vLLM has one KV cache group: {_named(setting)}")
     kept = _kept_blocks()
     if set(kept) == {6, 8, 9}:
-        return Finding(Verdict.NOT_NEEDED, "the adapter keeps the blocks of every group")
-    return Finding(Verdict.NEEDED, f"of the block tables {_TABLES} the adapter keeps {kept}")
+        return ProbeResult(Need.NOT_NEEDED, "the adapter keeps the blocks of every group")
+    return ProbeResult(Need.NEEDED, f"of the block tables {_TABLES} the adapter keeps {kept}")
 
 
 def guard(setting: Setting) -> str | None:

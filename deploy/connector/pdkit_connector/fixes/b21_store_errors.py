@@ -8,14 +8,14 @@ from typing import Any
 
 from pdkit_connector.layer_steps import idle_engine, replace_method, silent
 from pdkit_connector.log import NAME, get_logger
-from pdkit_connector.registry import Finding, Fix, Verdict, describe
+from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 
 
-def probe(setting: Setting) -> Finding:
+def probe(setting: Setting) -> ProbeResult:
     """Store with an engine that fails at once, and see who hears of it."""
     if setting.lmcache_value("use_layerwise") is True:
-        return Finding(Verdict.NOT_APPLICABLE, "use_layerwise is on")
+        return ProbeResult(Need.NOT_APPLICABLE, "use_layerwise is on")
     engine = idle_engine()
 
     def fail(*_args: Any, **_kwargs: Any) -> Any:
@@ -27,8 +27,8 @@ def probe(setting: Setting) -> Finding:
         with silent("lmcache.v1.cache_engine", NAME):
             engine.store([1], req_id="probe")
     except MemoryError:
-        return Finding(Verdict.NEEDED, "an error in a store is raised to vLLM")
-    return Finding(Verdict.NOT_NEEDED, "an error in a store stays in it")
+        return ProbeResult(Need.NEEDED, "an error in a store is raised to vLLM")
+    return ProbeResult(Need.NOT_NEEDED, "an error in a store stays in it")
 
 
 def apply(_setting: Setting) -> str:

@@ -9,16 +9,16 @@ from typing import Any
 
 from pdkit_connector.adapter_miniature import CHUNK, IdleEngine, bind_request, miniature, quiet
 from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import is_to_load, of_step
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Let the adapter load in a forward context that has no attention metadata."""
     if _loads_without_metadata():
-        return Finding(Verdict.NOT_NEEDED, "loads do not depend on attention metadata")
-    return Finding(Verdict.NEEDED, "without attention metadata a request is not loaded")
+        return ProbeResult(Need.NOT_NEEDED, "loads do not depend on attention metadata")
+    return ProbeResult(Need.NEEDED, "without attention metadata a request is not loaded")
 
 
 def apply(_setting: Setting) -> str:

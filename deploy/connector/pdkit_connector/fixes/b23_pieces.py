@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pdkit_connector import pieces
 from pdkit_connector.layer_steps import replace_method, was_replaced
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """See whether a prompt larger than staging memory is moved in pieces."""
     from lmcache.v1.cache_engine import LMCacheEngine
 
     if was_replaced(LMCacheEngine.store, pieces.storing):
-        return Finding(Verdict.NOT_NEEDED, "KV crosses staging memory in pieces")
-    return Finding(Verdict.NEEDED, "all KV of a call is staged at once, or dropped")
+        return ProbeResult(Need.NOT_NEEDED, "KV crosses staging memory in pieces")
+    return ProbeResult(Need.NEEDED, "all KV of a call is staged at once, or dropped")
 
 
 def apply(_setting: Setting) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method, was_replaced
-from pdkit_connector.registry import Finding, Fix, Verdict
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -16,15 +16,15 @@ _SHARED = "/tmp/lmcache_prometheus"  # noqa: S108 - what the probe looks for
 _METHODS = ("__init__", "_ensure_multiprocess_dir")
 
 
-def probe(_setting: Setting) -> Finding:
+def probe(_setting: Setting) -> ProbeResult:
     """Look for the fixed name in the code that makes the folder."""
     from lmcache.observability import PrometheusLogger
 
     if was_replaced(PrometheusLogger.__init__, _with_own_folder):
-        return Finding(Verdict.NOT_NEEDED, "metrics are kept in a private folder")
+        return ProbeResult(Need.NOT_NEEDED, "metrics are kept in a private folder")
     if named := [name for name in _METHODS if _names_folder(getattr(PrometheusLogger, name, None))]:
-        return Finding(Verdict.NEEDED, f"{named[0]} names {_SHARED}")
-    return Finding(Verdict.NOT_NEEDED, f"nothing names {_SHARED}")
+        return ProbeResult(Need.NEEDED, f"{named[0]} names {_SHARED}")
+    return ProbeResult(Need.NOT_NEEDED, f"nothing names {_SHARED}")
 
 
 def _names_folder(method: Any) -> bool:
