@@ -11,7 +11,7 @@ import httptools
 
 from pdkit_router.client_response import ClientResponse, response_head
 from pdkit_router.errors import Refused, error_body
-from pdkit_router.limits import HEAD_BYTES, Door, Limits, long_head, too_many
+from pdkit_router.limits import HEAD_BYTES, Door, Limits, large_body, long_head, too_many
 from pdkit_router.request import Request
 
 _log = logging.getLogger("router")
@@ -42,6 +42,7 @@ class Clients:
     leaving: bool = False
 
     def connection(self) -> ClientConnection:
+        """Return the protocol of a new connection."""
         return ClientConnection(self)
 
     def admit(self, request: Request) -> None:
@@ -49,7 +50,7 @@ class Clients:
         self.doorkeeper.check(request)
         length = request.content_length or 0
         if length > self.limits.body_bytes:
-            raise self.too_large()
+            raise large_body(self.limits.body_bytes)
         if self.busy >= self.limits.requests:
             raise too_many()
 
@@ -64,12 +65,6 @@ class Clients:
             if oldest is None:
                 raise too_many()
             oldest.refuse(too_many())
-
-    def too_large(self) -> Refused:
-        return Refused(
-            413, f"the body is larger than the {self.limits.body_bytes} bytes that the model's "
-            "context can need",
-        )  # fmt: skip
 
 
 class ClientConnection(asyncio.Protocol):
@@ -203,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
             return
         request.body += piece
         if len(request.body) > self._clients.limits.body_bytes:
-            raise self._clients.too_large()
+            raise large_body(self._clients.limits.body_bytes)
         self.taken += len(piece)
         self._clients.hold(len(piece))
 
@@ -285,12 +280,14 @@ class ClientConnection(asyncio.Protocol):
             self._limit(_LINGER_S, self.abort)
 
     def send_whole(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        """Send a whole answer; it is JSON where the headers name no type."""
         if not any(name == "content-type" for name, _ in headers):
             headers = (*headers, ("content-type", "application/json"))
         headers = (*headers, ("content-length", str(len(body))))
         self.send(response_head(status, headers, keep=self.keeps) + body)
 
     def send(self, data: bytes) -> None:
+        """Write to the client; drop what comes after the connection's end."""
         if not self._transport.is_closing():
             self._transport.write(data)
 

@@ -70,3 +70,10 @@ def too_many() -> Refused:
 def long_head() -> Refused:
     """Return the refusal of a request whose head, or what is beside its body, is too long."""
     return Refused(431, f"the head of the request is larger than {HEAD_BYTES} bytes")
+
+
+def large_body(limit_bytes: int) -> Refused:
+    """Return the refusal of a request whose body is larger than this."""
+    return Refused(
+        413, f"the body is larger than the {limit_bytes} bytes that the model's context can need"
+    )

@@ -22,9 +22,12 @@ class LaneCounts(Protocol):
     """Number of connections for values in each direction, all shards together."""
 
     @property
-    def load_lanes(self) -> int: ...
+    def load_lanes(self) -> int:
+        """Connections that values are loaded on."""
+
     @property
-    def store_lanes(self) -> int: ...
+    def store_lanes(self) -> int:
+        """Connections that values are stored on."""
 
 
 @dataclass(frozen=True)
