@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from deploy.tiny_model.model_folder import ensure_tiny_model, model_folder_name
 from deploy.tiny_model.shape import config_json
-from deploy.tiny_model.store import ensure_tiny_model, model_folder_name
 
 __all__ = ["config_json", "ensure_tiny_model", "model_folder_name"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deploy.tiny_model.store import ensure_tiny_model
+from deploy.tiny_model.model_folder import ensure_tiny_model
 from tests.conftest import REPO
 from tests.wheels import cache_folder, unpacked
 

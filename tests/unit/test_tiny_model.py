@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import MachineError
-from deploy.tiny_model import ensure_tiny_model, model_folder_name, recipe, store, tokenizer
+from deploy.tiny_model import ensure_tiny_model, model_folder, model_folder_name, recipe, tokenizer
 from deploy.tiny_model.weights import Constant, Noise, Opposite, Tensor, bfloat16_bits, tensor_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
-    return store.model_files()
+    return model_folder.model_files()
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def folder(tmp_path: Path) -> Path:
     return ensure_tiny_model(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", sorted(store.DIGESTS))
+@pytest.mark.parametrize("name", sorted(model_folder.DIGESTS))
 def test_each_file_has_its_pinned_digest(files: dict[str, bytes], name: str) -> None:
-    assert hashlib.sha256(files[name]).hexdigest() == store.DIGESTS[name]
+    assert hashlib.sha256(files[name]).hexdigest() == model_folder.DIGESTS[name]
 
 
 def test_every_file_is_pinned_and_together_they_are_small(files: dict[str, bytes]) -> None:
-    assert set(files) == set(store.DIGESTS)
+    assert set(files) == set(model_folder.DIGESTS)
     assert sum(map(len, files.values())) < 30e6
 
 
@@ -52,7 +52,7 @@ def test_any_user_can_read_the_folder(folder: Path) -> None:
 
 
 def test_a_whole_folder_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "model_files", lambda: pytest.fail("made again"))
+    monkeypatch.setattr(model_folder, "model_files", lambda: pytest.fail("made again"))
     assert ensure_tiny_model(folder.parent) == folder
 
 
@@ -66,13 +66,13 @@ def _alter(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", sorted(store.DIGESTS))
+@pytest.mark.parametrize("name", sorted(model_folder.DIGESTS))
 @pytest.mark.parametrize("damage", [_truncate, _alter, Path.unlink])
 def test_a_damaged_folder_is_made_again(folder: Path, name: str, damage) -> None:  # type: ignore[no-untyped-def]
     damage(folder / name)
-    assert not store.is_whole(folder)
+    assert not model_folder.is_whole(folder)
     assert ensure_tiny_model(folder.parent) == folder
-    assert store.is_whole(folder)
+    assert model_folder.is_whole(folder)
 
 
 def test_nothing_is_left_beside_the_folder_but_its_lock(folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_processes_that_make_it_at_once_agree(tmp_path: Path) -> None:
     answers = {maker.communicate(timeout=60)[0].strip() for maker in makers}
     assert answers == {str(tmp_path / model_folder_name())}
     assert [maker.returncode for maker in makers] == [0] * 4
-    assert store.is_whole(tmp_path / model_folder_name())
+    assert model_folder.is_whole(tmp_path / model_folder_name())
 
 
 def test_a_place_that_cannot_be_written_is_a_machine_error(tmp_path: Path) -> None:
@@ -104,7 +104,9 @@ def test_a_place_that_cannot_be_written_is_a_machine_error(tmp_path: Path) -> No
 def test_wrong_bytes_after_the_making_are_a_machine_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "model_files", lambda: dict.fromkeys(store.DIGESTS, b"wrong"))
+    monkeypatch.setattr(
+        model_folder, "model_files", lambda: dict.fromkeys(model_folder.DIGESTS, b"wrong")
+    )
     with pytest.raises(MachineError, match="expected bytes"):
         ensure_tiny_model(tmp_path)
 
@@ -209,7 +211,7 @@ def test_the_chat_template_marks_turns() -> None:
 
 def test_making_it_needs_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys; from deploy.tiny_model import store; store.model_files();"
+        "import sys; from deploy.tiny_model import model_folder; model_folder.model_files();"
         "print(sorted({'torch', 'numpy', 'safetensors', 'transformers'} & set(sys.modules)))"
     )
     shown = subprocess.run(

@@ -34,7 +34,7 @@ _NOTICED_S = 40
 SECCOMP = "pdkit"
 _MAKE_MODEL = f"""\
 from pathlib import Path
-from deploy.tiny_model.store import model_files, model_folder_name
+from deploy.tiny_model.model_folder import model_files, model_folder_name
 
 folder = Path("{MODELS}", model_folder_name())
 folder.mkdir(exist_ok=True)

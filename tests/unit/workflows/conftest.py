@@ -25,7 +25,7 @@ from deploy.config.spec import StackSpec
 from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
-from deploy.tiny_model import store
+from deploy.tiny_model import model_folder
 from deploy.workflows import fixes, other_hosts, prepare, survey, up
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
@@ -38,7 +38,7 @@ from tests.unit.conftest import MACHINE
 from tests.unit.hub_stand_in import Hub, open_hub
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-_model_files = functools.cache(store.model_files)  # written anew in every lab
+_model_files = functools.cache(model_folder.model_files)  # written anew in every lab
 SMALL = {
     "allow_unproven": True,  # the stand-ins are of no version
     "engine": {"kv_cache_gib": 0.1, "block_size": 16, "max_model_len": 512},
@@ -113,7 +113,7 @@ def opened(folder: Path) -> Iterator[Lab]:
         # Sockets are below it, whose paths have 107 bytes at most; a test's own folder may be deep.
         tempfile.TemporaryDirectory(prefix="lab-", dir="/tmp") as temp,
         mock.patch.dict(os.environ, environ),
-        mock.patch.object(store, "model_files", _model_files),
+        mock.patch.object(model_folder, "model_files", _model_files),
         mock.patch.object(prepare, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "engine_versions", lambda _: ("0.32.0", "0.5.6")),

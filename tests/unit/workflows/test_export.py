@@ -31,7 +31,7 @@ from deploy.planning.inventory import Inventory
 from deploy.stack import build
 from deploy.stack.document import document_yaml
 from deploy.tiny_model import model_folder_name
-from deploy.tiny_model.store import is_whole
+from deploy.tiny_model.model_folder import is_whole
 from deploy.workflows.export import SET, Export, Wanted, export
 from deploy.workflows.export_folder import MARKER, next_commands, write_export
 from deploy.workflows.prepare import Prepared, installed_kit
