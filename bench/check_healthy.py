@@ -47,7 +47,7 @@ client sent a request a second: conversations that grow, from a few tokens to so
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckRuns:
     """What became of the runs of one command.
 
     Attributes:
@@ -76,13 +76,13 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="write the page of results there")
     options = parser.parse_args()
     with _stack(options.topology) as (folder, url):
-        outcomes = [_checked(folder, "alone", options.runs)]
+        checked = [_checked(folder, "alone", options.runs)]
         with _traffic(url) as sent:
-            outcomes.append(_checked(folder, "beside traffic", options.runs, sent))
-    print(_table(outcomes))
+            checked.append(_checked(folder, "beside traffic", options.runs, sent))
+    print(_table(checked))
     if options.results:
-        options.results.write_text(_page(outcomes, options.topology), encoding="utf-8")
-    return 0 if all(outcome.holds for outcome in outcomes) else 1
+        options.results.write_text(_page(checked, options.topology), encoding="utf-8")
+    return 0 if all(one.holds for one in checked) else 1
 
 
 @contextlib.contextmanager
@@ -96,11 +96,11 @@ def _stack(topology: str) -> Iterator[tuple[Path, str]]:
             yield folder, f"http://127.0.0.1:{port}"
 
 
-def _checked(folder: Path, how: str, runs: int, sent: Sequence[int] = ()) -> Outcome:
+def _checked(folder: Path, how: str, runs: int, sent: Sequence[int] = ()) -> CheckRuns:
     before = len(sent)
     arguments = ("check", "--name", NAME, "--repeat", str(runs))
     data = deploy_json(folder, *arguments, timeout_s=_RUN_S * runs)["data"]
-    return Outcome(
+    return CheckRuns(
         how,
         data["runs"],
         data["runs_passed"],
@@ -143,10 +143,10 @@ def _conversation(number: int) -> Iterator[dict[str, Any]]:
         yield {"model": "pdkit-tiny", "prompt": said, "max_tokens": _ANSWER_TOKENS}
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
+def _table(checked: Sequence[CheckRuns]) -> str:
     lines = ["| | runs | passed | slowest, s | others' requests | what failed |",
              "|---|---|---|---|---|---|"]  # fmt: skip
-    for one in outcomes:
+    for one in checked:
         causes = "; ".join(one.causes) or "-"
         lines.append(
             f"| {one.how} | {one.runs} | {one.passed} | {one.slowest_s:.1f} | {one.others} | "
@@ -155,13 +155,13 @@ def _table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _page(outcomes: Sequence[Outcome], topology: str) -> str:
+def _page(checked: Sequence[CheckRuns], topology: str) -> str:
     return _PAGE.format(
-        runs=outcomes[0].runs,
+        runs=checked[0].runs,
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
         machine=machine("as installed"),
         topology=topology,
-        table=_table(outcomes),
+        table=_table(checked),
     )
 
 

@@ -38,7 +38,7 @@ _STORED_S, _POLL_S = 20.0, 0.005
 
 
 @dataclass(frozen=True)
-class Seen:
+class CheckResult:
     """What the check found in a trial: nothing is a sound stack; the largest difference."""
 
     failures: Sequence[str]
@@ -63,7 +63,7 @@ class Bench:
         self.layout: Layout = learn(self._chunk_of, shape)
         self._foreign = self._chunk_of([ord("z")] * shape.tokens)
 
-    def trial(self, kind: str, seed: str) -> Seen:
+    def trial(self, kind: str, seed: str) -> CheckResult:
         """Damage the first prompt of a pair's check, and return what the check found.
 
         Raises:
@@ -76,12 +76,12 @@ class Bench:
         self._foreign = loot[0].first_chunk
         return seen
 
-    def healthy(self) -> Seen:
+    def healthy(self) -> CheckResult:
         """Return what a whole check finds while nobody meddles."""
         report = check_stack(self.home, self.name, lambda _: None, CheckOptions())
-        return Seen(report.failures, report.equivalence.max_logprob_diff)
+        return CheckResult(report.failures, report.equivalence.max_logprob_diff)
 
-    def _checked_pair(self, damage: Damage, rng: random.Random) -> tuple[Seen, list[Loot]]:
+    def _checked_pair(self, damage: Damage, rng: random.Random) -> tuple[CheckResult, list[Loot]]:
         """Do what a check does for one pair, with a vandal at its first prompt."""
         keys = CheckKeys(tagged=True)
         first = f"{mark(keys.run)}-1-"
@@ -113,9 +113,9 @@ class Bench:
         return value
 
 
-def _seen(found: Findings) -> Seen:
+def _seen(found: Findings) -> CheckResult:
     said = [failure.sentence for failure in failures(found, [], store_answers=True)]
-    return Seen(said, found.max_logprob_diff)
+    return CheckResult(said, found.max_logprob_diff)
 
 
 @contextlib.contextmanager

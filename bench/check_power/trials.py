@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.check_power.damage import NOTHING
-from bench.check_power.stack import Bench, Seen
+from bench.check_power.stack import Bench, CheckResult
 from bench.kit import say
 
 # Whole checks of the stack while nobody meddles.
@@ -82,7 +82,7 @@ def run(
     left = [(kind, number) for kind, number in plan if not record.has(kind, seed, number, layers)]
     for done, (kind, number) in enumerate(left, start=1):
         began = time.monotonic()
-        seen: Seen = (
+        seen: CheckResult = (
             bench.healthy() if kind == HEALTHY else bench.trial(kind, f"{seed}/{kind}/{number}")
         )
         seconds = time.monotonic() - began

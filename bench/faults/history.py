@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Verdict = Literal["right", "wrong", "ended", "lost", "late"]
+AnswerVerdict = Literal["right", "wrong", "ended", "lost", "late"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Asked:
     stream: bool
 
 
-def verdict(asked: Asked, answers: Mapping[int, str], late_s: float) -> Verdict:
+def verdict(asked: Asked, answers: Mapping[int, str], late_s: float) -> AnswerVerdict:
     """Say what became of a request.
 
     A stream that says by an event that it is not complete has ended, and is not lost, if what came
@@ -69,11 +69,11 @@ class History:
                 with self._file.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(asdict(asked)) + "\n")
 
-    def verdicts(self, answers: Mapping[int, str], late_s: float) -> Counter[Verdict]:
+    def verdicts(self, answers: Mapping[int, str], late_s: float) -> Counter[AnswerVerdict]:
         return Counter(verdict(one, answers, late_s) for one in self.requests)
 
     def named(
-        self, kinds: Iterable[Verdict], answers: Mapping[int, str], late_s: float
+        self, kinds: Iterable[AnswerVerdict], answers: Mapping[int, str], late_s: float
     ) -> list[Asked]:
         """Return the requests with these verdicts."""
         wanted = set(kinds)

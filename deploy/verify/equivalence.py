@@ -42,7 +42,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AnswerComparison:
     """One prompt's answer beside its reference.
 
     Attributes:
@@ -108,7 +108,7 @@ def _root_mean_square(values: Sequence[float]) -> float:
 
 def compare(
     reference: Completion, answer: Completion, *, tolerance: float = LOGPROB_TOLERANCE
-) -> Comparison:
+) -> AnswerComparison:
     """Compare two greedy answers token by token and by their log-probabilities.
 
     Answers may part only where the reference itself was undecided: its two likeliest tokens within
@@ -121,9 +121,9 @@ def compare(
         worst = max(worst, _largest_difference(expected, actual))
         if reference.tokens[step] != answer.tokens[step]:
             undecided = _behind(expected, answer.tokens[step]) <= tolerance
-            return Comparison(undecided and worst <= tolerance, worst, step)
+            return AnswerComparison(undecided and worst <= tolerance, worst, step)
     same_length = len(reference.tokens) == len(answer.tokens) > 0
-    return Comparison(same_length and worst <= tolerance, worst, None)
+    return AnswerComparison(same_length and worst <= tolerance, worst, None)
 
 
 def _largest_difference(expected: Mapping[str, float], actual: Mapping[str, float]) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from bench.check_healthy import Outcome, _conversation, _page, _table
+from bench.check_healthy import CheckRuns, _conversation, _page, _table
 
-PASSED = Outcome("alone", 50, 50, 7.04, 0, [])
+PASSED = CheckRuns("alone", 50, 50, 7.04, 0, [])
 
 
 def test_one_run_that_fails_is_an_alarm_and_is_told() -> None:
