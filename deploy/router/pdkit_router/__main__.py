@@ -23,9 +23,9 @@ import uvloop
 from pdkit_router.client_side import Clients
 from pdkit_router.discovery import ROLES, Discovery, source
 from pdkit_router.drains import Drains
-from pdkit_router.engines import Engine, Group, Watch
+from pdkit_router.engines import Engine, Group, HealthChecker
 from pdkit_router.forward import Forwarder
-from pdkit_router.limits import Limits
+from pdkit_router.limits import ClientLimits
 from pdkit_router.log_files import bound_logs
 from pdkit_router.page import Front, MetricsDoor, MetricsPage
 from pdkit_router.prefixes import PrefixGroup
@@ -90,12 +90,12 @@ def _engine(text: str) -> Engine:
     return Engine(name, host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _limits() -> Limits:
+def _limits() -> ClientLimits:
     """Return the limits, with no more connections than this process may have files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = max(soft, hard) if hard != resource.RLIM_INFINITY else 2**20
-    limits = Limits()
+    limits = ClientLimits()
     limits.connections = min(limits.connections, max(16, (files - 64) // _FILES_A_CLIENT))
     return limits
 
@@ -117,14 +117,14 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
         forwarder.tracer = Tracer(given.otlp_endpoint, given.stack, forwarder.counts)
     limits = _limits()
     clients = Clients(limits, Doorkeeper(key), Front(forwarder).serve)
-    watchers = Clients(Limits(connections=64), MetricsDoor(), MetricsPage(forwarder).serve)
+    watchers = Clients(ClientLimits(connections=64), MetricsDoor(), MetricsPage(forwarder).serve)
     engines = (*given.producer, *given.consumer, *given.engine)
     for engine in engines:
         engine.key = engine_key
-    watch = Watch(engines, lambda tokens: _allow(limits, forwarder, tokens))
+    checker = HealthChecker(engines, lambda tokens: _allow(limits, forwarder, tokens))
     discoveries = [
         Discovery(one, forwarder.producers if one.role == "producer" else forwarder.consumers,
-                  watch, engine_key)
+                  checker, engine_key)
         for one in given.engines_from
     ]  # fmt: skip
     left = asyncio.Event()
@@ -134,13 +134,13 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     if drains:
         drains.read()
     watching: asyncio.Future[Any] = asyncio.gather(
-        watch.run(), *(one.run() for one in discoveries), *([drains.run()] if drains else [])
+        checker.run(), *(one.run() for one in discoveries), *([drains.run()] if drains else [])
     )
     tracing = asyncio.ensure_future(forwarder.tracer.run()) if forwarder.tracer else None
     metrics = await loop.create_server(watchers.connection, given.metrics_host, given.metrics_port)
     # A client that waited must not be told that there is no engine.
     first_round: asyncio.Future[Any] = asyncio.gather(
-        watch.asked.wait(), *(one.asked.wait() for one in discoveries)
+        checker.asked.wait(), *(one.asked.wait() for one in discoveries)
     )
     await asyncio.wait({first_round, watching}, return_when=asyncio.FIRST_COMPLETED)
     front = await _listen(clients, given.host, given.port)
@@ -170,7 +170,7 @@ async def _listen(clients: Clients, host: str, port: int) -> asyncio.Server:
     return await loop.create_server(clients.connection, sock=waiting, backlog=_BACKLOG)
 
 
-def _allow(limits: Limits, forwarder: Forwarder, tokens: int) -> None:
+def _allow(limits: ClientLimits, forwarder: Forwarder, tokens: int) -> None:
     forwarder.context = tokens
     limits.body_bytes = max(_BODY_BYTES, _BYTES_A_TOKEN * tokens)
 

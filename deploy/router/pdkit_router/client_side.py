@@ -11,7 +11,7 @@ import httptools
 
 from pdkit_router.client_response import ClientResponse, response_head
 from pdkit_router.errors import Refused, error_body
-from pdkit_router.limits import HEAD_BYTES, Door, Limits, large_body, long_head, too_many
+from pdkit_router.limits import HEAD_BYTES, ClientLimits, Door, large_body, long_head, too_many
 from pdkit_router.request import Request
 
 _log = logging.getLogger("router")
@@ -32,7 +32,7 @@ class Clients:
         leaving: each connection closes behind its next answer.
     """
 
-    limits: Limits
+    limits: ClientLimits
     doorkeeper: Door
     serve: Serve
     waiting: dict[ClientConnection, None] = field(default_factory=dict)

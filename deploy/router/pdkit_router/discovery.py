@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
-from pdkit_router.engines import Engine, Group, Watch
+from pdkit_router.engines import Engine, Group, HealthChecker
 
 _log = logging.getLogger("router")
 _EVERY_S = 1.0
@@ -58,9 +58,14 @@ class Discovery:
     """
 
     def __init__(
-        self, found_by: Source, group: Group, watch: Watch, key: str, resolve: Resolve = resolved
+        self,
+        found_by: Source,
+        group: Group,
+        checker: HealthChecker,
+        key: str,
+        resolve: Resolve = resolved,
     ) -> None:
-        self._source, self._group, self._watch = found_by, group, watch
+        self._source, self._group, self._checker = found_by, group, checker
         self._key, self._resolve = key, resolve
         self._watched: dict[Engine, asyncio.Task[None]] = {}
         self._unknown = False
@@ -113,7 +118,7 @@ class Discovery:
         engine = Engine(f"{self._source.role}-{address}", address, self._source.port, key=self._key)
         # One that comes later was started anew: it gets a request of the router's own first.
         engine.gone = self.asked.is_set()
-        self._watched[engine] = asyncio.ensure_future(self._watch.watch(engine))
+        self._watched[engine] = asyncio.ensure_future(self._checker.watch(engine))
         _log.info("found %s", engine.name)
 
     def _forget(self, engine: Engine) -> None:

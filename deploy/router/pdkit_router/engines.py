@@ -189,7 +189,7 @@ class Everyone(Group):
         return tuple(engine for group in self._groups for engine in group.all)
 
 
-class Watch:
+class HealthChecker:
     """Asks each engine for its health, again and again."""
 
     def __init__(self, engines: Sequence[Engine], on_context: Callable[[int], None]) -> None:

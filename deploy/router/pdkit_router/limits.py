@@ -13,7 +13,7 @@ HEAD_BYTES = 32 * 1024  # of a request
 
 
 @dataclass
-class Limits:
+class ClientLimits:
     """What clients may take.
 
     Attributes:

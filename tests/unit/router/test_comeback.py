@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pdkit_router.engines import Engine, Watch
+from pdkit_router.engines import Engine, HealthChecker
 from pdkit_router.prefixes import PrefixGroup
 
 from tests.conftest import unused_port
@@ -65,9 +65,9 @@ def test_an_engine_that_says_nothing_of_its_models_is_watched_like_others(
 
     async def asked() -> None:
         engine = Engine("producer-0", "127.0.0.1", stand.port)
-        watch = Watch([engine], lambda _tokens: None)
-        watching = asyncio.ensure_future(watch.run())
-        await asyncio.wait({watching, asyncio.ensure_future(watch.asked.wait())},
+        checker = HealthChecker([engine], lambda _tokens: None)
+        watching = asyncio.ensure_future(checker.run())
+        await asyncio.wait({watching, asyncio.ensure_future(checker.asked.wait())},
                            return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
         assert not watching.done()
         assert engine.state == "up"

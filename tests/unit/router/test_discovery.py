@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from pdkit_router.discovery import Discovery, Source, resolved, source
-from pdkit_router.engines import Engine, Everyone, Group, Watch
+from pdkit_router.engines import Engine, Everyone, Group, HealthChecker
 from pdkit_router.errors import Refused
 from pdkit_router.forward import Forwarder
 from pdkit_router.page import Front
@@ -24,7 +24,7 @@ from tests.unit.router.stand_in import Loop, StandIn
 FIRST, SECOND, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
 
-class Answers(Watch):
+class Answers(HealthChecker):
     """Every engine answers at once; what is wrong with the watcher, a test says."""
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class Lab:
 
     def __init__(self) -> None:
         self.addresses: Collection[str] | OSError = ()
-        self.group, self.watch = Group(()), Answers()
+        self.group, self.checker = Group(()), Answers()
         found_by = Source("consumer", "consumers", 8000)
-        self.discovery = Discovery(found_by, self.group, self.watch, "key", self.resolve)
+        self.discovery = Discovery(found_by, self.group, self.checker, "key", self.resolve)
 
     async def resolve(self, host: str, port: int) -> Collection[str]:
         assert (host, port) == ("consumers", 8000)
@@ -137,7 +137,7 @@ def test_without_an_answer_engines_stay(answer: Any) -> None:
 def test_a_watcher_that_ends_is_no_secret() -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST)
-        lab.watch.problem = RuntimeError("a bug")
+        lab.checker.problem = RuntimeError("a bug")
         await asyncio.sleep(0.01)
         with pytest.raises(RuntimeError, match="a bug"):
             await lab.look()

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from pdkit_router.client_response import ClientResponse
 from pdkit_router.client_side import Clients
-from pdkit_router.limits import Limits
+from pdkit_router.limits import ClientLimits
 from pdkit_router.request import Doorkeeper, Request
 
 from tests.unit.router.stand_in import Loop
@@ -28,7 +28,7 @@ class Door:
     """The router's side of clients, with nothing behind it."""
 
     loop: Loop
-    limits: Limits
+    limits: ClientLimits
     served: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ def door(loop: Loop) -> Iterator[Callable[..., Door]]:
     made: list[Door] = []
 
     def open_door(**limits: Any) -> Door:
-        made.append(Door(loop, Limits(**{**PATIENT, **limits})))
+        made.append(Door(loop, ClientLimits(**{**PATIENT, **limits})))
         return made[-1]
 
     yield open_door

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pdkit_router import engines
 from pdkit_router.engine_side import EngineLost
-from pdkit_router.engines import Engine, Group, Watch
+from pdkit_router.engines import Engine, Group, HealthChecker
 from pdkit_router.errors import Refused
 from pdkit_router.limits import Budget
 from pdkit_router.request import Request, work
@@ -118,7 +118,7 @@ class TestSilence:
     async def _silent(self, stand_in: StandIn, begun: bool) -> None:
         stand_in.does = _begins if begun else waits
         engine = Engine("c", "127.0.0.1", stand_in.port)
-        watching = asyncio.create_task(Watch([engine], lambda _: None).run())
+        watching = asyncio.create_task(HealthChecker([engine], lambda _: None).run())
         while engine.state != "up":
             await asyncio.sleep(0.01)
         request = engine.request("POST", "/v1/completions", (), b"{}")
@@ -151,7 +151,7 @@ class TestSilence:
 
     async def _held_up(self, stand_in: StandIn) -> None:
         engine = Engine("c", "127.0.0.1", stand_in.port)
-        watching = asyncio.create_task(Watch([engine], lambda _: None).run())
+        watching = asyncio.create_task(HealthChecker([engine], lambda _: None).run())
         while engine.state != "up":
             await asyncio.sleep(0.01)
         while not engine.connections.open:
