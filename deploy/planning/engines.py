@@ -10,7 +10,7 @@ from deploy.config.vendors import Vendor
 from deploy.planning.address import host_port
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.kv_server import MP
-from deploy.planning.limits import Limits
+from deploy.planning.limits import TransferLimits
 from deploy.planning.memory import MIB, KvSpace
 from deploy.planning.topology import FIRST_ENGINE_OFFSET, Topology
 
@@ -54,7 +54,7 @@ class EnginePlan:
 
 
 def engine_memory_mib(
-    spec: StackSpec, vendor: Vendor, space: KvSpace, limits: Limits | None
+    spec: StackSpec, vendor: Vendor, space: KvSpace, limits: TransferLimits | None
 ) -> int:
     """Return the host memory of an engine; without limits it has no staging memory."""
     if spec.connector == MP:

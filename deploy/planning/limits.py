@@ -34,7 +34,7 @@ _SENDER_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True)
-class Limits:
+class TransferLimits:
     """Limits of each rank that stores, as its connector gets them.
 
     Attributes:
@@ -82,7 +82,7 @@ def redis_limits(
     *,
     engines: int,
     prompt: int | None,
-) -> Limits:
+) -> TransferLimits:
     """Return the limits for a stack whose longest prompt has that many tokens, if known.
 
     Raises:
@@ -103,7 +103,7 @@ def redis_limits(
     staged_s = _BUSY_S + senders * staging / _SLOWEST
     keys = engines * (prompt or traffic.step) / spec.lmcache.chunk_size
     lookup_s = _LOOKUP_S + senders * _SENDER_BYTES / _SLOWEST + keys * _KEY_S
-    return Limits(
+    return TransferLimits(
         ranks=traffic.ranks,
         staging_gib=staging / GIB,
         value_bytes=value,

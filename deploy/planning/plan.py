@@ -21,7 +21,7 @@ from deploy.planning.gpus import allot, gpu_memory, gpu_need
 from deploy.planning.inventory import Inventory
 from deploy.planning.kinds import check_kind
 from deploy.planning.kv_server import KvServerPlan, kv_server
-from deploy.planning.limits import Limits, redis_limits
+from deploy.planning.limits import TransferLimits, redis_limits
 from deploy.planning.memory import (
     MIB,
     bytes_per_token,
@@ -80,7 +80,7 @@ class Plan:
     kv_cache_bytes: int | None
     gpu_share: float | None
     max_model_len: int | None
-    limits: Limits
+    limits: TransferLimits
     gpu_groups: tuple[int, ...]
     container_gpus: tuple[str, ...]
     remote: tuple[EnginePlan, ...] = ()

@@ -19,7 +19,7 @@ _NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True)
-class Limits:
+class CgroupLimits:
     """What the groups allow; None where they do not limit it.
 
     Attributes:
@@ -33,10 +33,10 @@ class Limits:
     cpus: float | None = None
 
 
-def read_limits(mount: Path = MOUNT, proc: Path = _PROC) -> Limits:
+def read_limits(mount: Path = MOUNT, proc: Path = _PROC) -> CgroupLimits:
     """Return the limits on this process; none where there are no control groups."""
     memory = list(_memory(mount, proc))
-    return Limits(
+    return CgroupLimits(
         memory_bytes=min((limit for limit, _ in memory), default=None),
         room_bytes=min((room for _, room in memory), default=None),
         cpus=min(_cpus(mount, proc), default=None),

@@ -13,7 +13,7 @@ import yaml
 from deploy.errors import ConfigError
 from deploy.planning.engines import EnginePlan
 from deploy.planning.kv_server import KvServerPlan
-from deploy.planning.limits import Limits
+from deploy.planning.limits import TransferLimits
 from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
@@ -121,7 +121,7 @@ def _second_tier(settings_file: str) -> str:
     return json.dumps(plugin, sort_keys=True)
 
 
-def _limits(plan: Plan) -> Limits:
+def _limits(plan: Plan) -> TransferLimits:
     """Return the limits of a client that loads prompts whole, where engines load in pieces."""
     limits = plan.limits
     prompt_bytes = (plan.max_model_len or 0) * (plan.kv_bytes_per_token or 0)

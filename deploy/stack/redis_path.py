@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.planning.limits import Limits
+from deploy.planning.limits import TransferLimits
 from deploy.planning.plan import Plan
 from deploy.stack.layout import KV_KEY, Layout
 from deploy.stack.namespace import hash_seed, key_prefix
 
 
 def redis_path_settings(
-    plan: Plan, layout: Layout, urls: Sequence[str], limits: Limits
+    plan: Plan, layout: Layout, urls: Sequence[str], limits: TransferLimits
 ) -> dict[str, Any]:
     """Return the settings as LMCache's configuration, or its server's second tier, has them."""
     signed = plan.spec.redis.integrity == "mac"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.doctor.seen import HostSeen
-from deploy.runtime.cgroup import Limits, read_limits
+from deploy.runtime.cgroup import CgroupLimits, read_limits
 from deploy.runtime.detect.tool import Tools
 from deploy.runtime.host import cpu_flags, text_of
 from deploy.runtime.observe.disks import free_mib
@@ -19,7 +19,7 @@ from deploy.runtime.observe.disks import free_mib
 _CLOCK_TIMEOUT_S = 2.0
 
 
-def see_host(root: Path = Path("/"), limits: Limits | None = None) -> HostSeen:
+def see_host(root: Path = Path("/"), limits: CgroupLimits | None = None) -> HostSeen:
     """Return what the kernel says; only files are read.
 
     Args:

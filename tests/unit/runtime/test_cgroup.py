@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runtime.cgroup import Limits, read_limits
+from deploy.runtime.cgroup import CgroupLimits, read_limits
 
 GIB = 2**30
 
@@ -27,7 +27,7 @@ class Groups:
     def in_group(self, *lines: str) -> None:
         self.proc.write_text("\n".join(lines) + "\n")
 
-    def limits(self) -> Limits:
+    def limits(self) -> CgroupLimits:
         return read_limits(self.mount, self.proc)
 
 
@@ -41,19 +41,19 @@ def version_2(used: int = GIB, **files: object) -> dict[str, object]:
 
 
 def test_none_at_all(groups: Groups) -> None:
-    assert groups.limits() == Limits()
+    assert groups.limits() == CgroupLimits()
 
 
 def test_a_container_sees_its_own_as_the_root(groups: Groups) -> None:
     groups.group("", **version_2(memory__max=4 * GIB, cpu__max="250000 100000"))
     groups.in_group("0::/")
-    assert groups.limits() == Limits(4 * GIB, 3 * GIB + GIB // 4, 2.5)
+    assert groups.limits() == CgroupLimits(4 * GIB, 3 * GIB + GIB // 4, 2.5)
 
 
 def test_no_limit(groups: Groups) -> None:
     groups.group("", **version_2(memory__max="max", cpu__max="max 100000"))
     groups.in_group("0::/")
-    assert groups.limits() == Limits()
+    assert groups.limits() == CgroupLimits()
 
 
 def test_the_limit_of_a_service_above_counts(groups: Groups) -> None:
@@ -61,7 +61,7 @@ def test_the_limit_of_a_service_above_counts(groups: Groups) -> None:
     groups.group("user.slice", **version_2(3 * GIB, memory__max=4 * GIB))
     groups.group("user.slice/session", **version_2(memory__max=8 * GIB, cpu__max="100000 100000"))
     groups.in_group("0::/user.slice/session")
-    assert groups.limits() == Limits(4 * GIB, GIB + GIB // 4, 1.0)
+    assert groups.limits() == CgroupLimits(4 * GIB, GIB + GIB // 4, 1.0)
 
 
 def version_1(limit: int) -> dict[str, object]:
@@ -78,7 +78,7 @@ def test_version_1(groups: Groups) -> None:
     groups.group("cpu/docker/abc", cpu__cfs_quota_us=150000, cpu__cfs_period_us=100000)
     groups.group("cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
     groups.in_group("5:memory:/docker/abc", "2:cpu,cpuacct:/docker/abc", "0::/")
-    assert groups.limits() == Limits(2 * GIB, GIB + GIB // 2, 1.5)
+    assert groups.limits() == CgroupLimits(2 * GIB, GIB + GIB // 2, 1.5)
 
 
 def test_version_1_whose_path_is_not_mounted(groups: Groups) -> None:
@@ -92,4 +92,4 @@ def test_version_1_whose_path_is_not_mounted(groups: Groups) -> None:
 def test_what_cannot_be_understood_limits_nothing(groups: Groups, text: str) -> None:
     groups.group("", memory__max="many", cpu__max="1")
     groups.in_group(text)
-    assert groups.limits() == Limits()
+    assert groups.limits() == CgroupLimits()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runtime.cgroup import Limits
+from deploy.runtime.cgroup import CgroupLimits
 from deploy.runtime.detect.tool import Tools
 from deploy.runtime.observe import clock_is_synced, place, see_host
 from tests.conftest import plain_environ
@@ -39,7 +39,7 @@ def test_from_files(tmp_path: Path) -> None:
         sys__devices__system__node__node2__cpulist="32-63\n",
     )
     (root / "dev" / "shm").mkdir(parents=True)
-    seen = see_host(root, Limits(cpus=1.5))
+    seen = see_host(root, CgroupLimits(cpus=1.5))
     assert (seen.huge_pages, seen.overcommit, seen.numa_balancing) == ("always", 2, True)
     assert seen.cpu_flags == {"fpu", "avx2", "amx_bf16"}
     assert list(seen.numa.items()) == [(0, "0-31"), (2, "32-63"), (10, "64-95")]
@@ -49,7 +49,7 @@ def test_from_files(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_says_nothing(tmp_path: Path) -> None:
-    seen = see_host(tmp_path, Limits())
+    seen = see_host(tmp_path, CgroupLimits())
     assert (seen.huge_pages, seen.overcommit, seen.shm_free_mib) == ("", None, None)
     assert (seen.cpu_flags, dict(seen.numa), seen.numa_balancing) == (frozenset(), {}, False)
 
