@@ -23,7 +23,7 @@ _NOTICE_S = 10.0  # the router looks ten times a second
 
 
 @dataclass(frozen=True)
-class Patience:
+class DrainOptions:
     """How an engine is taken out of use.
 
     Attributes:
@@ -35,7 +35,7 @@ class Patience:
     force: bool = False
 
 
-def drain(home: Home, name: str, engine: str, report: Report, patience: Patience) -> None:
+def drain(home: Home, name: str, engine: str, report: Report, options: DrainOptions) -> None:
     """Take an engine out of use until `undrain`, and wait for its requests.
 
     The caller holds the stack's lock.
@@ -46,10 +46,10 @@ def drain(home: Home, name: str, engine: str, report: Report, patience: Patience
     """
     running = require_stack(home, name)
     require_engine(running, engine)
-    require_others(running, (engine,), patience)
+    require_others(running, (engine,), options)
     write_drained(_file(home, running), engine, drained=True)
     _note(home, name, engine, "drained", "gets no new requests")
-    wait_until_idle(running, engine, report, patience.wait_s)
+    wait_until_idle(running, engine, report, options.wait_s)
 
 
 def undrain(home: Home, name: str, engine: str) -> None:
@@ -71,7 +71,7 @@ def undrain(home: Home, name: str, engine: str) -> None:
 
 @contextmanager
 def drained_for_now(
-    home: Home, running: RunningStack, engine: str, report: Report, patience: Patience
+    home: Home, running: RunningStack, engine: str, report: Report, options: DrainOptions
 ) -> Iterator[None]:
     """Drain an engine during a with block; one that was drained before stays drained.
 
@@ -79,7 +79,7 @@ def drained_for_now(
         StackUnhealthy: its requests did not end in time, or the router goes on leaving it out.
     """
     with drained_by_restart(_file(home, running), engine):
-        wait_until_idle(running, engine, report, patience.wait_s)
+        wait_until_idle(running, engine, report, options.wait_s)
         yield
     if engine not in drained_engines(_file(home, running)):
         _await_use(running, engine)
@@ -102,7 +102,7 @@ def require_engine(running: RunningStack, engine: str) -> None:
         )
 
 
-def require_others(running: RunningStack, engines: Iterable[str], patience: Patience) -> None:
+def require_others(running: RunningStack, engines: Iterable[str], options: DrainOptions) -> None:
     """Check that requests can be served without each of these engines, one at a time.
 
     Consumers compute the prompts while no producer can, unless the stack is told to refuse that.
@@ -110,7 +110,7 @@ def require_others(running: RunningStack, engines: Iterable[str], patience: Pati
     Raises:
         StateError: naming an engine that is needed.
     """
-    if patience.force or (views := settled_views(running)) is None:
+    if options.force or (views := settled_views(running)) is None:
         return
     recompute = running.prepared.spec.router.degrade == "recompute"
     for view in (view for view in views if view.name in set(engines)):

@@ -13,7 +13,7 @@ from deploy.runtime.events import note_event
 from deploy.runtime.home import Home
 from deploy.stack.service import STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
-from deploy.workflows.drain import Patience, await_view, drained_for_now, require_others
+from deploy.workflows.drain import DrainOptions, await_view, drained_for_now, require_others
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.start import StackStart
@@ -34,7 +34,7 @@ class RestartResult:
 
 
 def restart_services(
-    home: Home, name: str, service: str | None, report: Report, patience: Patience
+    home: Home, name: str, service: str | None, report: Report, options: DrainOptions
 ) -> RestartResult:
     """Restart one service, or all engines one after the other. The caller holds the lock.
 
@@ -47,13 +47,13 @@ def restart_services(
     """
     running = require_stack(home, name)
     chosen = _chosen(running, service)
-    require_others(running, [one.name for one in chosen if one.role in ENGINE_ROLES], patience)
+    require_others(running, [one.name for one in chosen if one.role in ENGINE_ROLES], options)
     result = RestartResult(name)
     for one in chosen:
         running = require_stack(home, name)
         drains = one.role in ENGINE_ROLES and running.service_state(one) == "running"
         with (
-            drained_for_now(home, running, one.name, report, patience)
+            drained_for_now(home, running, one.name, report, options)
             if drains
             else nullcontext()
         ):  # fmt: skip

@@ -26,7 +26,7 @@ Submit = Callable[[Callable[[], T]], Future[T]]
 
 
 @dataclass(frozen=True)
-class Patience:
+class RestartPolicy:
     """How often a service that keeps dying is restarted.
 
     Attributes:

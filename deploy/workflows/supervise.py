@@ -33,7 +33,7 @@ from deploy.workflows.service_life import (
     LONGEST_PAUSE_S,
     Life,
     Liveness,
-    Patience,
+    RestartPolicy,
     Work,
     waited_for,
 )
@@ -52,12 +52,12 @@ class Supervisor:
         home: Home,
         name: str,
         holder: Holder,
-        patience: Patience | None = None,
+        policy: RestartPolicy | None = None,
         *,
         ended: threading.Event | None = None,
     ) -> None:
         self._home, self._name, self._holder = home, name, holder
-        self._patience = patience or Patience()
+        self._policy = policy or RestartPolicy()
         self._files = home.stack(name)
         self._lives: dict[str, Life] = {}
         self._seen: tuple[int, int] | None = None
@@ -120,7 +120,7 @@ class Supervisor:
             if running.is_ready(service):
                 self._came_back(running, service, life)
         else:
-            if now - life.serves_since > self._patience.calm_s:
+            if now - life.serves_since > self._policy.calm_s:
                 life.deaths = 0
             if service.role in PROBED_ROLES:
                 self._check_liveness(running, service, life)
@@ -169,7 +169,7 @@ class Supervisor:
                 return
             life.deaths += 1
             life.died_at = life.died_at or time.monotonic()
-            if life.deaths > self._patience.deaths:
+            if life.deaths > self._policy.deaths:
                 life.given_up = True
                 self._note(
                     service, "crash_loop",
@@ -179,7 +179,7 @@ class Supervisor:
                 if service.role == "router":
                     self._holder.drop()  # clients that connect would never get an answer
                 return
-            pause_s = self._patience.pause_before(life.deaths)
+            pause_s = self._policy.pause_before(life.deaths)
             life.due = time.monotonic() + pause_s
             when = f"in {pause_s:g} s" if pause_s else "now"
             self._note(service, "died", f"died{f' ({how})' if how else ''}; started again {when}")
@@ -268,7 +268,7 @@ def main() -> None:
     state, cache, name = sys.argv[1:]
     home = Home(Path(state), Path(cache))
     door, front = inherited_sockets()
-    keeper, own_pid, patience = Keeper(), os.getpid(), Patience()
+    keeper, own_pid, policy = Keeper(), os.getpid(), RestartPolicy()
     deaths, since = 0, time.monotonic()
     while not keeper.forked():
         if front:  # the worker's, which may replace it; the next one does without
@@ -279,8 +279,8 @@ def main() -> None:
         text = f"died ({describe_exit(code)}); started again"
         _say(f"supervisor {text}")
         _note_if_up(home.stack(name), "supervisor", "died", text)
-        deaths = 1 if time.monotonic() - since > patience.calm_s else deaths + 1
-        keeper.ended.wait(patience.pause_before(deaths + 1))
+        deaths = 1 if time.monotonic() - since > policy.calm_s else deaths + 1
+        keeper.ended.wait(policy.pause_before(deaths + 1))
         since = time.monotonic()
     Supervisor(home, name, Holder(door, front, own_pid), ended=keeper.ended).run()
 

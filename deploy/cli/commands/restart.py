@@ -14,7 +14,7 @@ from deploy.cli.shared import locked_stack
 from deploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from deploy.workflows.drain import Patience
+    from deploy.workflows.drain import DrainOptions
 
 Wait = Annotated[
     float, typer.Option(help="Seconds to wait for an engine's requests to end (default: 600).",
@@ -42,9 +42,9 @@ def restart(
 
     from deploy.workflows.restart import restart_services
 
-    patience = _patience(wait, force)
+    options = _options(wait, force)
     with locked_stack(name) as (home, chosen):
-        result = restart_services(home, chosen, service, progress(), patience)
+        result = restart_services(home, chosen, service, progress(), options)
     lines = (f"{who} was restarted in {took:.1f} s" for who, took in result.seconds.items())
     return CommandResult("restart", asdict(result), "\n".join(lines))
 
@@ -61,9 +61,9 @@ def drain(
     """Send an engine no new requests, and wait until it has none left."""
     from deploy.workflows.drain import drain as take_out
 
-    patience = _patience(wait, force)
+    options = _options(wait, force)
     with locked_stack(name) as (home, chosen):
-        take_out(home, chosen, engine, progress(), patience)
+        take_out(home, chosen, engine, progress(), options)
     text = f"{engine} gets no new requests and has none left\nuse it again: deploy undrain {engine}"
     return CommandResult("drain", {"name": chosen, "engine": engine, "drained": True}, text)
 
@@ -79,9 +79,9 @@ def undrain(engine: Engine, *, name: Name = None, json: Json = False) -> Command
     return CommandResult("undrain", data, f"{engine} gets requests again")
 
 
-def _patience(wait_s: float, force: bool) -> Patience:
-    from deploy.workflows.drain import Patience
+def _options(wait_s: float, force: bool) -> DrainOptions:
+    from deploy.workflows.drain import DrainOptions
 
     if not 0 <= wait_s < float("inf"):
         raise UsageError(f"--wait {wait_s:g} is not a number of seconds", hint="--wait 600")
-    return Patience(wait_s, force=force)
+    return DrainOptions(wait_s, force=force)

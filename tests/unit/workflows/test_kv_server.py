@@ -23,7 +23,7 @@ from deploy.workflows.bench import BenchOptions, bench_stack
 from deploy.workflows.check import CheckOptions, check_stack, renewal, run, second_tier
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
-from deploy.workflows.drain import Patience
+from deploy.workflows.drain import DrainOptions
 from deploy.workflows.patches import patches_of
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
@@ -223,7 +223,7 @@ def test_engines_are_asked_until_they_find_one_that_was_restarted(
         "deploy.workflows.restart.renew_store_connections",
         lambda _, running: renewed.append(running.stack.name),
     )
-    restart_services(shared.home, "pdkit", "kv-server", shared.lines.append, Patience())
+    restart_services(shared.home, "pdkit", "kv-server", shared.lines.append, DrainOptions())
     assert renewed == ["pdkit"]
 
 
@@ -231,7 +231,7 @@ def test_an_end_during_the_check_is_the_cause(shared: Lab, monkeypatch: pytest.M
     real = run.check_pair
 
     def interrupted(session: Session, producer: str, consumer: str, *, quick: bool) -> None:
-        restart_services(shared.home, "pdkit", "kv-server", shared.lines.append, Patience())
+        restart_services(shared.home, "pdkit", "kv-server", shared.lines.append, DrainOptions())
         shared.faults.write_text("producer:stores-nothing")
         real(session, producer, consumer, quick=quick)
 

@@ -22,7 +22,7 @@ from deploy.runtime.drains import drained_engines
 from deploy.runtime.events import read_events
 from deploy.runtime.state import ServiceRecord
 from deploy.workflows import status
-from deploy.workflows.drain import Patience, drain, engine_views, undrain
+from deploy.workflows.drain import DrainOptions, drain, engine_views, undrain
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
@@ -30,7 +30,7 @@ from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab
 
 Eventually = Callable[..., None]
-AT_ONCE = Patience(wait_s=20)
+AT_ONCE = DrainOptions(wait_s=20)
 
 
 @dataclass
@@ -179,7 +179,7 @@ class TestRestart:
                 restart_services(stack.home, "pdkit", service, stack.lines.append, AT_ONCE)
             assert "--force" in caught.value.hint
         assert pids(stack) == before, "not even the first of them"
-        force = Patience(wait_s=20, force=True)
+        force = DrainOptions(wait_s=20, force=True)
         restart_services(stack.home, "pdkit", "consumer-0", stack.lines.append, force)
         assert pids(stack)["consumer-0"] != before["consumer-0"]
 
@@ -265,7 +265,7 @@ class TestDrain:
         other = EngineView("consumer-1", "consumer", True, False, 0, 0)
         monkeypatch.setattr("deploy.workflows.drain.engine_views", lambda _: (busy, other))
         with pytest.raises(StackUnhealthy, match=r"still has 3 requests after 0\.2 s"):
-            drain(stack.home, "pdkit", "consumer-0", stack.lines.append, Patience(wait_s=0.2))
+            drain(stack.home, "pdkit", "consumer-0", stack.lines.append, DrainOptions(wait_s=0.2))
         assert drained(stack) == {"consumer-0"}
 
     def test_the_only_producer_may_go_while_consumers_can_compute(self, stack: Lab) -> None:

@@ -21,7 +21,7 @@ from deploy.workflows.bench.passes import BenchOptions
 from deploy.workflows.bench.run import bench_stack
 from deploy.workflows.check import check_stack
 from deploy.workflows.down import stop_stack
-from deploy.workflows.drain import Patience, drain
+from deploy.workflows.drain import DrainOptions, drain
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
@@ -118,11 +118,11 @@ def _assert_commands_that_need_the_other_host(hosts: Hosts) -> None:
     lab = hosts.worker
     for command in (
         lambda: check_stack(lab.home, "pdkit", lab.lines.append),
-        lambda: drain(lab.home, "pdkit", "producer-0", lab.lines.append, Patience()),
+        lambda: drain(lab.home, "pdkit", "producer-0", lab.lines.append, DrainOptions()),
     ):
         with pytest.raises(StateError, match="no router on this host"):
             command()
-    restarted = restart_services(lab.home, "pdkit", "producer-1", lab.lines.append, Patience())
+    restarted = restart_services(lab.home, "pdkit", "producer-1", lab.lines.append, DrainOptions())
     assert list(restarted.seconds) == ["producer-1"]
     with pytest.raises(StateError, match="engines of other hosts"):
         bench_stack(
@@ -228,11 +228,13 @@ def test_a_restart_is_of_this_hosts_engines(hosts: Hosts) -> None:
     lab, drain_file = hosts.front, hosts.front.home.stack("pdkit").drain_file
     url = spec.router.engines[0].url
     with pytest.raises(StateError) as caught:
-        restart_services(lab.home, "pdkit", "producer-0", lab.lines.append, Patience(force=True))
+        restart_services(
+            lab.home, "pdkit", "producer-0", lab.lines.append, DrainOptions(force=True)
+        )
     assert caught.value.message == f"producer-0 runs on another host ({url})"
     assert "deploy drain producer-0" in caught.value.hint
     assert not drain_file.exists() or "producer-0" not in drain_file.read_text()
-    result = restart_services(lab.home, "pdkit", None, lab.lines.append, Patience(force=True))
+    result = restart_services(lab.home, "pdkit", None, lab.lines.append, DrainOptions(force=True))
     assert list(result.seconds) == ["consumer-0"]
 
 

@@ -35,7 +35,7 @@ from deploy.stack.service import Service
 from deploy.workflows import drain, service_life, start, supervise
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import RunningStack, require_stack
-from deploy.workflows.service_life import Liveness, Patience, Work, waited_for
+from deploy.workflows.service_life import Liveness, RestartPolicy, Work, waited_for
 from deploy.workflows.status import stack_status
 from deploy.workflows.supervise import Supervisor
 from deploy.workflows.up import come_back_on_boot
@@ -49,7 +49,7 @@ class Watched:
     """A lab whose supervisor is a thread of this process, which sees the lab's own folders."""
 
     lab: Lab
-    patience: Patience = field(default_factory=lambda: Patience(pause_s=0.05))
+    policy: RestartPolicy = field(default_factory=lambda: RestartPolicy(pause_s=0.05))
     supervisor: Supervisor | None = None
     spec: StackSpec | None = None
 
@@ -57,7 +57,7 @@ class Watched:
         if self.supervisor is None:
             door = open_door(home.stack(name).supervisor_socket)
             self.holder = Holder(door, front.dup() if front else None)
-            self.supervisor = Supervisor(home, name, self.holder, self.patience)
+            self.supervisor = Supervisor(home, name, self.holder, self.policy)
             self.thread = threading.Thread(target=self.supervisor.run)
             self.thread.start()
 
@@ -184,7 +184,7 @@ def test_engine_and_redis_that_die_together_come_back_in_order(
 def test_a_crash_loop_is_told_and_ended_and_a_person_can_start_it_again(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    watched.patience = Patience(deaths=2, pause_s=0.05)
+    watched.policy = RestartPolicy(deaths=2, pause_s=0.05)
     watched.up()
     monkeypatch.setenv("STAND_IN_DIES", "consumer")
     watched.kill("consumer-0")
@@ -202,15 +202,15 @@ def test_a_crash_loop_is_told_and_ended_and_a_person_can_start_it_again(
 
 
 def test_pauses_grow_and_have_an_end() -> None:
-    patience = Patience()
-    assert [patience.pause_before(start) for start in (1, 2, 3, 4, 5)] == [0, 1, 2, 4, 8]
-    assert patience.pause_before(50) == 60
+    policy = RestartPolicy()
+    assert [policy.pause_before(start) for start in (1, 2, 3, 4, 5)] == [0, 1, 2, 4, 8]
+    assert policy.pause_before(50) == 60
 
 
 def test_a_service_that_served_for_long_has_all_its_starts_again(
     watched: Watched, eventually: Eventually
 ) -> None:
-    watched.patience = Patience(deaths=1, calm_s=0.0, pause_s=0.05)
+    watched.policy = RestartPolicy(deaths=1, calm_s=0.0, pause_s=0.05)
     watched.up()
     for _ in range(3):
         old = watched.kill("router")

@@ -12,7 +12,7 @@ from deploy.errors import StackUnhealthy
 from deploy.output.views import up_view
 from deploy.runtime import host
 from deploy.stack import monitoring
-from deploy.workflows.drain import Patience
+from deploy.workflows.drain import DrainOptions
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.up import UpResult
@@ -54,8 +54,8 @@ class Monitored:
 
     def restart(self, how: str) -> None:
         self.how.write_text(how)
-        patience = Patience(wait_s=20)
-        restart_services(self.lab.home, "pdkit", "prometheus", self.lab.lines.append, patience)
+        options = DrainOptions(wait_s=20)
+        restart_services(self.lab.home, "pdkit", "prometheus", self.lab.lines.append, options)
 
     def condition(self) -> str:
         running = require_stack(self.lab.home, "pdkit")
