@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pdkit_connector.counters import Counters
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
-from pdkit_connector.redis_path.link import Patience, ReplyError
+from pdkit_connector.redis_path.link import ReplyError, Timeouts
 from pdkit_connector.redis_path.loads import Loads
 from pdkit_connector.redis_path.lookups import Lookups
 from pdkit_connector.redis_path.shards import Shards
@@ -58,7 +58,7 @@ class Client:
         self._limits = limits = limits or Limits()
         self.shards = shards = Shards([urls] if isinstance(urls, str) else urls, counters, limits)
         self.lookups = Lookups(shards, counters, limits.lookup_s)
-        load, store = (Patience(s, limits.silent_s) for s in (limits.load_s, limits.store_s))
+        load, store = (Timeouts(s, limits.silent_s) for s in (limits.load_s, limits.store_s))
         self.loads = Loads(shards, codec, counters, load)
         self.stores = Stores(shards, codec, counters, store)
 

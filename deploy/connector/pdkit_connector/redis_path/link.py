@@ -39,7 +39,7 @@ class LinkBroken(ConnectionError):
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long some work may take, and how long the server may be silent meanwhile."""
 
     limit_s: float

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.attempts import OF_ONE_KEY
 from pdkit_connector.redis_path.lanes import Links, dropping
-from pdkit_connector.redis_path.link import Deadline, Patience, ReplyError
+from pdkit_connector.redis_path.link import Deadline, ReplyError, Timeouts
 from pdkit_connector.redis_path.reading import Reading
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Check, Codec, Header
@@ -42,12 +42,12 @@ class Loads:
     """Loads prompts over several connections."""
 
     def __init__(
-        self, shards: Shards, codec: Codec, counters: Counters, patience: Patience
+        self, shards: Shards, codec: Codec, counters: Counters, timeouts: Timeouts
     ) -> None:
         self._shards = shards
         self._codec = codec
         self._counters = counters
-        self._patience = patience
+        self._timeouts = timeouts
 
     def load(self, keys: Sequence[bytes], allocate: Allocate[T]) -> list[T]:
         """Return the values of the keys, up to the first that does not come in time."""
@@ -55,12 +55,12 @@ class Loads:
             return []
         self._counters.add("calls", operation="load")
         began = time.perf_counter()
-        prompt = _Prompt(keys, allocate, self._patience.begin())
+        prompt = _Prompt(keys, allocate, self._timeouts.begin())
         # Paused shards come first: their keys end the prompt, so that later ones are not asked for.
         parts = sorted(self._shards.split(keys), key=lambda part: not part[0].reads.pausing())
         for shard, indices in parts:
             self._begin(prompt, shard, indices)
-        loaded = prompt.loaded(self._patience.limit_s + _GRACE_S)
+        loaded = prompt.loaded(self._timeouts.limit_s + _GRACE_S)
         self._counters.add("seconds", time.perf_counter() - began, operation="load")
         size = sum(len(target.memory()) for target in loaded)
         self._counters.add("bytes", size, operation="load")

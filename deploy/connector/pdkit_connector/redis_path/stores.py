@@ -8,7 +8,7 @@ from functools import partial
 
 from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.lanes import Links, dropping
-from pdkit_connector.redis_path.link import Deadline, LinkBroken, Patience
+from pdkit_connector.redis_path.link import Deadline, LinkBroken, Timeouts
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Codec, Header
 
@@ -21,12 +21,12 @@ class Stores:
         shards: Shards,
         codec: Codec,
         counters: Counters,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> None:
         self._shards = shards
         self._codec = codec
         self._counters = counters
-        self._patience = patience
+        self._timeouts = timeouts
 
     def store(
         self, key: bytes, header: Header, payload: memoryview, done: Callable[[bool], None]
@@ -39,7 +39,7 @@ class Stores:
         if shard.writes.pausing():
             self._count("paused")
             return False
-        deadline = self._patience.begin()
+        deadline = self._timeouts.begin()
 
         def job(links: Links) -> None:
             stored = False
