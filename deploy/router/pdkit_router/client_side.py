@@ -131,6 +131,7 @@ class ClientConnection(asyncio.Protocol):
             self._limit(self._clients.limits.idle_s, self._leave)
 
     def abort(self) -> None:
+        """Close at once, without sending the rest."""
         self._transport.abort()
 
     def _limit(self, after_s: float, action: Callable[[], None] | None) -> None:
