@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from deploy.assets import yaml_loader
 from deploy.errors import (
     MissingImage,
     PdkitError,
@@ -104,7 +105,8 @@ def _check_folder(path: Path) -> Path:
 
 
 def _exported(kubectl: Kubectl, folder: Path) -> list[Object]:
-    return list(yaml.safe_load_all(kubectl.run("kustomize", str(folder))))
+    text = kubectl.run("kustomize", str(folder))
+    return list(yaml.load_all(text, Loader=yaml_loader()))
 
 
 def _job_of(objects: Sequence[Object]) -> Object:

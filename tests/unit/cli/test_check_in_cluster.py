@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from deploy.runtime.kubectl import Kubectl
 from deploy.verify.hits import Phase
@@ -30,6 +32,7 @@ from tests.unit.kubectl_stand_in import (
     pod,
     running,
     waiting,
+    write_built,
 )  # fmt: skip
 from tests.unit.workflows.test_export import kustomized, made
 
@@ -50,9 +53,7 @@ def job(*conditions: dict[str, str]) -> dict[str, Any]:
 
 def exported_job() -> dict[str, Any]:
     """Return the Job of the export."""
-    objects = kustomized(FOLDERS["cpu"] / "check" / "cpu")
-    (found,) = (one for one in objects if one["kind"] == "Job")
-    return found
+    return copy.deepcopy(JOB)
 
 
 def taken_job() -> dict[str, Any]:
@@ -69,6 +70,7 @@ RUNS = listed(job(), pod("check", CHECK, running()))
 
 
 FOLDERS: dict[str, Path] = {}
+JOB: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,8 +78,11 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name, vendor in {"cpu": "cpu", "all": "auto"}.items():
         FOLDERS[name] = tmp_path_factory.mktemp(name)
         write_export(made(vendor=vendor), FOLDERS[name])
+    built = yaml.load_all(write_built(FOLDERS["cpu"] / "check" / "cpu"), Loader=yaml.CSafeLoader)
+    JOB.update(next(one for one in built if one["kind"] == "Job"))
     yield
     FOLDERS.clear()
+    JOB.clear()
 
 
 @pytest.fixture
