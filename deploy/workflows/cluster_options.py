@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import cast
 
-from deploy.errors import UsageError
 from deploy.planning.engines import DECODE, PREFILL
+from deploy.planning.pairs import named_pairs
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.seen import role_of
@@ -38,26 +37,12 @@ def job_arguments(options: JobOptions, there: Sequence[Object]) -> list[str]:
     Raises:
         UsageError: a pattern names no pair of them.
     """
+    pairs = dict(_pairs(there)) if options.pairs else {}
+    named = named_pairs(pairs, options.pairs, hint="deploy check --kubernetes --pairs '*:*'")
     return [
-        *(f"--pairs={pair}" for pair in _addressed(options.pairs, there)),
+        *(f"--pairs={pair}" for pair in named),
         *(["--quick"] if options.quick else []),
         *([f"--min-hit-rate={options.least}"] if options.least < 1 else []),
-    ]
-
-
-def _addressed(patterns: Sequence[str], there: Sequence[Object]) -> list[str]:
-    """Return the pairs that patterns name, as the Job's program calls them."""
-    pairs = dict(_pairs(there)) if patterns else {}
-    for pattern in patterns:
-        if not fnmatch.filter(pairs, pattern):
-            raise UsageError(
-                f"--pairs {pattern}: no such pair; pairs: {', '.join(pairs) or 'none yet'}",
-                hint="deploy check --kubernetes --pairs '*:*'",
-            )
-    return [
-        addressed
-        for pair, addressed in pairs.items()
-        if any(fnmatch.fnmatchcase(pair, pattern) for pattern in patterns)
     ]
 
 

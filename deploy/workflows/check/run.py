@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from deploy.errors import StackUnhealthy, UsageError
 from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
+from deploy.planning.pairs import named_pairs
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
 from deploy.verify.diagnosis import diagnose
@@ -139,19 +139,9 @@ def _none(running: RunningStack, options: CheckOptions) -> list[tuple[str, str]]
 
 def _chosen(running: RunningStack, options: CheckOptions) -> list[tuple[str, str]]:
     """Return the pairs that are to be checked."""
-    patterns, every = options.pairs, running.prepared.plan.pairs
-    for pattern in patterns:
-        if not fnmatch.filter([":".join(pair) for pair in every], pattern):
-            raise UsageError(
-                f"--pairs {pattern}: no such pair; pairs: "
-                + ", ".join(":".join(pair) for pair in every),
-                hint=f"deploy check --pairs '{every[0][0]}:*'",
-            )
-    return [
-        pair
-        for pair in every
-        if any(fnmatch.fnmatchcase(":".join(pair), pattern) for pattern in patterns)
-    ]
+    every = {":".join(pair): pair for pair in running.prepared.plan.pairs}
+    hint = f"deploy check --pairs '{next(iter(every.values()))[0]}:*'"
+    return named_pairs(every, options.pairs, hint=hint)
 
 
 def _checked(
