@@ -23,7 +23,7 @@ def parsed(path: str, body: bytes) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
         gc.disable()  # it would look at each of ten million lists again and again, for nothing
-        fields = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        fields = _JSON.decode(text)
         if "\\u" in text:
             json.dumps(fields, ensure_ascii=False).encode()  # halves of a character
     except RecursionError:
@@ -80,3 +80,6 @@ def _finite(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"{text[:50]} is too large")
     return value
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pdkit_router.client_side import ClientConnection
 
+_STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}" for one in http.HTTPStatus}
+
 
 class ClientResponse:
     """The answer to one request, whole or in pieces; the latter are chunked in HTTP/1.1.
@@ -56,7 +58,6 @@ class ClientResponse:
 
 def response_head(status: int, headers: tuple[tuple[str, str], ...], *, keep: bool) -> bytes:
     """Return status line and headers; without `keep` they announce the connection's end."""
-    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in headers]
+    lines = [_STATUS_LINES[status], *(f"{name}: {value}" for name, value in headers)]
     lines += [] if keep else ["connection: close"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

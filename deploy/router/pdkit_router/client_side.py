@@ -11,7 +11,15 @@ import httptools
 
 from pdkit_router.client_response import ClientResponse, response_head
 from pdkit_router.errors import Refused, error_body
-from pdkit_router.limits import HEAD_BYTES, ClientLimits, Door, large_body, long_head, too_many
+from pdkit_router.limits import (
+    HEAD_BYTES,
+    ClientLimits,
+    Deadline,
+    Door,
+    large_body,
+    long_head,
+    too_many,
+)
 from pdkit_router.request import Request
 
 _log = logging.getLogger("router")
@@ -75,7 +83,8 @@ class ClientConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._task: asyncio.Task[None] | None = None
         self._answer: ClientResponse | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._limit = Deadline(self._loop)
         self._closing = False
         self._unread = False
         self._fresh()
@@ -102,20 +111,20 @@ class ClientConnection(asyncio.Protocol):
             if oldest is self:
                 return
         clients.waiting[self] = None
-        self._limit(clients.limits.head_s, self.abort)
+        self._limit.set(clients.limits.head_s, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._clients.open -= 1
         self._clients.waiting.pop(self, None)
         self._closing = True
         self._give_back()
-        self._limit(0, None)
+        self._limit.cancel()
         if self._task is not None:
             self._task.cancel()
 
     def pause_writing(self) -> None:
         self._unread = True
-        self._limit(self._clients.limits.stuck_s, self.abort)
+        self._limit.set(self._clients.limits.stuck_s, self.abort)
         if self._answer is not None:
             self._answer.on_pause(True)
 
@@ -123,22 +132,16 @@ class ClientConnection(asyncio.Protocol):
         self._unread = False
         if self._transport.is_closing():
             return  # the limit is for all that is left
-        self._limit(0, None)
+        self._limit.lift()
         if self._answer is not None:
             self._answer.on_pause(False)
         elif not self._closing:
             self._transport.resume_reading()
-            self._limit(self._clients.limits.idle_s, self._leave)
+            self._limit.set(self._clients.limits.idle_s, self._leave)
 
     def abort(self) -> None:
         """Close at once, without sending the rest."""
         self._transport.abort()
-
-    def _limit(self, after_s: float, action: Callable[[], None] | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(after_s, action) if action is not None else None
 
     # What comes
 
@@ -167,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
             raise _Pipelined
         self._clients.waiting.pop(self, None)
         self._clients.waiting[self] = None
-        self._limit(self._clients.limits.head_s, self._too_slow)
+        self._limit.set(self._clients.limits.head_s, self._too_slow)
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -189,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
             raise Refused(400, "the connection cannot be upgraded; use HTTP/1.1")
         self._clients.admit(request)
         self._request = request
-        self._limit(self._clients.limits.body_s, self._too_slow)
+        self._limit.set(self._clients.limits.body_s, self._too_slow)
         if (request.header("expect") or "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -207,13 +210,13 @@ class ClientConnection(asyncio.Protocol):
         request = self._request
         if request is None or self._closing:
             return
-        self._limit(0, None)
+        self._limit.lift()
         self._clients.waiting.pop(self, None)
         self._clients.busy += 1
         self._answer = ClientResponse(self, chunked=self._parser.get_http_version() == "1.1")
         if self._parser.get_http_version() != "1.1":
             self.keeps = False
-        self._task = asyncio.get_running_loop().create_task(self._serve(request, self._answer))
+        self._task = self._loop.create_task(self._serve(request, self._answer))
         self._task.add_done_callback(self._ended)
 
     def _give_back(self) -> None:
@@ -258,12 +261,12 @@ class ClientConnection(asyncio.Protocol):
         if self._unread:
             self._transport.pause_reading()  # who reads no answer gets no other one
         else:
-            self._limit(self._clients.limits.idle_s, self._leave)
+            self._limit.set(self._clients.limits.idle_s, self._leave)
 
     def _leave(self) -> None:
         """Close when the client has read the rest, or takes too long for it."""
         self._transport.close()
-        self._limit(self._clients.limits.stuck_s, self.abort)
+        self._limit.set(self._clients.limits.stuck_s, self.abort)
 
     def _too_slow(self) -> None:
         self.refuse(Refused(408, "the request did not arrive in time"))
@@ -278,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self.send_whole(refused.status, refused.headers, refused.body())
             self._transport.write_eof()
-            self._limit(_LINGER_S, self.abort)
+            self._limit.set(_LINGER_S, self.abort)
 
     def send_whole(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
         """Send a whole answer; it is JSON where the headers name no type."""

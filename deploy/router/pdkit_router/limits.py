@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +55,43 @@ class Budget:
             return False
         self.left -= 1
         return True
+
+
+class Deadline:
+    """A limit of time that is set anew many times a second.
+
+    A timer that ends before the limit stays, to look again: a request has three limits, and would
+    otherwise make, and cancel, a timer for each.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = math.inf
+
+    def set(self, after_s: float, action: Callable[[], None]) -> None:
+        """Act after a time, unless it is set again or lifted by then."""
+        self._at, self._action = self._loop.time() + after_s, action
+        if self._timer is None or self._timer.when() > self._at:
+            self.cancel()
+            self._timer = self._loop.call_at(self._at, self._look)
+
+    def lift(self) -> None:
+        """Have no limit."""
+        self._at = math.inf
+
+    def cancel(self) -> None:
+        """Have no timer either."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._at <= self._loop.time():
+            self._action()
+        elif self._at < math.inf:
+            self._timer = self._loop.call_at(self._at, self._look)
 
 
 class Door(Protocol):

@@ -49,24 +49,26 @@ class Request:
     Attributes:
         target: as it was sent, with the query.
         headers: names in lower case.
+        path: the target without its query.
     """
 
     method: str
     target: str
     headers: Sequence[tuple[str, str]]
     body: bytearray = field(default_factory=bytearray)
+    path: str = field(init=False)
 
-    @property
-    def path(self) -> str:
-        """The target without its query."""
-        return self.target.partition("?")[0]
+    def __post_init__(self) -> None:
+        self.path = self.target.partition("?")[0]
+        self._values = dict(self.headers)
 
     def header(self, name: str) -> str | None:
         """Return a header's value, None where it was not sent; refuse one that was sent twice."""
-        found = [value for given, value in self.headers if given == name]
-        if len(found) > 1:
-            raise Refused(400, f"the header '{name}' was sent {len(found)} times")
-        return found[0] if found else None
+        if len(self._values) < len(self.headers):
+            times = sum(given == name for given, _ in self.headers)
+            if times > 1:
+                raise Refused(400, f"the header '{name}' was sent {times} times")
+        return self._values.get(name)
 
     @property
     def content_length(self) -> int | None:
@@ -76,7 +78,7 @@ class Request:
 
     def name(self) -> str:
         """Return the client's own name for the request, or a new one."""
-        given = next((value for key, value in self.headers if key == "x-request-id"), "")
+        given = self._values.get("x-request-id", "")
         return given if _ID.fullmatch(given) else secrets.token_hex(16)
 
 

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -114,18 +114,17 @@ class Span:
         }  # fmt: skip
 
 
-@contextmanager
+_UNTRACED = nullcontext()
+
+
 def step(
     of: Span | None, name: str, engine: str, limit: asyncio.Timeout | None
-) -> Iterator[Span | None]:
+) -> AbstractContextManager[Span | None]:
     """Trace what an engine is asked for within a time limit, if the request is traced."""
     if of is None:
-        yield None
-        return
+        return _UNTRACED
     named: dict[str, str | int] = {"pdkit.engine": engine}
-    span = Span(name, "client", of.trace, of.id, of.sampled, of.ended, named)
-    with span.running(limit):
-        yield span
+    return Span(name, "client", of.trace, of.id, of.sampled, of.ended, named).running(limit)
 
 
 class Tracer:
