@@ -50,3 +50,14 @@ def test_a_whole_run_plays_an_export_with_podman(bare: Machine) -> None:
     (bare.state / "asked").unlink()
     assert bare.run(SCRIPT, "quick").returncode == 3
     assert "podman" not in bare.asked[0]
+
+
+def test_the_redis_of_an_activated_environment_is_not_the_system_s(bare: Machine) -> None:
+    """The wheel's is older than what the tests ask of a Redis."""
+    own = bare.folder / "activated"
+    (own / "bin").mkdir(parents=True)
+    (own / "bin" / "redis-server").write_text("#!/bin/sh\n")
+    (own / "bin" / "redis-server").chmod(0o755)
+    bare.environ |= {"VIRTUAL_ENV": str(own), "PATH": f"{own}/bin:{bare.bin}"}
+    assert bare.run(SCRIPT, "quick").returncode == 3
+    assert "curl redis-server prometheus" in bare.asked[0]
