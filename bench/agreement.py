@@ -24,9 +24,9 @@ from vllm.benchmarks.lib.endpoint_request_func import (
 )
 
 from deploy import __version__
-from deploy.benchmark.load import Target, run_load
+from deploy.benchmark.load import LoadTarget, run_load
 from deploy.benchmark.slo import percentile
-from deploy.benchmark.workloads import Conversation, Source, Span, Turn, WorkloadOptions
+from deploy.benchmark.workloads import Conversation, PassSource, TokenRange, Turn, WorkloadOptions
 from deploy.output.table import table
 from deploy.runtime.home import Home
 from deploy.workflows.running import RunningStack, require_stack
@@ -61,8 +61,8 @@ def main() -> int:
 def _user(running: RunningStack, count: int, number: int) -> list[tuple[Measured, Measured]]:
     """Ask as one of both, then as the other, with new prompts each time."""
     url, model = running.stack.front.url, running.prepared.plan.model.served_name
-    length = Span(_PROMPT, _PROMPT), Span(_ANSWER, _ANSWER)
-    made = Source(WorkloadOptions("random", *length), _IDS)
+    length = TokenRange(_PROMPT, _PROMPT), TokenRange(_ANSWER, _ANSWER)
+    made = PassSource(WorkloadOptions("random", *length), _IDS)
     conversations = iter(made.one_pass(2 * count, seed=str(number), rate=None))
     found = []
     for turn in range(count):
@@ -73,7 +73,7 @@ def _user(running: RunningStack, count: int, number: int) -> list[tuple[Measured
 
 
 def _ours(url: str, model: str, turn: Turn) -> Measured:
-    load = run_load(Target(url, model, 120), [Conversation(0, 0, (turn,))], concurrency=1)
+    load = run_load(LoadTarget(url, model, 120), [Conversation(0, 0, (turn,))], concurrency=1)
     (record,) = load.records
     if record.error is not None or record.ttft_s is None:
         raise RuntimeError(f"deploy bench: {record.error}")

@@ -47,7 +47,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
 
 
 @dataclass(frozen=True)
-class Setting:
+class NamedSetting:
     """A setting that a message names: 'tp', or 'redis.shards'."""
 
     name: str
@@ -66,7 +66,7 @@ class Setting:
         return f"{origin}: {called}" if origin and called == self.name else called
 
 
-Words = tuple[str | Setting, ...]
+Words = tuple[str | NamedSetting, ...]
 
 
 class PdkitError(Exception):
@@ -101,7 +101,7 @@ class PdkitError(Exception):
             note: what to know of the commands of `retry`.
         """
         words = (message,) if isinstance(message, str) else message
-        self.words: Words = (Setting(setting), ": ", *words) if setting else words
+        self.words: Words = (NamedSetting(setting), ": ", *words) if setting else words
         self.message = worded(self.words, {})
         super().__init__(self.message)
         self.details = details
@@ -138,8 +138,10 @@ class PdkitError(Exception):
 def worded(words: Words, origins: Mapping[str, str]) -> str:
     """Return a message with its settings named by their origins."""
     first, *rest = words
-    head = first.at_the_start(origins) if isinstance(first, Setting) else first
-    return head + "".join(one.called(origins) if isinstance(one, Setting) else one for one in rest)
+    head = first.at_the_start(origins) if isinstance(first, NamedSetting) else first
+    return head + "".join(
+        one.called(origins) if isinstance(one, NamedSetting) else one for one in rest
+    )
 
 
 def printable(text: str) -> str:

@@ -27,7 +27,7 @@ from deploy.benchmark.sweep import Sweep
 from deploy.cli import options
 from deploy.cli.commands import whole_app
 from deploy.config.example import example_yaml
-from deploy.config.settings import Group, groups_of, listed
+from deploy.config.settings import SettingGroup, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
 from deploy.output.contract.schema import file_names, schema_for
@@ -207,7 +207,7 @@ def _fields(spec: type[BaseModel]) -> str:
     return "\n\n".join(parts)
 
 
-def _field_rows(group: Group) -> Iterator[tuple[str, ...]]:
+def _field_rows(group: SettingGroup) -> Iterator[tuple[str, ...]]:
     flags = set(options.stack_option_names())
     for one in group.settings:
         also = [f"`--{one.name.replace('_', '-')}`"] if one.name in flags else []

@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """One metric at one load.
 
     Attributes:
@@ -76,7 +76,7 @@ class Row:
 class Comparison:
     """All rows by load, and in which fields the runs are unlike."""
 
-    points: Mapping[str, Sequence[Row]]
+    points: Mapping[str, Sequence[MetricRow]]
     unlike: Sequence[Difference]
     notes: Sequence[str]
 
@@ -178,12 +178,12 @@ def values_of(metric: Metric, repeats: Sequence[Repeat]) -> list[float]:
     return [value for one in repeats if (value := metric.of(one)) is not None]
 
 
-def _rows(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[Row]:
+def _rows(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[MetricRow]:
     rows = []
     for metric in METRICS:
         ours, theirs = median_metric(metric, first), median_metric(metric, second)
         if ours and theirs:
-            rows.append(Row(metric, ours, theirs, _ratio(metric, first, second)))
+            rows.append(MetricRow(metric, ours, theirs, _ratio(metric, first, second)))
     return rows
 
 

@@ -26,7 +26,7 @@ _NOT_SENT = "not sent: an earlier turn failed"
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """What is loaded.
 
     Attributes:
@@ -104,7 +104,7 @@ class _Answer:
 
 
 def run_load(
-    target: Target,
+    target: LoadTarget,
     conversations: Sequence[Conversation],
     *,
     repeat: int = 0,
@@ -119,7 +119,7 @@ def run_load(
 
 
 class _Generator:
-    def __init__(self, target: Target, repeat: int, on_done: Callable[[int], None]) -> None:
+    def __init__(self, target: LoadTarget, repeat: int, on_done: Callable[[int], None]) -> None:
         self._target, self._repeat, self._on_done = target, repeat, on_done
         self._records: list[RequestRecord] = []
         self._began = 0.0

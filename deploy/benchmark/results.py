@@ -19,14 +19,14 @@ RESULT_FILE = "result.json"
 REQUESTS_FILE = "requests.jsonl"
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A model that refuses fields it does not know."""
 
     # A field that nobody knows is a mistake.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Machine(Strict):
+class Machine(StrictModel):
     """The machine that the stack ran on."""
 
     processor: str
@@ -38,7 +38,7 @@ class Machine(Strict):
     python: str
 
 
-class Versions(Strict):
+class Versions(StrictModel):
     """The software that was measured; null if unknown."""
 
     pdkit: str
@@ -49,7 +49,7 @@ class Versions(Strict):
     generator: str
 
 
-class ModelFacts(Strict):
+class ModelFacts(StrictModel):
     """The model that the stack serves."""
 
     name: str
@@ -58,7 +58,7 @@ class ModelFacts(Strict):
     context: int = Field(description="tokens of prompt and answer together")
 
 
-class StackFacts(Strict):
+class StackFacts(StrictModel):
     """The stack that was loaded."""
 
     vendor: str
@@ -80,7 +80,7 @@ class Workload(BaseModel):
     name: str
 
 
-class Slo(Strict):
+class Slo(StrictModel):
     """Limits that a request must keep; null is no limit. The ITL is the mean of a request."""
 
     ttft_s: float | None = None
@@ -88,7 +88,7 @@ class Slo(Strict):
     e2e_s: float | None = None
 
 
-class Percentiles(Strict):
+class Percentiles(StrictModel):
     """A distribution in seconds."""
 
     p50: float
@@ -97,7 +97,7 @@ class Percentiles(Strict):
     mean: float
 
 
-class HitTokens(Strict):
+class HitTokens(StrictModel):
     """Prompt tokens by where their KV came from, counted by the engines over one repeat."""
 
     external: int = Field(description="consumers (of an aggregated stack: engines) loaded these")
@@ -109,7 +109,7 @@ class HitTokens(Strict):
     computed: int = Field(description="prefilled by any engine")
 
 
-class RedisPathUse(Strict):
+class RedisPathUse(StrictModel):
     """What the engines moved to and from Redis during one repeat."""
 
     stored_bytes: int
@@ -127,14 +127,14 @@ class RedisPathUse(Strict):
     load_cpu_s: float | None = Field(None, description="CPU time of the threads that load values")
 
 
-class GpuUse(Strict):
+class GpuUse(StrictModel):
     """A GPU during one repeat; null is what its driver does not tell."""
 
     utilization: float | None = Field(description="mean share of the time in which it computed")
     peak_memory_bytes: int | None = Field(description="in use at once, by all processes")
 
 
-class Usage(Strict):
+class Usage(StrictModel):
     """CPU time and memory by service, and the GPUs by index, during one repeat."""
 
     cpu_s: dict[str, float]
@@ -142,7 +142,7 @@ class Usage(Strict):
     gpu: dict[str, GpuUse] | None = Field(None, description="null where nothing is known of any")
 
 
-class Repeat(Strict):
+class Repeat(StrictModel):
     """One measured pass of the workload.
 
     Attributes:
@@ -176,7 +176,7 @@ class Repeat(Strict):
     connector: dict[str, float] = Field(default_factory=dict)
 
 
-class RateStep(Strict):
+class RateStep(StrictModel):
     """One rate that the search tried."""
 
     rate: float
@@ -184,7 +184,7 @@ class RateStep(Strict):
     held: bool
 
 
-class RateSearch(Strict):
+class RateSearch(StrictModel):
     """The highest rate that holds the SLO; null if no rate that was tried holds it."""
 
     required_share: float
@@ -194,7 +194,7 @@ class RateSearch(Strict):
     steps: list[RateStep]
 
 
-class Result(Strict):
+class Result(StrictModel):
     """One run of `deploy bench`."""
 
     format: Literal[1] = FORMAT
@@ -219,7 +219,7 @@ class Result(Strict):
     interrupted: bool = Field(False, description="Ctrl-C ended it; the finished repeats are here")
 
 
-class RequestRecord(Strict):
+class RequestRecord(StrictModel):
     """One request; a line of `requests.jsonl`.
 
     Attributes:
@@ -245,7 +245,7 @@ def write_result(folder: Path, result: Result) -> Path:
     return write_document(folder / RESULT_FILE, result)
 
 
-def write_document(file: Path, document: Strict) -> Path:
+def write_document(file: Path, document: StrictModel) -> Path:
     """Replace a file by a document in one step, and return it."""
     draft = file.with_suffix(".tmp")
     draft.write_text(document.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from deploy.benchmark.candidates import Candidate, named
-from deploy.benchmark.results import Strict, write_document
+from deploy.benchmark.results import StrictModel, write_document
 from deploy.benchmark.slo import RESOLUTION
 from deploy.benchmark.statistics import LEAST_REPEATS, Ratio, median_of, paired_ratio
 from deploy.errors import UsageError
@@ -21,7 +21,7 @@ SWEEP_FILE = "sweep.json"
 DO_NOT = "Do not disaggregate this workload here"
 
 
-class Run(Strict):
+class SweepRun(StrictModel):
     """One start of one topology: brought up, checked, loaded, taken down."""
 
     topology: str = Field(description="such as 1p2d, 4a, 4a+redis, or 2a:tp2 with its TP")
@@ -35,7 +35,7 @@ class Run(Strict):
     error: str | None = Field(None, description="why there is no rate")
 
 
-class Interval(Strict):
+class RatioInterval(StrictModel):
     """A ratio with its 95 % interval; null if there are too few rounds for one."""
 
     value: float
@@ -43,7 +43,7 @@ class Interval(Strict):
     high: float | None
 
 
-class SweepVerdict(Strict):
+class SweepVerdict(StrictModel):
     """What the sweep says.
 
     Attributes:
@@ -56,10 +56,10 @@ class SweepVerdict(Strict):
     winner: str | None
     disaggregated: str | None
     baseline: str | None
-    ratio: Interval | None
+    ratio: RatioInterval | None
 
 
-class Sweep(Strict):
+class Sweep(StrictModel):
     """All of a sweep, as `sweep.json` keeps it."""
 
     format: Literal[1] = FORMAT
@@ -72,10 +72,10 @@ class Sweep(Strict):
     rounds: int
     topologies: list[str]
     refused: dict[str, str] = Field(description="topology → why it cannot be planned here")
-    runs: list[Run]
+    runs: list[SweepRun]
     verdict: SweepVerdict | None = None
 
-    def of(self, topology: str) -> list[Run]:
+    def of(self, topology: str) -> list[SweepRun]:
         """Return the runs of a topology, in the order in which they ended."""
         return [run for run in self.runs if run.topology == topology]
 
@@ -97,7 +97,7 @@ class Sweep(Strict):
         ]
 
 
-class Row(NamedTuple):
+class TopologyRow(NamedTuple):
     """A topology in the table; rates are medians, of the whole stack and per GPU or engine."""
 
     topology: str
@@ -110,24 +110,26 @@ class Row(NamedTuple):
     why_not: str
 
 
-def rows(sweep: Sweep) -> list[Row]:
+def rows(sweep: Sweep) -> list[TopologyRow]:
     """Return the topologies, the best first; those without a rate last."""
     found = [_row(sweep, name) for name in sweep.topologies]
     found += [
-        Row(name, _candidate(name).units, 0, None, None, None, None, why)
+        TopologyRow(name, _candidate(name).units, 0, None, None, None, None, why)
         for name, why in sweep.refused.items()
     ]
     return sorted(found, key=lambda row: -(row.per_unit or 0.0))
 
 
-def _row(sweep: Sweep, name: str) -> Row:
+def _row(sweep: Sweep, name: str) -> TopologyRow:
     runs, units = sweep.of(name), _candidate(name).units
     values = [run.rate / units for run in runs if run.rate]
     why = next((run.error for run in runs if run.error), "") or _unheld(len(values), len(runs))
     if why:
-        return Row(name, units, len(values), None, None, None, None, why)
+        return TopologyRow(name, units, len(values), None, None, None, None, why)
     one = median_of(values)
-    return Row(name, units, len(values), units * one.value, one.value, one.low, one.high, "")
+    return TopologyRow(
+        name, units, len(values), units * one.value, one.value, one.low, one.high, ""
+    )
 
 
 def _unheld(held: int, runs: int) -> str:
@@ -172,7 +174,7 @@ def judge(sweep: Sweep) -> SweepVerdict:
         winner=split if _shows(ratio) > 0 else whole,
         disaggregated=split,
         baseline=whole,
-        ratio=Interval(value=ratio.value, low=ratio.low, high=ratio.high),
+        ratio=RatioInterval(value=ratio.value, low=ratio.low, high=ratio.high),
     )
 
 

@@ -28,14 +28,14 @@ Prompt = tuple[int, ...] | str | list[Message]
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenRange:
     """A number of tokens, or a range from which each request draws one."""
 
     low: int
     high: int
 
     @classmethod
-    def parse(cls, option: str, text: str) -> Span:
+    def parse(cls, option: str, text: str) -> TokenRange:
         """Return the span of `512` or `256-1024`.
 
         Raises:
@@ -88,8 +88,8 @@ class WorkloadOptions:
     """
 
     name: Name = "random"
-    input_tokens: Span = Span(512, 512)
-    output_tokens: Span = Span(32, 32)
+    input_tokens: TokenRange = TokenRange(512, 512)
+    output_tokens: TokenRange = TokenRange(32, 32)
     prefix_tokens: int = 512
     prefixes: int = 4
     turns: int = 4
@@ -123,7 +123,7 @@ class WorkloadOptions:
 
 
 def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Span) else value
+    return str(value) if isinstance(value, TokenRange) else value
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Line:
     blocks: tuple[int, ...] = ()
 
 
-class Source:
+class PassSource:
     """Makes the passes of a workload.
 
     Args:

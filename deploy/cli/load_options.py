@@ -36,12 +36,12 @@ def workload_options(
     Raises:
         UsageError: there is no such workload, or a length is not N or N-M.
     """
-    from deploy.benchmark.workloads import Span, WorkloadOptions, known_workload
+    from deploy.benchmark.workloads import TokenRange, WorkloadOptions, known_workload
 
     return WorkloadOptions(
         known_workload(workload),
-        Span.parse("--input-tokens", input_tokens),
-        Span.parse("--output-tokens", output_tokens),
+        TokenRange.parse("--input-tokens", input_tokens),
+        TokenRange.parse("--output-tokens", output_tokens),
         **more,
     )
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploy.config.settings import Group, Setting, flow, groups_of
+from deploy.config.settings import Setting, SettingGroup, flow, groups_of
 from deploy.config.spec import StackSpec
 from deploy.errors import printable
 
@@ -36,7 +36,9 @@ def example_yaml(
     return "\n\n".join(blocks) + "\n"
 
 
-def _blocks(group: Group, given: Mapping[str, Any], remarks: Mapping[str, str]) -> Iterator[str]:
+def _blocks(
+    group: SettingGroup, given: Mapping[str, Any], remarks: Mapping[str, str]
+) -> Iterator[str]:
     if not group.name:
         for setting in group.settings:
             yield "\n".join(_lines(setting, given, remarks))

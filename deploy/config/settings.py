@@ -32,7 +32,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Group:
+class SettingGroup:
     """A mapping of deploy.yaml; `name` is "" for the top level."""
 
     name: str
@@ -40,7 +40,7 @@ class Group:
     settings: tuple[Setting, ...]
 
 
-def groups_of(spec: type[BaseModel]) -> tuple[Group, ...]:
+def groups_of(spec: type[BaseModel]) -> tuple[SettingGroup, ...]:
     """Return the top level and all groups of a spec, in its order.
 
     Raises:
@@ -52,10 +52,10 @@ def groups_of(spec: type[BaseModel]) -> tuple[Group, ...]:
         if "$ref" in field:
             group = schema["$defs"][field["$ref"].rpartition("/")[2]]
             meaning = " ".join(group.get("description", "").split())
-            groups.append(Group(name, meaning, _settings(group["properties"])))
+            groups.append(SettingGroup(name, meaning, _settings(group["properties"])))
         else:
             top[name] = field
-    return (Group("", "", _settings(top)), *groups)
+    return (SettingGroup("", "", _settings(top)), *groups)
 
 
 def flow(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deploy.config.spec import StackSpec
-from deploy.planning.break_even import Measured
+from deploy.planning.break_even import LastBenchmark
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
 
@@ -80,7 +80,7 @@ class ImageSeen:
 
 
 @dataclass(frozen=True)
-class GpuUse:
+class GpuMemoryUse:
     """What of a GPU's memory is taken, and by whom ('pid 123 (python), 4000 MiB')."""
 
     vendor: str
@@ -102,7 +102,7 @@ class GpusSeen:
 
     driver: str = ""
     cuda: str = ""
-    uses: tuple[GpuUse, ...] = ()
+    uses: tuple[GpuMemoryUse, ...] = ()
     closed: tuple[str, ...] = ()
     nodes: Mapping[int, int] = field(default_factory=dict)
     trouble: str = ""
@@ -266,4 +266,4 @@ class Seen:
     redis: tuple[RedisSeen, ...] = ()
     stack: StackSeen | None = None
     hash_seeds: Mapping[str, str] = field(default_factory=dict)
-    measured: Measured | None = None
+    measured: LastBenchmark | None = None

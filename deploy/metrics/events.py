@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from deploy.metrics.following import Interval, StoreInterval
+from deploy.metrics.following import CountedInterval, StoreInterval
 from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.verify.store_path import StorePath
 
@@ -50,7 +50,7 @@ def remembered(old: Sequence[Event], new: Sequence[Event], most: int) -> tuple[E
 def events_between(
     before: StackReading,
     now: StackReading,
-    intervals: Mapping[str, Interval],
+    intervals: Mapping[str, CountedInterval],
     store: StoreInterval | None,
     *,
     evicting: bool,
@@ -125,7 +125,7 @@ def _of_the_store(
         yield Event(now.at, "evictions", "redis", text, interval.evicted_keys)
 
 
-def _of_the_path(now: StackReading, intervals: Mapping[str, Interval]) -> Iterator[Event]:
+def _of_the_path(now: StackReading, intervals: Mapping[str, CountedInterval]) -> Iterator[Event]:
     for name, interval in intervals.items():
         path = StorePath.read(interval.counted.samples)
         for kind, text, count in _losses(path) if path else ():

@@ -10,7 +10,7 @@ from deploy.metrics.store import StoreStats
 
 
 @dataclass(frozen=True)
-class Interval:
+class CountedInterval:
     """What a service counted between two readings of its page."""
 
     counted: MetricsPage
@@ -43,7 +43,7 @@ class Followed:
 
 def followed(
     before: Followed | None, now: ServiceReading, *, clock_s: float, first: bool
-) -> tuple[Followed, Interval | None]:
+) -> tuple[Followed, CountedInterval | None]:
     """Return a service with its new reading, and what it counted since the last one.
 
     `clock_s` is the time of the stack's reading before; `first` says that there is none. Nothing is
@@ -60,7 +60,7 @@ def followed(
     if before.page is None and not before.seen_born:
         return read, None
     counted = now.page.since(before.page or MetricsPage())
-    interval = Interval(counted, now.clock_s - before.clock_s)
+    interval = CountedInterval(counted, now.clock_s - before.clock_s)
     return replace(read, watched=before.watched + counted), interval
 
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from deploy.metrics.engine import EngineCounts, EngineLoad
 from deploy.metrics.events import Event, events_between
-from deploy.metrics.following import Followed, Interval, StoreInterval, followed, store_interval
+from deploy.metrics.following import (
+    CountedInterval,
+    Followed,
+    StoreInterval,
+    followed,
+    store_interval,
+)
 from deploy.metrics.frame import EngineFrame, Frame, RouterFrame, StoreFrame, Totals
 from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.metrics.router import RouterCounts, RouterView
@@ -98,7 +104,7 @@ def _troubled(memory: Memory | None, now: StackReading) -> tuple[Memory, Frame]:
 
 def _follow_all(
     kept: Memory, now: StackReading, *, first: bool
-) -> tuple[dict[str, Followed], dict[str, Interval]]:
+) -> tuple[dict[str, Followed], dict[str, CountedInterval]]:
     services = dict(kept.services)
     intervals = {}
     for name, service in now.services.items():
@@ -117,7 +123,7 @@ def _store_interval(kept: Memory, now: StackReading) -> StoreInterval | None:
 
 
 def _engines(
-    now: StackReading, services: Mapping[str, Followed], intervals: Mapping[str, Interval]
+    now: StackReading, services: Mapping[str, Followed], intervals: Mapping[str, CountedInterval]
 ) -> tuple[EngineFrame, ...]:
     return tuple(
         _engine(service, services[name], intervals.get(name))
@@ -126,7 +132,9 @@ def _engines(
     )
 
 
-def _engine(service: ServiceReading, seen: Followed, interval: Interval | None) -> EngineFrame:
+def _engine(
+    service: ServiceReading, seen: Followed, interval: CountedInterval | None
+) -> EngineFrame:
     return EngineFrame(
         service.name,
         service.role,
@@ -139,7 +147,7 @@ def _engine(service: ServiceReading, seen: Followed, interval: Interval | None) 
 
 
 def _router(
-    now: StackReading, services: Mapping[str, Followed], intervals: Mapping[str, Interval]
+    now: StackReading, services: Mapping[str, Followed], intervals: Mapping[str, CountedInterval]
 ) -> RouterFrame | None:
     for name, service in now.services.items():
         if service.role == "router" and service.page is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deploy.benchmark.compare import Comparison, Row, Unit
+from deploy.benchmark.compare import Comparison, MetricRow, Unit
 from deploy.benchmark.results import Result
 from deploy.benchmark.statistics import Estimate
 from deploy.output.table import table
@@ -35,12 +35,12 @@ def _run(result: Result) -> str:
     return f"{result.stack.topology}, {result.model.name}, {result.workload.name}, {result.started}"
 
 
-def _repeats(row: Row) -> str:
+def _repeats(row: MetricRow) -> str:
     first, second = row.first.repeats, row.second.repeats
     return str(first) if first == second else f"{first} and {second}"
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: MetricRow) -> Iterator[str]:
     factor, unit = _SCALE[row.metric.unit]
     yield row.metric.name
     for side in (row.first, row.second):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.benchmark.sweep import Row, Sweep, rows
+from deploy.benchmark.sweep import Sweep, TopologyRow, rows
 from deploy.output.table import duration, table
 
 
@@ -34,7 +34,7 @@ def sweep_view(sweep: Sweep, folder: Path, best: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[object, ...]:
+def _cells(row: TopologyRow) -> tuple[object, ...]:
     interval = "-" if row.low is None else f"{row.low:.2f} to {row.high:.2f}"
     return (
         row.topology,

@@ -42,7 +42,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LastBenchmark:
     """What the last benchmark of a model on a machine measured.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
-from deploy.errors import Changes, MissingGpus, Setting
+from deploy.errors import Changes, MissingGpus, NamedSetting
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
@@ -124,7 +124,7 @@ def _too_few(
     return MissingGpus(
         (
             f"{needed} GPU{'s' if needed > 1 else ''} for ",
-            Setting("vendor"),
+            NamedSetting("vendor"),
             f" {vendor.name} asked for, {there or 'none'} seen",
         ),
         retry=({**NO_SPLIT, **_most(there, ranks)} if there else _NO_GPUS,),

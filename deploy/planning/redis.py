@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deploy.config.spec import StackSpec
-from deploy.errors import ConfigError, Setting
+from deploy.errors import ConfigError, NamedSetting
 from deploy.planning.inventory import Inventory
 from deploy.planning.topology import Topology
 
@@ -98,7 +98,7 @@ def _check_nothing_shared(spec: StackSpec, topology: Topology) -> None:
     }
     for field in (field for field, given in asked.items() if given):
         raise ConfigError(
-            (Setting("topology"), f" {topology} has no Redis, and its engines share no KV"),
+            (NamedSetting("topology"), f" {topology} has no Redis, and its engines share no KV"),
             setting=field,
             hint=f"leave {field} out, or --topology {topology.engines}a+redis"
             if topology.engines > 1

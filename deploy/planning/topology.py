@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
-from deploy.errors import Changes, ConfigError, Setting
+from deploy.errors import Changes, ConfigError, NamedSetting
 
 # Options that name a split. A suggested command clears the ones that it replaces.
 NO_SPLIT: Changes = {"--gpus": None, "--topology": None, "--producers": None, "--consumers": None}
@@ -94,9 +94,9 @@ def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology
         each = f" of {spec.tp}" if vendor.has_gpus and spec.tp > 1 else ""
         raise ConfigError(
             (
-                Setting("gpus"),
+                NamedSetting("gpus"),
                 f" {spec.gpus} contradicts ",
-                Setting("topology"),
+                NamedSetting("topology"),
                 f" {asked}, which needs {asked.engines} {vendor.slot}s{each}",
             ),
             retry=(
@@ -146,7 +146,7 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
         raise ConfigError(
             (
                 f"{gpus} GPUs do not divide into engines of ",
-                Setting("tp"),
+                NamedSetting("tp"),
                 f" {spec.tp}, of which a stack needs at least two",
             ),
             setting="gpus",
@@ -166,7 +166,12 @@ def _asked(spec: StackSpec) -> Topology | None:
     for field, counted in (("producers", spec.producers), ("consumers", spec.consumers)):
         if counted not in (None, getattr(named, field)):
             raise ConfigError(
-                (Setting("topology"), f" {named} contradicts ", Setting(field), f" {counted}"),
+                (
+                    NamedSetting("topology"),
+                    f" {named} contradicts ",
+                    NamedSetting(field),
+                    f" {counted}",
+                ),
                 retry=({**NO_SPLIT, "--topology": str(named)},),
             )
     return named

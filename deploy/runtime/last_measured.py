@@ -10,10 +10,10 @@ from deploy.runtime.home import Home
 from deploy.runtime.host import processor_name
 
 if TYPE_CHECKING:
-    from deploy.planning.break_even import Measured
+    from deploy.planning.break_even import LastBenchmark
 
 
-def last_measured(home: Home, plan: Plan) -> Measured | None:
+def last_measured(home: Home, plan: Plan) -> LastBenchmark | None:
     """Return what was measured last of the plan's model on this machine; None if nothing was."""
     if not plan.shares_kv or not (known := read_measured(home)):
         return None
@@ -27,12 +27,12 @@ def key_of(model: str, processor: str, gpu: str) -> str:
     return " | ".join((model, processor, gpu))
 
 
-def read_measured(home: Home) -> dict[str, Measured]:
+def read_measured(home: Home) -> dict[str, LastBenchmark]:
     """Return all measurements; empty if the file cannot be read."""
     try:
         found = json.loads(home.measured_file.read_text(encoding="utf-8"))
-        from deploy.planning.break_even import Measured
+        from deploy.planning.break_even import LastBenchmark
 
-        return {key: Measured(**one) for key, one in found.items()}
+        return {key: LastBenchmark(**one) for key, one in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

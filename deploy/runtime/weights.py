@@ -20,7 +20,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedModel:
     """A model of the hub.
 
     Attributes:
@@ -56,7 +56,7 @@ class Wanted:
             return False
 
 
-def fetch(wanted: Wanted, address: str, token: str | None) -> None:
+def fetch(wanted: WantedModel, address: str, token: str | None) -> None:
     """Fetch what is missing of a model; shows the client's progress bar on stderr.
 
     Raises:
@@ -82,7 +82,7 @@ def fetch(wanted: Wanted, address: str, token: str | None) -> None:
         raise HubError(f"{address}: {said}") from exc
 
 
-def give_to(wanted: Wanted, uid: int, gid: int) -> None:
+def give_to(wanted: WantedModel, uid: int, gid: int) -> None:
     """Give the model's files to a user; the caller is root."""
     for top in (wanted.folder, wanted.cache / ".locks"):
         for path in (top, *top.rglob("*")):

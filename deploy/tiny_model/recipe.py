@@ -16,7 +16,7 @@ from itertools import chain
 
 from deploy.tiny_model.shape import HEAD_DIM, HIDDEN, INTERMEDIATE, KV_HEADS, LAYERS, QUERY_HEADS
 from deploy.tiny_model.tokenizer import VOCABULARY_SIZE
-from deploy.tiny_model.weights import Constant, Noise, Opposite, Run, Tensor
+from deploy.tiny_model.weights import Constant, EvenValues, Opposite, Run, Tensor
 
 # Only these bytes can win greedily, so that any output is printable text.
 PRINTABLE = frozenset({0x0A, *range(0x20, 0x7F)})
@@ -129,7 +129,7 @@ def _layer_tensors(prefix: str, layer: Layer, anchor: float) -> Iterator[Tensor]
 
 def _attention_tensors(prefix: str, layer: Layer) -> Iterator[Tensor]:
     wide, narrow = QUERY_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    query_rows = tuple(Noise(HEAD_DIM * HIDDEN, head.query) for head in layer.heads)
+    query_rows = tuple(EvenValues(HEAD_DIM * HIDDEN, head.query) for head in layer.heads)
     output_row = tuple(chain.from_iterable(map(_pair_of_outputs, layer.outputs)))
     yield Tensor(prefix + "q_proj.weight", (wide, HIDDEN), query_rows)
     yield _noise(prefix + "k_proj.weight", (narrow, HIDDEN), layer.key)
@@ -143,7 +143,7 @@ def _attention_tensors(prefix: str, layer: Layer) -> Iterator[Tensor]:
 
 
 def _pair_of_outputs(amplitude: float) -> tuple[Run, Run]:
-    return Noise(HEAD_DIM, amplitude), Opposite(HEAD_DIM)
+    return EvenValues(HEAD_DIM, amplitude), Opposite(HEAD_DIM)
 
 
 def _position_bias(value: float, pairs: int) -> tuple[Constant, Constant]:
@@ -152,7 +152,7 @@ def _position_bias(value: float, pairs: int) -> tuple[Constant, Constant]:
 
 
 def _noise(name: str, shape: tuple[int, int], amplitude: float) -> Tensor:
-    return Tensor(name, shape, (Noise(shape[0] * shape[1], amplitude),))
+    return Tensor(name, shape, (EvenValues(shape[0] * shape[1], amplitude),))
 
 
 def _norm(name: str) -> Tensor:
@@ -165,5 +165,5 @@ def _first_channel(first: float, others: float) -> tuple[Constant, Constant]:
 
 def _logit_row(token: int, recipe: Recipe) -> tuple[Run, Run]:
     if token in PRINTABLE:
-        return Constant(1, recipe.printable_offset), Noise(HIDDEN - 1, recipe.logits)
+        return Constant(1, recipe.printable_offset), EvenValues(HIDDEN - 1, recipe.logits)
     return Constant(1, recipe.other_offset), Constant(HIDDEN - 1, 0.0)

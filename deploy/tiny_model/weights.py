@@ -22,7 +22,7 @@ _SIGN_CHANGE = bytes(byte ^ 0x80 for byte in range(256))  # of a value's high by
 
 
 @dataclass(frozen=True)
-class Noise:
+class EvenValues:
     """`count` values spread evenly over the open interval (-amplitude, amplitude)."""
 
     count: int
@@ -44,7 +44,7 @@ class Opposite:
     count: int
 
 
-Run: TypeAlias = Noise | Constant | Opposite
+Run: TypeAlias = EvenValues | Constant | Opposite
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def tensor_bytes(tensor: Tensor, *, seed: str) -> bytes:
 
 
 @cache
-def _tables(run: Noise | Constant) -> tuple[bytes, bytes]:
+def _tables(run: EvenValues | Constant) -> tuple[bytes, bytes]:
     """Return what each stream byte becomes: the low and the high byte of a bfloat16.
 
     Byte b stands for the odd number 2b - 255, in 256ths of the amplitude.

@@ -24,7 +24,7 @@ from deploy.workflows.start import StackStart
 from deploy.workflows.user_files import outdated_services
 
 
-class Exchange:
+class PlanExchange:
     """One exchange of plans: stop what differs, start and check the new, or put the old back."""
 
     def __init__(

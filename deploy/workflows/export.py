@@ -10,7 +10,7 @@ from typing import Any
 from deploy.assets import Kit
 from deploy.config.spec import SettledSpec, StackSpec, settle
 from deploy.config.vendors import VENDORS, vendor_named
-from deploy.errors import ConfigError, Setting
+from deploy.errors import ConfigError, NamedSetting
 from deploy.planning.boxes import across, network_note
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
@@ -38,7 +38,7 @@ PLAIN, SET = FLAVOURS = ("plain", "disaggregatedset")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportRequest:
     """What is asked for beside the spec.
 
     Attributes:
@@ -54,7 +54,7 @@ class Wanted:
     link_gbit: float | None = None
 
 
-_DEFAULT = Wanted()
+_DEFAULT = ExportRequest()
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def export(
     spec: StackSpec,
     home: Home,
     inventory: Inventory | None = None,
-    wanted: Wanted = _DEFAULT,
+    wanted: ExportRequest = _DEFAULT,
     *,
     kit: Kit | None = None,
 ) -> Export:
@@ -162,7 +162,7 @@ def _require_roles(plan: Plan) -> None:
     if plan.aggregated:
         raise ConfigError(
             (
-                Setting("topology"),
+                NamedSetting("topology"),
                 f" {plan.topology} has one role, but a DisaggregatedSet needs two",
             ),
             retry=({"--flavour": PLAIN},),
@@ -175,7 +175,7 @@ def _secrets(stack: VendorStack) -> tuple[str, ...]:
     return tuple(sorted(names - {HUB_TOKEN}))
 
 
-def _notes(plan: Plan, box: Inventory, assumed: bool, wanted: Wanted) -> list[str]:
+def _notes(plan: Plan, box: Inventory, assumed: bool, wanted: ExportRequest) -> list[str]:
     how = "assumed; describe yours with --inventory FILE" if assumed else "--inventory"
     memory_gib = box.memory_mib // 1024
     return [

@@ -13,7 +13,7 @@ from deploy.doctor.seen import HubSeen
 from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
-from deploy.runtime.weights import Wanted, fetch, give_to
+from deploy.runtime.weights import WantedModel, fetch, give_to
 from deploy.workflows.prepare import Containers, Prepared, Report, find_model
 from deploy.workflows.user_files import owner, provide_caches
 from deploy.workflows.user_secrets import hub_token
@@ -102,7 +102,7 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
         give_to(wanted, *owner(software))
 
 
-def _wanted(prepared: Prepared) -> Wanted | None:
+def _wanted(prepared: Prepared) -> WantedModel | None:
     """Return the model as engines would fetch it; None where it does not come from a hub.
 
     None, too, if the user's variables send engines to another folder, which may be inside their
@@ -112,7 +112,7 @@ def _wanted(prepared: Prepared) -> Wanted | None:
     theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
     if model.source != "hub" or theirs:
         return None
-    return Wanted(model.ref, model.version or _revision(spec.engine.args), prepared.hub_cache)
+    return WantedModel(model.ref, model.version or _revision(spec.engine.args), prepared.hub_cache)
 
 
 def may_ask(spec: StackSpec) -> bool:

@@ -14,7 +14,7 @@ from deploy.config.catalog import (
 )
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
-from deploy.runtime.compose.images import FoundImage, Versions, find_image, probe_versions
+from deploy.runtime.compose.images import FoundImage, ImageVersions, find_image, probe_versions
 from deploy.stack.container_layout import ContainerImages
 from deploy.workflows.image_builds import build, build_arguments
 from deploy.workflows.image_pins import name_here, pull_pinned
@@ -79,7 +79,7 @@ def looked_into(
     return replace(images.named(reference_here), engine_id=engine.id, engine_program=interpreter)
 
 
-def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[str, Versions]:
+def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[str, ImageVersions]:
     """Return the interpreter that has vLLM in an engine image, and what else it has.
 
     The path of Python in a user's own image is unknown, so the catalogue's paths are all tried.
@@ -93,7 +93,7 @@ def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[
         if held.vllm is not None:
             return interpreter, held
     if known.name or spec.allow_unproven:
-        return known.interpreter, Versions(None, None)
+        return known.interpreter, ImageVersions(None, None)
     raise ConfigError(
         f"no vLLM found by {', '.join(tried)} in {known.image}",
         setting="image",

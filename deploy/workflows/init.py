@@ -22,7 +22,7 @@ _SHOWN_MODELS = 10
 
 
 @dataclass(frozen=True)
-class Survey:
+class InitSurvey:
     """What was found on this machine, and the settings that follow from it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Survey:
     cached: tuple[str, ...]
 
 
-def survey_machine() -> Survey:
+def survey_machine() -> InitSurvey:
     """Return the vendor, the number of GPUs and the model to use on this machine."""
     inventory = detect_inventory()
     vendor = detected_vendor(inventory)
@@ -45,10 +45,10 @@ def survey_machine() -> Survey:
     if gpus:
         settings["gpus"] = min(len(gpus), MAX_COUNT)
     settings["model"] = _model(settings, inventory, cached)
-    return Survey(settings, _machine(inventory), tuple(model.ref for model in cached))
+    return InitSurvey(settings, _machine(inventory), tuple(model.ref for model in cached))
 
 
-def write_example(file: Path, survey: Survey) -> None:
+def write_example(file: Path, survey: InitSurvey) -> None:
     """Write a new deploy.yaml.
 
     Raises:

@@ -21,7 +21,7 @@ from deploy.runtime.last_measured import last_measured
 from deploy.tiny_model import config_json, model_folder_name
 
 if TYPE_CHECKING:
-    from deploy.planning.break_even import Measured
+    from deploy.planning.break_even import LastBenchmark
     from deploy.planning.connector import ConnectorChoice
     from deploy.stack.container_layout import ContainerImages
     from deploy.stack.layout import Layout
@@ -104,7 +104,7 @@ class Prepared:
     model: Model
     plan: Plan
     layout: Layout
-    measured: Measured | None = None
+    measured: LastBenchmark | None = None
 
     @cached_property
     def stack(self) -> Stack:

@@ -73,7 +73,7 @@ class Liveness:
             self._asking, self._due_s = self._submit(ask), now_s + _EVERY_S
 
 
-class Work:
+class CoreProgress:
     """Compares what an engine's core has counted while requests wait for it.
 
     One step is the least that moves a count, which is why the limit must be longer than any step. A
@@ -122,7 +122,7 @@ class Life:
 
     record: ServiceRecord
     liveness: Liveness
-    work: Work
+    work: CoreProgress
     pid: int = 0
     deaths: int = 0
     serves_since: float = field(default_factory=time.monotonic)

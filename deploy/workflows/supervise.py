@@ -31,10 +31,10 @@ from deploy.workflows.check import renew_store_connections
 from deploy.workflows.running import RunningStack, find_stack
 from deploy.workflows.service_life import (
     LONGEST_PAUSE_S,
+    CoreProgress,
     Life,
     Liveness,
     RestartPolicy,
-    Work,
     waited_for,
 )
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
@@ -158,8 +158,8 @@ class Supervisor:
             self._note(service, "hung", f"{text}; stopped")
             life.started = None  # its exit code tells of us
 
-    def _probes(self) -> tuple[Liveness, Work]:
-        return Liveness(self._asking.submit), Work(self._asking.submit)
+    def _probes(self) -> tuple[Liveness, CoreProgress]:
+        return Liveness(self._asking.submit), CoreProgress(self._asking.submit)
 
     def _died(self, service: Service, life: Life) -> None:
         """Record a death, unless a command is at work, which may have caused it."""

@@ -13,7 +13,7 @@ from deploy.planning.connector import UNUSED_SIZE
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
-from deploy.workflows.exchange import Exchange, vendor_and_image
+from deploy.workflows.exchange import PlanExchange, vendor_and_image
 from deploy.workflows.facts import without_held_gpus
 from deploy.workflows.history import label, last_good
 from deploy.workflows.hub import described_model
@@ -185,7 +185,7 @@ def _exchange(
         kept = tuple(service.name for service in old.stack.services)
         seconds = time.monotonic() - began
         return SwapResult(old.stack.name, *names, connectors, kept, 0.0, seconds, None)
-    exchange = Exchange(home, running, target, action, report)
+    exchange = PlanExchange(home, running, target, action, report)
     checked = exchange.run()
     return SwapResult(
         name=old.stack.name,

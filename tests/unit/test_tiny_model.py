@@ -16,7 +16,14 @@ import pytest
 
 from deploy.errors import MachineError
 from deploy.tiny_model import ensure_tiny_model, model_folder, model_folder_name, recipe, tokenizer
-from deploy.tiny_model.weights import Constant, Noise, Opposite, Tensor, bfloat16_bits, tensor_bytes
+from deploy.tiny_model.weights import (
+    Constant,
+    EvenValues,
+    Opposite,
+    Tensor,
+    bfloat16_bits,
+    tensor_bytes,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,7 +145,7 @@ def _values(tensor: Tensor, seed: str = "s") -> list[float]:
 
 def test_runs_are_what_they_say() -> None:
     tensor = Tensor(
-        "t", (2006,), (Constant(3, -1.5), Noise(1000, 2.0), Opposite(1000), Noise(3, 0.0))
+        "t", (2006,), (Constant(3, -1.5), EvenValues(1000, 2.0), Opposite(1000), EvenValues(3, 0.0))
     )
     values = _values(tensor)
     assert values[:3] == [-1.5] * 3
@@ -148,14 +155,14 @@ def test_runs_are_what_they_say() -> None:
 
 
 def test_seed_and_name_both_change_the_values() -> None:
-    runs = (Noise(8, 1.0),)
+    runs = (EvenValues(8, 1.0),)
     one, two = Tensor("one", (8,), runs), Tensor("two", (8,), runs)
     assert len({tuple(_values(one)), tuple(_values(two)), tuple(_values(one, "other"))}) == 3
 
 
 def test_runs_must_fill_the_shape() -> None:
     with pytest.raises(ValueError, match="runs of 8"):
-        tensor_bytes(Tensor("t", (9,), (Noise(8, 1.0),)), seed="s")
+        tensor_bytes(Tensor("t", (9,), (EvenValues(8, 1.0),)), seed="s")
 
 
 def test_the_weights_file_is_laid_out_as_its_header_says(files: dict[str, bytes]) -> None:
@@ -179,7 +186,7 @@ def test_the_shape_suits_the_tests_that_use_it(files: dict[str, bytes]) -> None:
 
 def test_only_printable_tokens_have_logits_of_their_own() -> None:
     table = next(tensor for tensor in recipe.tensors() if tensor.name == "lm_head.weight")
-    noisy = {row for row, run in enumerate(table.runs[1::2]) if isinstance(run, Noise)}
+    noisy = {row for row, run in enumerate(table.runs[1::2]) if isinstance(run, EvenValues)}
     assert bytes(sorted(noisy)).decode("ascii").strip("\n").isprintable()
     assert len(noisy) == 96
 

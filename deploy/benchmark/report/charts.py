@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.benchmark.report import points
-from deploy.benchmark.report.points import Point, Run
+from deploy.benchmark.report.points import Point, StackRuns
 
 Spec = dict[str, Any]
 
@@ -29,7 +29,7 @@ class Chart:
     spec: Spec
 
 
-def charts(runs: Sequence[Run]) -> list[Chart]:
+def charts(runs: Sequence[StackRuns]) -> list[Chart]:
     """Return the charts that these runs have values for."""
     found, order = points.points(runs), [run.name for run in runs]
     made = [*_of_all_loads(found, order), *_of_one_load(points.comparable(found), order)]

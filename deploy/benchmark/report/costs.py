@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from deploy.benchmark.gpu_use import gpu_use
 from deploy.benchmark.own_cost import own_cost
 from deploy.benchmark.report.cells import number, table
-from deploy.benchmark.report.points import Run
+from deploy.benchmark.report.points import StackRuns
 
 
-def own_cost_section(runs: Sequence[Run]) -> Iterator[str]:
+def own_cost_section(runs: Sequence[StackRuns]) -> Iterator[str]:
     """Yield what the kit adds to a request, where the runs measured it."""
     rows = [row for row in map(_cost_row, runs) if set(row[1:]) != {"-"}]
     if rows:
@@ -31,7 +31,7 @@ def own_cost_section(runs: Sequence[Run]) -> Iterator[str]:
         yield table(header, rows)
 
 
-def _cost_row(run: Run) -> Sequence[str]:
+def _cost_row(run: StackRuns) -> Sequence[str]:
     cost = own_cost(run.result)
     p50, p99 = (cost.hop_s.p50, cost.hop_s.p99) if cost.hop_s else (None, None)
     most = cost.router_requests_s
@@ -53,7 +53,7 @@ def _per_gb(cpu_s: float | None) -> str:
     return "-" if cpu_s is None else f"{number(cpu_s)} CPU s/GB"
 
 
-def gpu_section(runs: Sequence[Run]) -> Iterator[str]:
+def gpu_section(runs: Sequence[StackRuns]) -> Iterator[str]:
     """Yield how busy each GPU was, where the runs measured it."""
     rows = [
         (

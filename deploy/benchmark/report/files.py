@@ -12,7 +12,7 @@ from typing import Any
 from deploy.benchmark.compare import METRICS
 from deploy.benchmark.report.charts import Chart, charts
 from deploy.benchmark.report.page import page
-from deploy.benchmark.report.points import Run, named, points
+from deploy.benchmark.report.points import StackRuns, named, points
 from deploy.benchmark.report.verdict import ReportVerdict, of_sweep, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
 from deploy.errors import MissingTool, UsageError, printable
@@ -84,7 +84,7 @@ def _requests(folder: Path) -> list[RequestRecord]:
     return found
 
 
-def table(runs: Sequence[Run]) -> str:
+def table(runs: Sequence[StackRuns]) -> str:
     """Return all metrics as CSV, in seconds, tokens and shares."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -101,7 +101,7 @@ def _cell(value: object) -> object:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _rows(runs: Sequence[Run]) -> Iterator[tuple[object, ...]]:
+def _rows(runs: Sequence[StackRuns]) -> Iterator[tuple[object, ...]]:
     units = {"ms": "s", "1/s": "1/s", "%": "share"}
     for point in points(runs):
         for metric in METRICS:

@@ -15,7 +15,7 @@ from deploy.benchmark.break_even import measured_speeds
 from deploy.benchmark.report.cells import interval, milliseconds, number, percent, table, tokens
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.costs import gpu_section, own_cost_section
-from deploy.benchmark.report.points import Point, Run, comparable, points, worth
+from deploy.benchmark.report.points import Point, StackRuns, comparable, points, worth
 from deploy.benchmark.report.verdict import ReportVerdict, slo_text
 from deploy.planning.break_even import Speeds, break_even_tokens, changes
 
@@ -23,7 +23,9 @@ _MOST_ROWS = 30
 _HERE = Path(__file__).parent
 
 
-def page(runs: Sequence[Run], found: ReportVerdict, charts: Sequence[Chart], library: str) -> str:
+def page(
+    runs: Sequence[StackRuns], found: ReportVerdict, charts: Sequence[Chart], library: str
+) -> str:
     """Return the page.
 
     Args:
@@ -67,7 +69,7 @@ def _embedded(json_text: str) -> str:
     return json_text.replace("<", "\\u003c")
 
 
-def _conditions(runs: Sequence[Run]) -> str:
+def _conditions(runs: Sequence[StackRuns]) -> str:
     result = runs[0].result
     machine = result.machine
     repeats = sorted({len(point.repeats) for point in points(runs)})
@@ -88,7 +90,7 @@ def _figure(chart: Chart) -> str:
     )
 
 
-def _sections(runs: Sequence[Run]) -> Iterator[str]:
+def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
     yield "<h2>Results</h2>"
     yield (
         '<p class="soft">Medians of the repeats, with 95 % intervals where there are five or more. '
@@ -155,7 +157,7 @@ def _eligible_rate(point: Point) -> str:
     return f"{100 * sum(one.external for one in hits) / eligible:.1f} %" if eligible else "-"
 
 
-def _break_even(runs: Sequence[Run]) -> Iterator[str]:
+def _break_even(runs: Sequence[StackRuns]) -> Iterator[str]:
     measured = [
         (run, load, speeds)
         for run in runs
@@ -196,7 +198,7 @@ def _speed_row(name: str, load: str, speeds: Speeds) -> Sequence[str]:
     )
 
 
-def _facts(runs: Sequence[Run]) -> Iterator[str]:
+def _facts(runs: Sequence[StackRuns]) -> Iterator[str]:
     """Yield a table of what all runs share, and one of what differs."""
     found: dict[str, list[str]] = {}
     for part in ("machine", "versions", "model", "stack", "workload"):
@@ -218,11 +220,11 @@ def _fact(value: object) -> str:
     return "not known" if value is None else str(value)
 
 
-def _commands(runs: Sequence[Run]) -> str:
+def _commands(runs: Sequence[StackRuns]) -> str:
     return "\n".join(f"# {run.name}\n{shlex.join(run.result.command)}" for run in runs)
 
 
-def _notes(runs: Sequence[Run]) -> Iterator[str]:
+def _notes(runs: Sequence[StackRuns]) -> Iterator[str]:
     notes = []
     for run in runs:
         if run.result.interrupted:

@@ -34,7 +34,7 @@ Measured = tuple[Result, Sequence[RequestRecord]]
 
 
 @dataclass(frozen=True)
-class Run:
+class StackRuns:
     """All runs of a stack together, with a name of its own.
 
     Attributes:
@@ -50,7 +50,7 @@ class Run:
 class Point:
     """A run at one load."""
 
-    run: Run
+    run: StackRuns
     load: str
     repeats: Sequence[Repeat]
 
@@ -68,7 +68,7 @@ class Point:
 _METRICS = {metric.name: metric for metric in METRICS}
 
 
-def named(results: Sequence[Measured]) -> list[Run]:
+def named(results: Sequence[Measured]) -> list[StackRuns]:
     """Return the stacks with names that tell them apart; like runs of a stack are one."""
     groups: list[list[Measured]] = []
     for one in results:
@@ -80,7 +80,8 @@ def named(results: Sequence[Measured]) -> list[Run]:
     merged = [_merged(group) for group in groups]
     names = stack_names([result for result, _ in merged])
     return [
-        Run(name, result, requests) for name, (result, requests) in zip(names, merged, strict=True)
+        StackRuns(name, result, requests)
+        for name, (result, requests) in zip(names, merged, strict=True)
     ]
 
 
@@ -105,7 +106,7 @@ def _merged(group: Sequence[Measured]) -> Measured:
     return group[0][0].model_copy(update=update), requests
 
 
-def points(runs: Iterable[Run]) -> list[Point]:
+def points(runs: Iterable[StackRuns]) -> list[Point]:
     """Return each run at each of its loads, the lowest first."""
     return [
         point

@@ -54,12 +54,12 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
     """Write a kustomize base, and an overlay for each vendor. Needs no cluster; holds no secret."""
     from deploy.runtime.detect.inventory_file import read_inventory
     from deploy.runtime.home import Home
-    from deploy.workflows.export import Wanted
+    from deploy.workflows.export import ExportRequest
     from deploy.workflows.export import export as exported
     from deploy.workflows.export_folder import next_commands, write_export
 
     source = load_source(flags, file)
-    wanted = Wanted(namespace, flavour, boxes, link_gbit)
+    wanted = ExportRequest(namespace, flavour, boxes, link_gbit)
     with naming_origins(source.origins):
         machine = read_inventory(inventory) if inventory else None
         made = exported(source.spec, Home.from_environ(), machine, wanted)

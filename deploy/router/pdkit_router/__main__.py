@@ -27,7 +27,7 @@ from pdkit_router.engines import Engine, Group, HealthChecker
 from pdkit_router.forward import Forwarder
 from pdkit_router.limits import ClientLimits
 from pdkit_router.log_files import bound_logs
-from pdkit_router.page import Front, MetricsDoor, MetricsPage
+from pdkit_router.page import Front, MetricsDoor, RouterMetrics
 from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
 from pdkit_router.tracing import Tracer
@@ -117,7 +117,7 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
         forwarder.tracer = Tracer(given.otlp_endpoint, given.stack, forwarder.counts)
     limits = _limits()
     clients = Clients(limits, Doorkeeper(key), Front(forwarder).serve)
-    watchers = Clients(ClientLimits(connections=64), MetricsDoor(), MetricsPage(forwarder).serve)
+    watchers = Clients(ClientLimits(connections=64), MetricsDoor(), RouterMetrics(forwarder).serve)
     engines = (*given.producer, *given.consumer, *given.engine)
     for engine in engines:
         engine.key = engine_key

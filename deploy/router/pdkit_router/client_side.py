@@ -14,8 +14,8 @@ from pdkit_router.errors import Refused, error_body
 from pdkit_router.limits import (
     HEAD_BYTES,
     ClientLimits,
-    Deadline,
     Door,
+    LazyTimer,
     large_body,
     long_head,
     too_many,
@@ -84,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._answer: ClientResponse | None = None
         self._loop = asyncio.get_running_loop()
-        self._limit = Deadline(self._loop)
+        self._limit = LazyTimer(self._loop)
         self._closing = False
         self._unread = False
         self._fresh()

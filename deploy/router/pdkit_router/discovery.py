@@ -23,7 +23,7 @@ Resolve = Callable[[str, int], Awaitable[Collection[str]]]
 
 
 @dataclass(frozen=True)
-class Source:
+class RoleService:
     """A name that has the addresses of all engines of a role."""
 
     role: str
@@ -31,13 +31,13 @@ class Source:
     port: int
 
 
-def source(text: str) -> Source:
+def source(text: str) -> RoleService:
     """Return the source that a text names, as `dns://producer:8000?role=producer`."""
     try:
         parts = urlsplit(text)
         (role,) = parse_qs(parts.query)["role"]
         if parts.scheme == "dns" and parts.hostname and parts.port and role in ROLES:
-            return Source(role, parts.hostname, parts.port)
+            return RoleService(role, parts.hostname, parts.port)
     except (ValueError, KeyError):
         pass
     roles = ", ".join(ROLES)
@@ -59,7 +59,7 @@ class Discovery:
 
     def __init__(
         self,
-        found_by: Source,
+        found_by: RoleService,
         group: Group,
         checker: HealthChecker,
         key: str,

@@ -57,7 +57,7 @@ class Budget:
         return True
 
 
-class Deadline:
+class LazyTimer:
     """A limit of time that is set anew many times a second.
 
     A timer that ends before the limit stays, to look again: a request has three limits, and would

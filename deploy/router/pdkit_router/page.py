@@ -65,7 +65,7 @@ class MetricsDoor:
             raise Refused(404, "only GET /metrics is served here")
 
 
-class MetricsPage:
+class RouterMetrics:
     """The counts in Prometheus's text form."""
 
     def __init__(self, forwarder: Forwarder) -> None:

@@ -52,7 +52,7 @@ class FoundImage:
 
 
 @dataclass(frozen=True)
-class Versions:
+class ImageVersions:
     """What is in an engine image; None where nothing says it."""
 
     vllm: str | None
@@ -163,10 +163,10 @@ def build_image(
         )
 
 
-def probe_versions(image: FoundImage, interpreter: str) -> Versions:
+def probe_versions(image: FoundImage, interpreter: str) -> ImageVersions:
     """Return what is in an engine image: by its labels, else by asking the packages in it."""
     if VLLM_LABEL in image.labels and LMCACHE_LABEL in image.labels:
-        return Versions(image.labels[VLLM_LABEL], image.labels[LMCACHE_LABEL])
+        return ImageVersions(image.labels[VLLM_LABEL], image.labels[LMCACHE_LABEL])
     run = ("run", "--rm", "--network", "none", "--entrypoint", interpreter)
     done = run_docker(
         (*run, image.id, "-c", FIND_VERSIONS), timeout_s=_PROBE_TIMEOUT_S, check=False
@@ -174,8 +174,8 @@ def probe_versions(image: FoundImage, interpreter: str) -> Versions:
     try:
         vllm, lmcache = json.loads(done.stdout)
     except (ValueError, TypeError, RecursionError):  # an image may say anything
-        return Versions(None, None)
-    return Versions(vllm, lmcache)
+        return ImageVersions(None, None)
+    return ImageVersions(vllm, lmcache)
 
 
 def _fill(context: Path, folder: Path, wheelhouse: Path | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy.doctor.seen import GpusSeen, GpuUse
+from deploy.doctor.seen import GpuMemoryUse, GpusSeen
 from deploy.planning.inventory import Gpu
 from deploy.runtime.detect.kfd import KfdGpu, read_kfd
 from deploy.runtime.detect.nvidia import cells
@@ -49,7 +49,7 @@ def _nvidia(gpus: list[Gpu], tools: Tools, root: Path) -> GpusSeen:
     by_index = {int(row[0]): row for row in rows if row and row[0].isdigit()}
     held = _holders(holders)
     uses = tuple(
-        GpuUse("cuda", gpu.index, _mib(row[2]), held.get(row[1], ()))
+        GpuMemoryUse("cuda", gpu.index, _mib(row[2]), held.get(row[1], ()))
         for gpu in gpus
         if (row := by_index.get(gpu.index))
     )
@@ -95,7 +95,9 @@ def _amd(gpus: list[Gpu], root: Path) -> GpusSeen:
         used = text_of(card / "mem_info_vram_used").strip()
         known = by_node.get(gpu.render_node)
         holders = held.get(_kfd_id(known, root), ()) if known else ()
-        uses.append(GpuUse("rocm", gpu.index, int(used) >> 20 if used.isdigit() else None, holders))
+        uses.append(
+            GpuMemoryUse("rocm", gpu.index, int(used) >> 20 if used.isdigit() else None, holders)
+        )
         nodes[gpu.index] = _numa_node(card)
     paths = ["/dev/kfd", *(gpu.render_node for gpu in gpus)]
     return GpusSeen(

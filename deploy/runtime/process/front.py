@@ -26,7 +26,7 @@ _STOP_S = 10.0
 
 
 @dataclass(frozen=True)
-class Supervisor:
+class RunningSupervisor:
     """A supervisor that answers.
 
     Attributes:
@@ -65,7 +65,7 @@ def is_there(path: Path) -> bool:
     return False
 
 
-def ask(path: Path) -> Supervisor | None:
+def ask(path: Path) -> RunningSupervisor | None:
     """Return the supervisor, with the socket it holds; None where no supervisor answers.
 
     In a folder that is not ours alone, another user could answer: with the process to end, and the
@@ -84,10 +84,10 @@ def ask(path: Path) -> Supervisor | None:
     if not pid.isdigit():
         return None
     front = socket.socket(fileno=descriptors[0]) if descriptors else None
-    return Supervisor(int(pid), front, version)
+    return RunningSupervisor(int(pid), front, version)
 
 
-def end(there: Supervisor) -> None:
+def end(there: RunningSupervisor) -> None:
     """End a supervisor, and close our copy of the router's socket."""
     if there.front:
         there.front.close()

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deploy.benchmark.load import Target, run_load
+from deploy.benchmark.load import LoadTarget, run_load
 from deploy.benchmark.results import Percentiles
 from deploy.benchmark.summary import percentiles
-from deploy.benchmark.workloads import Conversation, Source, Span, WorkloadOptions
+from deploy.benchmark.workloads import Conversation, PassSource, TokenRange, WorkloadOptions
 from deploy.planning.engines import EnginePlan
 from deploy.runtime.engine_api import bearer
 from deploy.workflows.running import RunningStack
 
-_SHORT = WorkloadOptions("random", Span(16, 16), Span(1, 1))
+_SHORT = WorkloadOptions("random", TokenRange(16, 16), TokenRange(1, 1))
 
 
 def measure_hop(
-    running: RunningStack, front: Target, tokens: Sequence[int], requests: int
+    running: RunningStack, front: LoadTarget, tokens: Sequence[int], requests: int
 ) -> Percentiles | None:
     """Return how much longer short requests take by the router than by the engines themselves.
 
@@ -28,7 +28,7 @@ def measure_hop(
     services = [running.stack.service(engine.name) for engine in _route(running)]
     engines = [replace(front, url=one.url, headers=bearer(running.key(one))) for one in services]
     found = []
-    for one in Source(_SHORT, tokens).one_pass(requests, seed="hop", rate=None):
+    for one in PassSource(_SHORT, tokens).one_pass(requests, seed="hop", rate=None):
         through = _seconds(front, one)
         direct = [_seconds(engine, one) for engine in engines]
         if through is None or None in direct:
@@ -43,6 +43,6 @@ def _route(running: RunningStack) -> list[EnginePlan]:
     return list(first.values())
 
 
-def _seconds(target: Target, conversation: Conversation) -> float | None:
+def _seconds(target: LoadTarget, conversation: Conversation) -> float | None:
     (record,) = run_load(target, [conversation], concurrency=1).records
     return None if record.error is not None else record.e2e_s

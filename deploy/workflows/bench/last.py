@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.benchmark.break_even import speeds_at_first
 from deploy.benchmark.results import Result
-from deploy.planning.break_even import Measured, break_even_tokens
+from deploy.planning.break_even import LastBenchmark, break_even_tokens
 from deploy.runtime.home import Home, write_private
 from deploy.runtime.last_measured import key_of, read_measured
 
@@ -20,6 +20,6 @@ def keep_break_even(home: Home, result: Result, folder: Path) -> None:
     load, speeds = first
     gpu = result.machine.gpus[0] if result.machine.gpus else ""
     key = key_of(result.model.name, result.machine.processor, gpu)
-    found = Measured(break_even_tokens(speeds), load, result.started, str(folder))
+    found = LastBenchmark(break_even_tokens(speeds), load, result.started, str(folder))
     known = {name: asdict(one) for name, one in {**read_measured(home), key: found}.items()}
     write_private(home.measured_file, json.dumps(known, indent=1))

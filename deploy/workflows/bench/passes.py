@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deploy.benchmark.dataset import read_lines
-from deploy.benchmark.load import Load, Target, run_load
+from deploy.benchmark.load import Load, LoadTarget, run_load
 from deploy.benchmark.results import GpuUse, Repeat, RequestRecord, Slo, Usage
 from deploy.benchmark.summary import summary
-from deploy.benchmark.workloads import FILE_WORKLOADS, Line, Source, WorkloadOptions
+from deploy.benchmark.workloads import FILE_WORKLOADS, Line, PassSource, WorkloadOptions
 from deploy.errors import StackUnhealthy, UsageError
 from deploy.runtime.engine_api import bearer
 from deploy.runtime.gpu_meter import GpuMeter
@@ -77,7 +77,7 @@ class Pass:
     load: Load
 
 
-class Bench:
+class BenchSession:
     """A run's conversation with a stack."""
 
     def __init__(self, running: RunningStack, options: BenchOptions, report: Report) -> None:
@@ -92,11 +92,11 @@ class Bench:
         if options.workload.name in FILE_WORKLOADS:
             lines, self.skipped_lines = read_lines(options.workload, self.context)
         _require_room(options.workload, self.context)
-        self.source = Source(options.workload, tokens, lines)
+        self.source = PassSource(options.workload, tokens, lines)
         self.tokens = tokens
         self.lines = len(lines)
         front = running.stack.front
-        self.target = Target(
+        self.target = LoadTarget(
             front.url,
             plan.model.served_name,
             options.timeout_s,

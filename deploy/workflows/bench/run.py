@@ -24,7 +24,7 @@ from deploy.workflows.bench.facts import (
 from deploy.workflows.bench.folder import require_space
 from deploy.workflows.bench.hop import measure_hop
 from deploy.workflows.bench.last import keep_break_even
-from deploy.workflows.bench.passes import Bench, BenchOptions, Pass
+from deploy.workflows.bench.passes import BenchOptions, BenchSession, Pass
 from deploy.workflows.check.session import require_answers
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import require_running, require_stack
@@ -62,7 +62,7 @@ def bench_stack(
     require_running(running)
     require_answers(running)
     with _understood(name):
-        bench = Bench(running, options, report)
+        bench = BenchSession(running, options, report)
         require_space(folder, _expected_bytes(bench))
         started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         result = Result(
@@ -95,7 +95,7 @@ def bench_stack(
     return result
 
 
-def _repeated(bench: Bench) -> Iterator[Pass]:
+def _repeated(bench: BenchSession) -> Iterator[Pass]:
     """Yield the repeats, each with other lengths and arrivals."""
     options, warmup_s = bench.options, bench.warm_up()
     began = time.monotonic()
@@ -116,7 +116,7 @@ def _finder(options: BenchOptions) -> RateFinder | None:
     return RateFinder(options.rate or 1.0, options.slo_share, options.steps)
 
 
-def _found(bench: Bench, finder: RateFinder) -> Iterator[Pass]:
+def _found(bench: BenchSession, finder: RateFinder) -> Iterator[Pass]:
     """Yield a pass for each rate that the search tries, all with the same seed."""
     warmup_s, slo = bench.warm_up(), bench.options.slo or Slo()
     while (rate := finder.next_rate()) is not None:
@@ -130,7 +130,7 @@ def _found(bench: Bench, finder: RateFinder) -> Iterator[Pass]:
         warmup_s = 0.0
 
 
-def _expected_bytes(bench: Bench) -> int:
+def _expected_bytes(bench: BenchSession) -> int:
     options = bench.options
     passes = options.steps if options.find_rate else options.repeats
     # The rates of a search are unknown; each is at most twice the one before.

@@ -16,7 +16,7 @@ import yaml
 
 from deploy.benchmark.candidates import Candidate, named
 from deploy.benchmark.results import Result
-from deploy.benchmark.sweep import Run, Sweep, estimated_s, judge, winning_spec, write_sweep
+from deploy.benchmark.sweep import Sweep, SweepRun, estimated_s, judge, winning_spec, write_sweep
 from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, MachineUnfit, StackUnhealthy
 from deploy.workflows.bench import BenchOptions
@@ -100,7 +100,7 @@ def _one_run(
     stacks: Stacks,
     spec: StackSpec,
     options: BenchOptions,
-) -> Run:
+) -> SweepRun:
     name, number = which
     began = time.monotonic()
     place = folder / f"round-{number + 1}-{name.replace(':', '-')}"
@@ -113,7 +113,7 @@ def _one_run(
         error = exc.message
     finally:
         stacks.down()
-    return Run(
+    return SweepRun(
         topology=name,
         round=number,
         folder=place.name if place.exists() else None,
@@ -153,7 +153,7 @@ def _rate_of(result: Result) -> float | None:
     return median(one.requests_per_s for one in result.repeats) or None
 
 
-def _said(run: Run) -> str:
+def _said(run: SweepRun) -> str:
     if run.error:
         return f"failed: {run.error}"
     return f"{run.rate:.2f} requests/s" if run.rate else "no rate that was tried holds the SLO"

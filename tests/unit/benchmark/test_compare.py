@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.benchmark.compare import Comparison, Row, compare
+from deploy.benchmark.compare import Comparison, MetricRow, compare
 from deploy.benchmark.results import Result
 from deploy.errors import UsageError
 from deploy.output.compare_view import compare_view
@@ -23,7 +23,7 @@ def run(factor: float = 1.0, rate: float = 2.0, count: int = 6, **changed: objec
     return result(**{"repeats": repeats, **changed})
 
 
-def ttft(comparison: Comparison) -> Row:
+def ttft(comparison: Comparison) -> MetricRow:
     rows = next(iter(comparison.points.values()))
     return next(row for row in rows if row.metric.name == "TTFT p50")
 

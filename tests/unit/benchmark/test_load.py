@@ -9,7 +9,7 @@ import pytest
 
 from deploy.benchmark import load as module
 from deploy.benchmark import stream
-from deploy.benchmark.load import Load, Target, run_load
+from deploy.benchmark.load import Load, LoadTarget, run_load
 from deploy.benchmark.workloads import Conversation, Prompt, Turn
 from tests.unit.benchmark.streaming import Stage, event, serving, until
 
@@ -29,7 +29,7 @@ def single(index: int, prompt: Prompt = (1, 2, 3), *, start_s: float = 0.0) -> C
 def loaded(
     stage: Stage, *conversations: Conversation, concurrency: int | None = 1, timeout_s: float = 20
 ) -> Load:
-    target = Target(stage.url, "model", timeout_s)
+    target = LoadTarget(stage.url, "model", timeout_s)
     return run_load(target, conversations, concurrency=concurrency)
 
 
@@ -148,7 +148,7 @@ class TestFailures:
         assert record.ttft_s is None
 
     def test_nobody_listens(self) -> None:
-        target = Target("http://127.0.0.1:9", "model", 20)
+        target = LoadTarget("http://127.0.0.1:9", "model", 20)
         (record,) = run_load(target, [single(0)], concurrency=1).records
         assert record.error == "no complete answer (ConnectionRefusedError)"
 
@@ -156,7 +156,7 @@ class TestFailures:
 def test_key_is_sent_and_progress_told(stage: Stage) -> None:
     headers = {"Authorization": "Bearer key"}
     seen: list[int] = []
-    target = Target(stage.url, "model", 20, headers)
+    target = LoadTarget(stage.url, "model", 20, headers)
     run_load(target, [single(0), single(1)], concurrency=1, on_done=seen.append)
     assert stage.keys == ["Bearer key"] * 2
     assert seen == [1, 2]

@@ -9,8 +9,8 @@ import pytest
 
 from deploy.benchmark.candidates import named
 from deploy.benchmark.sweep import (
-    Run,
     Sweep,
+    SweepRun,
     SweepVerdict,
     judge,
     read_sweep,
@@ -23,8 +23,10 @@ from deploy.errors import UsageError
 NOISE = (1.0, 1.03, 0.98, 1.01, 0.99, 1.02)
 
 
-def run(topology: str, number: int, rate: float | None, error: str | None = None) -> Run:
-    return Run(topology=topology, round=number, folder=None, seconds=60, rate=rate, error=error)
+def run(topology: str, number: int, rate: float | None, error: str | None = None) -> SweepRun:
+    return SweepRun(
+        topology=topology, round=number, folder=None, seconds=60, rate=rate, error=error
+    )
 
 
 def sweep(rates: Mapping[str, Sequence[float | None]], **changed: object) -> Sweep:

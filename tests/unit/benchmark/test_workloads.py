@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.benchmark.dataset import read_lines
-from deploy.benchmark.workloads import Conversation, Source, Span, WorkloadOptions
+from deploy.benchmark.workloads import Conversation, PassSource, TokenRange, WorkloadOptions
 from deploy.errors import UsageError
 
 TOKENS = range(1000, 2000)
@@ -20,7 +20,7 @@ def one_pass(
     options: WorkloadOptions, requests: int = 20, *, seed: str = "0", rate: float | None = None
 ) -> list[Conversation]:
     lines = read_lines(options, CONTEXT)[0] if options.file else ()
-    return Source(options, TOKENS, lines).one_pass(requests, seed=seed, rate=rate)
+    return PassSource(options, TOKENS, lines).one_pass(requests, seed=seed, rate=rate)
 
 
 def prompts(conversations: list[Conversation]) -> list[Any]:
@@ -37,17 +37,17 @@ def file_of(folder: Path, *lines: object) -> Path:
 
 class TestSpan:
     def test_number_or_range(self) -> None:
-        assert Span.parse("--input-tokens", "512") == Span(512, 512)
-        assert str(Span.parse("--input-tokens", "256-1024")) == "256-1024"
+        assert TokenRange.parse("--input-tokens", "512") == TokenRange(512, 512)
+        assert str(TokenRange.parse("--input-tokens", "256-1024")) == "256-1024"
 
     @pytest.mark.parametrize("text", ["", "0", "-5", "9-3", "many", "1-2-3", "0-4"])
     def test_anything_else_is_one_clear_error(self, text: str) -> None:
         with pytest.raises(UsageError, match=r"--input-tokens .*: expected a number above 0"):
-            Span.parse("--input-tokens", text)
+            TokenRange.parse("--input-tokens", text)
 
 
 class TestRandom:
-    options = WorkloadOptions(input_tokens=Span(10, 90), output_tokens=Span(1, 9))
+    options = WorkloadOptions(input_tokens=TokenRange(10, 90), output_tokens=TokenRange(1, 9))
 
     def test_seed_settles_lengths_and_arrivals_but_not_the_tokens(self) -> None:
         def shape(made: list[Conversation]) -> list[Any]:
@@ -81,7 +81,7 @@ def test_prompts_share_prefixes() -> None:
 
 class TestMultiTurn:
     options = WorkloadOptions(
-        "multi-turn", prefix_tokens=50, prefixes=1, turns=3, input_tokens=Span(10, 10)
+        "multi-turn", prefix_tokens=50, prefixes=1, turns=3, input_tokens=TokenRange(10, 10)
     )
 
     def test_only_the_first_turn_has_the_prefix(self) -> None:

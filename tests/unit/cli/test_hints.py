@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from deploy.cli.hints import fitted_hint, naming_origins, not_a_number
 from deploy.cli.options import stack_option_names
 from deploy.config.spec import StackSpec
-from deploy.errors import HELP, NO_OPTION, ConfigError, MissingGpus, Setting
+from deploy.errors import HELP, NO_OPTION, ConfigError, MissingGpus, NamedSetting
 
 GPUS = ({"--topology": None, "--gpus": "8"},)
 
@@ -74,11 +74,13 @@ class TestOrigins:
         [
             (ConfigError("3 does not", setting="tp"), "deploy.yaml: tp: 3 does not"),
             (
-                ConfigError((Setting("gpus"), " 3 contradicts ", Setting("topology"), " 2p2d")),
+                ConfigError(
+                    (NamedSetting("gpus"), " 3 contradicts ", NamedSetting("topology"), " 2p2d")
+                ),
                 "--gpus 3 contradicts PDKIT_TOPOLOGY 2p2d",
             ),
-            (ConfigError((Setting("tp"), " 3 contradicts")), "deploy.yaml: tp 3 contradicts"),
-            (ConfigError(("for ", Setting("vendor"), " cuda asked")), "for vendor cuda asked"),
+            (ConfigError((NamedSetting("tp"), " 3 contradicts")), "deploy.yaml: tp 3 contradicts"),
+            (ConfigError(("for ", NamedSetting("vendor"), " cuda asked")), "for vendor cuda asked"),
             (ConfigError("/x is empty", setting="api_key_file"), "--api-key-file: /x is empty"),
             (ConfigError("'x' is", setting="redis.image"), "deploy.yaml: redis.image: 'x' is"),
             (ConfigError("redis: /no/server"), "redis: /no/server"),

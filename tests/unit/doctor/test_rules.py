@@ -18,8 +18,8 @@ from deploy.doctor.seen import (
     DockerSeen,
     EngineCode,
     FolderSeen,
+    GpuMemoryUse,
     GpusSeen,
-    GpuUse,
     HostSeen,
     HubSeen,
     ImageSeen,
@@ -28,7 +28,7 @@ from deploy.doctor.seen import (
     StackSeen,
     StepOutcome,
 )
-from deploy.planning.break_even import Measured
+from deploy.planning.break_even import LastBenchmark
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.plan import Plan, make_plan
 from tests.unit.conftest import MACHINE, TINY
@@ -51,7 +51,7 @@ DISK = FolderSeen("/var/lib/docker", 100 * 1024)
 X86 = HostSeen(architecture="x86_64", cpu_flags=frozenset({"avx2", "avx512f", "amx_bf16"}))
 TWO_NODES = {0: "0-7", 1: "8-15"}
 REDIS = RedisSeen("7.2.4", 8 * 2**30, "allkeys-lru", False, "")
-FREE_GPUS = GpusSeen("580.65", "13.0", (GpuUse("cuda", 0, 400), GpuUse("cuda", 1, 400)))
+FREE_GPUS = GpusSeen("580.65", "13.0", (GpuMemoryUse("cuda", 0, 400), GpuMemoryUse("cuda", 1, 400)))
 OLD_DRIVER = {"gpus": replace(FREE_GPUS, cuda="12.8"), "code": CUDA_CODE}
 COMPATIBLE = {"env": {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}}
 BAD = StepOutcome(trouble="it is broken", fix="fix it", details=("a detail",))
@@ -76,7 +76,7 @@ def cuda(rule: str, status: str, words: str, seen: dict[str, Any], **fields: Any
     return Case(rule, status, words, seen, {"vendor": "cuda", "gpus": 2, **fields}, machine)
 
 
-def one_gpu(status: str, words: str, use: GpuUse, *, running: tuple[str, ...] = ()) -> Case:
+def one_gpu(status: str, words: str, use: GpuMemoryUse, *, running: tuple[str, ...] = ()) -> Case:
     """Two engines share a GPU, of which some run."""
     seen = {**taken(use), "stack": StackSeen(running=running)}
     fields = {"vendor": "cuda", "gpus": 1}
@@ -102,7 +102,7 @@ def docker(**values: Any) -> dict[str, Any]:
     return {"docker": DockerSeen(**{"chosen": True, "asked": True, "installed": True, **values})}
 
 
-def taken(*uses: GpuUse) -> dict[str, Any]:
+def taken(*uses: GpuMemoryUse) -> dict[str, Any]:
     return {"gpus": replace(FREE_GPUS, uses=uses)}
 
 
@@ -187,29 +187,30 @@ CASES = [
          **COMPOSE),
     cuda("gpu.memory", "ok", "least on GPU 0, with 81159 MiB", {"gpus": FREE_GPUS}),
     cuda("gpu.memory", "ok", "in use by this stack's engines",
-         {**taken(GpuUse("cuda", 0, 80000), GpuUse("cuda", 1, 80000)),
+         {**taken(GpuMemoryUse("cuda", 0, 80000), GpuMemoryUse("cuda", 1, 80000)),
           "stack": StackSeen(running=("redis", "producer-0", "consumer-0"))}),
     cuda("gpu.memory", "fail", "GPU 0 has 1559 of 81559 MiB free",
-         {**taken(GpuUse("cuda", 0, 80000, (HOLDER,)), GpuUse("cuda", 1, 1)),
+         {**taken(GpuMemoryUse("cuda", 0, 80000, (HOLDER,)), GpuMemoryUse("cuda", 1, 1)),
           "stack": StackSeen(running=("redis",))}),
     cuda("gpu.memory", "fail", "GPU 1 has 21559 of 81559 MiB free",
-         {**taken(GpuUse("cuda", 0, 80000, (HOLDER,)), GpuUse("cuda", 1, 60000, (HOLDER,))),
+         {**taken(GpuMemoryUse("cuda", 0, 80000, (HOLDER,)),
+                  GpuMemoryUse("cuda", 1, 60000, (HOLDER,))),
           "stack": StackSeen(running=("redis", "producer-0"))}),
     cuda("gpu.memory", "ok", "least on GPU 1, with 81558 MiB",
-         {**taken(GpuUse("cuda", 0, 80000, (HOLDER,)), GpuUse("cuda", 1, 1)),
+         {**taken(GpuMemoryUse("cuda", 0, 80000, (HOLDER,)), GpuMemoryUse("cuda", 1, 1)),
           "stack": StackSeen(running=("redis", "producer-0"))}),
-    one_gpu("ok", "least on GPU 0, with 41559 MiB", GpuUse("cuda", 0, 40000, (HOLDER,)),
+    one_gpu("ok", "least on GPU 0, with 41559 MiB", GpuMemoryUse("cuda", 0, 40000, (HOLDER,)),
             running=("redis", "producer-0")),
-    one_gpu("fail", "but its engines need 36701", GpuUse("cuda", 0, 60000, (HOLDER,)),
+    one_gpu("fail", "but its engines need 36701", GpuMemoryUse("cuda", 0, 60000, (HOLDER,)),
             running=("redis", "producer-0")),
-    one_gpu("fail", "but its engines need 73403", GpuUse("cuda", 0, 60000, (HOLDER,))),
+    one_gpu("fail", "but its engines need 73403", GpuMemoryUse("cuda", 0, 60000, (HOLDER,))),
     cuda("gpu.memory", "fail", "GPU 1 has 21559 of 81559 MiB free",
-         taken(GpuUse("cuda", 0, 1), GpuUse("cuda", 1, 60000, (HOLDER,)))),
+         taken(GpuMemoryUse("cuda", 0, 1), GpuMemoryUse("cuda", 1, 60000, (HOLDER,)))),
     cuda("gpu.memory", "fail", "gpu_memory: 0.25",
-         taken(GpuUse("cuda", 0, 60000, (HOLDER,)))),
+         taken(GpuMemoryUse("cuda", 0, 60000, (HOLDER,)))),
     cuda("gpu.memory", "warn", "pid 8 (x)",
-         taken(GpuUse("cuda", 0, 900, ("pid 8 (x)",)), GpuUse("cuda", 1, 1))),
-    cuda("gpu.memory", "unknown", "GPU 1", taken(GpuUse("cuda", 0, 1))),
+         taken(GpuMemoryUse("cuda", 0, 900, ("pid 8 (x)",)), GpuMemoryUse("cuda", 1, 1))),
+    cuda("gpu.memory", "unknown", "GPU 1", taken(GpuMemoryUse("cuda", 0, 1))),
     cuda("gpu.numa", "ok", "producer-0 on node 0, consumer-0 on node 1", numa(g0=0, g1=1)),
     Case("gpu.numa", "warn", "producer-0 on node 0+1", numa(g0=0, g1=1, g2=1, g3=1),
          {"vendor": "cuda", "gpus": 4, "tp": 2}, machine_with("cuda", 0, 1, 2, 3)),
@@ -318,9 +319,9 @@ CASES = [
     *tried_cases("redis.answers", "redis", brings_usage=True),
     redis("redis.policy", "ok", "allkeys-lru"),
     Case("redis.break_even", "ok", "from 512 tokens on",
-         {"measured": Measured(512, "2 users", "2026-11-22T10:00:00", "/bench/a")}),
+         {"measured": LastBenchmark(512, "2 users", "2026-11-22T10:00:00", "/bench/a")}),
     Case("redis.break_even", "warn", "measured here on 2026-11-22, at 2 users",
-         {"measured": Measured(None, "2 users", "2026-11-22T10:00:00", "/bench/a")}),
+         {"measured": LastBenchmark(None, "2 users", "2026-11-22T10:00:00", "/bench/a")}),
     redis("redis.policy", "warn", "policy of your Redis is noeviction", policy="noeviction"),
     redis("redis.policy", "warn", "no maxmemory", max_memory_bytes=0),
     redis("redis.policy", "unknown", "does not let this user see maxmemory-policy", policy=None),

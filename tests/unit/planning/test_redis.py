@@ -8,7 +8,7 @@ import pytest
 
 from deploy.config.model import Model
 from deploy.config.spec import StackSpec
-from deploy.errors import ConfigError, Setting
+from deploy.errors import ConfigError, NamedSetting
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.planning.redis import RedisPlan
@@ -84,7 +84,7 @@ def test_an_invalid_number_of_shards(shards: object) -> None:
 def test_what_is_about_shared_kv_does_not_go_with_engines_that_share_none(
     field: str, fields: dict[str, Any]
 ) -> None:
-    named = Setting(field).called({})
+    named = NamedSetting(field).called({})
     with pytest.raises(ConfigError, match=f"^{named}: --topology 2a has no Redis") as caught:
         planned(topology="2a", **fields)
     assert caught.value.hint == f"leave {field} out, or --topology 2a+redis"

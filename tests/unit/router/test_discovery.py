@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import pytest
-from pdkit_router.discovery import Discovery, Source, resolved, source
+from pdkit_router.discovery import Discovery, RoleService, resolved, source
 from pdkit_router.engines import Engine, Everyone, Group, HealthChecker
 from pdkit_router.errors import Refused
 from pdkit_router.forward import Forwarder
@@ -44,7 +44,7 @@ class Lab:
     def __init__(self) -> None:
         self.addresses: Collection[str] | OSError = ()
         self.group, self.checker = Group(()), Answers()
-        found_by = Source("consumer", "consumers", 8000)
+        found_by = RoleService("consumer", "consumers", 8000)
         self.discovery = Discovery(found_by, self.group, self.checker, "key", self.resolve)
 
     async def resolve(self, host: str, port: int) -> Collection[str]:
@@ -208,7 +208,7 @@ def test_an_invalid_source_is_refused(text: str) -> None:
 
 
 def test_a_source() -> None:
-    assert source("dns://producer:8000?role=producer") == Source("producer", "producer", 8000)
+    assert source("dns://producer:8000?role=producer") == RoleService("producer", "producer", 8000)
 
 
 def test_a_name_has_its_addresses_once() -> None:

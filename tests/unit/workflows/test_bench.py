@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.benchmark.load import Load, Target
+from deploy.benchmark.load import Load, LoadTarget
 from deploy.benchmark.results import (
     GpuUse,
     RequestRecord,
@@ -20,7 +20,7 @@ from deploy.benchmark.results import (
     read_requests,
     read_result,
 )
-from deploy.benchmark.workloads import Conversation, Span, WorkloadOptions
+from deploy.benchmark.workloads import Conversation, TokenRange, WorkloadOptions
 from deploy.errors import MachineUnfit, StackUnhealthy, StateError, UsageError
 from deploy.runtime.gpu_meter import GpuMeter, MeteredGpu
 from deploy.workflows.bench import BenchOptions, bench_stack, hop, open_folder, passes
@@ -28,7 +28,7 @@ from tests.unit.workflows.conftest import Lab
 
 CHUNK = 64  # of the lab's stacks
 OPTIONS = BenchOptions(
-    workload=WorkloadOptions(input_tokens=Span(200, 200), output_tokens=Span(4, 4)),
+    workload=WorkloadOptions(input_tokens=TokenRange(200, 200), output_tokens=TokenRange(4, 4)),
     requests=6,
     repeats=2,
     warmup=1,
@@ -91,8 +91,8 @@ class TestResult:
 
     def test_what_engines_hold_themselves_is_not_eligible(self, bench: Bench) -> None:
         workload = WorkloadOptions(
-            "shared-prefix", input_tokens=Span(72, 72), prefix_tokens=128, prefixes=1,
-            output_tokens=Span(1, 1),
+            "shared-prefix", input_tokens=TokenRange(72, 72), prefix_tokens=128, prefixes=1,
+            output_tokens=TokenRange(1, 1),
         )  # fmt: skip
         hits = bench(workload=workload, repeats=1, concurrency=1).repeats[0].hits
         assert hits is not None
@@ -101,8 +101,8 @@ class TestResult:
 
     def test_conversations_are_whole(self, bench: Bench, tmp_path: Path) -> None:
         workload = WorkloadOptions(
-            "multi-turn", input_tokens=Span(20, 20), prefix_tokens=64, turns=3,
-            output_tokens=Span(2, 2),
+            "multi-turn", input_tokens=TokenRange(20, 20), prefix_tokens=64, turns=3,
+            output_tokens=TokenRange(2, 2),
         )  # fmt: skip
         bench(workload=workload, repeats=1)
         lengths: dict[int | None, list[int]] = {}
@@ -151,7 +151,7 @@ class TestHop:
         """The front takes 9 s, each engine less; one producer and one consumer are asked."""
         asked: list[tuple[str, tuple[int, ...]]] = []
 
-        def run_load(target: Target, conversations: list[Conversation], **_: Any) -> Load:
+        def run_load(target: LoadTarget, conversations: list[Conversation], **_: Any) -> Load:
             asked.append((target.url, conversations[0].turns[0].added))
             took = {0: 9.0, 1: 2.0, 2: 3.0}[(len(asked) - 1) % 3]
             record = RequestRecord(
@@ -213,7 +213,7 @@ class TestRefused:
             bench()
 
     def test_prompts_beyond_the_context(self, bench: Bench) -> None:
-        workload = WorkloadOptions(input_tokens=Span(500, 500))
+        workload = WorkloadOptions(input_tokens=TokenRange(500, 500))
         with pytest.raises(UsageError, match="up to 532 tokens do not fit"):
             bench(workload=workload)
 

@@ -32,7 +32,7 @@ from deploy.stack import build
 from deploy.stack.document import document_yaml
 from deploy.tiny_model import model_folder_name
 from deploy.tiny_model.model_folder import is_whole
-from deploy.workflows.export import SET, Export, Wanted, export
+from deploy.workflows.export import SET, Export, ExportRequest, export
 from deploy.workflows.export_folder import MARKER, next_commands, write_export
 from deploy.workflows.prepare import Prepared, installed_kit
 from tests.golden_documents import golden_text
@@ -66,7 +66,7 @@ def made(
     **fields: Any,
 ) -> Export:
     kit = replace(installed_kit(), version="1.2.3")
-    wanted = Wanted(space, flavour, boxes, link_gbit)
+    wanted = ExportRequest(space, flavour, boxes, link_gbit)
     # A hub's cache of the machine's own would tell a model's sizes; a user may have no home.
     hub = mock.patch.dict(os.environ, HF_HUB_CACHE="/nonexistent/hub")
     with hub:

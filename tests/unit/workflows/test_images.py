@@ -15,7 +15,7 @@ from deploy.config.catalog import load_catalog
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
 from deploy.planning.inventory import Inventory
-from deploy.runtime.compose.images import FoundImage, Versions
+from deploy.runtime.compose.images import FoundImage, ImageVersions
 from deploy.workflows import catalog_images, image_builds, image_pins
 from deploy.workflows import images as images_module
 from deploy.workflows.catalog_images import build_images, image_rows, pull_images
@@ -43,7 +43,7 @@ class Docker:
         self.only_by = ""  # the interpreter that has vLLM; all of them if ""
         # What is in images, by reference; in those of the catalogue, what it says.
         self.held = {
-            engine.image: Versions(engine.vllm, engine.lmcache)
+            engine.image: ImageVersions(engine.vllm, engine.lmcache)
             for engine in load_catalog().engines.values()
         }
 
@@ -74,11 +74,11 @@ class Docker:
         self.attested = attest
         self.have(reference)
 
-    def probe(self, image: FoundImage, interpreter: str) -> Versions:
+    def probe(self, image: FoundImage, interpreter: str) -> ImageVersions:
         self.asked.append((image.reference, interpreter))
         if self.only_by not in ("", interpreter):
-            return Versions(None, None)
-        return self.held.get(image.reference, Versions(None, None))
+            return ImageVersions(None, None)
+        return self.held.get(image.reference, ImageVersions(None, None))
 
 
 @pytest.fixture
@@ -311,14 +311,14 @@ class TestObtaining:
     def test_a_users_own_is_asked_what_is_in_it(self, spec: Make, docker: Docker) -> None:
         asked = spec(image="mine/vllm:1")
         docker.have("mine/vllm:1")
-        docker.held["mine/vllm:1"] = Versions(*TestPairs.GOOD)
+        docker.held["mine/vllm:1"] = ImageVersions(*TestPairs.GOOD)
         obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
         assert docker.asked == [("mine/vllm:1", "python3")]
 
     def test_and_refused_if_that_is_a_bad_pair(self, spec: Make, docker: Docker) -> None:
         asked = spec(image="mine/vllm:1")
         docker.have("mine/vllm:1")
-        docker.held["mine/vllm:1"] = Versions(*TestPairs.BAD)
+        docker.held["mine/vllm:1"] = ImageVersions(*TestPairs.BAD)
         with pytest.raises(
             ConfigError, match=r"vLLM 0\.26\.0 with LMCache 0\.5\.6 on cuda is broken"
         ):
@@ -331,7 +331,7 @@ class TestObtaining:
     ) -> None:
         asked = spec(image="mine/vllm:1", allow_unproven=True)
         docker.have("mine/vllm:1")
-        docker.held["mine/vllm:1"] = Versions(*TestPairs.GOOD)
+        docker.held["mine/vllm:1"] = ImageVersions(*TestPairs.GOOD)
         docker.only_by = python
         found = obtain_images(stack_images(asked, vendor), asked, vendor, lambda _: None)
         assert found.engine_program == python
@@ -375,7 +375,7 @@ class TestObtaining:
 
     def test_what_is_in_an_image_counts_and_not_its_name(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
-        docker.held[images.engine.image] = Versions(*TestPairs.BAD)
+        docker.held[images.engine.image] = ImageVersions(*TestPairs.BAD)
         with pytest.raises(ConfigError, match="is broken"):
             obtain_images(images, spec(), "cuda", lambda _: None)
 

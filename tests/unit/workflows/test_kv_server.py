@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from deploy.benchmark.results import read_requests
-from deploy.benchmark.workloads import Span, WorkloadOptions
+from deploy.benchmark.workloads import TokenRange, WorkloadOptions
 from deploy.errors import StackUnhealthy
 from deploy.output.check_view import check_view
 from deploy.output.views import status_view
@@ -195,7 +195,7 @@ def test_it_is_watched(shared: Lab) -> None:
 
 
 def test_it_can_be_measured(shared: Lab, tmp_path: Path) -> None:
-    sizes = WorkloadOptions(input_tokens=Span(200, 200), output_tokens=Span(4, 4))
+    sizes = WorkloadOptions(input_tokens=TokenRange(200, 200), output_tokens=TokenRange(4, 4))
     options = BenchOptions(workload=sizes, requests=4, repeats=1, warmup=1, hop_requests=1)
     result = bench_stack(
         shared.home, "pdkit", options, folder=tmp_path, command=[], report=shared.lines.append

@@ -35,7 +35,7 @@ from deploy.stack.service import Service
 from deploy.workflows import drain, service_life, start, supervise
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import RunningStack, require_stack
-from deploy.workflows.service_life import Liveness, RestartPolicy, Work, waited_for
+from deploy.workflows.service_life import CoreProgress, Liveness, RestartPolicy, waited_for
 from deploy.workflows.status import stack_status
 from deploy.workflows.supervise import Supervisor
 from deploy.workflows.up import come_back_on_boot
@@ -562,7 +562,7 @@ class TestWork:
             asked.set_result(next(left))
             return asked
 
-        made = Work(submit)
+        made = CoreProgress(submit)
         for look in range(len(seen)):
             made.probe(tuple, look * 30.0)
         made._due_s = float("inf")  # only the last answer is taken
@@ -592,7 +592,7 @@ class TestWork:
             asked.append(Future())
             return asked[-1]
 
-        made = Work(submit)
+        made = CoreProgress(submit)
         for look in range(100):
             made.probe(tuple, look * 30.0)
         assert (len(asked), made.still_s) == (1, 0)

@@ -32,7 +32,7 @@ from deploy.runtime.state import write_state
 from deploy.workflows import preflight, swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
-from deploy.workflows.exchange import Exchange
+from deploy.workflows.exchange import PlanExchange
 from deploy.workflows.prepare import Facts, Programs, prepare
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import StackStatus, stack_status
@@ -274,11 +274,11 @@ class TestKilledInTheMiddle:
     """By signal 9, after which the command puts nothing back."""
 
     @staticmethod
-    def exchange(lab: Lab, vendor: str = "cuda") -> Exchange:
+    def exchange(lab: Lab, vendor: str = "cuda") -> PlanExchange:
         running = require_stack(lab.home, "pdkit")
         spec = running.prepared.spec.model_copy(update={"vendor": vendor})
         target = prepare(spec, lab.home, swap.facts_here(spec, lab.home, lab.lines.append))
-        return Exchange(lab.home, running, target, "swap", lab.lines.append)
+        return PlanExchange(lab.home, running, target, "swap", lab.lines.append)
 
     def test_after_the_old_engines_were_stopped(self, lasting: Lab) -> None:
         spec = require_stack(lasting.home, "pdkit").prepared.spec

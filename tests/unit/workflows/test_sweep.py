@@ -12,7 +12,7 @@ import yaml
 
 from deploy.benchmark.results import Result, Slo, write_result
 from deploy.benchmark.sweep import Sweep, read_sweep, write_sweep
-from deploy.benchmark.workloads import Span, WorkloadOptions
+from deploy.benchmark.workloads import TokenRange, WorkloadOptions
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
 from deploy.errors import (
@@ -284,7 +284,9 @@ class TestLive:
 
     def test_a_whole_run(self, lab: Lab) -> None:
         stacks, spec = self.stacks(lab), lab.spec(name="pdkit-sweep", topology="1a")
-        workload = WorkloadOptions(input_tokens=Span(100, 100), output_tokens=Span(2, 2))
+        workload = WorkloadOptions(
+            input_tokens=TokenRange(100, 100), output_tokens=TokenRange(2, 2)
+        )
         options = BenchOptions(workload=workload, requests=4, repeats=1, warmup=0)
         with stacks.claimed():
             stacks.require(spec)

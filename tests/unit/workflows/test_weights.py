@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import MissingModel
-from deploy.runtime.weights import Wanted, give_to
+from deploy.runtime.weights import WantedModel, give_to
 from deploy.workflows.hub import fetch_weights
 from deploy.workflows.prepare import Prepared
 from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub
@@ -71,7 +71,7 @@ def test_a_download_that_was_cut_off_goes_on(
 
 
 def test_what_is_here_in_part_is_not_here(tmp_path: Path) -> None:
-    wanted = Wanted("owner/70b", "main", tmp_path / "cache")
+    wanted = WantedModel("owner/70b", "main", tmp_path / "cache")
     assert not wanted.is_here()
     folder = snapshot(tmp_path)
     folder.mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_what_is_here_in_part_is_not_here(tmp_path: Path) -> None:
     "index", ["[" * 100_000, "[]", '{"weight_map": 5}'], ids=["levels", "list", "number"]
 )
 def test_an_index_that_is_none(tmp_path: Path, index: str) -> None:
-    wanted = Wanted("owner/70b", snapshot(tmp_path).name, tmp_path / "cache")
+    wanted = WantedModel("owner/70b", snapshot(tmp_path).name, tmp_path / "cache")
     snapshot(tmp_path).mkdir(parents=True)
     (snapshot(tmp_path) / "model.safetensors.index.json").write_text(index)
     assert not wanted.is_here()
@@ -131,7 +131,7 @@ def test_what_engines_do_not_fetch_there_is_not_fetched(
 def test_files_are_given_to_the_containers_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = Wanted("owner/70b", COMMIT, tmp_path / "cache")
+    wanted = WantedModel("owner/70b", COMMIT, tmp_path / "cache")
     snapshot(tmp_path).mkdir(parents=True)
     (snapshot(tmp_path) / "config.json").symlink_to("../../blobs/gone")
     (tmp_path / "cache" / "models--another").mkdir()

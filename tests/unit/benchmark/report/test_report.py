@@ -18,7 +18,7 @@ from deploy.benchmark.report import points
 from deploy.benchmark.report.charts import charts
 from deploy.benchmark.report.files import result_folders, table, write_report
 from deploy.benchmark.report.page import page
-from deploy.benchmark.report.points import Run, named
+from deploy.benchmark.report.points import StackRuns, named
 from deploy.benchmark.report.verdict import verdict
 from deploy.benchmark.results import (
     REQUESTS_FILE,
@@ -61,11 +61,11 @@ def records(index: int) -> list[RequestRecord]:
     return [*made, RequestRecord(index=100, ttft_s=50.0, error="late", **good)]
 
 
-def runs(*results: Result) -> list[Run]:
+def runs(*results: Result) -> list[StackRuns]:
     return named([(one, [*records(0), *records(5)]) for one in results])
 
 
-def drawn(found: Sequence[Run]) -> str:
+def drawn(found: Sequence[StackRuns]) -> str:
     return page(found, verdict([run.result for run in found]), charts(found), "/* library */")
 
 

@@ -10,7 +10,7 @@ import pytest
 from deploy.errors import ConfigError, MissingImage
 from deploy.runtime.compose.images import (
     FoundImage,
-    Versions,
+    ImageVersions,
     build_image,
     find_image,
     probe_versions,
@@ -68,18 +68,20 @@ class TestVersions:
         docker_command("echo called >&2; exit 1")
         labels = {"dev.pdkit.vllm": "0.25.1", "dev.pdkit.lmcache": "0.5.3"}
         image = FoundImage("a:1", "sha256:x", labels, 1)
-        assert probe_versions(image, "python3") == Versions("0.25.1", "0.5.3")
+        assert probe_versions(image, "python3") == ImageVersions("0.25.1", "0.5.3")
 
     def test_by_asking_the_packages_in_it(self, docker_command: Install) -> None:
         docker_command(
             'case "$*" in *"--entrypoint py sha256:x -c"*) echo \'["1.0", null]\';; esac'
         )
-        assert probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py") == Versions("1.0", None)
+        assert probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py") == ImageVersions(
+            "1.0", None
+        )
 
     def test_without_a_network(self, docker_command: Install) -> None:
         docker_command('case "$*" in *"--rm --network none "*) echo \'["1.0", "2.0"]\';; esac')
         found = probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py")
-        assert found == Versions("1.0", "2.0")
+        assert found == ImageVersions("1.0", "2.0")
 
     @pytest.mark.parametrize(
         "script",
@@ -94,7 +96,7 @@ class TestVersions:
     def test_an_image_that_cannot_be_asked(self, docker_command: Install, script: str) -> None:
         docker_command(script)
         found = probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py")
-        assert found == Versions(None, None)
+        assert found == ImageVersions(None, None)
 
 
 class TestPulling:

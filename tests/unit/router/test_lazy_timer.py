@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from pdkit_router.limits import Deadline
+from pdkit_router.limits import LazyTimer
 
 
 class Clock:
@@ -47,8 +47,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def limit(clock: Clock) -> Deadline:
-    return Deadline(cast(asyncio.AbstractEventLoop, clock))
+def limit(clock: Clock) -> LazyTimer:
+    return LazyTimer(cast(asyncio.AbstractEventLoop, clock))
 
 
 def acting(clock: Clock, acted: list[float]) -> Callable[[], None]:
@@ -56,7 +56,7 @@ def acting(clock: Clock, acted: list[float]) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("times", [(10, 60), (60, 10), (10, 10)])
-def test_the_last_limit_counts(clock: Clock, limit: Deadline, times: tuple[float, float]) -> None:
+def test_the_last_limit_counts(clock: Clock, limit: LazyTimer, times: tuple[float, float]) -> None:
     first, last = list[float](), list[float]()
     limit.set(times[0], acting(clock, first))
     clock.go_to(5)
@@ -66,7 +66,7 @@ def test_the_last_limit_counts(clock: Clock, limit: Deadline, times: tuple[float
     assert last == [5 + times[1]], "once"
 
 
-def test_a_lifted_one_does_not_act(clock: Clock, limit: Deadline) -> None:
+def test_a_lifted_one_does_not_act(clock: Clock, limit: LazyTimer) -> None:
     acted = list[float]()
     limit.set(10, acting(clock, acted))
     limit.lift()
@@ -77,7 +77,7 @@ def test_a_lifted_one_does_not_act(clock: Clock, limit: Deadline) -> None:
     assert acted == [1001], "the next one does"
 
 
-def test_a_cancelled_one_leaves_no_timer(clock: Clock, limit: Deadline) -> None:
+def test_a_cancelled_one_leaves_no_timer(clock: Clock, limit: LazyTimer) -> None:
     acted = list[float]()
     limit.set(10, acting(clock, acted))
     limit.cancel()
@@ -86,7 +86,7 @@ def test_a_cancelled_one_leaves_no_timer(clock: Clock, limit: Deadline) -> None:
     assert clock.made == 1
 
 
-def test_requests_without_number_make_few_timers(clock: Clock, limit: Deadline) -> None:
+def test_requests_without_number_make_few_timers(clock: Clock, limit: LazyTimer) -> None:
     """As a busy connection has them: head, body, the answer without a limit, idle."""
     acted = list[float]()
     for _ in range(1000):
