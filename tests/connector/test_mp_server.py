@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,12 +17,13 @@ import torch
 import zmq
 from lmcache.integration.vllm.vllm_multi_process_adapter import HeartbeatThread, ParallelStrategy
 from lmcache.v1.multiprocess.group_view import EngineGroupInfo
-from pdkit_connector.mp_connector import SOCKET_ENV, GuardedAdapter
+from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
+from pdkit_connector.mp_connector import SOCKET_ENV, GuardedAdapter, GuardedSchedulerAdapter
 from redis_servers import eventually
 
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 STARTS_WITHIN_S = 120.0
-BLOCK = 16
+BLOCK, LAYERS = 16, 2
 
 
 class Sockets:
@@ -42,13 +44,23 @@ class Sockets:
         with subprocess.Popen(argv, env=env) as server:
             try:
                 eventually(lambda: self._answers(server), STARTS_WITHIN_S)
+                self.pid = server.pid
                 yield
             finally:
                 server.kill()
 
     def known(self) -> list[int]:
         """Return the engines that the server knows."""
-        return json.loads(self._get("/status"))["registered_gpu_ids"]
+        return self.status()["registered_gpu_ids"]
+
+    def status(self) -> dict[str, Any]:
+        """Return what the server tells of itself."""
+        return json.loads(self._get("/status"))
+
+    def mapped(self) -> int:
+        """Return how many pieces of engines' memory it has mapped."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
+        return sum(CpuShmTensorWrapper.SHM_NAME_PREFIX in line for line in maps)
 
     def _answers(self, server: subprocess.Popen[bytes]) -> bool:
         assert server.poll() is None
@@ -71,15 +83,20 @@ def sockets(tmp_path, monkeypatch):
     return found
 
 
-def registered(sockets):
-    """Return an engine's worker side, of whose KV the server was told."""
-    adapter = GuardedAdapter(
-        f"ipc://{sockets.requests}", zmq.Context.instance(), "models/tiny", BLOCK,
+def adapter_of(kind, address):
+    return kind(
+        address, zmq.Context.instance(), "models/tiny", BLOCK,
         ParallelStrategy(False, 1, 0, 1, 1, 1),
         extra_config={"lmcache.mp.mp_transfer_mode": "lmcache_driven"},
     )  # fmt: skip
-    kv = {f"layer.{n}": torch.zeros((2, 4, BLOCK, 2, 8), dtype=torch.bfloat16) for n in range(2)}
-    groups = [EngineGroupInfo(0, (0, 1), BLOCK)]
+
+
+def registered(sockets):
+    """Return an engine's worker side, of whose KV the server was told."""
+    adapter = adapter_of(GuardedAdapter, f"ipc://{sockets.requests}")
+    shape = (2, 4, BLOCK, 2, 8)
+    kv = {f"layer.{n}": torch.zeros(shape, dtype=torch.bfloat16) for n in range(LAYERS)}
+    groups = [EngineGroupInfo(0, tuple(range(LAYERS)), BLOCK)]
     adapter.register_kv_caches(kv, groups, {"kv_layout": "NHD"})
     adapter._ensure_heartbeat_started()
     return adapter
@@ -100,4 +117,27 @@ def test_a_server_that_was_replaced_between_two_pings_is_told_of_the_engine(sock
         assert adapter.is_healthy
         adapter._heartbeat._execute()
         assert adapter.is_healthy
+        assert sockets.mapped() == LAYERS
         adapter.shutdown()
+        eventually(lambda: not sockets.mapped(), 20)
+
+
+def test_lookups_of_ended_requests_are_forgotten(sockets):
+    with sockets.served():
+        worker = registered(sockets)
+        asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
+        for name in ("ended", "waits"):
+            asking.maybe_submit_lookup_request(name, list(range(4 * BLOCK)))
+        asking.end_session("ended")  # before anybody asked for the result
+        eventually(lambda: left(sockets) == (1, 1), 20)
+        eventually(lambda: asking.check_lookup_result("waits") == 0, 20)
+        asking.end_session("waits")
+        eventually(lambda: left(sockets) == (0, 0), 20)
+        worker.shutdown()
+
+
+def left(sockets):
+    """Return how many lookups the server has, and how many results of lookups."""
+    told = sockets.status()
+    controller = told["storage_manager"]["prefetch_controller"]
+    return told["active_prefetch_jobs"], controller["completed_results_count"]

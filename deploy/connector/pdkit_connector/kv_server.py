@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from pdkit_connector import metrics_port
+from pdkit_connector.ended_engines import release_ended
 from pdkit_connector.first_tier import add_page
 from pdkit_connector.metrics import ServerCollector
 from pdkit_connector.server_life import hold_connections
@@ -27,6 +28,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     requests, pages, *rest = sys.argv[1:]
     hold_connections(requests)
+    release_ended()
     listen_on_sockets(requests, pages)
     add_pages()
     if address := os.environ.get(metrics_port.ADDRESS_ENV):
