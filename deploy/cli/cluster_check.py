@@ -1,8 +1,9 @@
 """What the Job of an exported stack runs: `python -m deploy.cli.cluster_check DOCUMENT SECRETS`.
 
 With `--json` after these, stdout gets one line of JSON, for `deploy check --kubernetes`: the data
-and the text of `deploy check`, or the error with which it ends. `--pairs`, `--quick` and
-`--min-hit-rate` are those of `deploy check`.
+and the text of `deploy check`, or the error with which it ends. `--junit NAME` adds the findings as
+JUnit XML, by that name of the stack. `--pairs`, `--quick` and `--min-hit-rate` are those of `deploy
+check`.
 
 It needs no typer: an engine's image has what else it imports.
 """
@@ -21,6 +22,7 @@ from deploy.cli.printing import print_error, print_text, progress
 from deploy.cli.result import INTERNAL_ERROR
 from deploy.errors import CheckFailed, Interrupted, PdkitError
 from deploy.output.check_view import check_view
+from deploy.output.junit import junit_xml
 from deploy.runtime.interrupts import interrupt_once
 from deploy.workflows.check import CheckOptions
 from deploy.workflows.cluster_check import check_cluster
@@ -45,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         return INTERNAL_ERROR
     if told.json:
-        _print_line({"data": report.as_dict(), "text": check_view(report)})
+        xml = {"junit": junit_xml([report], told.junit)} if told.junit else {}
+        _print_line({"data": report.as_dict(), "text": check_view(report), **xml})
     else:
         print_text(check_view(report), sys.stdout)
     return 0 if report.passed else CheckFailed.exit_code
@@ -60,6 +63,7 @@ def _told(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("document", type=Path)
     parser.add_argument("secrets", type=Path, help="folder with those by which it is reached")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--junit", default="", metavar="NAME")
     parser.add_argument("--pairs", action="append")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--min-hit-rate", type=float, default=1.0)

@@ -16,14 +16,18 @@ from deploy.metrics.events import Event, remembered
 from deploy.metrics.frame import Frame
 from deploy.output.envelope import envelope
 from deploy.output.watch_view import EVENTS, watch_view
-from deploy.runtime.home import Home
 from deploy.workflows.watch import Watch
 
 _LEAST_S, _MOST_S = 0.2, 3600.0
 
 
-def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool) -> CommandResult:
+def watch_stack(
+    watch: Watch, *, interval_s: float, frames: int | None, json: bool, hint: str = ""
+) -> CommandResult:
     """Show frames until Ctrl-C, or until `frames` were shown.
+
+    Args:
+        hint: what to type where a service is not ready; by default, what starts it here.
 
     Raises:
         UsageError: the interval is out of range.
@@ -34,7 +38,6 @@ def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool)
             f"--interval {interval_s:g}: expected seconds from {_LEAST_S} to {_MOST_S:g}",
             hint="deploy status --watch --interval 2",
         )
-    watch = Watch(Home.from_environ(), name)
     frame = None
     with suppress(KeyboardInterrupt):  # the normal way to end it
         with Screen() as screen:
@@ -43,10 +46,11 @@ def watch_stack(name: str, *, interval_s: float, frames: int | None, json: bool)
             for frame in _frames(watch, interval_s, frames, wait):
                 recent = remembered(recent, frame.events, EVENTS)
                 if json:
-                    print(_line(frame), flush=True)
+                    print(_line(frame, hint), flush=True)
                 else:
                     screen.show(partial(watch_view, frame, recent))
-        return CommandResult("status", None, "", unhealthy(frame.sick, name) if frame else ())
+        errors = unhealthy(frame.sick, frame.name, hint=hint) if frame else ()
+        return CommandResult("status", None, "", errors)
     return CommandResult("status", None, "")
 
 
@@ -62,7 +66,7 @@ def _frames(
         wait(max(0.0, due - time.monotonic()))
 
 
-def _line(frame: Frame) -> str:
-    errors = unhealthy(frame.sick, frame.name)
+def _line(frame: Frame, hint: str) -> str:
+    errors = unhealthy(frame.sick, frame.name, hint=hint)
     code = errors[0].exit_code if errors else 0
     return envelope("status", exit_code=code, data=frame.as_dict(), errors=errors, indent=None)

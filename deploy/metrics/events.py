@@ -89,10 +89,11 @@ def _of_services(before: StackReading, now: StackReading) -> Iterator[Event]:
 
 def _change(was: ServiceReading, now: ServiceReading) -> Iterator[tuple[str, str]]:
     """Yield kind and text of what became of a service."""
-    another_life = bool(now.pid) and now.pid != was.pid
+    another_life = bool(now.life) and now.life != was.life
     if another_life:
-        after = "restarted" if was.pid else "started again"
-        yield "restarted", f"{after}, process {now.pid}"
+        after = "restarted" if was.life else "started again"
+        since = f"running since {now.life}" if isinstance(now.life, str) else f"process {now.life}"
+        yield "restarted", f"{after}, {since}"
     if now.condition == was.condition:
         return
     if now.condition == "ready":

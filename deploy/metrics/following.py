@@ -34,7 +34,7 @@ class Followed:
     """
 
     role: str
-    pid: int
+    life: int | str
     page: MetricsPage | None
     clock_s: float
     seen_born: bool
@@ -51,9 +51,9 @@ def followed(
     in which the service did not answer.
     """
     if before is None:
-        before = Followed(now.role, now.pid, None, clock_s, seen_born=not first)
-    elif now.pid not in (0, before.pid):
-        before = replace(before, pid=now.pid, page=None, clock_s=clock_s, seen_born=True)
+        before = Followed(now.role, now.life, None, clock_s, seen_born=not first)
+    elif now.life not in (0, before.life):
+        before = replace(before, life=now.life, page=None, clock_s=clock_s, seen_born=True)
     if now.page is None:
         return before, None
     read = replace(before, page=now.page, clock_s=now.clock_s)

@@ -34,7 +34,8 @@ class ServiceReading:
     """One service at a moment.
 
     Attributes:
-        pid: 0 if it does not run; another one is another life.
+        life: the number of its process, or when its container began; 0 if it does not run, and
+            another one once it has been restarted.
         page: its metrics; None where it has none, or did not answer.
         clock_s: when the page was read, by a clock that is never set.
     """
@@ -42,7 +43,7 @@ class ServiceReading:
     name: str
     role: str
     condition: ServiceCondition
-    pid: int = 0
+    life: int | str = 0
     page: MetricsPage | None = None
     clock_s: float = 0.0
 

@@ -13,16 +13,11 @@ from deploy.verify.report import CheckReport
 RUN = "run"
 
 
-def write_junit(
-    path: Path, reports: Sequence[CheckReport], stack: str, ended: PdkitError | None = None
-) -> None:
-    """Write one test suite a run, and in it one test case an item.
+def junit_xml(reports: Sequence[CheckReport], stack: str, ended: PdkitError | None = None) -> str:
+    """Return one test suite a run, and in it one test case an item.
 
     Args:
         ended: what ended the run after these, which has no report; None where nothing did.
-
-    Raises:
-        ConfigError: the file cannot be written.
     """
     root = ElementTree.Element("testsuites", name="deploy check")
     runs = len(reports) + (ended is not None)
@@ -31,10 +26,18 @@ def write_junit(
         _add_suite(root, report, name)
     if ended is not None:
         _add_ended(root, ended, names[-1])
-    tree = ElementTree.ElementTree(root)
-    ElementTree.indent(tree)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def write_junit(path: Path, xml: str) -> None:
+    """Write what `junit_xml` returned.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
-        tree.write(path, encoding="utf-8", xml_declaration=True)
+        path.write_text(f"<?xml version='1.0' encoding='utf-8'?>\n{xml}", encoding="utf-8")
     except OSError as exc:
         raise ConfigError(
             f"--junit {path} cannot be written: {exc.strerror}",

@@ -21,11 +21,13 @@ class JobOptions:
 
     Attributes:
         pairs: patterns such as 'producer-0:*'; none means all pairs.
+        junit: what JUnit XML calls the stack; "" where none is wanted.
     """
 
     pairs: Sequence[str] = ()
     quick: bool = False
     least: float = 1.0
+    junit: str = ""
 
 
 def job_arguments(options: JobOptions, there: Sequence[Object]) -> list[str]:
@@ -43,6 +45,7 @@ def job_arguments(options: JobOptions, there: Sequence[Object]) -> list[str]:
         *(f"--pairs={pair}" for pair in named),
         *(["--quick"] if options.quick else []),
         *([f"--min-hit-rate={options.least}"] if options.least < 1 else []),
+        *([f"--junit={options.junit}"] if options.junit else []),
     ]
 
 

@@ -16,11 +16,16 @@ from deploy.stack.cluster.seen import OF_STACK
 
 @dataclass(frozen=True)
 class ClusterCheck:
-    """The result of a check inside a cluster: what `deploy check` would show and return there."""
+    """The result of a check inside a cluster: what `deploy check` would show and return there.
+
+    Attributes:
+        junit: the findings as XML; "" where they were not asked for.
+    """
 
     data: dict[str, Any]
     text: str
     errors: Sequence[CheckFailed]
+    junit: str
 
 
 def said_by(line: str) -> Object | None:
@@ -49,10 +54,10 @@ def _read(said: Object, kubectl: Kubectl) -> ClusterCheck:
         error = PdkitError(str(told["message"]), hint=str(told["hint"]), details=details)
         error.code, error.exit_code = str(told["code"]), int(told["exit_code"])
         raise error
-    data = said["data"]
+    data, text, junit = said["data"], str(said["text"]), str(said.get("junit", ""))
     if data["passed"]:
-        return ClusterCheck(data, str(said["text"]), ())
+        return ClusterCheck(data, text, (), junit)
     hint = kubectl.typed(f"logs {OF_STACK} --prefix")
     if data["diagnosis"]:
         hint = data["diagnosis"][0]["hint"]
-    return ClusterCheck(data, str(said["text"]), [CheckFailed(data["failures"][0], hint=hint)])
+    return ClusterCheck(data, text, [CheckFailed(data["failures"][0], hint=hint)], junit)

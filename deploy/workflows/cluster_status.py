@@ -2,169 +2,42 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import islice
 
-from deploy.config.engine_args import options
-from deploy.config.vendors import VENDORS
-from deploy.errors import PdkitError
 from deploy.metrics.page import MetricsPage
-from deploy.metrics.reading import ServiceCondition
-from deploy.planning.engines import ENGINE_ROLES
-from deploy.planning.topology import Topology
 from deploy.runtime.events import ServiceEvent
 from deploy.runtime.kubectl import Kubectl
-from deploy.stack.cluster.disaggregated_set import NAME as SET
-from deploy.stack.cluster.layout import workload
-from deploy.stack.cluster.objects import Object
-from deploy.stack.cluster.pods import STACK_LABEL
-from deploy.stack.cluster.seen import OF_STACK, PodSeen, main_container, role_of
-from deploy.workflows.cluster_counters import engine_pages
-from deploy.workflows.cluster_job import no_stack
+from deploy.stack.cluster.seen import PodSeen
+from deploy.workflows.cluster_look import Workload, condition_of, look_at, time_of
 from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
-
-_ROLES = ("redis", *ENGINE_ROLES, "router")
-_SETS = "disaggregatedsets.disaggregatedset.x-k8s.io"
-_MOST_ABSENT = 1000  # shown of the pods that a workload asks for: it may ask for 2³¹
 
 
 def cluster_status(kubectl: Kubectl) -> StackStatus:
-    """Look at the stack of a namespace.
-
-    Raises:
-        StateError: there is none.
-        PdkitError: kubectl failed.
-    """
+    """Return the state of a namespace's stack; raises as `look_at` does."""
     kubectl = kubectl.settled()
-    found = kubectl.objects("get", "pods,statefulsets,deployments", OF_STACK)["items"]
-    items = sorted(filter(_is_of_stack, found), key=_order)
-    pods = [one for one in items if one["kind"] == "Pod"]
-    if not items:
-        raise no_stack(kubectl, "deploy status --kubernetes")
-    seen = [PodSeen.read(pod) for pod in pods]
-    workloads, unknown = _workloads(items, kubectl)
-    lacking = [*islice(_lacking(workloads, seen), _MOST_ABSENT)]
-    ready = {one.name for one in seen if one.ready and one.role in ENGINE_ROLES}
-    pages, silent = engine_pages(kubectl, [one for one in pods if _name(one) in ready])
-    vendor, image, model = next(_of_engines(pods), ("", "", ""))
-    space = kubectl.namespace or items[0]["metadata"]["namespace"]
+    look = look_at(kubectl)
     return StackStatus(
-        name=items[0]["metadata"]["labels"].get(STACK_LABEL, ""),
+        name=look.name,
         up=True,
-        vendor=vendor,
+        vendor=look.vendor,
         runtime="kubernetes",
-        image=image,
-        topology=_topology([*(one.role for one in seen), *(of.role for _, of in lacking)]),
-        model=model,
-        url=f"http://{workload('router')}.{space}.svc:8000",
+        image=look.image,
+        topology=look.topology,
+        model=look.model,
+        url=look.url,
         services=[
-            *(_service(one, kubectl, pages.get(one.name)) for one in seen),
-            *(_absent(name, of, kubectl) for name, of in lacking),
+            *(_service(one, kubectl, look.pages.get(one.name)) for one in look.seen),
+            *(_absent(name, of, kubectl) for name, of in look.lacking),
         ],
-        events=sorted(_events(seen), key=lambda event: event.at),
-        warnings=[f"{one.name}: {one.why}" for one in seen if one.why] + unknown + silent,
+        events=sorted(_events(look.seen), key=lambda event: event.at),
+        warnings=[*(f"{one.name}: {one.why}" for one in look.seen if one.why), *look.unknown],
     )
-
-
-def _is_of_stack(item: Object) -> bool:
-    role = role_of(item)
-    return role in _ROLES and (item["kind"] != "Pod" or bool(main_container(item["spec"], role)))
-
-
-def _name(item: Object) -> str:
-    return str(item["metadata"]["name"])
-
-
-def _order(item: Object) -> tuple[int, int, str]:
-    name = _name(item)
-    return _ROLES.index(role_of(item)), len(name), name  # -10 comes after -9
-
-
-@dataclass(frozen=True)
-class _Workload:
-    """What makes the pods of a role.
-
-    Attributes:
-        what: the object, as `kubectl describe` takes it.
-        numbered: its pods are called as it is, and numbered from 0.
-    """
-
-    name: str
-    role: str
-    replicas: int
-    what: str
-    numbered: bool = False
-
-
-def _workloads(items: Sequence[Object], kubectl: Kubectl) -> tuple[list[_Workload], list[str]]:
-    """Return what makes the stack's pods, and why that of the engines is unknown."""
-    found = [
-        _Workload(
-            _name(one),
-            role_of(one),
-            one["spec"].get("replicas", 1),
-            f"{one['kind'].lower()} {_name(one)}",
-            numbered=one["kind"] == "StatefulSet",
-        )
-        for one in items
-        if one["kind"] != "Pod"
-    ]
-    if any(one.role in ENGINE_ROLES for one in found):
-        return found, []
-    try:
-        sets, why = kubectl.objects("get", _SETS, OF_STACK)["items"], "there is none"
-    except PdkitError as exc:  # the cluster knows no such objects, or does not show them
-        sets, why = [], exc.message
-    roles = [role for one in sets for role in one["spec"]["roles"]]
-    if not roles:
-        unknown = [f"no StatefulSet of engines, and no DisaggregatedSet: {why}"]
-        if not any(role_of(one) in ENGINE_ROLES for one in items):
-            found.append(_Workload("engine", "engine", 1, "statefulsets"))
-        return found, unknown
-    found += (
-        _Workload(one["name"], one["name"], one["spec"].get("replicas", 1), f"{_SETS} {SET}")
-        for one in roles
-    )
-    return found, []
-
-
-def _lacking(
-    workloads: Sequence[_Workload], seen: Sequence[PodSeen]
-) -> Iterator[tuple[str, _Workload]]:
-    """Yield each pod that a workload should have and the cluster has not made."""
-    there, counts = {one.name for one in seen}, Counter(one.role for one in seen)
-    for one in workloads:
-        if one.numbered:
-            named = (f"{one.name}-{number}" for number in range(one.replicas))
-            yield from ((name, one) for name in named if name not in there)
-        else:  # its pods have names of chance
-            yield from ((f"{one.name}-?", one) for _ in range(counts[one.role], one.replicas))
-
-
-def _topology(roles: Sequence[str]) -> str:
-    count = Counter(roles)
-    shares = not count["aggregated"] or count["redis"] > 0
-    return str(Topology(count["producer"], count["consumer"], count["aggregated"], redis=shares))
-
-
-def _of_engines(pods: Sequence[Object]) -> Iterator[tuple[str, str, str]]:
-    """Yield vendor, image and model of each engine, as its pod has them."""
-    for pod in pods:
-        if role_of(pod) not in ENGINE_ROLES:
-            continue
-        container = main_container(pod["spec"], role_of(pod))
-        limits = container.get("resources", {}).get("limits", {})
-        gpus = (row for row in VENDORS.values() if row.container.cdi_kind in limits)
-        model = options(container.get("args", ())).get("--served-model-name", "")
-        yield next((row.name for row in gpus), "cpu"), container["image"], model
 
 
 def _service(pod: PodSeen, kubectl: Kubectl, page: MetricsPage | None) -> ServiceStatus:
-    up = (datetime.now(timezone.utc) - _time(pod.since)).total_seconds() if pod.since else 0.0
-    condition = _condition(pod)
+    up = (datetime.now(timezone.utc) - time_of(pod.since)).total_seconds() if pod.since else 0.0
+    condition = condition_of(pod)
     cache, path = page_counters(page) if page else (None, None)
     never = condition == "not started"
     return ServiceStatus(
@@ -182,15 +55,7 @@ def _service(pod: PodSeen, kubectl: Kubectl, page: MetricsPage | None) -> Servic
     )
 
 
-def _condition(pod: PodSeen) -> ServiceCondition:
-    if pod.ready:
-        return "ready"
-    if pod.runs:
-        return "not ready"
-    return "exited" if pod.exit_code is not None or pod.last else "not started"
-
-
-def _absent(name: str, of: _Workload, kubectl: Kubectl) -> ServiceStatus:
+def _absent(name: str, of: Workload, kubectl: Kubectl) -> ServiceStatus:
     log = kubectl.typed(f"describe {of.what}")
     return ServiceStatus(name, of.role, "not started", 0, "", 0.0, 0, 0, log, None)
 
@@ -200,10 +65,5 @@ def _events(seen: Sequence[PodSeen]) -> Iterator[ServiceEvent]:
     for pod in seen:
         if pod.last.get("finishedAt"):  # unknown where the node was lost
             why, code = pod.last.get("reason", "Error"), pod.last["exitCode"]
-            at = _time(pod.last["finishedAt"]).isoformat()
+            at = time_of(pod.last["finishedAt"]).isoformat()
             yield ServiceEvent(at, pod.name, "died", f"ended with {code} ({why})")
-
-
-def _time(text: str) -> datetime:
-    """Return a time as Kubernetes writes it; Python 3.10 does not know the Z."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))

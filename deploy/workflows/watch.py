@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -20,14 +21,12 @@ from deploy.workflows.running import RunningStack, find_stack, metrics_page, sto
 _PAGE_TIMEOUT_S = 2.0  # an engine that hangs must not block the others
 
 
-class Watch:
+class Watch(ABC):
     """Reads a stack repeatedly; services, or all of it, may come and go."""
 
-    def __init__(self, home: Home, name: str) -> None:
-        self._home, self._name = home, name
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._memory: Memory | None = None
-        self._logs: LogReader | None = None
-        self._logged: tuple[str, ...] = ()
 
     def frame(self) -> Frame:
         """Read the stack, and return its state and what is new.
@@ -44,8 +43,25 @@ class Watch:
         self._memory, frame = next_frame(self._memory, reading)
         return frame
 
+    @abstractmethod
     def _read(self) -> StackReading:
-        at, began = _now(), time.monotonic()
+        """Read everything once; raises PdkitError or OSError where that cannot be."""
+
+    def _nothing(self, *, trouble: str = "") -> StackReading:
+        return StackReading(self._name, now(), time.monotonic(), trouble=trouble)
+
+
+class StackWatch(Watch):
+    """Reads a stack of this machine."""
+
+    def __init__(self, home: Home, name: str) -> None:
+        super().__init__(name)
+        self._home = home
+        self._logs: LogReader | None = None
+        self._logged: tuple[str, ...] = ()
+
+    def _read(self) -> StackReading:
+        at, began = now(), time.monotonic()
         running = find_stack(self._home, self._name)
         if running is None:
             self._logs = None
@@ -61,16 +77,13 @@ class Watch:
             at,
             began,
             up=True,
-            what=", ".join(filter(None, (str(plan.topology), plan.model.served_name, url))),
+            what=in_a_line(str(plan.topology), plan.model.served_name, url),
             user_redis=plan.user_redis,
             shares_kv=plan.shares_kv,
             services=found,
             store=asked.result(),
             complaints=self._complaints(running, found),
         )
-
-    def _nothing(self, *, trouble: str = "") -> StackReading:
-        return StackReading(self._name, _now(), time.monotonic(), trouble=trouble)
 
     def _complaints(
         self, running: RunningStack, found: Mapping[str, ServiceReading]
@@ -98,5 +111,11 @@ def _stats(running: RunningStack) -> StoreStats | None:
         return store.stats()
 
 
-def _now() -> datetime:
+def in_a_line(*parts: str) -> str:
+    """Return what there is of a stack's topology, model and address."""
+    return ", ".join(filter(None, parts))
+
+
+def now() -> datetime:
+    """Return the local time."""
     return datetime.now().astimezone()

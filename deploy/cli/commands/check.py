@@ -58,23 +58,22 @@ def check(  # noqa: PLR0913 - one parameter an option
     json: Json = False,
 ) -> CommandResult:  # fmt: skip
     """Check that the running stack reuses KV completely and correctly."""
-    local = {
-        "--repeat": repeat != 1, "--prompt-file": prompt_file, "--junit": junit, "--name": name,
-    }  # fmt: skip
+    local = {"--repeat": repeat != 1, "--prompt-file": prompt_file, "--name": name}
     remote = {"FOLDER": folder, "--context": context, "--namespace": namespace}
     require_fitting(kubernetes=kubernetes, needs=remote, refuses=local)
-    if kubernetes:
-        from deploy.workflows.cluster_options import JobOptions
-
-        asked = JobOptions(tuple(pairs or ()), quick=quick, least=min_hit_rate)
-        return _in_cluster(context, namespace, folder, asked)
-    from deploy.workflows.check import CheckOptions
-
     if junit and not junit.absolute().parent.is_dir():
         raise UsageError(
             f"--junit {junit}: folder {junit.absolute().parent} does not exist",
             hint=f"mkdir -p {junit.absolute().parent}",
         )
+    if kubernetes:
+        from deploy.workflows.cluster_options import JobOptions
+
+        named = (namespace or "kubernetes") if junit else ""
+        asked = JobOptions(tuple(pairs or ()), quick=quick, least=min_hit_rate, junit=named)
+        return _in_cluster(context, namespace, folder, asked, junit)
+    from deploy.workflows.check import CheckOptions
+
     options = CheckOptions(
         tuple(pairs or ("*:*",)),
         quick=quick,
@@ -85,12 +84,21 @@ def check(  # noqa: PLR0913 - one parameter an option
 
 
 def _in_cluster(
-    context: str | None, namespace: str | None, folder: Path | None, options: JobOptions
-) -> CommandResult:
+    context: str | None, namespace: str | None, folder: Path | None, options: JobOptions,
+    junit: Path | None,
+) -> CommandResult:  # fmt: skip
+    from deploy.output.junit import junit_xml, write_junit
     from deploy.runtime.kubectl import Kubectl
     from deploy.workflows.cluster_job import check_by_job
 
-    found = check_by_job(Kubectl(context or "", namespace or ""), folder, progress(), options)
+    try:
+        found = check_by_job(Kubectl(context or "", namespace or ""), folder, progress(), options)
+    except PdkitError as ended:
+        if junit:
+            _keep(junit, junit_xml([], options.junit, ended))
+        raise
+    if junit:
+        write_junit(junit, found.junit)
     return CommandResult("check", found.data, found.text, found.errors)
 
 
@@ -134,22 +142,29 @@ def _written(runs: Iterator[CheckReport], junit: Path | None, name: str) -> list
     When a run ends in an error, the reports before it are written together with that error: CI
     needs them then most of all.
     """
-    from deploy.output.junit import write_junit
+    from deploy.output.junit import junit_xml, write_junit
 
     reports: list[CheckReport] = []
     try:
         for report in runs:
             reports.append(report)
     except PdkitError as ended:
-        try:
-            if junit:
-                write_junit(junit, reports, name, ended)
-        except ConfigError as exc:  # why the run ended is worth more
-            progress()(f"warning: {exc.message}")
+        if junit:
+            _keep(junit, junit_xml(reports, name, ended))
         raise
     if junit:
-        write_junit(junit, reports, name)
+        write_junit(junit, junit_xml(reports, name))
     return reports
+
+
+def _keep(junit: Path, xml: str) -> None:
+    """Write JUnit XML of a run that ended in an error, which is worth more than this one."""
+    from deploy.output.junit import write_junit
+
+    try:
+        write_junit(junit, xml)
+    except ConfigError as exc:
+        progress()(f"warning: {exc.message}")
 
 
 def _text(file: Path) -> str:

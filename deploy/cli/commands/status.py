@@ -15,7 +15,7 @@ from deploy.cli.result import CommandResult
 from deploy.cli.shared import stack_name, unhealthy
 from deploy.errors import UsageError
 
-_WATCH_S = 2.0
+_WATCH_S, _WATCH_CLUSTER_S = 2.0, 5.0
 
 
 @app.command()
@@ -23,7 +23,8 @@ def status(  # noqa: PLR0913 - one parameter an option
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float | None, typer.Option(help="With --watch: seconds between refreshes (default: 2).")
+        float | None,
+        typer.Option(help="With --watch: seconds between refreshes (default: 2; 5 in a cluster)."),
     ] = None,
     count: Annotated[
         int | None,
@@ -36,9 +37,14 @@ def status(  # noqa: PLR0913 - one parameter an option
     json: Json = False,
 ) -> CommandResult:
     """Show what runs, how full it is, and the cache hit rate."""
-    local = {"--watch": watch, "--interval": interval, "--count": count, "--name": name}
     remote = {"--context": context, "--namespace": namespace}
-    require_fitting(kubernetes=kubernetes, needs=remote, refuses=local)
+    require_fitting(kubernetes=kubernetes, needs=remote, refuses={"--name": name})
+    if not watch and (interval is not None or count is not None):
+        raise UsageError(
+            "--interval and --count need --watch", hint="deploy status --watch --count 10"
+        )
+    if kubernetes and watch:
+        return _watch_cluster(context, namespace, interval, count, json=json)
     if kubernetes:
         return _status_in_cluster(context, namespace)
     chosen = stack_name(name)  # before the imports: it imports the settings the quick way
@@ -48,14 +54,11 @@ def status(  # noqa: PLR0913 - one parameter an option
 
     if watch:
         from deploy.cli.watching import watch_stack
+        from deploy.workflows.watch import StackWatch
 
-        return watch_stack(
-            chosen, interval_s=_WATCH_S if interval is None else interval, frames=count, json=json
-        )
-    if interval is not None or count is not None:
-        raise UsageError(
-            "--interval and --count need --watch", hint="deploy status --watch --count 10"
-        )
+        every_s = _WATCH_S if interval is None else interval
+        seen = StackWatch(Home.from_environ(), chosen)
+        return watch_stack(seen, interval_s=every_s, frames=count, json=json)
     found = stack_status(Home.from_environ(), chosen)
     errors = unhealthy(found.sick, chosen) if found.up else []
     return CommandResult("status", found.as_dict(), status_view(found), errors)
@@ -98,6 +101,20 @@ def logs(
         "lines": [{"service": who, "line": line} for who, line in found],
     }
     return CommandResult("logs", data, text)
+
+
+def _watch_cluster(
+    context: str | None, namespace: str | None, interval: float | None, count: int | None,
+    *, json: bool,
+) -> CommandResult:  # fmt: skip
+    from deploy.cli.watching import watch_stack
+    from deploy.runtime.kubectl import Kubectl
+    from deploy.workflows.cluster_watch import ClusterWatch
+
+    every_s = _WATCH_CLUSTER_S if interval is None else interval
+    watch = ClusterWatch(Kubectl(context or "", namespace or ""))
+    hint = "deploy status --kubernetes"
+    return watch_stack(watch, interval_s=every_s, frames=count, json=json, hint=hint)
 
 
 def _status_in_cluster(context: str | None, namespace: str | None) -> CommandResult:

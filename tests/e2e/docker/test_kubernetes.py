@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -27,11 +29,11 @@ from tests.unit.workflows.test_export import kustomized
 
 SETTINGS = {
     "vendor": "cpu",
-    "topology": "1p1d",
+    "topology": "1p2d",
     "redis": {"image": "redis-local", "memory_gib": 1},
     "engine": {"kv_cache_gib": 0.25, "max_model_len": 4096},
 }
-MACHINE = {"cpus": 2, "memory_mib": 8192}
+MACHINE = {"cpus": 2, "memory_mib": 12288}
 KEYS = ("api_key", "engine_key", "redis_password")
 
 
@@ -54,17 +56,19 @@ class Cluster:
         said = self.node.podman("logs", "--tail=40", pod.container, check=False)
         return f"{said.stdout}\n{said.stderr}"
 
-    def check(self) -> subprocess.CompletedProcess[str]:
-        return self.node.finished(self.job)
+    def check(self, *options: str) -> subprocess.CompletedProcess[str]:
+        spec = copy.deepcopy(self.job.spec)
+        spec["containers"][0]["command"] += options
+        return self.node.finished(replace(self.job, spec=spec))
 
     def assert_passes(self) -> None:
         ended = self.check()
         assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
         rows = [row.split() for row in ended.stdout.splitlines() if row.startswith("producer-")]
-        # A pair: both names with the addresses of pods, and what was hit of what can be.
-        assert [row[-2:] for row in rows] == [["100.0", "%"]], ended.stdout
-        _, _, _, _, hits, eligible, *_ = rows[0]
-        assert hits == eligible and int(hits) > 1000, ended.stdout
+        # Both pairs: names with the addresses of pods, and what was hit of what can be.
+        assert [row[-2:] for row in rows] == [["100.0", "%"]] * 2, ended.stdout
+        for _, _, _, _, hits, eligible, *_ in rows:
+            assert hits == eligible and int(hits) > 1000, ended.stdout
 
 
 def _exported(folder: Path) -> Path:
@@ -152,6 +156,12 @@ def test_the_check_fails_where_engines_have_another_password_than_redis(cluster:
     other.node.podman("pod", "rm", "--force", "--ignore", "--time=0", "redis-0")
     other.node.play(cluster.pods["redis-0"])
     other.await_ready("redis-0")
-    ended = other.check()
+    ended = other.check("--json", "--junit=two boxes")  # as `deploy check --kubernetes` asks
     assert ended.returncode == 1, f"{ended.stdout}\n{ended.stderr}"
-    assert "[store_denied]" in ended.stdout
+    told = json.loads(ended.stdout)
+    assert "[store_denied]" in told["text"]
+    (suite,) = ElementTree.fromstring(told["junit"])  # noqa: S314 - our own
+    assert suite.attrib["name"] == "two boxes"
+    failed = [case for case in suite if case.find("failure") is not None]
+    assert len(failed) == int(suite.attrib["failures"]) > 0
+    assert "store_denied" in str(failed[0].findtext("failure"))

@@ -34,7 +34,10 @@ def deploy_here() -> Callable[..., Ended]:
         ):
             code = main_module.main(list(arguments))
         if "--json" in arguments:
-            validated(json.loads(stdout.getvalue()))
+            frames = "--watch" in arguments  # each is a line
+            said = stdout.getvalue()
+            for document in said.splitlines() if frames else [said]:
+                validated(json.loads(document))
         return Ended(code, stdout.getvalue(), stderr.getvalue())
 
     return run

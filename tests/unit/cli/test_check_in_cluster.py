@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import kubernetes_validate
 import pytest
@@ -190,6 +191,36 @@ def test_an_error_of_the_check_is_the_commands_own(
     assert ran.code == 4
     assert json.loads(ran.stdout)["errors"] == [error]
     assert json.loads(ran.stdout)["data"] is None
+
+
+def test_findings_come_back_as_junit_xml(
+    kubectl: Player, check: Callable[..., Ended], tmp_path: Path
+) -> None:
+    file = tmp_path / "found.xml"
+    plays(kubectl, log(data=FAILED | {"diagnosis": []}, text="check FAILED", junit="<testsuites/>"))
+    assert check(str(FOLDERS["cpu"]), "--junit", str(file)).code == 1
+    assert told(kubectl) == ["--json", "--junit=kubernetes"]
+    assert file.read_text().splitlines()[1:] == ["<testsuites/>"]
+
+
+def test_a_check_without_a_result_is_an_error_in_junit_xml(
+    kubectl: Player, check: Callable[..., Ended], tmp_path: Path
+) -> None:
+    file = tmp_path / "found.xml"
+    kubectl.plays(config=VIEW, get=listed())
+    assert check("--namespace", "mine", "--junit", str(file)).code == 2
+    (suite,) = ElementTree.fromstring(file.read_bytes())  # noqa: S314 - our own
+    assert (suite.attrib["name"], suite.attrib["errors"]) == ("mine", "1")
+    (error,) = suite.iter("error")
+    assert error.attrib["message"].startswith("no pods of a stack in namespace mine")
+
+
+def test_a_folder_for_junit_xml_that_does_not_exist(
+    kubectl: Player, check: Callable[..., Ended], tmp_path: Path
+) -> None:
+    ran = check("--junit", str(tmp_path / "none" / "found.xml"))
+    assert ran.code == 2
+    assert not (kubectl.folder / "calls").exists(), "the cluster is left alone"
 
 
 @pytest.mark.parametrize(
@@ -536,7 +567,6 @@ def test_a_folder_that_does_not_fit(
     [
         (("--kubernetes", "--repeat", "2"), "--repeat cannot be used with --kubernetes"),
         (("--kubernetes", "--name", "x"), "--name cannot be used with --kubernetes"),
-        (("--kubernetes", "--junit", "x.xml"), "--junit cannot be used with --kubernetes"),
         (("--kubernetes", "--prompt-file", "x"), "--prompt-file cannot be used with"),
         (("--context", "here"), "--context needs --kubernetes"),
         (("--namespace", "pdkit"), "--namespace needs --kubernetes"),

@@ -516,6 +516,89 @@ def test_the_engine_is_asked_with_the_key_of_its_pod(key: str, code: int, tmp_pa
     assert key.strip() not in done.stderr
 
 
+# Frame after frame.
+
+
+def frames(ran: Ended) -> list[Object]:
+    return [json.loads(line)["data"] for line in ran.stdout.splitlines()]
+
+
+def watched(look: Callable[..., Ended], count: int, *options: str) -> Ended:
+    return look("--watch", "--interval", "0.2", "--count", str(count), *options)
+
+
+def test_a_watch_counts_what_engines_do_meanwhile(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    everything = listed(*workloads.values(), *cluster(workloads).values())
+    later = PAGE.replace(" 4000", " 6000").replace(" 3000", " 4500")
+    answers = [*[(0, PAGE)] * 3, (0, later)]  # one of each engine and frame
+    kubectl.plays(
+        config=VIEW,
+        get=everything,
+        exec=(0, PAGE),
+        **{"exec consumer-1": answers},
+    )
+    ran = watched(look, 2, "--json")
+    assert ran.code == 0, ran.stderr
+    first, second = frames(ran)
+    assert first["healthy"] and first["name"] == "pdkit"
+    assert first["services"].keys() == cluster(workloads).keys()
+    assert second["watch"]["external_queries"] == 2000
+    assert second["watch"]["external_hits"] == 1500
+    assert second["redis"] is None and second["router"] is None, "they are not asked"
+
+
+def test_a_watch_sees_a_pod_that_was_restarted(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    template = workloads["consumer"]["spec"]["template"]
+    early, late = ({"running": {"startedAt": f"2026-11-23T10:0{n}:00Z"}} for n in range(2))
+    looks = []
+    for state in (early, late):
+        own = {"containerStatuses": [status(template, state)]}
+        changed = {**pods["consumer-0"], "status": own}
+        looks.append(listed(*workloads.values(), *{**pods, "consumer-0": changed}.values()))
+    kubectl.plays(config=VIEW, get=looks, exec=(0, PAGE))
+    _, second = frames(watched(look, 2, "--json"))
+    assert [(one["about"], one["text"]) for one in second["events"]] == [
+        ("consumer-0", "restarted, running since 2026-11-23T10:01:00Z")
+    ]
+    assert second["watch"]["external_queries"] == 4000, "all that its new life counted"
+
+
+def test_a_watch_goes_on_where_the_cluster_does_not_answer(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    there = listed(*workloads.values(), *cluster(workloads).values())
+    gone = (1, "Unable to connect to the server: dial tcp: i/o timeout\n")
+    kubectl.plays(config=VIEW, get=[there, gone, there], exec=(0, PAGE))
+    first, second, third = frames(watched(look, 3, "--json"))
+    assert first["healthy"] and third["healthy"]
+    assert "Unable to connect to the server" in second["trouble"]
+
+
+def test_a_watch_ends_with_what_is_not_ready(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    pods = cluster(workloads)
+    del pods["consumer-1"]
+    kubectl.plays(config=VIEW, get=listed(*workloads.values(), *pods.values()), exec=(0, PAGE))
+    ran = watched(look, 1)
+    assert ran.code == 4
+    assert "stack 'pdkit': 1p2d, Qwen/Qwen3-0.6B, http://router.pdkit.svc:8000" in ran.stdout
+    assert "redis" not in ran.stdout, "nothing is said of what is not asked"
+    assert "error: not ready: consumer-1\ntry: deploy status --kubernetes" in ran.stderr
+
+
+def test_a_watch_of_no_stack(kubectl: Player, look: Callable[..., Ended]) -> None:
+    kubectl.plays(config=VIEW, get=listed())
+    ran = watched(look, 2)
+    assert ran.code == 2
+    assert "no pods of a stack in namespace pdkit of here" in ran.stderr
+
+
 def test_no_stack(kubectl: Player, look: Callable[..., Ended]) -> None:
     kubectl.plays(config=VIEW, get=listed())
     ran = look("--json")
@@ -536,9 +619,6 @@ def test_a_cluster_that_does_not_answer(kubectl: Player, look: Callable[..., End
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--kubernetes", "--watch"), "--watch cannot be used with --kubernetes"),
-        (("--kubernetes", "--count", "2"), "--count cannot be used with --kubernetes"),
-        (("--kubernetes", "--interval", "2"), "--interval cannot be used with --kubernetes"),
         (("--kubernetes", "--name", "x"), "--name cannot be used with --kubernetes"),
         (("--context", "here"), "--context needs --kubernetes"),
         (("--namespace", "pdkit"), "--namespace needs --kubernetes"),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import watching
 from deploy.cli.main import main
 from deploy.errors import StateError
 from deploy.metrics.frame import Frame
@@ -61,7 +60,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 except StopIteration:
                     raise then or AssertionError("a frame too many") from None
 
-        monkeypatch.setattr(watching, "Watch", Scripted)
+        monkeypatch.setattr("deploy.workflows.watch.StackWatch", Scripted)
 
     return set_seen
 

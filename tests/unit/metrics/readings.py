@@ -80,7 +80,7 @@ def reading(second: float, *services: ServiceReading, **changes: Any) -> StackRe
     found = {
         one.name: one
         if one.clock_s >= 0
-        else ServiceReading(one.name, one.role, one.condition, one.pid, one.page, second)
+        else ServiceReading(one.name, one.role, one.condition, one.life, one.page, second)
         for one in services
     }
     usual: dict[str, Any] = {

@@ -28,7 +28,7 @@ from deploy.workflows.patches import patches_of
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
-from deploy.workflows.watch import Watch
+from deploy.workflows.watch import StackWatch
 from tests.unit.workflows.conftest import SMALL, Lab, opened
 
 MP = {
@@ -177,7 +177,7 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
 
 
 def test_it_is_watched(shared: Lab) -> None:
-    watch = Watch(shared.home, "pdkit")
+    watch = StackWatch(shared.home, "pdkit")
     watch.frame()
     check_stack(shared.home, "pdkit", shared.lines.append, CheckOptions(quick=True))
     frame = watch.frame()

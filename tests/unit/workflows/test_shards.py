@@ -13,7 +13,7 @@ from deploy.workflows.check import check_stack
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import require_stack, store_of
 from deploy.workflows.status import stack_status
-from deploy.workflows.watch import Watch
+from deploy.workflows.watch import StackWatch
 from tests.unit.workflows.conftest import Lab, opened
 
 SHARDS = ("redis-0", "redis-1")
@@ -66,7 +66,7 @@ def test_status_counts_what_lies_on_both(lab: Lab) -> None:
 
 @pytest.mark.parametrize("name", SHARDS)
 def test_one_that_died_is_named_and_started_again(lab: Lab, name: str) -> None:
-    watch = Watch(lab.home, "pdkit")
+    watch = StackWatch(lab.home, "pdkit")
     assert watch.frame().sick == []
     kill(lab, name)
     status = stack_status(lab.home, "pdkit")

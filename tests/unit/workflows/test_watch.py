@@ -20,7 +20,7 @@ from deploy.workflows import watch as watch_module
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import RunningStack, require_stack, store_of
 from deploy.workflows.status import stack_status
-from deploy.workflows.watch import Watch
+from deploy.workflows.watch import StackWatch
 from tests.unit.workflows.conftest import Lab
 
 PROMPT = list(range(200))
@@ -51,7 +51,7 @@ def kill(lab: Lab, name: str, eventually: Callable[..., None]) -> None:
 
 
 def test_from_before_the_start_to_after_the_end(lab: Lab, eventually: Callable[..., None]) -> None:
-    watch = Watch(lab.home, "pdkit")
+    watch = StackWatch(lab.home, "pdkit")
     assert not watch.frame().up
 
     spec = lab.spec(topology="1p2d")  # without a consumer the router would not be ready
@@ -95,7 +95,7 @@ def test_from_before_the_start_to_after_the_end(lab: Lab, eventually: Callable[.
 def test_redis(lab: Lab, eventually: Callable[..., None]) -> None:
     spec = lab.spec()
     running = lab.up(spec).running
-    watch = Watch(lab.home, "pdkit")
+    watch = StackWatch(lab.home, "pdkit")
     watch.frame()
     kill(lab, "redis", eventually)
     frame = watch.frame()
@@ -112,7 +112,7 @@ def test_complaints_in_logs_from_now_on(served: Lab) -> None:
     log = served.home.stack("pdkit").logs_dir / "consumer-1.log"
     with log.open("a") as file:
         file.write("OSError: before the watch began\n")
-    watch = Watch(served.home, "pdkit")
+    watch = StackWatch(served.home, "pdkit")
     watch.frame()
     with log.open("a") as file:
         file.write("2026-01-01 10:00:00,123 WARNING pdkit-connector WARNING Redis: it is slow\n")
@@ -129,7 +129,7 @@ def test_each_page_is_read_once(served: Lab, monkeypatch: pytest.MonkeyPatch) ->
         return real(api)
 
     monkeypatch.setattr(EngineApi, "metrics", metrics)
-    Watch(served.home, "pdkit").frame()
+    StackWatch(served.home, "pdkit").frame()
     engines = require_stack(served.home, "pdkit").prepared.plan.engines
     urls = [f"http://127.0.0.1:{one.port}" for one in engines]
     assert sorted(set(asked) & set(urls)) == sorted(urls)
@@ -137,7 +137,7 @@ def test_each_page_is_read_once(served: Lab, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_engine_that_hangs_stops_nobody(served: Lab) -> None:
-    watch = Watch(served.home, "pdkit")
+    watch = StackWatch(served.home, "pdkit")
     watch.frame()
     pid = require_stack(served.home, "pdkit").state.services["consumer-1"].pid
     os.kill(pid, signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_a_service_has_longer_for_status(served: Lab, monkeypatch: pytest.Monkey
     stack_status(served.home, "pdkit")
     assert set(limits) == {10.0}
     limits.clear()
-    Watch(served.home, "pdkit").frame()
+    StackWatch(served.home, "pdkit").frame()
     assert set(limits) == {2.0}
 
 
@@ -177,13 +177,13 @@ class TestTrouble:
         files.root.mkdir(parents=True)
         files.state_file.write_text("{")
         with pytest.raises(StateError):
-            Watch(lab.home, "pdkit").frame()
+            StackWatch(lab.home, "pdkit").frame()
 
     @pytest.mark.parametrize("error", [DockerUnavailable("no Docker engine"), OSError("gone")])
     def test_later_is_told_and_gone_through(
         self, served: Lab, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
-        watch = Watch(served.home, "pdkit")
+        watch = StackWatch(served.home, "pdkit")
         watch.frame()
 
         def fail(*_: object) -> None:
