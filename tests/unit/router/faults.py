@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -30,6 +31,7 @@ import httpx
 from bench.faults.clients import Clients
 from bench.faults.history import Asked, History
 from tests.conftest import unused_port
+from tests.ports import free_row
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import ROUTER
 from tests.unit.router.stand_in import Connection, Loop, StandIn
@@ -205,7 +207,12 @@ FAULTS: dict[str, Callable[[Bed, StandIn], None]] = {
 def bed_of(loop: Loop, seed: int, log: str = os.devnull) -> Iterator[Bed]:
     """Set engines and a router that writes to `log` up, for the length of a block."""
     roles = ("producer", "consumer")
-    engines = tuple(StandIn(loop, f"{role}-{n}") for n in range(ENGINES) for role in roles)
+    # Of this process's own ports: any other one may be another server's while its engine is dead,
+    # and on a busy machine one was, which answered health checks, and all else with nothing.
+    ports = itertools.count(free_row())
+    engines = tuple(
+        StandIn(loop, f"{role}-{n}", next(ports)) for n in range(ENGINES) for role in roles
+    )
     for engine in engines:
         engine.does = by_prompt
     with (
