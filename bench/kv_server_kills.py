@@ -125,7 +125,7 @@ class Server:
         }
 
 
-_VARY = ("resident MiB",)
+_VARY = ("resident MiB", "threads")  # its pools of threads grow to their sizes
 
 
 def killed(seed: int, after_s: float) -> None:
