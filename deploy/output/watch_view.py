@@ -119,10 +119,11 @@ def _since(frame: Frame) -> list[str]:
         if router
         else ""
     )
+    evicted = f", {frame.store.evicted_keys} keys evicted" if frame.store else ""
     lines = [
         "",
         f"since {began:%H:%M:%S}, {duration(frame.watched_s)}: {watched.answers:.0f} answers"
-        f"{requests}, {frame.store.evicted_keys if frame.store else 0} keys evicted",
+        f"{requests}{evicted}",
         f"hits     store {_rate(watched.cache.external_rate)} (consumers), "
         f"local {_rate(watched.cache.local_rate)}",
         *(_tiers(watched.tiers) if watched.tiers else []),

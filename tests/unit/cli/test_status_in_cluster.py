@@ -589,6 +589,7 @@ def test_a_watch_ends_with_what_is_not_ready(
     assert ran.code == 4
     assert "stack 'pdkit': 1p2d, Qwen/Qwen3-0.6B, http://router.pdkit.svc:8000" in ran.stdout
     assert "redis" not in ran.stdout, "nothing is said of what is not asked"
+    assert "evicted" not in ran.stdout
     assert "error: not ready: consumer-1\ntry: deploy status --kubernetes" in ran.stderr
 
 
