@@ -49,6 +49,7 @@ _NAME, _PREFIX = "kills", "pdkit-bench-killed"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
 _SERVER_GIB = 0.0625
 _LAYERS, _BLOCK, _TOKENS = 8, 16, 2048
+_BLOCKS = _TOKENS // _BLOCK  # of a prompt
 _PROMPTS = 48  # of 4 MiB each: three times the server's memory
 _AT_ONCE = 4  # requests of an engine
 _LONGEST_S = 0.3  # that an engine lives
@@ -146,13 +147,12 @@ def engine(seed: int, asking: Event) -> None:
     remove_left(_PREFIX)
     CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{_PREFIX}-"
     chance = random.Random(seed)  # noqa: S311 - no secret
-    blocks = _TOKENS // _BLOCK
     address = f"ipc://{os.environ[SOCKET_ENV]}"
     told: Any = (zmq.Context(), _PREFIX, _BLOCK, ParallelStrategy(False, 1, 0, 1, 1, 1))
     more = {"extra_config": {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}}
     worker = GuardedAdapter(address, *told, **more)
     scheduler = GuardedSchedulerAdapter([address], *told, **more)
-    shape = (2, _AT_ONCE * blocks, _BLOCK, 2, 32)
+    shape = (2, _AT_ONCE * _BLOCKS, _BLOCK, 2, 32)
     kv = {f"layer.{n}": torch.ones(shape, dtype=torch.bfloat16) for n in range(_LAYERS)}
     groups = [EngineGroupInfo(0, tuple(range(_LAYERS)), _BLOCK)]
     worker.register_kv_caches(kv, groups, {"kv_layout": "NHD"})
@@ -186,8 +186,7 @@ class Asked:
     def __init__(self, name: str, place: int, prompt: int) -> None:
         self.name = name
         self.tokens = list(range(prompt * _TOKENS, (prompt + 1) * _TOKENS))
-        blocks = _TOKENS // _BLOCK
-        self._blocks = list(range(place * blocks, (place + 1) * blocks))
+        self._blocks = list(range(place * _BLOCKS, (place + 1) * _BLOCKS))
 
     def part(self, start: int, end: int) -> LoadStoreOp:
         """Return what moves the KV of some of the tokens."""

@@ -23,10 +23,9 @@ class ClusterWatch(Watch):
         at, began = now(), time.monotonic()
         look = look_at(self._kubectl)
         read_s = time.monotonic()
-        absent = (ServiceReading(name, of.role, "not started") for name, of in look.lacking)
         services = [
             *(_reading(one, look.pages.get(one.name), read_s) for one in look.seen),
-            *absent,
+            *(ServiceReading(name, of.role, "not started") for name, of in look.lacking),
         ]
         self._name = look.name
         return StackReading(

@@ -66,24 +66,19 @@ def test_the_last_limit_counts(clock: Clock, limit: LazyTimer, times: tuple[floa
     assert last == [5 + times[1]], "once"
 
 
-def test_a_lifted_one_does_not_act(clock: Clock, limit: LazyTimer) -> None:
+@pytest.mark.parametrize("end", [LazyTimer.lift, LazyTimer.cancel])
+def test_one_that_was_ended_does_not_act(
+    clock: Clock, limit: LazyTimer, end: Callable[[LazyTimer], None]
+) -> None:
     acted = list[float]()
     limit.set(10, acting(clock, acted))
-    limit.lift()
+    end(limit)
     clock.go_to(1000)
     assert not acted
+    assert clock.made == 1, "no timer is left"
     limit.set(1, acting(clock, acted))
     clock.go_to(2000)
     assert acted == [1001], "the next one does"
-
-
-def test_a_cancelled_one_leaves_no_timer(clock: Clock, limit: LazyTimer) -> None:
-    acted = list[float]()
-    limit.set(10, acting(clock, acted))
-    limit.cancel()
-    clock.go_to(1000)
-    assert not acted
-    assert clock.made == 1
 
 
 def test_requests_without_number_make_few_timers(clock: Clock, limit: LazyTimer) -> None:
