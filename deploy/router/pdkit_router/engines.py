@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from pdkit_router.engine_side import Connections, EngineLost, Exchange
 _log = logging.getLogger("router")
 _EVERY_S = 0.4
 _ANSWER_S = 0.5  # so that a death is known within a second
+_GREET_S = 5.0  # of what is not used yet: a busy machine may take its time
 # What reading an answer raises that is JSON, or is not, and of any shape: its numbers may be
 # infinite, its levels without end.
 _ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
@@ -196,6 +197,7 @@ class HealthChecker:
         """`on_context` is told how many tokens prompt and answer of an engine may have."""
         self._engines = engines
         self._on_context = on_context
+        self._strange: set[Engine] = set()
         self.asked = asyncio.Event()
         if not engines:
             self.asked.set()
@@ -209,10 +211,10 @@ class HealthChecker:
         missed = 0
         while True:
             state = await self._state(engine)
+            if state == "up" and engine.state == "down" and not await self._greet(engine):
+                state = "down"
             if state == "up":
                 missed = 0
-                if engine.state == "down":
-                    await self._greet(engine)
                 engine.state = "up"
             else:
                 # Not by the clock: the router itself may have been held up.
@@ -239,19 +241,33 @@ class HealthChecker:
             return "silent"
         return "up" if status == 200 else "down"
 
-    async def _greet(self, engine: Engine) -> None:
-        """Learn an engine's model before clients reach it; warm up one that was started anew."""
+    async def _greet(self, engine: Engine) -> bool:
+        """Learn an engine's model before clients reach it; warm up one that was started anew.
+
+        Returns:
+            Whether it lists its models, as engines do. What only answers `/health` may be another
+            program on the port of an engine that died.
+        """
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_GREET_S):
                 _, body = await engine.ask("GET", "/v1/models")
             models = json.loads(body)["data"]
-            self._on_context(max(int(model["max_model_len"]) for model in models))
-            if engine.gone:
-                await self._warm_up(engine, str(models[0]["id"]))
+            name = str(models[0]["id"])
+            lengths = (model["max_model_len"] for model in models)  # null for a LoRA adapter
+            context = max(int(length) for length in lengths if length is not None)
         except (EngineLost, TimeoutError, *_ODD):
-            pass
+            if engine not in self._strange:
+                _log.warning("%s answers /health, but lists no models: not used", engine.name)
+                self._strange.add(engine)
+            return False
+        self._strange.discard(engine)
+        self._on_context(context)
+        if engine.gone:
+            with suppress(EngineLost, TimeoutError):
+                await self._warm_up(engine, name)
         engine.gone = False
         _log.info("%s answers", engine.name)
+        return True
 
     async def _warm_up(self, engine: Engine, model: str) -> None:
         """Send a request of one token, and again if the engine fails on it.

@@ -55,25 +55,43 @@ def test_the_router_s_own_questions_are_not_awaited(loop: Loop) -> None:
 
 @pytest.mark.parametrize(
     "models",
-    [b"[" * 100_000, b'{"data": [{"max_model_len": 1e999}]}', b"[5]", b"<html>"],
-    ids=["levels", "infinity", "list", "html"],
-)
-def test_an_engine_that_says_nothing_of_its_models_is_watched_like_others(
-    loop: Loop, models: bytes
+    [
+        b"",  # of another program, whose health checks answer so
+        b"[" * 100_000, b'{"data": [{"id": "m", "max_model_len": 1e999}]}', b'{"data": []}',
+        b"[5]", b"<html>",
+    ],
+    ids=["empty", "levels", "infinity", "none", "list", "html"],
+)  # fmt: skip
+def test_what_lists_no_models_gets_no_requests_until_it_does(
+    loop: Loop, models: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand = StandIn(loop, "producer-0", models=models)
+    lengths: list[int] = []
+
+    def gets() -> int:
+        return sum(seen.path == "/v1/models" for seen in stand.seen)
 
     async def asked() -> None:
         engine = Engine("producer-0", "127.0.0.1", stand.port)
-        checker = HealthChecker([engine], lambda _tokens: None)
+        checker = HealthChecker([engine], lengths.append)
         watching = asyncio.ensure_future(checker.run())
-        await asyncio.wait({watching, asyncio.ensure_future(checker.asked.wait())},
-                           return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-        assert not watching.done()
-        assert engine.state == "up"
+        await checker.asked.wait()
+        while gets() < 3:
+            await asyncio.sleep(0.01)
+        assert (engine.state, lengths) == ("down", [])
+        assert [r.getMessage() for r in caplog.records if r.name == "router"] == [
+            "producer-0 answers /health, but lists no models: not used"
+        ]
+        # A LoRA adapter has no length of its own.
+        stand.models = (
+            b'{"data": [{"id": "m", "max_model_len": 2048}, {"id": "a", "max_model_len": null}]}'
+        )
+        while engine.state != "up":
+            await asyncio.sleep(0.01)
+        assert lengths == [2048]
         watching.cancel()
 
-    loop.run(asked())
+    loop.run(asyncio.wait_for(asked(), 60))
 
 
 class TestDrained:
