@@ -42,11 +42,14 @@ def pairs(data: object) -> dict[str, float]:
     return {f"{p['producer']} {p['consumer']}": p["eligible_rate"] for p in found}
 
 
-def test_2p2d_all_four_pairs(deploy: Deploy) -> None:
+def test_2p2d_all_four_pairs(deploy: Deploy, tmp_path: Path) -> None:
+    # In bfloat16, decode and prefill round so differently that a stream which continues elsewhere
+    # may differ where two tokens are almost equally likely.
+    (tmp_path / "deploy.yaml").write_text(
+        "{vendor: cpu, runtime: process, topology: 2p2d, engine: {dtype: float32}}\n"
+    )
     port = free_row()
-    with running_stack(
-        deploy, "four", port, "--vendor", "cpu", "--runtime", "process", "--topology", "2p2d"
-    ) as data:
+    with running_stack(deploy, "four", port, "-f", str(tmp_path / "deploy.yaml")) as data:
         assert pairs(data) == {
             f"producer-{p} consumer-{c}": 1.0 for p in range(2) for c in range(2)
         }
