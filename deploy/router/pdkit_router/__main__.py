@@ -34,6 +34,7 @@ from pdkit_router.tracing import Tracer
 
 _BODY_BYTES = 2**20
 _BACKLOG = 1024
+_MOST_BODY_BYTES = 64 * 2**20  # it takes ten times as much memory, once it is JSON
 _BYTES_A_TOKEN = 32  # more than the number or the characters of a token take in JSON
 _LEAVE_S = 10.0
 _LEAVE_IDLE_S = 1.0  # for clients that are about to send their next request
@@ -172,7 +173,7 @@ async def _listen(clients: Clients, host: str, port: int) -> asyncio.Server:
 
 def _allow(limits: ClientLimits, forwarder: Forwarder, tokens: int) -> None:
     forwarder.context = tokens
-    limits.body_bytes = max(_BODY_BYTES, _BYTES_A_TOKEN * tokens)
+    limits.body_bytes = min(max(_BODY_BYTES, _BYTES_A_TOKEN * tokens), _MOST_BODY_BYTES)
 
 
 async def _emptied(clients: Clients, leave_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -12,6 +13,10 @@ from pdkit_router.errors import Refused
 # vLLM says of each item what is wrong with it, and answers nobody else meanwhile: 100,000 items of
 # a wrong type take it half a minute and gigabytes. Token ids are the one long list that is right.
 _MOST_ITEMS = 8192
+# Lists and objects take up to thirty times their text, so they are counted before they are made:
+# lists of token ids, one a prompt, and what else there may be.
+_MOST_LISTS = 2 * _MOST_ITEMS
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _LARGEST = 2**63 - 1  # vLLM answers 500 to a larger one
 _TOKENS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
 # vLLM answers 500 where one of these is something else.
@@ -22,6 +27,8 @@ def parsed(path: str, body: bytes) -> dict[str, Any]:
     """Return the fields of a body; raises Refused where an engine could not read it."""
     try:
         text = body.decode("utf-8")
+        if _lists(text) > _MOST_LISTS and _lists(_STRING.sub("", text)) > _MOST_LISTS:
+            raise Refused(400, f"the body has more than {_MOST_LISTS} lists and objects")
         gc.disable()  # it would look at each of ten million lists again and again, for nothing
         fields = _JSON.decode(text)
         if "\\u" in text:
@@ -38,13 +45,19 @@ def parsed(path: str, body: bytes) -> dict[str, Any]:
     return fields
 
 
+def _lists(text: str) -> int:
+    return text.count("[") + text.count("{")
+
+
 def _check(path: str, fields: Mapping[str, Any]) -> None:
     for name in _OBJECTS:
         if not isinstance(fields.get(name), (dict, type(None))):
             raise Refused(400, f"{name} must be an object")
     tokens = _TOKENS.get(path)
     left = [value for name, value in fields.items() if name != tokens or not _are_tokens(value)]
-    items = 0
+    items = len(fields)
+    if items > _MOST_ITEMS:
+        raise Refused(400, f"the body has more than {_MOST_ITEMS} fields")
     while left:
         value = left.pop()
         if isinstance(value, int) and abs(value) > _LARGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +67,18 @@ class Router:
         return int(line.rpartition(" ")[2])
 
 
+def forget_peak(router: Router) -> None:
+    Path(f"/proc/{router.process.pid}/clear_refs").write_text("5")
+
+
+def peak(router: Router) -> int:
+    """Return the most bytes of memory that the router has had since that was forgotten."""
+    (line,) = re.findall(
+        r"VmHWM:\s+(\d+) kB", Path(f"/proc/{router.process.pid}/status").read_text()
+    )
+    return int(line) * 1024
+
+
 Start = Callable[..., Router]
 
 
@@ -85,8 +98,9 @@ def start_router(loop: Loop, eventually: Callable[..., None]) -> Iterator[Start]
         *options: str,
         names: Sequence[str] = DISAGGREGATED,
         expected: tuple[int, int] | None = None,
+        models: bytes = StandIn.models,
     ) -> Router:
-        engines = tuple(StandIn(loop, name) for name in names)
+        engines = tuple(StandIn(loop, name, models=models) for name in names)
         port, metrics = unused_port(), unused_port()
         named = [
             part

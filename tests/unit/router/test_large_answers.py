@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +14,7 @@ import httpx
 import pytest
 from pdkit_router.engine_side import HELD_BYTES, EngineConnection
 
-from tests.unit.router.conftest import Router
+from tests.unit.router.conftest import Router, forget_peak, peak
 from tests.unit.router.stand_in import Connection, Loop, StandIn
 
 Eventually = Callable[..., None]
@@ -53,18 +51,6 @@ async def half(engine: StandIn, to: Connection) -> None:
 
 async def fails_at_length(engine: StandIn, to: Connection) -> None:
     await to.whole(503, b" " * 4 * SIZE)
-
-
-def forget_peak(router: Router) -> None:
-    Path(f"/proc/{router.process.pid}/clear_refs").write_text("5")
-
-
-def peak(router: Router) -> int:
-    """Return the most bytes of memory that the router has had since that was forgotten."""
-    (line,) = re.findall(
-        r"VmHWM:\s+(\d+) kB", Path(f"/proc/{router.process.pid}/status").read_text()
-    )
-    return int(line) * 1024
 
 
 class Client:

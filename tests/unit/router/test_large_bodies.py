@@ -1,0 +1,43 @@
+"""Bodies of a model with a long context: how large they may be, and the memory that they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.router.conftest import Router, Start, forget_peak, peak
+from tests.unit.router.test_doors import answers, post
+
+LIMIT = 4 * 2**20  # for the tokens of these engines
+MODELS = b'{"data": [{"id": "m", "max_model_len": 131072}]}'
+
+
+@pytest.fixture(scope="module")
+def long_router(start_router: Start) -> Router:
+    return start_router(models=MODELS)
+
+
+# Nearly as large as allowed, of what takes the most memory once it is JSON.
+FULL = {
+    "lists": b'{"prompt": [' + b"[]," * (LIMIT // 3 - 10) + b"[]]}",
+    "objects": b'{"a": [' + b'{"":0},' * (LIMIT // 7 - 10) + b"0]}",
+    "fields": b"{" + b",".join(b'"%x":0' % n for n in range(400_000)) + b"}",
+    "token ids": b'{"prompt": [' + b"300," * (LIMIT // 4 - 10) + b"300]}",
+    "texts": b'{"prompt": [' + b'"ab",' * (LIMIT // 5 - 10) + b'"ab"]}',
+}
+
+
+def test_a_body_of_a_long_context(long_router: Router) -> None:
+    fits = b'{"prompt": "' + b"a" * (LIMIT - 100) + b'"}'
+    assert answers(long_router, post(body=fits))[0][0] == 200
+    assert answers(long_router, post(body=fits + b" " * 200))[0][0] == 413
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_no_body_takes_much_more_memory_than_its_bytes(long_router: Router, name: str) -> None:
+    body = FULL[name]
+    assert 3 * 2**20 < len(body) <= LIMIT
+    forget_peak(long_router)
+    before = peak(long_router)
+    status = answers(long_router, post(body=body))[0][0]
+    assert status == (200 if name == "token ids" else 400)
+    assert peak(long_router) - before < 16 * len(body)
