@@ -96,12 +96,19 @@ def locked_stack(given: str | None) -> Iterator[tuple[Home, str]]:
         yield home, name
 
 
-def named_spec(name: str | None, file: Path | None = None) -> StackSpec:
-    """Return the spec that `up` would use here, with another name if one is given."""
-    import_settings()
-    from deploy.config.sources import load_spec
+def named_spec(name: str | None, file: Path | None = None, *, consented: bool = False) -> StackSpec:
+    """Return the spec that `up` would use here, with another name if one is given.
 
-    return load_spec({"name": name}, os.environ, file).spec
+    Args:
+        consented: the file's addresses are used, so that `require_consent` must allow it.
+    """
+    import_settings()
+    from deploy.config.sources import load_spec, named_file
+
+    source = load_spec({"name": name}, os.environ, file)
+    if consented:
+        require_consent(source, named=named_file(file, os.environ) is not None)
+    return source.spec
 
 
 def check_errors(report: CheckReport | None, name: str) -> list[CheckFailed]:

@@ -120,7 +120,7 @@ def down(
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.down import stop_stack
 
-    home, spec = Home.from_environ(), named_spec(name, file)
+    home, spec = Home.from_environ(), named_spec(name, file, consented=volumes)
     with stack_lock(home.lock_file(spec.name), spec.name):
         result = stop_stack(
             home, spec.name, progress(), volumes=volumes, url_file=spec.redis.url_file

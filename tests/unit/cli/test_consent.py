@@ -42,6 +42,21 @@ def test_nothing_of_it_runs(
     assert not (folder / "ran").exists()
 
 
+def test_no_keys_are_deleted_where_it_says(deploy_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "deploy.yaml").write_text("redis: {url_file: ./url}\n")
+    (tmp_path / "url").write_text("redis://127.0.0.1:9/0\n")
+
+    def down(*options: str) -> Ended:
+        return deploy_here("down", *options, cwd=tmp_path, home=tmp_path / "home")
+
+    refused = down("--volumes")
+    assert refused.code == 2
+    assert "deploy.yaml sets redis.url_file" in refused.stderr
+    assert down().code == 0, "it reaches nothing"
+    named = down("--volumes", "-f", "deploy.yaml")
+    assert named.code != 2 and "keys pdkit:" in named.stderr, named
+
+
 def test_once_named_it_is_known_until_it_changes(deploy_here: Run, tmp_path: Path) -> None:
     home = tmp_path / "home"
     file = tmp_path / "deploy.yaml"
