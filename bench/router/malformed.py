@@ -6,8 +6,8 @@
 Each is valid HTTP with a body that is wrong: values out of range or of another type, token ids that
 do not exist, prompts over the limit, bad JSON. Prints how many answers there were of each status,
 and what memory each service had before and after; then runs `deploy check --quick`. Fails if an
-answer was neither a success nor an error in OpenAI's shape, or had a status of 500 or more, or if
-the check fails.
+answer was neither a success nor an error in OpenAI's shape, or had a status of 500 or more, if a
+service's memory grew by more than 64 MiB, or if the check fails.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from deploy.workflows.running import RunningStack, require_stack
 
 _AT_ONCE = 8
 _WARM_UP = 500  # what these make a service allocate once, it has then
+_MAY_GROW_MIB = 64
 _NUMBERS = (
     0, -1, -(10**9), 10**9, 2**31, 2**63, 10**30, 1e308, -1e308, 1e-320, 0.5, True, None, "1", "x",
     [], [1], {}, {"a": 1},
@@ -146,9 +147,12 @@ def main() -> int:
         print(f"{count:6} {said}")
     for name in before:
         print(f"{name}: {before[name]} MiB before, {after[name]} MiB after")
+    grown = [name for name in before if after[name] > before[name] + _MAY_GROW_MIB]
+    for name in grown:
+        print(f"WRONG: {name} grew by more than {_MAY_GROW_MIB} MiB")
     check = (sys.executable, "-m", "deploy", "check", "--quick", "--name", given.name)
     failed = subprocess.run(check, check=False).returncode
-    return int(failed > 0 or any(said.startswith("WRONG") for said in found))
+    return int(failed > 0 or bool(grown) or any(said.startswith("WRONG") for said in found))
 
 
 if __name__ == "__main__":
