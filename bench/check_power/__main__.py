@@ -3,6 +3,7 @@
 Brings up a stack with LMCache's own Redis client, which has no checksum. In each trial the check's
 own code asks one pair, and one thing is damaged in Redis between prefill and decode; what is
 damaged, and where, follows from the seed. Before any damage, whole checks of the stack must pass.
+With `--tier`, the stack has LMCache's server, and its memory or Redis behind it is damaged.
 
 Exits with 1 where a kind is noticed less often than 99 times of 100, or a sound stack fails.
 """
@@ -14,10 +15,12 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 from bench.check_power import report
 from bench.check_power.damage import KINDS
-from bench.check_power.stack import running_bench
+from bench.check_power.running import running_bench
+from bench.check_power.server import Tier
 from bench.check_power.trials import Outcome, Record, planned, run
 
 
@@ -34,6 +37,7 @@ def main() -> int:
         help="take a random model in the shape of Qwen2.5-0.5B, with so many layers; the page then "
         "has the tiny model's outcomes of the same record, too",
     )  # fmt: skip
+    parser.add_argument("--tier", choices=get_args(Tier), default="", help="of LMCache's server")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--results", type=Path, help="write the page of results there")
     parser.add_argument("--record", type=Path, help="keep outcomes there, and go on from them")
@@ -44,12 +48,14 @@ def main() -> int:
     plan = list(planned(kinds, options.trials, options.healthy))
     with tempfile.TemporaryDirectory() as folder:
         record = Record(options.record or Path(folder) / "outcomes.jsonl")
-        seed, layers = options.seed, options.layers
-        if any(not record.has(kind, seed, number, layers) for kind, number in plan):
-            with running_bench(layers) as bench:
-                run(bench, record, plan, seed=seed, layers=layers)
-    wanted = {(kind, seed, number, layers) for kind, number in plan}
-    outcomes = [o for o in record.outcomes if (o.kind, o.seed, o.number, o.layers) in wanted]
+        seed, layers, tier = options.seed, options.layers, options.tier
+        if any(not record.has(kind, seed, number, layers, tier) for kind, number in plan):
+            with running_bench(layers, tier) as bench:
+                run(bench, record, plan, seed=seed, layers=layers, tier=tier)
+    wanted = {(kind, seed, number, layers, tier) for kind, number in plan}
+    outcomes = [
+        o for o in record.outcomes if (o.kind, o.seed, o.number, o.layers, o.tier) in wanted
+    ]
     if options.results:
         page = report.page([o for o in record.outcomes if o.seed == seed], seed)
         options.results.write_text(page, encoding="utf-8")

@@ -20,22 +20,43 @@ BASE, OTHERS = ord("a"), (ord("b"), ord("k"), ord("x"))
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a chunk's KV; the sizes are numbers of elements."""
+    """The shape of a chunk's KV; the sizes are numbers of elements.
+
+    Attributes:
+        heads_first: each head's K is followed by its V; else the K of all heads by their V.
+    """
 
     layers: int
     blocks: int
     heads: int
     block_size: int
     head_size: int
+    heads_first: bool = True
 
     @property
     def tokens(self) -> int:
         return self.blocks * self.block_size
 
     @property
-    def stored(self) -> tuple[int, ...]:
-        """Shape of the bytes, as 16-bit words: for each head, the words of its K, then of its V."""
-        return self.layers, self.blocks, self.heads, 2, self.block_size * self.head_size
+    def words(self) -> int:
+        """How many 16-bit words a block's K have, and its V as many."""
+        return self.heads * self.block_size * self.head_size
+
+    def opened(self, value: bytes) -> Any:
+        """Return a chunk as words, `[layers, blocks, K and V, words]`."""
+        words = np.frombuffer(value, np.uint16)
+        by_part = self.layers, self.blocks, 2, self.words
+        if not self.heads_first:
+            return words.reshape(by_part)
+        apart = words.reshape(self.layers, self.blocks, self.heads, 2, -1)
+        return apart.swapaxes(2, 3).reshape(by_part)
+
+    def closed(self, words: Any) -> bytes:
+        """Return the bytes of which `opened` makes these words."""
+        if not self.heads_first:
+            return words.tobytes()
+        apart = words.reshape(self.layers, self.blocks, 2, self.heads, -1)
+        return apart.swapaxes(2, 3).tobytes()
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,8 @@ class Layout:
     """A chunk's bytes, opened and closed.
 
     Attributes:
-        places: `[K and V, block_size, head_size]`: the words of a head that belong to each token.
+        places: `[K and V, block_size, heads, head_size]`: the words of a block's K, and of its V,
+            that belong to each token.
     """
 
     shape: Shape
@@ -52,22 +74,21 @@ class Layout:
     def opened(self, value: bytes) -> Kv:
         """Return a chunk's KV by tokens, for the caller to change."""
         shape = self.shape
-        planes = np.frombuffer(value, np.uint16).reshape(shape.stored)
-        parts = [planes[:, :, :, part][..., self.places[part]] for part in (0, 1)]
-        # K and V, layers, blocks, heads, tokens of a block, head_size
-        apart = np.stack(parts).transpose(0, 1, 2, 4, 3, 5)
-        return apart.reshape(2, shape.layers, shape.tokens, shape.heads, shape.head_size).copy()
+        words = shape.opened(value)
+        # K and V, layers, blocks, tokens of a block, heads, head_size
+        apart = np.stack([words[:, :, part][..., self.places[part]] for part in (0, 1)])
+        return apart.reshape(2, shape.layers, shape.tokens, shape.heads, shape.head_size)
 
     def closed(self, kv: Kv) -> bytes:
         """Return the bytes of which `opened` makes this KV."""
         shape = self.shape
         apart = kv.reshape(
             2, shape.layers, shape.blocks, shape.block_size, shape.heads, shape.head_size
-        ).transpose(0, 1, 2, 4, 3, 5)
-        planes = np.empty(shape.stored, np.uint16)
+        )
+        words = np.empty((shape.layers, shape.blocks, 2, shape.words), np.uint16)
         for part in (0, 1):
-            planes[:, :, :, part][..., self.places[part]] = apart[part]
-        return planes.tobytes()
+            words[:, :, part][..., self.places[part]] = apart[part]
+        return shape.closed(words)
 
 
 def learn(chunk_of: Callable[[Sequence[int]], bytes], shape: Shape) -> Layout:
@@ -81,10 +102,10 @@ def learn(chunk_of: Callable[[Sequence[int]], bytes], shape: Shape) -> Layout:
     """
 
     def first_layer(prompt: Sequence[int]) -> Any:
-        return np.frombuffer(chunk_of(prompt), np.uint16).reshape(shape.stored)[0]
+        return shape.opened(chunk_of(prompt))[0]
 
     base = first_layer([BASE] * shape.tokens)
-    moved = np.zeros((2, shape.block_size, base.shape[-1]), bool)
+    moved = np.zeros((2, shape.block_size, shape.words), bool)
     for letter in OTHERS:  # a few, for two letters can have some words in common
         for start in range(0, shape.block_size, shape.blocks):
             # In each block another token, so that one prompt tells of as many.
@@ -94,9 +115,10 @@ def learn(chunk_of: Callable[[Sequence[int]], bytes], shape: Shape) -> Layout:
                 prompt[block * shape.block_size + token] = letter
             differs = first_layer(prompt) != base
             for block, token in enumerate(at):
-                moved[:, token] |= differs[block].any(axis=0)
+                moved[:, token] |= differs[block]
     words_of_token, tokens_of_word = moved.sum(axis=2), moved.sum(axis=1)
-    if (words_of_token != shape.head_size).any() or (tokens_of_word != 1).any():
+    if (words_of_token != shape.heads * shape.head_size).any() or (tokens_of_word != 1).any():
         raise ValueError("a token's K and V are not where only that token's words differ")
-    places = np.nonzero(moved)[2].reshape(2, shape.block_size, shape.head_size)
+    # Heads are one behind the other, whatever is around and between them.
+    places = np.nonzero(moved)[2].reshape(2, shape.block_size, shape.heads, shape.head_size)
     return Layout(shape, places)

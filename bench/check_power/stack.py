@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import redis
 
-from bench import real_shape
 from bench.check_power.damage import KINDS, Damage
 from bench.check_power.layout import Layout, Shape, learn
-from bench.check_power.vandal import Loot, payloads, vandal
-from bench.kit import free_ports, started
+from bench.check_power.vandal import payloads, vandal
 from deploy.runtime.home import Home
-from deploy.stack.layout import REDIS_PASSWORD
 from deploy.verify.findings import Findings, failures
 from deploy.workflows.check import CheckOptions, check_stack
 from deploy.workflows.check.keys import CheckKeys
@@ -27,13 +21,6 @@ from deploy.workflows.check.session import Session
 from deploy.workflows.guard import mark
 from deploy.workflows.running import RunningStack, require_stack
 
-NAME = "power"
-SPEC = {
-    "name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d",
-    "redis": {"client": "lmcache"},
-    # What the kinds of damage are made of.
-    "engine": {"dtype": "bfloat16"},
-}  # fmt: skip
 _STORED_S, _POLL_S = 20.0, 0.005
 
 
@@ -48,20 +35,23 @@ class CheckResult:
 class Bench:
     """A running stack, the layout of its chunks, and a chunk of a prompt that went before."""
 
+    heads_first = True  # in a stored chunk
+
     def __init__(self, home: Home, name: str, store: redis.Redis) -> None:
         self.home, self.name, self.store = home, name, store
         self.running: RunningStack = require_stack(home, name)
         plan = self.running.prepared.plan
         self.pair = plan.producers[0].name, plan.consumers[0].name
-        self._producer = self.running.stack.service(self.pair[0])
-        self._model = plan.model.served_name
+        self.producer = self.running.stack.service(self.pair[0])
+        self.model = plan.model.served_name
         blocks = plan.chunk_size // plan.block_size
         model = plan.model.shape
         if model is None:
             raise ValueError(f"config.json of {plan.model.ref} does not say its layers and heads")
-        shape = Shape(model.layers, blocks, model.kv_heads, plan.block_size, model.head_dim)
-        self.layout: Layout = learn(self._chunk_of, shape)
-        self._foreign = self._chunk_of([ord("z")] * shape.tokens)
+        sizes = model.layers, blocks, model.kv_heads, plan.block_size, model.head_dim
+        shape = Shape(*sizes, heads_first=self.heads_first)
+        self.layout: Layout = learn(self.chunk_of, shape)
+        self.foreign = self.chunk_of([ord("z")] * shape.tokens)
 
     def trial(self, kind: str, seed: str) -> CheckResult:
         """Damage the first prompt of a pair's check, and return what the check found.
@@ -70,38 +60,41 @@ class Bench:
             RuntimeError: there was nothing to damage, or somebody had read it before.
         """
         rng = random.Random(f"{seed}/0")  # noqa: S311  (a fixed seed is the point)
-        seen, loot = self._checked_pair(KINDS[kind].damage, rng)
-        if not loot or not loot[0].in_time:
-            raise RuntimeError(f"{kind}: no chunk was damaged before its load")
-        self._foreign = loot[0].first_chunk
-        return seen
+        found, self.foreign = self.checked_pair(KINDS[kind].damage, rng)
+        return found
 
     def healthy(self) -> CheckResult:
         """Return what a whole check finds while nobody meddles."""
         report = check_stack(self.home, self.name, lambda _: None, CheckOptions())
         return CheckResult(report.failures, report.equivalence.max_logprob_diff)
 
-    def _checked_pair(self, damage: Damage, rng: random.Random) -> tuple[CheckResult, list[Loot]]:
-        """Do what a check does for one pair, with a vandal at its first prompt."""
+    def checked_pair(self, damage: Damage, rng: random.Random) -> tuple[CheckResult, bytes]:
+        """Do what a check does for one pair, with a vandal at its first prompt.
+
+        Returns:
+            What the check found; and a chunk of the prompt, before the damage.
+        """
         keys = CheckKeys(tagged=True)
         first = f"{mark(keys.run)}-1-"
         with Session(self.running, keys, lambda _: None) as session:
             measure_noise(session, self.pair, quick=True)
             before = session.reading()
             chunks = lengths(session)[0] // session.chunk
-            work = damage, self._foreign, self.layout, rng
+            work = damage, self.foreign, self.layout, rng
             with vandal(self.store, first, chunks, work) as loot:
                 check_pair(session, *self.pair)
             session.found.counted = session.counted_since(before)
             keys.remove(session.store)
-            return _seen(session.found), loot
+        if not loot or not loot[0].in_time:
+            raise RuntimeError("no chunk was damaged before its load")
+        return seen(session.found), loot[0].first_chunk
 
-    def _chunk_of(self, prompt: Sequence[int]) -> bytes:
+    def chunk_of(self, prompt: Sequence[int]) -> bytes:
         """Have the producer store a prompt of one chunk; return its bytes, and remove them."""
         keys = CheckKeys(tagged=True)
         tag = keys.new_tag()
-        with self.running.api(self._producer) as api:
-            api.complete(self._model, prompt, max_tokens=1, tag=tag)
+        with self.running.api(self.producer) as api:
+            api.complete(self.model, prompt, max_tokens=1, tag=tag)
         until = time.monotonic() + _STORED_S
         while not (found := payloads(self.store, mark(tag))):
             if time.monotonic() > until:
@@ -113,27 +106,7 @@ class Bench:
         return value
 
 
-def _seen(found: Findings) -> CheckResult:
+def seen(found: Findings) -> CheckResult:
+    """Return what a check would say of its findings."""
     said = [failure.sentence for failure in failures(found, [], store_answers=True)]
     return CheckResult(said, found.max_logprob_diff)
-
-
-@contextlib.contextmanager
-def running_bench(layers: int = 0) -> Iterator[Bench]:
-    """Start a stack, and end it with the context.
-
-    Args:
-        layers: of a model in the shape of a real one; 0 takes the tiny model.
-    """
-    with tempfile.TemporaryDirectory(prefix="pdkit-power-") as name:
-        folder = Path(name)
-        model = {"model": str(real_shape.make(folder / "half-b", layers=layers))} if layers else {}
-        with started(folder, {**SPEC, **model, "port": free_ports()}):
-            yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME)
-
-
-def bench_on(home: Home, name: str) -> Bench:
-    """Return the bench on a stack that runs."""
-    running = require_stack(home, name)
-    socket, secret = running.stack.redis[0].socket, running.secrets[REDIS_PASSWORD]
-    return Bench(home, name, redis.Redis(unix_socket_path=socket, password=secret.reveal()))

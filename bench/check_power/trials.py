@@ -25,6 +25,7 @@ class Outcome:
         failures: what the check found wrong, a sentence each.
         max_logprob_diff: infinite where answers have no token in common, or none came.
         layers: of the model in a real one's shape; 0 is the tiny model.
+        tier: of LMCache's server; "" without it.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Outcome:
     max_logprob_diff: float
     seconds: float
     layers: int = 0
+    tier: str = ""
 
     @property
     def noticed(self) -> bool:
@@ -48,9 +50,9 @@ class Record:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.outcomes = [Outcome(**json.loads(line)) for line in lines]
 
-    def has(self, kind: str, seed: int, number: int, layers: int = 0) -> bool:
-        wanted = (kind, seed, number, layers)
-        return any((o.kind, o.seed, o.number, o.layers) == wanted for o in self.outcomes)
+    def has(self, kind: str, seed: int, number: int, layers: int = 0, tier: str = "") -> bool:
+        wanted = (kind, seed, number, layers, tier)
+        return any((o.kind, o.seed, o.number, o.layers, o.tier) == wanted for o in self.outcomes)
 
     def add(self, outcome: Outcome) -> None:
         with self._file.open("a", encoding="utf-8") as file:
@@ -77,16 +79,19 @@ def run(
     *,
     seed: int,
     layers: int = 0,
+    tier: str = "",
 ) -> None:
     """Do what is planned and not yet recorded."""
-    left = [(kind, number) for kind, number in plan if not record.has(kind, seed, number, layers)]
+    left = [one for one in plan if not record.has(one[0], seed, one[1], layers, tier)]
     for done, (kind, number) in enumerate(left, start=1):
         began = time.monotonic()
         seen: CheckResult = (
             bench.healthy() if kind == HEALTHY else bench.trial(kind, f"{seed}/{kind}/{number}")
         )
         seconds = time.monotonic() - began
-        outcome = Outcome(kind, seed, number, seen.failures, seen.max_logprob_diff, seconds, layers)
+        outcome = Outcome(
+            kind, seed, number, seen.failures, seen.max_logprob_diff, seconds, layers, tier
+        )
         record.add(outcome)
         found = "; ".join(outcome.failures) or "nothing found"
         say(f"{done} of {len(left)}: {kind} {number}: {found}")

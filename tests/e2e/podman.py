@@ -243,10 +243,12 @@ class Node:
 
     def finished(self, pod: Pod) -> subprocess.CompletedProcess[str]:
         """Play a pod until it ends; return its exit code and what it printed, and remove it."""
-        self.play(pod)
-        code = int(self.podman("wait", pod.container).stdout)
-        logs = self.podman("logs", pod.container)
-        self.remove(pod)
+        try:
+            self.play(pod)
+            code = int(self.podman("wait", pod.container).stdout)
+            logs = self.podman("logs", pod.container)
+        finally:
+            self.remove(pod)  # also when a test's time ends: the next one plays the same
         return subprocess.CompletedProcess(pod.name, code, logs.stdout, logs.stderr)
 
     def pid(self, pod: Pod) -> int:

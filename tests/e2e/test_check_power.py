@@ -18,7 +18,8 @@ import yaml
 
 from bench.check_power.damage import KINDS, NOTHING, Damage, in_one_chunk
 from bench.check_power.layout import Kv
-from bench.check_power.stack import SPEC, Bench, bench_on
+from bench.check_power.running import SPEC, bench_on
+from bench.check_power.stack import Bench
 from bench.check_power.vandal import vandal
 from deploy.runtime.home import Home
 from tests.conftest import REPO

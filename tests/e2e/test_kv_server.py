@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -13,9 +13,13 @@ import httpx
 import psutil
 import pytest
 
+from bench.check_power.server import meddled_check, payload, replace_in_memory, stored_keys
 from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.home import Home
 from deploy.verify.equivalence import Completion
+from deploy.workflows.check.session import Session
+from deploy.workflows.running import require_stack
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, Engines, with_arguments
 from tests.e2e.prometheus import found, names_on, prometheus_of, recorded, without_data
@@ -82,6 +86,30 @@ def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
     used = kit.ok("status", "--name", NAME)["kv_server"]
     assert used["redis_tokens"] >= found["second_tier"]["hits"]
     assert used["found_tokens"] > 0
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_wrong_kv_in_the_servers_memory_is_noticed(
+    kit: Deploy, engines: Engines, exchanged: bool
+) -> None:
+    """The server's memory has no checksum: only the check's answers can tell."""
+    pid = kit.pid(NAME, "kv-server")
+    try:
+        Path(f"/proc/{pid}/mem").open("r+b").close()
+    except PermissionError:
+        pytest.skip("this kernel lets no user write to other processes (kernel.yama.ptrace_scope)")
+    store = engines.store()
+    store.flushdb()
+
+    def exchange(session: Session, asked: Sequence[int]) -> None:
+        keys = stored_keys(store, len(asked) // session.chunk)
+        one, two = (payload(store, key) for key in keys[:2])
+        replace_in_memory(pid, {one: two, two: one} if exchanged else {one: one, two: two})
+
+    running = require_stack(Home(kit.home, kit.home / "cache"), NAME)
+    found = meddled_check(running, ("producer-0", "consumer-0"), exchange)
+    assert bool(found.failures) is exchanged, found
+    assert exchanged == any("differ" in sentence for sentence in found.failures)
 
 
 def test_the_server_knows_the_engines_by_the_numbers_that_they_report(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,11 +25,14 @@ from bench.check_power.damage import (  # noqa: E402
     to_bfloat16,
 )
 from bench.check_power.layout import Kv, Layout, Shape, learn  # noqa: E402
+from bench.check_power.server import replace_in_memory  # noqa: E402
 from bench.check_power.trials import HEALTHY, Outcome, Record, planned  # noqa: E402
 from bench.check_power.vandal import Loot, vandal  # noqa: E402
 from tests.unit.redis_server import HOST, redis_server  # noqa: E402
 
 SHAPE = Shape(layers=3, blocks=4, heads=2, block_size=8, head_size=16)
+# For each head, the words of its K, then of its V.
+PLANES = SHAPE.layers, SHAPE.blocks, SHAPE.heads, 2, SHAPE.block_size * SHAPE.head_size
 CHUNKS = 3
 
 
@@ -36,7 +41,7 @@ class MadeUpEngine:
 
     def __init__(self, *, mixes_tokens: bool = False) -> None:
         rng = np.random.default_rng(1)
-        words = SHAPE.stored[-1]
+        words = PLANES[-1]
         self.order = np.stack([rng.permutation(words), rng.permutation(words)])
         self.mixes_tokens = mixes_tokens
 
@@ -51,7 +56,7 @@ class MadeUpEngine:
         apart = self.kv(prompt).reshape(
             2, SHAPE.layers, SHAPE.blocks, SHAPE.block_size, SHAPE.heads, SHAPE.head_size
         )
-        planes = apart.transpose(1, 2, 4, 0, 3, 5).reshape(SHAPE.stored)
+        planes = apart.transpose(1, 2, 4, 0, 3, 5).reshape(PLANES)
         if self.mixes_tokens:
             planes = np.cumsum(planes, axis=-1, dtype=np.uint16)
         stored = np.stack([planes[:, :, :, part][..., self.order[part]] for part in (0, 1)], axis=3)
@@ -77,6 +82,19 @@ def test_a_layout_that_nobody_told_is_learned(engine: MadeUpEngine, layout: Layo
     kv, value = layout.opened(engine.chunk_of(prompt)), engine.chunk_of(prompt)
     assert layout.closed(kv) == value
     # In which order a token's own words lie is nobody's concern.
+    assert (np.sort(kv, axis=-1) == np.sort(engine.kv(prompt), axis=-1)).all()
+
+
+def test_k_of_all_heads_may_be_before_their_v(engine: MadeUpEngine) -> None:
+    def k_first(prompt: Sequence[int]) -> bytes:
+        planes = np.frombuffer(engine.chunk_of(prompt), np.uint16).reshape(PLANES)
+        return planes.swapaxes(2, 3).tobytes()
+
+    other = learn(k_first, replace(SHAPE, heads_first=False))
+    prompt = a_prompt(1)
+    value = k_first(prompt)
+    kv = other.opened(value)
+    assert value != engine.chunk_of(prompt) and other.closed(kv) == value
     assert (np.sort(kv, axis=-1) == np.sort(engine.kv(prompt), axis=-1)).all()
 
 
@@ -227,6 +245,33 @@ def test_a_prompt_that_is_not_all_there_is_left_alone(
         keys = put(store, engine, "mine@")
     assert loot == []
     assert store.mget(keys) == [engine.chunk_of(a_prompt(number)) for number in range(CHUNKS)]
+
+
+# The memory of LMCache's server
+
+HOLDER = """
+import sys
+kept = sys.stdin.buffer.read(2**21)
+print("kept", flush=True)
+sys.stdin.buffer.read(1)
+sys.stdout.buffer.write(kept)
+"""
+
+
+def test_chunks_are_replaced_where_a_process_has_them() -> None:
+    chunks = [random.Random(seed).randbytes(2**20) for seed in range(3)]
+    with subprocess.Popen(
+        (sys.executable, "-c", HOLDER), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(chunks[0] + chunks[1])
+        process.stdin.flush()
+        assert process.stdout.readline() == b"kept\n"
+        with pytest.raises(RuntimeError, match="does not have a chunk"):
+            replace_in_memory(process.pid, {chunks[0]: chunks[2], chunks[2]: chunks[0]})
+        replace_in_memory(process.pid, {chunks[0]: chunks[1], chunks[1]: chunks[0]})
+        kept, _ = process.communicate(b"x")
+    assert kept == chunks[1] + chunks[0]
 
 
 # What trials add up to

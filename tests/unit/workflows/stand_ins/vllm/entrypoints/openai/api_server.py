@@ -63,7 +63,7 @@ class Engine:
         if path == "/health":
             return 200, ""
         if path == "/v1/models":
-            return 200, {"data": [{"max_model_len": int(self.options.max_model_len)}]}
+            return 200, {"data": [{"id": "tiny", "max_model_len": int(self.options.max_model_len)}]}
         if path == "/metrics":
             return 200, self.metrics()
         if path == "/tokenize":
