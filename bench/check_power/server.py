@@ -120,7 +120,7 @@ def stored_keys(store: redis.Redis, count: int) -> list[bytes]:
 
 def payload(store: redis.Redis, key: bytes) -> bytes:
     """Return a chunk as the engine made it."""
-    return store.get(key)[HEADER_BYTES:]
+    return bytes(store.get(key)[HEADER_BYTES:])
 
 
 def server_pid(running: RunningStack) -> int:

@@ -319,6 +319,30 @@ def test_a_model_of_a_real_shape_has_a_table_of_its_own() -> None:
     assert "real shape" not in report.page(tiny, seed=7)
 
 
+@pytest.mark.parametrize(
+    ("tier", "difference", "holds"),
+    [("memory", math.inf, True), ("redis", 0.1, True), ("redis", 0.3, False)],
+)
+def test_what_a_checksum_refuses_changes_no_answer(
+    tier: str, difference: float, holds: bool
+) -> None:
+    noticed = Outcome("noise", 1, 0, ["missing hits"], difference, 1.0, tier=tier)
+    (row,) = report.rows([noticed])
+    assert row.holds is holds
+
+
+def test_a_checksum_knows_what_no_answer_shows() -> None:
+    unseen = [replace(one, tier="redis") for one in outcomes("two-rows-kv", 0, 3)]
+    assert not report.rows(unseen)[0].holds
+
+
+def test_each_tier_of_lmcaches_server_has_a_table_of_its_own() -> None:
+    of_tiers = [replace(outcomes("noise", 1, 0)[0], tier=tier) for tier in ("memory", "redis")]
+    page = report.page([*outcomes("noise", 3, 0), *of_tiers], seed=7)
+    _, memory, redis = page.split("## KV in ")
+    assert "| 1 of 1 |" in memory and "| 1 of 1 |" in redis
+
+
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     record = Record(tmp_path / "record")
     first, endless = outcomes("noise", 1, 0)[0], Outcome("heads", 1, 0, ["x"], math.inf, 1.0)
