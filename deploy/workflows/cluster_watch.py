@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from deploy.metrics.page import MetricsPage
-from deploy.metrics.reading import ServiceReading, StackReading
+from deploy.metrics.reading import Complaint, ServiceReading, StackReading
 from deploy.runtime.kubectl import Kubectl
 from deploy.stack.cluster.seen import PodSeen
 from deploy.workflows.cluster_look import condition_of, look_at
@@ -18,6 +19,7 @@ class ClusterWatch(Watch):
     def __init__(self, kubectl: Kubectl) -> None:
         self._kubectl = kubectl.settled()
         super().__init__(self._kubectl.namespace)
+        self._said: Sequence[str] = ()
 
     def _read(self) -> StackReading:
         at, began = now(), time.monotonic()
@@ -28,6 +30,9 @@ class ClusterWatch(Watch):
             *(ServiceReading(name, of.role, "not started") for name, of in look.lacking),
         ]
         self._name = look.name
+        new = [Complaint(look.name, "error", one) for one in look.unknown if one not in self._said]
+        if self._memory is not None:  # events are what came after the first frame
+            self._said = look.unknown
         return StackReading(
             look.name,
             at,
@@ -36,6 +41,7 @@ class ClusterWatch(Watch):
             what=in_a_line(look.topology, look.model, look.url),
             shares_kv=False,  # nothing is said of Redis
             services={one.name: one for one in services},
+            complaints=tuple(new),
         )
 
 

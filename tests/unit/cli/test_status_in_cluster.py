@@ -579,6 +579,20 @@ def test_a_watch_goes_on_where_the_cluster_does_not_answer(
     assert "Unable to connect to the server" in second["trouble"]
 
 
+def test_a_watch_says_once_why_counters_are_missing(
+    workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
+) -> None:
+    everything = listed(*workloads.values(), *cluster(workloads).values())
+    denied = (1, "Error from server (Forbidden): pods is forbidden\n")
+    kubectl.plays(config=VIEW, get=everything, exec=denied)
+    ran = watched(look, 3, "--json")
+    assert ran.code == 0, ran.stderr
+    said = [event for frame in frames(ran) for event in frame["events"]]
+    assert [(one["kind"], one["about"]) for one in said] == [("error", "pdkit")]
+    assert "no counters of producer-0, consumer-0, consumer-1" in said[0]["text"]
+    assert "pods is forbidden" in said[0]["text"]
+
+
 def test_a_watch_ends_with_what_is_not_ready(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
