@@ -41,6 +41,7 @@ _EVERY_S = 2.0
 # The Job's own time counts from when the cluster takes it up, and its end is known a little later.
 _LATE_S = 60.0
 _STAMP = re.compile(r"^\[ *[\d.]+ s\] ")
+_REPEAT = re.compile(r"--repeat=([1-9]\d{,8})")
 _OPTION = "deploy check --kubernetes"
 
 
@@ -68,8 +69,10 @@ def check_by_job(
     _require_idle(kubectl, there)
     objects = objects or [job_anew(_job_there(kubectl, there))]
     job = _job_of(objects)
-    limit_s = _limit_s(kubectl, job)
+    once_s = _limit_s(kubectl, job)
     container = main_container(job["spec"]["template"]["spec"], NAME)
+    limit_s = once_s // _repeats(container["command"]) * options.repeat
+    job["spec"]["activeDeadlineSeconds"] = limit_s
     # What it was told the last time is left out.
     own = [word for word in container["command"] if not word.startswith("--")]
     container["command"] = [*own, "--json", *job_arguments(options, there)]
@@ -161,6 +164,12 @@ def _limit_s(kubectl: Kubectl, job: Object) -> int:
         f"the Job {NAME} in {kubectl.place} is not that of an export",
         hint=f"{_OPTION} FOLDER_OF_THE_EXPORT",
     )
+
+
+def _repeats(command: Sequence[str]) -> int:
+    """Return how many runs a Job was given its time for."""
+    found = (_REPEAT.fullmatch(word) for word in command)
+    return next((int(one[1]) for one in found if one), 1)
 
 
 def _create(kubectl: Kubectl, objects: Sequence[Object]) -> None:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import cast
 
+from deploy.errors import UsageError
 from deploy.planning.engines import DECODE, PREFILL
 from deploy.planning.pairs import named_pairs
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.seen import role_of
 from deploy.stack.service import ServiceRole
+
+_LONGEST_BYTES = 100_000  # Linux takes no argument of 128 KiB
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,15 @@ class JobOptions:
 
     Attributes:
         pairs: patterns such as 'producer-0:*'; none means all pairs.
+        repeat: number of runs in a row.
         junit: what JUnit XML calls the stack; "" where none is wanted.
     """
 
     pairs: Sequence[str] = ()
     quick: bool = False
     least: float = 1.0
+    prompt: str | None = None
+    repeat: int = 1
     junit: str = ""
 
 
@@ -37,7 +43,7 @@ def job_arguments(options: JobOptions, there: Sequence[Object]) -> list[str]:
         there: the stack's pods, among other objects.
 
     Raises:
-        UsageError: a pattern names no pair of them.
+        UsageError: a pattern names no pair of them, or the prompt is too long.
     """
     pairs = dict(_pairs(there)) if options.pairs else {}
     named = named_pairs(pairs, options.pairs, hint="deploy check --kubernetes --pairs '*:*'")
@@ -45,8 +51,20 @@ def job_arguments(options: JobOptions, there: Sequence[Object]) -> list[str]:
         *(f"--pairs={pair}" for pair in named),
         *(["--quick"] if options.quick else []),
         *([f"--min-hit-rate={options.least}"] if options.least < 1 else []),
+        *([f"--prompt={_argument(options.prompt)}"] if options.prompt is not None else []),
+        *([f"--repeat={options.repeat}"] if options.repeat > 1 else []),
         *([f"--junit={options.junit}"] if options.junit else []),
     ]
+
+
+def _argument(prompt: str) -> str:
+    size = len(prompt.encode())
+    if size > _LONGEST_BYTES:
+        raise UsageError(
+            f"--prompt-file: {size} bytes; with --kubernetes, at most {_LONGEST_BYTES}",
+            hint="use a shorter prompt",
+        )
+    return prompt.replace("$", "$$")  # Kubernetes replaces $(NAME)
 
 
 def _pairs(there: Sequence[Object]) -> Iterator[tuple[str, str]]:

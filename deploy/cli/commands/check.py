@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,6 @@ from deploy.cli.shared import check_errors, stack_name
 from deploy.errors import ConfigError, PdkitError, UsageError
 
 if TYPE_CHECKING:
-    from deploy.runtime.home import Home
     from deploy.verify.report import CheckReport
     from deploy.workflows.check import CheckOptions
     from deploy.workflows.cluster_options import JobOptions
@@ -58,19 +57,26 @@ def check(  # noqa: PLR0913 - one parameter an option
     json: Json = False,
 ) -> CommandResult:  # fmt: skip
     """Check that the running stack reuses KV completely and correctly."""
-    local = {"--repeat": repeat != 1, "--prompt-file": prompt_file, "--name": name}
     remote = {"FOLDER": folder, "--context": context, "--namespace": namespace}
-    require_fitting(kubernetes=kubernetes, needs=remote, refuses=local)
+    require_fitting(kubernetes=kubernetes, needs=remote, refuses={"--name": name})
     if junit and not junit.absolute().parent.is_dir():
         raise UsageError(
             f"--junit {junit}: folder {junit.absolute().parent} does not exist",
             hint=f"mkdir -p {junit.absolute().parent}",
         )
+    prompt = _text(prompt_file) if prompt_file else None
     if kubernetes:
         from deploy.workflows.cluster_options import JobOptions
 
         named = (namespace or "kubernetes") if junit else ""
-        asked = JobOptions(tuple(pairs or ()), quick=quick, least=min_hit_rate, junit=named)
+        asked = JobOptions(
+            tuple(pairs or ()),
+            quick=quick,
+            least=min_hit_rate,
+            prompt=prompt,
+            repeat=repeat,
+            junit=named,
+        )
         return _in_cluster(context, namespace, folder, asked, junit)
     from deploy.workflows.check import CheckOptions
 
@@ -78,7 +84,7 @@ def check(  # noqa: PLR0913 - one parameter an option
         tuple(pairs or ("*:*",)),
         quick=quick,
         least=min_hit_rate,
-        prompt=_text(prompt_file) if prompt_file else None,
+        prompt=prompt,
     )
     return _here(stack_name(name), options, repeat, junit)
 
@@ -103,37 +109,16 @@ def _in_cluster(
 
 
 def _here(chosen: str, options: CheckOptions, repeat: int, junit: Path | None) -> CommandResult:
-    from deploy.output.check_view import check_view, runs_view
+    from deploy.cli.check_runs import repeated, shown_of, summary
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
-    from deploy.workflows.check import lock_guarded
+    from deploy.workflows.check import check_stack, lock_guarded
 
-    home = Home.from_environ()
+    home, report = Home.from_environ(), progress()
     with lock_guarded(home, chosen), stack_lock(home.lock_file(chosen), chosen):
-        reports = _written(_runs(home, chosen, options, repeat), junit, chosen)
-    # Show the first run that failed, else the last one.
-    shown = next((one for one in reports if not one.passed), reports[-1])
-    data, text = shown.as_dict(), check_view(shown)
-    if repeat > 1:
-        passed = sum(one.passed for one in reports)
-        slowest = round(max(one.seconds for one in reports), 2)
-        data |= {"runs": repeat, "runs_passed": passed, "slowest_s": slowest}
-        data["passed"] = passed == repeat
-        text = f"{text}\n\n{runs_view(reports)}"
-    return CommandResult("check", data, text, check_errors(shown, chosen))
-
-
-def _runs(home: Home, name: str, options: CheckOptions, count: int) -> Iterator[CheckReport]:
-    """Yield the report of each run."""
-    from deploy.workflows.check import check_stack
-
-    for run in range(count):
-        report = progress()
-        if count > 1:
-            report(f"run {run + 1} of {count}")
-        yield check_stack(home, name, report, options)
-        # Once asked, engines hold the KV of the user's prompt themselves.
-        options = replace(options, prompt=None)
+        runs = repeated(partial(check_stack, home, chosen, report), options, repeat, report)
+        reports = _written(runs, junit, chosen)
+    return CommandResult("check", *summary(reports), check_errors(shown_of(reports), chosen))
 
 
 def _written(runs: Iterator[CheckReport], junit: Path | None, name: str) -> list[CheckReport]:

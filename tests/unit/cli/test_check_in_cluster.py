@@ -346,6 +346,41 @@ def test_each_pair_of_aggregated_engines_has_two_of_them(
     ]  # fmt: skip
 
 
+def test_runs_in_a_row_get_their_time(kubectl: Player, check: Callable[..., Ended]) -> None:
+    old = taken_job()
+    once_s = old["spec"]["activeDeadlineSeconds"]
+    old["spec"]["activeDeadlineSeconds"] = 2 * once_s
+    old["spec"]["template"]["spec"]["containers"][0]["command"].append("--repeat=2")
+    kubectl.plays(config=VIEW, get=[listed(*ENGINES, old), RUNS], logs=log(data=PASSED, text=""))
+    assert check("--repeat", "3").code == 0
+    assert told(kubectl) == ["--json", "--repeat=3"]
+    applied = next(json.loads(text) for argv, text in kubectl.calls if "apply" in argv)["items"]
+    assert [one["spec"]["activeDeadlineSeconds"] for one in applied] == [3 * once_s]
+
+
+def test_the_prompt_of_a_file_goes_to_the_job(
+    kubectl: Player, check: Callable[..., Ended], tmp_path: Path
+) -> None:
+    """Kubernetes replaces $(NAME) in commands by a variable, and $$ by $."""
+    (tmp_path / "prompt").write_text("two\nlines, $(HOME) and $5")
+    kubectl.plays(
+        config=VIEW, get=[listed(*ENGINES, taken_job()), RUNS], logs=log(data=PASSED, text="")
+    )
+    assert check("--prompt-file", str(tmp_path / "prompt")).code == 0
+    assert told(kubectl) == ["--json", "--prompt=two\nlines, $$(HOME) and $$5"]
+
+
+def test_a_prompt_that_no_command_line_takes(
+    kubectl: Player, check: Callable[..., Ended], tmp_path: Path
+) -> None:
+    (tmp_path / "prompt").write_text("long " * 30_000)
+    kubectl.plays(config=VIEW, get=listed(*ENGINES, taken_job()))
+    ran = check("--prompt-file", str(tmp_path / "prompt"))
+    assert ran.code == 2
+    assert "--prompt-file: 150000 bytes; with --kubernetes, at most 100000" in ran.stderr
+    assert not [asked for asked in kubectl.asked if "delete" in asked or "apply" in asked]
+
+
 @pytest.mark.parametrize("pattern", ["consumer-0:*", "producer-2:*", "producer-0:redis-0"])
 def test_a_pair_that_is_not_there(
     pattern: str, kubectl: Player, check: Callable[..., Ended]
@@ -565,9 +600,7 @@ def test_a_folder_that_does_not_fit(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--kubernetes", "--repeat", "2"), "--repeat cannot be used with --kubernetes"),
         (("--kubernetes", "--name", "x"), "--name cannot be used with --kubernetes"),
-        (("--kubernetes", "--prompt-file", "x"), "--prompt-file cannot be used with"),
         (("--context", "here"), "--context needs --kubernetes"),
         (("--namespace", "pdkit"), "--namespace needs --kubernetes"),
         (("stack",), "FOLDER needs --kubernetes"),

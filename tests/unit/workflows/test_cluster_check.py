@@ -304,12 +304,16 @@ def test_the_job_says_the_same_as_json(pod: Pod, with_faults: Callable[[str], No
 
 def test_the_job_takes_the_options_of_deploy_check(pod: Pod) -> None:
     told = [*pod.argv, "--json", f"--pairs=producer-{HOST}:consumer-{HOST}"]
-    whole, quick = (replace(pod, argv=argv).run() for argv in (told, [*told, "--quick"]))
+    whole, quick = (
+        replace(pod, argv=argv).run() for argv in (told, [*told, "--quick", "--repeat=2"])
+    )
     assert (whole.returncode, quick.returncode) == (0, 0), quick.stderr
     whole_data, quick_data = (json.loads(one.stdout)["data"] for one in (whole, quick))
     assert [one["consumer"] for one in quick_data["pairs"]] == [f"consumer-{HOST}"]
     assert whole_data["burst"]
     assert quick_data["burst"] is None
+    assert (quick_data["runs"], quick_data["runs_passed"]) == (2, 2)
+    assert "2 of 2 runs passed" in json.loads(quick.stdout)["text"]
 
 
 @pytest.mark.parametrize(
@@ -318,6 +322,7 @@ def test_the_job_takes_the_options_of_deploy_check(pod: Pod) -> None:
         ((), CheckOptions()),
         (("--pairs=a:b", "--pairs=c:d"), CheckOptions(["a:b", "c:d"])),
         (("--json", "--quick", "--min-hit-rate=0.95"), CheckOptions(quick=True, least=0.95)),
+        (("--json", "--prompt=two\nlines"), CheckOptions(prompt="two\nlines")),
     ],
 )
 def test_the_job_understands_its_arguments(

@@ -1,0 +1,42 @@
+"""A check that is repeated, here or in a cluster's Job, and what all its runs found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from deploy.output.check_view import check_view, runs_view
+from deploy.verify.report import CheckReport
+from deploy.workflows.check import CheckOptions
+from deploy.workflows.prepare import Report
+
+
+def repeated(
+    check: Callable[[CheckOptions], CheckReport], options: CheckOptions, count: int, report: Report
+) -> Iterator[CheckReport]:
+    """Yield the report of each run; the user's own prompt is sent in the first one only."""
+    for run in range(count):
+        if count > 1:
+            report(f"run {run + 1} of {count}")
+        yield check(options)
+        # Once asked, engines hold the KV of the user's prompt themselves.
+        options = replace(options, prompt=None)
+
+
+def shown_of(reports: Sequence[CheckReport]) -> CheckReport:
+    """Return the first run that failed, else the last one."""
+    return next((one for one in reports if not one.passed), reports[-1])
+
+
+def summary(reports: Sequence[CheckReport]) -> tuple[dict[str, Any], str]:
+    """Return what `deploy check` prints of all runs, for programs and for people."""
+    shown = shown_of(reports)
+    data, text = shown.as_dict(), check_view(shown)
+    if len(reports) == 1:
+        return data, text
+    passed = sum(one.passed for one in reports)
+    slowest = round(max(one.seconds for one in reports), 2)
+    data |= {"runs": len(reports), "runs_passed": passed, "slowest_s": slowest}
+    data["passed"] = passed == len(reports)
+    return data, f"{text}\n\n{runs_view(reports)}"
