@@ -101,7 +101,7 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
     unlike = differences(first, second)
     if unlike and not anyway:
         raise UsageError(
-            f"the runs are unlike: {', '.join(one.field for one in unlike)}",
+            f"the runs differ in: {', '.join(one.field for one in unlike)}",
             details=tuple(f"{one.field}: {one.first} and {one.second}" for one in unlike),
             hint="compare runs of the same kind, or add --anyway",
         )

@@ -118,7 +118,7 @@ class RedisPathUse(StrictModel):
     load_gb_s: float
     lookups: int
     lookup_ms: float
-    failures: int = Field(description="calls that Redis failed")
+    failures: int = Field(description="failed calls to Redis")
     lost_chunks: int = Field(description="chunks that were not stored, not loaded or refused")
     barrier_waits: int
     barrier_wait_s: float
@@ -139,7 +139,7 @@ class Usage(StrictModel):
 
     cpu_s: dict[str, float]
     peak_rss_bytes: dict[str, int]
-    gpu: dict[str, GpuUse] | None = Field(None, description="null where nothing is known of any")
+    gpu: dict[str, GpuUse] | None = Field(None, description="null if unknown for all")
 
 
 class Repeat(StrictModel):
@@ -273,17 +273,19 @@ def read_result(folder: Path) -> Result:
             )
         return Result.model_validate(raw)
     except OSError as exc:
-        raise UsageError(f"{file}: {exc.strerror}", hint="deploy bench writes a result") from exc
+        raise UsageError(
+            f"{file}: {exc.strerror}", hint="deploy bench, which writes a result"
+        ) from exc
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the document"
         raise UsageError(
             f"{file} is not a benchmark result: {where}: {first['msg']}",
-            hint="deploy bench writes a result",
+            hint="deploy bench, which writes a result",
         ) from exc
     except ValueError as exc:
         raise UsageError(
-            f"{file} is not a benchmark result: {exc}", hint="deploy bench writes a result"
+            f"{file} is not a benchmark result: {exc}", hint="deploy bench, which writes a result"
         ) from exc
 
 

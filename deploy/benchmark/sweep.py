@@ -256,7 +256,9 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         return Sweep.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except OSError as exc:
-        raise UsageError(f"{file}: {exc.strerror}", hint="deploy bench sweep writes it") from exc
+        raise UsageError(
+            f"{file}: {exc.strerror}", hint="deploy bench sweep, which writes it"
+        ) from exc
     except (ValidationError, ValueError) as exc:
         raise UsageError(
             f"{file} is not a sweep that this version of pdkit can read",

@@ -67,7 +67,7 @@ def _print_line(said: dict[str, Any]) -> None:
 def _told(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("document", type=Path)
-    parser.add_argument("secrets", type=Path, help="folder with those by which it is reached")
+    parser.add_argument("secrets", type=Path, help="folder with the secrets needed to reach it")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--junit", default="", metavar="NAME")
     parser.add_argument("--pairs", action="append")

@@ -74,8 +74,8 @@ def require_consent(source: SpecSource, *, named: bool) -> None:
         consent.remember(home, source.file)
     elif not consent.is_known(home, source.file):
         raise ConfigError(
-            f"{source.file} sets {', '.join(reaching)}, and is new or changed since you used it: "
-            "read it first, as it can run programs and send secrets",
+            f"{source.file} sets {', '.join(reaching)}, and is new or has changed since you used "
+            "it: read it first; it can run programs and send secrets",
             retry=({"-f": str(source.file)},),
         )
 

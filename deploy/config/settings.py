@@ -94,7 +94,7 @@ def _value(field: Mapping[str, Any]) -> str:
         return ("whole number" if kind == "integer" else "number") + _range(field)
     if kind == "array":
         return f"list of {_value(field['items'])}s"
-    names = {"boolean": "true or false", "object": "texts by name", "string": "text"}
+    names = {"boolean": "true or false", "object": "mapping of names to strings", "string": "text"}
     return "path" if field.get("format") == "path" else names.get(str(kind), "mapping")
 
 

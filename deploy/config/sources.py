@@ -190,7 +190,7 @@ def _expectation(error: ErrorDetails, location: tuple[str, ...]) -> str:
     plain = isinstance(value, (bool, int, float))
     if kind == "string_type" and location[:2] == ("engine", "env") and plain:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        return f'expected text; quote it: "{text}"'
+        return f'expected a string; quote it: "{text}"'
     if kind in ("model_type", "model_attributes_type"):
         return f"expected a mapping with the keys {', '.join(_keys_at(list(location)))}"
     if kind == "literal_error":

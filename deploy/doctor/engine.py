@@ -16,7 +16,7 @@ def _native(seen: Seen) -> Verdict | None:
     if code is None:
         return _to_be_built(image, ours) if image and not image.here else None
     if code.trouble:
-        return unknown(f"cannot look into {code.where}: {code.trouble}")
+        return unknown(f"cannot inspect {code.where}: {code.trouble}")
     if not plan.vendor.has_gpus:
         return ok("not needed on CPUs: pdkit's connector moves the KV")
     return _loaded(code, plan.vendor.name, ours)

@@ -117,7 +117,7 @@ def _of_the_store(
     if interval is None:
         return
     if interval.restarted:
-        text = "another server answers: what was stored may be gone"
+        text = "a different server answers: stored KV may be lost"
         yield Event(now.at, "redis_restarted", "redis", text)
     if interval.flushes:
         yield Event(now.at, "redis_flushed", "redis", "was flushed", interval.flushes)

@@ -51,7 +51,7 @@ def _reuse(report: CheckReport) -> list[str]:
         table(header, rows),
         "",
         f"External prefix cache hit rate: {percent(total.rate)} (hits / queries of the pairs)",
-        f"Eligible hit rate: {percent(total.eligible_rate)} (hits / what can be a hit)",
+        f"Eligible hit rate: {percent(total.eligible_rate)} (hits / tokens that can hit)",
     ]
 
 

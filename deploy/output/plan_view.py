@@ -25,7 +25,7 @@ def plan_view(prepared: Prepared) -> str:
         f"model    {plan.model.served_name} ({plan.model.ref})",
         f"context  {_context(plan)}, block {plan.block_size}, "
         f"chunk {plan.chunk_size}"
-        + (f", {plan.kv_bytes_per_token} bytes of KV a token" if plan.kv_bytes_per_token else "")
+        + (f", {plan.kv_bytes_per_token} bytes of KV per token" if plan.kv_bytes_per_token else "")
         + f", {plan.dtype}",
         f"memory   {size(plan.memory_mib)} expected{_staging(plan)}",
         f"store    {_store(prepared)}",

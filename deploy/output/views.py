@@ -53,7 +53,7 @@ def up_view(result: UpResult, total_s: float) -> str:
     if result.slowest_engine_s:
         lines.append(
             f"slowest engine's own start: {result.slowest_engine_s:.1f} s; "
-            f"deploy up, all told: {total_s:.1f} s"
+            f"deploy up in total: {total_s:.1f} s"
         )
     lines += [f"warning: {warning}" for warning in result.warnings]
     body = f'{{"model": "{plan.model.served_name}", "prompt": "Hello", "max_tokens": 16}}'

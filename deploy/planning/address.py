@@ -28,7 +28,7 @@ def check_collector(spec: StackSpec) -> None:
         raise ConfigError(
             f"in a container, {endpoint} is the container itself",
             setting="tracing.otlp_endpoint",
-            hint="name an address of this machine that containers reach, such as "
+            hint="use an address of this machine that containers can reach, such as "
             f"http://172.17.0.1:{urlsplit(endpoint).port}, or --runtime process",
         )
 

@@ -106,7 +106,7 @@ def changes(speeds: Speeds, shards: int) -> list[Change]:
             replace(speeds, chunk=max(1, speeds.chunk // 2)),
         ),
         Change(
-            "half the bytes of KV a token, as FP8 instead of 16 bits",
+            "half the bytes of KV per token, as FP8 instead of 16 bits",
             replace(speeds, token_bytes=max(1, speeds.token_bytes // 2)),
         ),
         Change(

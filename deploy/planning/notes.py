@@ -105,7 +105,7 @@ def _too_big(plan: Plan, inventory: Inventory) -> list[str]:
         return []
     return [
         f"{plan.memory_mib / 1024:.1f} GiB expected, the machine has "
-        f"{inventory.memory_mib / 1024:.1f} GiB: deploy up would refuse; what helps: "
+        f"{inventory.memory_mib / 1024:.1f} GiB: deploy up would refuse; any of these helps: "
         f"{smaller(plan, over_mib)}"
     ]
 

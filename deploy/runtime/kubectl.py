@@ -99,7 +99,11 @@ class Kubectl:
             code = process.wait()
         if code < 0:
             much = max(len(printed), len(said)) > most_bytes
-            why = f"said more than {most_bytes >> 20} MiB" if much else f"took {_LIMIT_S:g} s"
+            why = (
+                f"printed more than {most_bytes >> 20} MiB"
+                if much
+                else f"timed out after {_LIMIT_S:g} s"
+            )
             raise MachineError(
                 f"kubectl {arguments[0]} was ended: it {why}", hint=self.typed("cluster-info")
             )

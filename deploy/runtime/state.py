@@ -112,7 +112,7 @@ def read_state(path: Path, name: str) -> StackState | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise StateError(
             f"the state file of stack '{name}' is broken: {path} ({type(exc).__name__}: {exc})",
-            hint=f"deploy down --name {name} removes it, and finds the processes without it",
+            hint=f"deploy down --name {name}, which removes it and finds the processes without it",
         ) from exc
 
 

@@ -29,7 +29,7 @@ class StorePath:
         refused: chunks that were corrupt or foreign, and so were computed instead of loaded.
         left_out: chunks that were not stored, because Redis failed, refused or was too slow.
         not_loaded: chunks that were found but did not arrive in time, or were gone by then.
-        failures: calls that Redis failed, of any kind.
+        failures: failed calls to Redis, of any kind.
         waits: answers that waited for their KV to be stored.
         late: answers that were sent before their KV was stored.
     """
@@ -126,7 +126,7 @@ class StorePath:
 
 
 def failed_calls(samples: Iterable[Sample]) -> dict[str, float] | None:
-    """Return kind → calls that Redis failed, of a page or a difference of two; None as `read`."""
+    """Return kind → failed calls to Redis, of a page or a difference of two; None as `read`."""
     mine = [sample for sample in samples if sample.name.startswith(PREFIX)]
     if not any(sample.name == f"{PREFIX}chunks_total" for sample in mine):
         return None

@@ -105,7 +105,7 @@ def read_document(text: str) -> ExportedStack:
     except (ValidationError, KeyError, TypeError, ValueError) as exc:
         raise StateError(
             f"the document of the exported stack does not fit this version of pdkit: {exc}",
-            hint="deploy export kubernetes -o FOLDER writes it again",
+            hint="deploy export kubernetes -o FOLDER, which writes it again",
         ) from exc
     settled = settle(spec, vendor=vendor_named(facts.vendor).name, runtime="compose")
     plan = across(make_plan(settled, model, facts.inventory), boxes)

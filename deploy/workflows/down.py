@@ -51,7 +51,7 @@ def stop_stack(
     try:
         state = read_state(files.state_file, name)
     except StateError as exc:
-        report(f"{exc.message}; looking for its services by their mark")
+        report(f"{exc.message}; looking for its services by their labels")
         state = None
     records = state.services if state else {}
     grace_s = float(state.spec.get("timeouts", {}).get("stop_s", _STOP_S)) if state else _STOP_S

@@ -117,7 +117,7 @@ def last_good(state: StackState) -> tuple[StackSpec, Mapping[str, Any], Mapping[
             return StackSpec.model_validate(past["spec"]), past["machine"], past["model"]
     raise StateError(
         f"the stack '{state.name}' has no earlier plan that passed its check",
-        hint=f"deploy status --name {state.name} shows its history",
+        hint=f"deploy status --name {state.name}, which shows its history",
     )
 
 

@@ -63,7 +63,7 @@ def _problem(
     except ApiError as exc:
         if exc.status in _REFUSED:
             return ConfigError(
-                f"the engine at {engine.url} asks for another key",
+                f"the engine at {engine.url} requires a different key",
                 setting="engine.key_file",
                 hint=f"copy {prepared.spec.engine.key_file} to that host, and run deploy up there",
             )
@@ -94,7 +94,7 @@ def _differences(
     theirs = report.kv.get("namespace")
     if theirs is None:
         yield (
-            "reports no KV of pdkit; was it started by deploy up?",
+            "reports no KV settings of pdkit; was it started by deploy up?",
             "deploy up on that host; deploy status there shows its engines",
         )
     reported = {

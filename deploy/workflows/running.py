@@ -197,7 +197,7 @@ def _user_store(running: RunningStack) -> AbstractContextManager[Store]:
     except ValueError:
         raise StateError(
             f"the URL of the Redis of stack '{name}' is missing from its secrets folder",
-            hint=f"deploy up --resume --name {name} puts it back from redis.url_file",
+            hint=f"deploy up --resume --name {name}, which restores it from redis.url_file",
         ) from None
 
 
@@ -240,7 +240,8 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
     except (ValidationError, KeyError, TypeError, ValueError) as exc:
         raise StateError(
             f"the state of stack '{name}' does not fit this version of pdkit: {files.state_file}",
-            hint=f"deploy down --name {name} removes it, and finds the stack's services without it",
+            hint=f"deploy down --name {name}, which removes it and finds the stack's services "
+            "without it",
         ) from exc
     prepared = prepare(spec, home, facts, model=model)
     return stack_as_planned(prepared, state, home, launcher_for(facts.runtime, name, files))
@@ -294,5 +295,5 @@ def require_running(running: RunningStack) -> None:
         name = running.stack.name
         raise StackUnhealthy(
             f"not running: {', '.join(dead)}",
-            hint=f"deploy up --resume --name {name} starts them again",
+            hint=f"deploy up --resume --name {name}, which starts them again",
         )

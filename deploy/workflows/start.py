@@ -180,7 +180,7 @@ class StackStart:
         if records:
             self.launcher.stop(records, grace_s=ABORT_GRACE_S)
             self._started.clear()
-            self._report("stopped what was started")
+            self._report("stopped everything that was started")
         kept = {name: rec for name, rec in self.state.services.items() if name not in records}
         self.state = replace(self.state, services=kept)
         if kept:

@@ -100,7 +100,7 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
             raise
         raise type(exc)(
             exc.message,
-            hint=f"deploy status --name {name}: the stack goes on as it was",
+            hint=f"deploy status --name {name}: the stack keeps running unchanged",
             details=exc.details,
         ) from exc
     require_user_files(planned, home.stack(name).secrets_dir)

@@ -183,7 +183,7 @@ class TestFields:
             ("dtype", "`bfloat16`, `float16` or `float32`", "null"),
             ("layerwise", "true or false", "false"),
             ("tls_files", "list of paths", "[]"),
-            ("env", "texts by name", "{}"),
+            ("env", "mapping of names to strings", "{}"),
             ("url_file", "path", "null"),
         ],
     )

@@ -69,7 +69,7 @@ def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]
     yield Chart(
         "stages",
         "Where a request's time goes",
-        f"Mean time in the engines, at {load}, as they count it. What is missing from end to end "
+        f"Mean time in the engines, at {load}, as they count it. The rest, up to end to end, "
         "is the router, the store barrier and the network.",
         _bars(list(points.stages(same)), order, "stage", points.STAGE_ORDER, "ms"),
     )

@@ -68,7 +68,7 @@ def gpu_section(runs: Sequence[StackRuns]) -> Iterator[str]:
     if rows:
         yield "<h2>GPUs</h2>"
         yield (
-            '<p class="soft">The share of the time in which a GPU computed, whatever part of it, '
-            "in the mean of all repeats; and the most memory in use at once.</p>"
+            '<p class="soft">The mean share of the time in which a GPU computed, and its peak '
+            "memory use.</p>"
         )
         yield table(("stack", "GPU", "computes", "peak memory"), rows)

@@ -49,7 +49,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
     for folder, (result, _) in zip(folders, results, strict=True):
         if not result.repeats:
             raise UsageError(
-                f"{folder}: the result has no finished repeat", hint="deploy bench runs it again"
+                f"{folder}: the result has no finished repeat", hint="deploy bench, to run it again"
             )
     runs = named(results)
     found = of_sweep(folders) or verdict([result for result, _ in results])

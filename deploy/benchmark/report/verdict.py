@@ -120,7 +120,7 @@ def verdict(results: Sequence[Result]) -> ReportVerdict:
         unlike.add("rate_search.required_share")
     if unlike:
         return ReportVerdict(
-            "cannot tell", f"No verdict: the runs are unlike ({', '.join(sorted(unlike))})."
+            "cannot tell", f"No verdict: the runs differ ({', '.join(sorted(unlike))})."
         )
     searched = all(one.rate_search for one in results)
     goal = _goal(results[0], searched=searched)

@@ -70,8 +70,8 @@ _SloText = Annotated[
 _FindRate = Annotated[
     bool, typer.Option("--find-rate", help="Search for the highest rate that holds the SLO.")
 ]
-_Steps = Annotated[int, typer.Option(min=1, help="Most rates that --find-rate tries.")]
-_Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds after which a request has failed.")]
+_Steps = Annotated[int, typer.Option(min=1, help="Maximum number of rates that --find-rate tries.")]
+_Timeout = Annotated[float, typer.Option(min=1.0, help="Timeout of a request in seconds.")]
 _Out = Annotated[
     Path | None, typer.Option(help="Folder for the result (default: one in the state folder).")
 ]
@@ -135,8 +135,8 @@ def _refuse_contradictions(
         raise UsageError("--find-rate needs an SLO", hint="add --slo ttft=1s,itl=50ms")
     if concurrency is not None and (rate is not None or slo != "not needed"):
         raise UsageError(
-            f"{'--rate' if rate is not None else '--find-rate'} and --concurrency contradict each "
-            "other: an open or a closed loop",
+            f"{'--rate' if rate is not None else '--find-rate'} and --concurrency cannot be used "
+            "together: load is open-loop or closed-loop",
             hint="leave out one of them",
         )
 
@@ -184,7 +184,7 @@ def _kept(home: Home, name: str, options: BenchOptions, folder: Path) -> Result:
             raise
         raise Interrupted(
             f"interrupted; the finished repeats are in {folder}",
-            hint="deploy bench starts a new run",
+            hint="deploy bench, for a new run",
         ) from None
     except PdkitError as exc:
         if any(folder.iterdir()):

@@ -42,7 +42,8 @@ _Topologies = Annotated[
     typer.Option(help="Topologies to compare, such as 1p2d,3a,2a:tp2 (default: all that fit)."),
 ]
 _Rounds = Annotated[
-    int, typer.Option(min=1, help="Times to start each topology; five give a 95 % interval.")
+    int,
+    typer.Option(min=1, help="Number of times to start each topology; five give a 95 % interval."),
 ]
 _Dataset = Annotated[Path | None, typer.Option(help="JSONL file of --workload dataset or trace.")]
 _SloText = Annotated[
@@ -59,7 +60,7 @@ _Rate = Annotated[
 _Pass = Annotated[
     float, typer.Option("--pass", min=1.0, help="Approximate seconds of load at each rate.")
 ]
-_Steps = Annotated[int, typer.Option(min=1, help="Most rates that a search tries.")]
+_Steps = Annotated[int, typer.Option(min=1, help="Maximum number of rates that a search tries.")]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="List the runs and how long they take; start nothing.")
 ]

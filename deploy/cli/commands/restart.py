@@ -21,7 +21,7 @@ Wait = Annotated[
                         show_default=False),
 ]  # fmt: skip
 Force = Annotated[
-    bool, typer.Option("--force", help="Go on even if requests are refused meanwhile.")
+    bool, typer.Option("--force", help="Continue even if requests are refused meanwhile.")
 ]
 Engine = Annotated[str, typer.Argument(help="Engine name, such as consumer-0.")]
 
@@ -64,7 +64,8 @@ def drain(
     options = _options(wait, force)
     with locked_stack(name) as (home, chosen):
         take_out(home, chosen, engine, progress(), options)
-    text = f"{engine} gets no new requests and has none left\nuse it again: deploy undrain {engine}"
+    done = f"{engine} gets no new requests and has no requests left"
+    text = f"{done}\nuse it again: deploy undrain {engine}"
     return CommandResult("drain", {"name": chosen, "engine": engine, "drained": True}, text)
 
 

@@ -107,7 +107,8 @@ def down(
         bool,
         typer.Option(
             "--volumes",
-            help="Also delete the stack's keys from your own Redis (pdkit's own always goes).",
+            help="Also delete the stack's keys from your own Redis (pdkit's own Redis is always "
+            "removed).",
         ),
     ] = False,
     json: Json = False,

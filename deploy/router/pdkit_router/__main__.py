@@ -60,11 +60,11 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=source,
         metavar="dns://HOST:PORT?role=ROLE",
-        help="find a role's engines by a DNS name with all their addresses; repeated",
+        help="DNS name that resolves to all engines of a role; repeatable",
     )
     options.add_argument(
         "--follow-prefixes", action="store_true",
-        help="send a prompt to the --engine that served its beginning",
+        help="send a prompt to the --engine that has served its prefix",
     )  # fmt: skip
     options.add_argument("--key-file", type=Path, help="file with the key that clients must send")
     options.add_argument(

@@ -95,7 +95,7 @@ class Events:
         self, answer: ClientResponse, told: Transcript | None, trace: Trace | None = None
     ) -> None:
         self.answer, self._trace = answer, trace
-        self.told = told or Transcript("", {}, problem="it is no stream that can be continued")
+        self.told = told or Transcript("", {}, problem="it is not a stream that can be continued")
         self._part = bytearray()
         self._begun = False
 

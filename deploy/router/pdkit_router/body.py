@@ -65,7 +65,9 @@ def _check(path: str, fields: Mapping[str, Any]) -> None:
         if isinstance(value, (dict, list)):
             items += len(value)
             if items > _MOST_ITEMS:
-                raise Refused(400, f"the body has more than {_MOST_ITEMS} values besides token ids")
+                raise Refused(
+                    400, f"the body has more than {_MOST_ITEMS} values other than token ids"
+                )
             left.extend(value.values() if isinstance(value, dict) else value)
 
 

@@ -250,7 +250,7 @@ class Forwarder:
             return
         why = told.why_not() if told.losses < _MOST_BROKEN else "so was the next one"
         if not why:
-            why = "no other engine went on with it"
+            why = "no other engine continued it"
             with suppress(NoEngine, EngineLost, TimeoutError, ValueError, LookupError):
                 why = await self._rest(lost, events, todo)
         if why:

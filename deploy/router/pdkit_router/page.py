@@ -15,17 +15,17 @@ from pdkit_router.request import OWN, Request
 _COUNTED = {
     "requests": "requests for engines",
     "errors": "requests that no engine answered to the end",
-    "retries": "tries on another engine",
-    "continued": "streams that another engine went on with",
+    "retries": "retries on another engine",
+    "continued": "streams continued on another engine",
     "degraded": "requests without a producer",
-    "cancelled": "requests that the client gave up",
-    "spans_sent": "spans that the OpenTelemetry collector took",
-    "spans_dropped": "spans that it did not take in time",
+    "cancelled": "requests cancelled by the client",
+    "spans_sent": "spans that the OpenTelemetry collector accepted",
+    "spans_dropped": "spans that the OpenTelemetry collector did not accept in time",
 }
 _GAUGES = {
     "healthy": "1 if the engine answers",
     "busy": "its requests",
-    "awaited": "answers that it owes clients, without those that slow clients hold up",
+    "awaited": "requests it is answering, without those that wait for slow clients",
     "drained": "1 if it gets no new requests",
 }
 

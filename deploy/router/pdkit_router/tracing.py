@@ -176,7 +176,7 @@ class Tracer:
             self._counts["spans_dropped" if problem else "spans_sent"] += count
             if bool(problem) is not self._fails:
                 self._fails = bool(problem)
-                _log.warning("traces: %s", problem or "the collector takes spans again")
+                _log.warning("traces: %s", problem or "the collector accepts spans again")
             if problem:
                 return
 

@@ -153,7 +153,7 @@ def _whole(value: object, field: str, *, least: int, example: str) -> int:
 def _text(value: object, field: str) -> str:
     """Return a text; YAML takes a capability such as 9.0, and a name such as 4090, for numbers."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise _Wrong(f"{field}: {value!r} is not valid: expected a text")
+        raise _Wrong(f"{field}: {value!r} is not valid: expected a string")
     return str(value)
 
 

@@ -131,7 +131,9 @@ def usable(
             gpus.append(one.gpu)
         else:
             notes.append(f"GPU {at} is left out: its memory reads '{one.memory}'")
-    kinds = counted((gpu.name, gpu.memory_mib) for gpu in gpus) or "no GPU that can be used whole"
+    kinds = (
+        counted((gpu.name, gpu.memory_mib) for gpu in gpus) or "no GPU that is available as a whole"
+    )
     return tuple(gpus), tuple(f"nvidia-smi: {line}" for line in (kinds, *notes))
 
 

@@ -112,7 +112,7 @@ class ProcessLauncher:
         except OSError as exc:
             raise MissingTool(
                 f"{service.name}: {service.argv[0]} cannot be started ({exc.strerror})",
-                hint="deploy plan shows the programs a stack needs",
+                hint="deploy plan, which shows the programs that a stack needs",
             ) from exc
         started = sessions.start_time(process.pid)
         record = ServiceRecord(service.name, process.pid, started, str(log), starts)

@@ -164,7 +164,7 @@ class Evidence:
         return [engine.name for engine in self.engines]
 
     def calls_failed(self) -> dict[str, Mapping[str, float]]:
-        """Return engine → kind → calls that Redis failed; of Redis itself where no engine counts.
+        """Return engine → kind → failed calls to Redis; of Redis itself where no engine counts.
 
         Redis counts its answers to everybody, so that its word is only taken for want of another.
         """

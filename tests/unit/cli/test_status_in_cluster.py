@@ -487,7 +487,7 @@ def test_a_page_without_end_is_not_read(
     everything = listed(*workloads.values(), *cluster(workloads).values())
     kubectl.plays(config=VIEW, get=everything, exec=(0, "x" * (2 << 20)))
     (warning,) = shown(look("--json"))["warnings"]
-    assert warning.endswith("kubectl exec was ended: it said more than 1 MiB")
+    assert warning.endswith("kubectl exec was ended: it printed more than 1 MiB")
 
 
 @pytest.mark.parametrize(("key", "code"), [("the key\n", 0), ("another", 1)])

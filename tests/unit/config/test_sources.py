@@ -249,7 +249,7 @@ class TestOwnWords:
             ("engine: []", "expected a mapping with the keys python, dtype"),
             ("engine: {args: x}", "expected a list, such as [a, b]"),
             ("engine: {env: [1]}", "expected a mapping, such as {NAME: value}"),
-            ("engine: {env: {A: 1}}", 'expected text; quote it: "1"'),
+            ("engine: {env: {A: 1}}", 'expected a string; quote it: "1"'),
             ("engine: {env: {A: true}}", 'quote it: "true"'),
             ("redis: {memory_gib: lots}", "expected a number"),
             ("layerwise: perhaps", "expected true or false"),

@@ -400,7 +400,7 @@ def test_a_connector_that_cannot_be_is_refused_before_anything_is_stopped(
     before, past = pids(lasting), went(lasting)
     with pytest.raises(ConfigError, match="and the vendor is cuda") as refused:
         swap_stack(lasting.home, "pdkit", replace(MP, vendor="cuda"), lasting.lines.append)
-    assert refused.value.hint == "deploy status --name pdkit: the stack goes on as it was"
+    assert refused.value.hint == "deploy status --name pdkit: the stack keeps running unchanged"
     small = replace(SOUND_HOST, shm_free_mib=100)
     monkeypatch.setattr(preflight, "see_host", lambda: small)
     with pytest.raises(MachineUnfit, match="/dev/shm has 100 MiB free"):

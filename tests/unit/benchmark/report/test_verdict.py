@@ -62,7 +62,7 @@ class TestVerdict:
         found = verdict([run("2a", 2.0), run("1p1d", 4.0, seed=1)])
         assert (found.kind, found.sentence) == (
             "cannot tell",
-            "No verdict: the runs are unlike (seed).",
+            "No verdict: the runs differ (seed).",
         )
 
     def test_no_baseline(self) -> None:

@@ -134,7 +134,7 @@ class TestRefusals:
             (HOST + "gpu_groups: 44", "gpu_groups: 44 is not valid: expected a list"),
             (HOST + "gpu_groups: [render]", "gpu_groups[0]: 'render' is not valid"),
             (HOST + "container_gpus: nvidia", "container_gpus: 'nvidia' is not valid: expected a"),
-            (HOST + "seen: [[1]]", "seen[0]: [1] is not valid: expected a text"),
+            (HOST + "seen: [[1]]", "seen[0]: [1] is not valid: expected a string"),
             ("", "describes no machine"),
             ("- cpus: 1", "describes no machine"),
             ("cpus: [", "not valid YAML, line 1"),
