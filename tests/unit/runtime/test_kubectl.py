@@ -51,7 +51,7 @@ def test_it_is_ended_with_what_it_started(
 ) -> None:
     monkeypatch.setattr(module, "_LIMIT_S", 0.2)
     waits = plays("import subprocess\nsubprocess.run(('sleep', '1000'))")
-    with pytest.raises(MachineError, match=r"kubectl get was ended: it took 0\.2 s"):
+    with pytest.raises(MachineError, match=r"kubectl get was ended: it timed out after 0\.2 s"):
         waits.run("get")
 
 
