@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typer.main import get_command
 from deploy.cli.commands import whole_app
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError, PdkitError
-from deploy.output.contract.schema import file_names
+from deploy.output.contract.schema import field_meanings, file_names, schema_for
 
 PAGES = (
     "cli.md", "configuration.md", "json.md", "schemas/bench.json", "schemas/sweep.json",
@@ -216,3 +217,32 @@ def _below(kind: type[PdkitError]) -> Iterator[type[PdkitError]]:
     for one in kind.__subclasses__():
         yield one
         yield from _below(one)
+
+
+class TestJsonFields:
+    @staticmethod
+    def types() -> Iterator[tuple[str, Any]]:
+        """Yield every type of every document with its schema; the documents' own are first."""
+        for command in file_names().values():
+            schema = schema_for(command)
+            yield "Envelope" if command else "State", schema
+            yield from schema.get("$defs", {}).items()
+
+    def test_every_field_has_a_meaning(self) -> None:
+        silent = {
+            f"{name}.{field}"
+            for name, schema in self.types()
+            for field, of in schema.get("properties", {}).items()
+            if not of.get("description")
+        }
+        assert not silent, "give them one in their type's docstring or in contract/meanings.yaml"
+
+    def test_no_meaning_is_of_a_field_that_is_gone(self) -> None:
+        fields: dict[str, set[str]] = defaultdict(set)
+        for name, schema in self.types():
+            fields[name] |= schema.get("properties", {}).keys()
+        known = field_meanings()
+        assert known["shared"].keys() <= set().union(*fields.values())
+        assert known["own"].keys() <= fields.keys()
+        for name, meanings in known["own"].items():
+            assert meanings.keys() <= fields[name], name

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
@@ -13,6 +16,7 @@ from deploy.output.contract.documents import COMMANDS, STATE, Envelope
 
 Schema = dict[str, Any]
 
+_MEANINGS = Path(__file__).with_name("meanings.yaml")
 _ATTRIBUTE = re.compile(r"^ {4}(\w[\w, ]*): ", re.MULTILINE)
 _HEAD = (
     "<!-- Generated from deploy/output/contract: do not edit, run\n"
@@ -41,15 +45,20 @@ def schema_for(command: str) -> Schema:
 
 def _finished(schema: Schema) -> Schema:
     """Close every object, require what is always printed, and describe the fields."""
-    for one in (schema, *schema.get("$defs", {}).values()):
+    types = schema.get("$defs", {})
+    about = {name: _documented(one.get("description", ""))[0] for name, one in types.items()}
+    whole = "Envelope" if "data" in schema["properties"] else "State"
+    for name, one in ((whole, schema), *types.items()):
         if "properties" in one:
-            _finish(one)
+            _finish(name, one, about)
     return schema
 
 
-def _finish(schema: Schema) -> None:
+def _finish(type_name: str, schema: Schema, about: Mapping[str, str]) -> None:
     described = schema.pop("description", "")
-    schema["description"], meanings = _documented(described)
+    schema["description"], said = _documented(described)
+    meanings = field_meanings()
+    shared, own = meanings["shared"], meanings["own"].get(type_name, {})
     always = {name for name, field in schema["properties"].items() if "default" in field}
     required = always | set(schema.get("required", ()))
     schema["required"] = [name for name in schema["properties"] if name in required]
@@ -57,8 +66,17 @@ def _finish(schema: Schema) -> None:
     for name, field in schema["properties"].items():
         field.pop("default", None)
         field.pop("title", None)
-        if name in meanings and "$ref" not in field:
-            field["description"] = meanings[name]
+        of_type = about.get(field.get("$ref", "").rpartition("/")[2], "")
+        here = said.get(name) or field.get("description") or own.get(name)
+        if meaning := here or of_type or shared.get(name):
+            field["description"] = meaning
+
+
+@cache
+def field_meanings() -> Mapping[str, Any]:
+    """Return field → meaning in every type (`shared`), and type → field → meaning (`own`)."""
+    found: dict[str, Any] = yaml.safe_load(_MEANINGS.read_text(encoding="utf-8"))
+    return found
 
 
 def _documented(docstring: str) -> tuple[str, dict[str, str]]:
