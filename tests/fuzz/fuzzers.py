@@ -30,6 +30,7 @@ from pdkit_connector.redis_path.topology import _by_slot
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
+from tests.fuzz.front import front_streams
 from tests.fuzz.mutations import mutated
 from tests.fuzz.readers import http_pages, metrics_pages, osv_files, redis_answers
 
@@ -339,6 +340,7 @@ FUZZERS: dict[str, Fuzzer] = {
     "cluster slots": cluster_slots,
     "URLs": urls,
     "engines' key": engine_requests,
+    "clients' requests": front_streams,
     "events of streams": stream_events,
     "answers to the kit's commands": redis_answers,
     "pages over HTTP": http_pages,
