@@ -233,14 +233,14 @@ def start(side: str, port: int) -> subprocess.Popen[str]:
 
 
 def ask(process: subprocess.Popen[str], operation: str) -> Took:
-    assert process.stdin  # noqa: S101
+    assert process.stdin  # noqa: S101 - for mypy
     process.stdin.write(f"{operation}\n")
     process.stdin.flush()
     return Took(*answer(process))
 
 
 def answer(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout  # noqa: S101
+    assert process.stdout  # noqa: S101 - for mypy
     line = process.stdout.readline()
     if not line:
         sys.exit("a side died: run it with --side fixed --port PORT to see why")

@@ -202,7 +202,7 @@ def prove(kind: str, home: Path) -> str:
 def mixed(home: Path) -> list[str]:
     """Ask for one prompt with each adapter and with none; return whose KV was mixed."""
     running = require_stack(Home.from_environ({"PDKIT_HOME": str(home)}), NAME)
-    prompt = random.Random(1).choices(range(33, 127), k=1109)  # noqa: S311
+    prompt = random.Random(1).choices(range(33, 127), k=1109)  # noqa: S311 - no secret
     names = ("lora", *ADAPTERS)
     with running.api(running.stack.service("producer-0")) as producer:
         computed = {name: producer.complete(name, prompt, max_tokens=16) for name in names}

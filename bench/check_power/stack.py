@@ -59,7 +59,7 @@ class Bench:
         Raises:
             RuntimeError: there was nothing to damage, or somebody had read it before.
         """
-        rng = random.Random(f"{seed}/0")  # noqa: S311  (a fixed seed is the point)
+        rng = random.Random(f"{seed}/0")  # noqa: S311 - no secret
         found, self.foreign = self.checked_pair(KINDS[kind].damage, rng)
         return found
 

@@ -31,7 +31,7 @@ class Clients:
         self._ended = threading.Event()
         self._threads = [
             # The same choices each time.
-            threading.Thread(target=self._run, args=(number, random.Random(seed + number)))  # noqa: S311
+            threading.Thread(target=self._run, args=(number, random.Random(seed + number)))  # noqa: S311 - no secret
             for number in range(count)
         ]
 

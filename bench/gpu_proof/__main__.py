@@ -54,7 +54,7 @@ def main() -> int:
         return 3
     # Not resolved: an environment's Python is a link to the system's.
     if os.path.abspath(sys.executable) != str(python.absolute()):  # noqa: PTH100
-        os.execv(python, (str(python), "-m", "bench.gpu_proof", *sys.argv[1:]))  # noqa: S606
+        os.execv(python, (str(python), "-m", "bench.gpu_proof", *sys.argv[1:]))  # noqa: S606 - our own
     from bench.gpu_proof.run import run
 
     return run(asked, began=float(os.environ[_MARK]))

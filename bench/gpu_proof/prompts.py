@@ -29,7 +29,7 @@ _seeds = itertools.count(time.time_ns())
 
 def fresh(tokens: int) -> list[int]:
     """Return printable characters, one a token, that no engine has seen."""
-    return random.Random(next(_seeds)).choices(range(32, 127), k=tokens)  # noqa: S311
+    return random.Random(next(_seeds)).choices(range(32, 127), k=tokens)  # noqa: S311 - no secret
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def kit_commit() -> str:
     """Return the commit of this checkout, marked where files differ from it; "" without git."""
     try:
         ran = subprocess.run(
-            ("git", "describe", "--always", "--dirty", "--exclude=*"),  # noqa: S607
+            ("git", "describe", "--always", "--dirty", "--exclude=*"),  # noqa: S607 - git of PATH
             cwd=ROOT, capture_output=True, text=True, check=True, timeout=30,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):

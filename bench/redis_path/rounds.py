@@ -96,7 +96,7 @@ class Side:
 
         Raises SideFailed where one of them cannot.
         """
-        assert self._process.stdin and self._process.stdout  # noqa: S101
+        assert self._process.stdin and self._process.stdout  # noqa: S101 - for mypy
         try:
             self._process.stdin.write(json.dumps({"do": do, **more}) + "\n")
             self._process.stdin.flush()
@@ -125,7 +125,7 @@ class Side:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin  # noqa: S101
+        assert self._process.stdin  # noqa: S101 - for mypy
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:

@@ -195,7 +195,7 @@ class PassSource:
         """Return the conversations of a pass, with seeded Poisson arrivals if there is a rate."""
         chance = random.Random(seed)  # noqa: S311 - no secret
         made = self._turns(self.requests(requests), chance)
-        starts = random.Random(f"{seed} arrivals")  # noqa: S311
+        starts = random.Random(f"{seed} arrivals")  # noqa: S311 - no secret
         conversations: list[Conversation] = []
         first, start_s = 0, 0.0
         for index, turns in enumerate(made):

@@ -67,7 +67,7 @@ def split(engines: int) -> Topology:
 def parse_topology(text: str) -> Topology:
     """Return the topology that a text in the spec's form names, such as `1p3d`."""
     match = _FORM.fullmatch(text)
-    assert match is not None, "the spec's pattern admits only this form"  # noqa: S101
+    assert match is not None, "the spec's pattern admits only this form"  # noqa: S101 - for mypy
     if match["aggregated"]:
         return aggregated(int(match["aggregated"]), redis=bool(match["redis"]))
     return Topology(int(match["producers"]), int(match["consumers"]))

@@ -84,7 +84,7 @@ class EngineApi:
             # on an older connection may meet that close.
             limits=httpx.Limits(keepalive_expiry=2.0),
             trust_env=False,
-            verify=False,  # noqa: S501
+            verify=False,  # noqa: S501 - plain HTTP
         )
 
     def __enter__(self) -> EngineApi:

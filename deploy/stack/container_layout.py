@@ -138,7 +138,7 @@ class ContainerLayout:
     @property
     def temp_env(self) -> dict[str, str]:
         # The user has no entry in the image's list of users.
-        return {"TMPDIR": "/tmp", "HOME": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108
+        return {"TMPDIR": "/tmp", "HOME": "/tmp", "USER": "pdkit", "LOGNAME": "pdkit"}  # noqa: S108 - of a container
 
     @property
     def drain_file(self) -> FilePlace:

@@ -144,7 +144,7 @@ class Service:
         """Where this machine reaches the service; a wildcard address is reached on loopback."""
         if not self.port and self.socket:
             return f"unix://{self.socket}"
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - compared, not bound
         return f"http://{host_port(host, self.port)}"
 
     def fingerprint(self) -> str:

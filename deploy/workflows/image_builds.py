@@ -37,7 +37,7 @@ def build(
         ConfigError: the wheelhouse holds no wheels.
         MissingImage: it cannot be built.
     """
-    assert image.build is not None, "others are pulled"  # noqa: S101
+    assert image.build is not None, "others are pulled"  # noqa: S101 - for mypy
     if "BASE" not in arguments:
         arguments = {**arguments, "BASE": _base(image, report)}
     wheels = _wheels(wheelhouse)

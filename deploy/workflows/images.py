@@ -72,7 +72,7 @@ def looked_into(
     """
     known = images.engine
     engine = find_image(known.image)
-    assert engine is not None, "it was there, or has just been obtained"  # noqa: S101
+    assert engine is not None, "it was there, or has just been obtained"  # noqa: S101 - for mypy
     # The contents count, not the name.
     interpreter, held = _look_into(engine, known, spec)
     refuse_bad_pair(spec, vendor, held.vllm, held.lmcache, report)

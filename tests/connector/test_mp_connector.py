@@ -341,7 +341,7 @@ def test_the_server_binds_sockets_whatever_address_it_is_given(tmp_path, monkeyp
     kv_server.listen_on_sockets(str(tmp_path / "requests"), str(tmp_path / "pages"))
     server.MessageQueueServer(bind_url="tcp://0.0.0.0:5555", context=None)
     assert bound == [(f"ipc://{tmp_path}/requests", None)]
-    config = http_server.uvicorn.Config(app=None, host="0.0.0.0", port=8080)  # noqa: S104
+    config = http_server.uvicorn.Config(app=None, host="0.0.0.0", port=8080)  # noqa: S104 - not bound
     assert config.uds == str(tmp_path / "pages")
 
 

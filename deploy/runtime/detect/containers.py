@@ -46,7 +46,7 @@ def parse_spec(text: str) -> str:
     try:
         # JSON is YAML too, and its own parser is much faster.
         is_json = text.lstrip()[:1] == "{"
-        raw = json.loads(text) if is_json else yaml.load(text, Loader=loader)  # noqa: S506 safe
+        raw = json.loads(text) if is_json else yaml.load(text, Loader=loader)  # noqa: S506 - a safe one
     except (ValueError, yaml.YAMLError, RecursionError):
         return ""
     if not isinstance(raw, dict) or not raw.get("devices"):

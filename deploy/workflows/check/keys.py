@@ -101,7 +101,7 @@ def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a signal to our process group must not end it
     )  # fmt: skip
-    assert guard.stdin is not None  # noqa: S101
+    assert guard.stdin is not None  # noqa: S101 - for mypy
     try:
         yield guard.stdin
     finally:

@@ -51,7 +51,7 @@ class Hosts:
         return StackSpec.model_validate({**base.model_dump(), **given})
 
     def worker_spec(self) -> StackSpec:
-        return self.spec(self.worker, producers=2, consumers=0, engine={"bind": "0.0.0.0"})  # noqa: S104
+        return self.spec(self.worker, producers=2, consumers=0, engine={"bind": "0.0.0.0"})  # noqa: S104 - not bound
 
     def front_spec(self, **fields: Any) -> StackSpec:
         plan = require_stack(self.worker.home, "pdkit").prepared.plan

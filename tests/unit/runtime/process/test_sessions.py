@@ -103,7 +103,7 @@ class TestSpawn:
         argv = (sys.executable, "-S", "-c", "import os; print(sorted(os.environ))")
         process = sessions.spawn(argv, {"A": "1"}, log=tmp_path / "log", cwd=tmp_path)
         process.wait()
-        assert set(eval((tmp_path / "log").read_text())) <= {"A", "LC_CTYPE"}  # noqa: S307
+        assert set(eval((tmp_path / "log").read_text())) <= {"A", "LC_CTYPE"}  # noqa: S307 - our own
 
     def test_a_program_that_is_missing(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No such file"):
