@@ -36,6 +36,7 @@ LISTS = {
     "images/rocm/requirements.txt": "3.12",
     "images/rocm/build.txt": "3.12",
     "images/rocm/lmcache.txt": "3.12",
+    "scripts/audit.lock": "3.12",
     "scripts/test-tools.lock": "3.11",
 }
 Pins = Mapping[str, frozenset[str]]
