@@ -203,14 +203,14 @@ def test_prometheus_sees_the_server_and_its_lack_of_room(
     kit: Deploy, engines: Engines, up: Any
 ) -> None:
     """The dashboard has data for all that happens to a server, and the alert fires."""
-    stored, long = "short " * 43, "long " * 820
+    stored, long = "short " * 43, [f"{name} long " * 586 for name in ("a", "b", "c")]
     in_redis(engines, stored, 1)
-    in_redis(engines, long, 16)
+    for one in long:
+        in_redis(engines, one, 16)
     services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
     engines.start_otherwise({"kv-server": with_arguments("--l1-size-gb", ROOM_FOR_SIX_CHUNKS)})
     with EngineApi(f"unix://{services['kv-server']['url']}") as server:
         assert eventually(lambda: len(server.known_engines()) == 2)
-    engines.ask("consumer-0", long)
     engines.ask("producer-0", "other " * 700)  # no step of which fits
     asked: list[str] = []
 
@@ -219,6 +219,8 @@ def test_prometheus_sees_the_server_and_its_lack_of_room(
         asked.append(prompt(f"asked {len(asked)}"))
         engines.ask("front", asked[-1])
         engines.ask("consumer-0", stored + "?" * len(asked))
+        if long:  # for which there is no room; an engine may learn of the server after the first
+            engines.ask("consumer-0", long.pop())
 
     with prometheus_of(PORT) as prometheus:
 
