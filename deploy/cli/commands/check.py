@@ -80,12 +80,7 @@ def check(  # noqa: PLR0913 - one parameter an option
         return _in_cluster(context, namespace, folder, asked, junit)
     from deploy.workflows.check import CheckOptions
 
-    options = CheckOptions(
-        tuple(pairs or ("*:*",)),
-        quick=quick,
-        least=min_hit_rate,
-        prompt=prompt,
-    )
+    options = CheckOptions(tuple(pairs or ("*:*",)), quick=quick, least=min_hit_rate, prompt=prompt)
     return _here(stack_name(name), options, repeat, junit)
 
 

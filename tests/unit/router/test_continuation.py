@@ -253,7 +253,7 @@ class TestEnds:
             (Model([8], swallows="<15>"), "do not match its text"),
             (Model([8], delta="reasoning_content"), "more than text"),
             (Model([8, 1]), "so was the next one"),
-            (Model([8], refuses=True), "no other engine went on"),
+            (Model([8], refuses=True), "no other engine continued it"),
         ],
     )
     def test_where_it_cannot_be_done(self, ask: Asks, model: Model, why: str) -> None:

@@ -42,7 +42,7 @@ def test_input_that_is_not_read_is_no_error(plays: Callable[[str], Kubectl]) -> 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_what_it_says_is_limited(stream: str, plays: Callable[[str], Kubectl]) -> None:
     endless = plays(f"import sys\nwhile True: sys.{stream}.write('x' * 1000)")
-    with pytest.raises(MachineError, match="kubectl exec was ended: it said more than 1 MiB"):
+    with pytest.raises(MachineError, match="kubectl exec was ended: it printed more than 1 MiB"):
         endless.run("exec", most_bytes=MIB)
 
 

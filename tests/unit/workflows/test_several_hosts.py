@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_said_before_anything_starts(hosts: Hosts) -> None:
     other = hosts.key.with_name("other-key")
     other.write_text("another")
     engine = {"key_file": str(other)}
-    with pytest.raises(ConfigError, match="asks for another key") as caught:
+    with pytest.raises(ConfigError, match="requires a different key") as caught:
         hosts.front.up(hosts.front_spec(engine=engine))
     assert str(other) in caught.value.hint
 
@@ -168,8 +168,11 @@ def test_engines_with_other_keys_of_kv_are_refused(
 @pytest.mark.parametrize(
     ("report", "said"),
     [
-        ('pdkit_fix_info{fix="B17",state="applied"} 1', "reports no KV of pdkit; was it started"),
-        (reporting(vllm="0.32.0"), "reports no KV of pdkit"),
+        (
+            'pdkit_fix_info{fix="B17",state="applied"} 1',
+            "reports no KV settings of pdkit; was it started",
+        ),
+        (reporting(vllm="0.32.0"), "reports no KV settings of pdkit"),
         (reporting(namespace="NAMESPACE", vllm="0.31.0"), "runs vLLM 0.31.0, this host 0.32.0"),
         (reporting(namespace="NAMESPACE", lmcache="0.5.5"), "runs LMCache 0.5.5, this host 0.5.6"),
         (
@@ -212,7 +215,7 @@ def test_another_key_is_refused_when_resuming(hosts: Hosts) -> None:
     hosts.worker.up(hosts.worker_spec())
     other = hosts.key.with_name("other-key")
     other.write_text("another")
-    with pytest.raises(ConfigError, match="asks for another key"):
+    with pytest.raises(ConfigError, match="requires a different key"):
         bring_up_resumed(hosts.front, hosts.front_spec(engine={"key_file": str(other)}))
     assert hosts.front.pids() == []
 
