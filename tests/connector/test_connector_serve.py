@@ -48,6 +48,13 @@ def test_the_server_starts_when_every_fix_takes(monkeypatch, started):
     assert started == ["vllm.entrypoints.openai.api_server"]
 
 
+def test_the_logs_of_its_stack_are_bounded_before_it_serves(monkeypatch, started):
+    monkeypatch.setattr(serve, "check", lambda _argv: None)
+    monkeypatch.setattr(serve, "bound_logs", lambda: started.append("logs"))
+    serve.main()
+    assert started == ["logs", "vllm.entrypoints.openai.api_server"]
+
+
 def test_nobody_can_take_the_name_of_its_socket_first(monkeypatch, started):
     """Its processes all have it: the fork server, too, which is started first."""
     seen = []

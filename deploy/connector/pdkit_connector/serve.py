@@ -19,6 +19,7 @@ from pdkit_connector import fork_server
 from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
+from pdkit_connector.log_files import bound_logs
 from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
@@ -40,6 +41,7 @@ def main() -> None:
         get_logger().error("pdkit-connector ERROR %s", exc)
         sys.exit(3)
     publish_counts()
+    bound_logs()
     # This module stays the process's main one, which each process that vLLM spawns imports again:
     # that of the server would cost each of them seconds.
     runpy.run_module(_SERVER, run_name="__main__")

@@ -26,7 +26,6 @@ from pdkit_router.drains import Drains
 from pdkit_router.engines import Engine, Group, HealthChecker
 from pdkit_router.forward import Forwarder
 from pdkit_router.limits import ClientLimits
-from pdkit_router.log_files import bound_logs
 from pdkit_router.page import Front, MetricsDoor, RouterMetrics
 from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
@@ -207,7 +206,6 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
-    bound_logs()
     uvloop.run(_run(given, key, engine_key))
 
 

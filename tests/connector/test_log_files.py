@@ -1,13 +1,14 @@
-"""The logs of a stack of processes, which the router keeps within bounds."""
+"""The logs of a stack of processes, which its engines keep within bounds."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
 import pytest
-from pdkit_router import log_files
-from pdkit_router.log_files import bound_logs, free_oldest
+from pdkit_connector import log_files
+from pdkit_connector.log_files import bound_logs, free_oldest
 
 MIB = 2**20
 LINE = b"x" * 1023 + b"\n"
@@ -85,5 +86,6 @@ def test_a_file_system_that_cannot_is_named(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(log_files, "free_oldest", refuse)
+    monkeypatch.setattr(log_files, "get_logger", logging.getLogger)
     log_files._watch(log.parent)
     assert "grow without limit: [Errno 95] Operation not supported" in caplog.text

@@ -2,19 +2,21 @@
 
 Services append to their logs themselves, so a log cannot be renamed, and what copies and truncates
 it loses lines. The kernel frees the oldest part in place instead: offsets stay valid, no line that
-is kept moves, and no writer waits.
+is kept moves, and no writer waits. Each engine looks at all logs of its stack on its host: every
+host has an engine, and one of several may be down.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from pdkit_connector.log import get_logger
 
 _HOME = "PDKIT_STACK_HOME"  # set in every process of such a stack
 _LIMIT_BYTES = 64 * 2**20
@@ -54,7 +56,7 @@ def _watch(folder: Path) -> None:
                 free_oldest(log)
             except OSError as exc:  # else `deploy` has just removed it, or it will go next time
                 if exc.errno == errno.EOPNOTSUPP:
-                    said = "the logs in %s grow without limit: %s"
-                    logging.getLogger("router").warning(said, folder, exc)
+                    said = "pdkit-connector WARNING the logs in %s grow without limit: %s"
+                    get_logger().warning(said, folder, exc)
                     return
         time.sleep(_LOOK_S)
