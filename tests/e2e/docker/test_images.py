@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.conftest import Deploy
-from tests.e2e.docker.conftest import BASE, BUILT_HERE, docker, failed, inspected
+from tests.e2e.docker.conftest import BASE, BUILT_HERE, REPO, docker, failed, inspected
 
 
 def test_list_tells_what_is_here(catalogue: dict[str, Any]) -> None:
@@ -46,6 +49,28 @@ def test_what_was_built_runs_as_nobody(catalogue: dict[str, Any]) -> None:
         assert image["Config"]["User"] == "10001:10001"
     (base,) = inspected(BASE)
     assert base["Config"]["User"] == ""
+
+
+def test_a_bill_of_materials_has_all_that_is_in_an_image(
+    catalogue: dict[str, Any], tmp_path: Path
+) -> None:
+    image = catalogue["router"]["image"]
+    done = subprocess.run(
+        (REPO / "scripts" / "sbom", tmp_path, image), capture_output=True, text=True, check=True
+    )
+    (file,) = tmp_path.iterdir()
+    assert done.stdout.split() == [str(file)]
+    components = json.loads(file.read_text())["components"]
+    found = {
+        (one["purl"][4:7], one["name"], one.get("version")) for one in components if "purl" in one
+    }
+    asked = ("--entrypoint=dpkg-query", image, "--show", "--showformat=${Package} ${Version}\n")
+    debian = docker("run", "--rm", "--network=none", *asked).splitlines()
+    assert len(debian) > 50
+    assert {tuple(line.split()) for line in debian} == {one[1:] for one in found if one[0] == "deb"}
+    router = (REPO / "images" / "router" / "requirements.lock").read_text()
+    pins = set(re.findall(r"^(\S+)==([^\s;]+)", router, re.MULTILINE))
+    assert pins <= {one[1:] for one in found if one[0] == "pyp"} and pins
 
 
 def test_build_of_an_unknown_name_is_refused(deploy: Deploy) -> None:
