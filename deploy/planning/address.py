@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_collector(spec: StackSpec) -> None:
+def check_collector(spec: SettledSpec) -> None:
     """Refuse a collector for traces that containers cannot reach.
 
     Raises:
@@ -33,7 +33,7 @@ def check_collector(spec: StackSpec) -> None:
         )
 
 
-def collector_port(spec: StackSpec) -> int | None:
+def collector_port(spec: SettledSpec) -> int | None:
     """Return the port of the collector for traces, None where none is named."""
     return urlsplit(spec.tracing.otlp_endpoint or "").port
 
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
         return False  # a name
 
 
-def check_bind(spec: StackSpec) -> None:
+def check_bind(spec: SettledSpec) -> None:
     """Refuse to serve other machines without a key, unless the user allows it.
 
     Raises:

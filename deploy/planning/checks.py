@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.config.model import Model
-from deploy.config.spec import MAX_CHUNK, StackSpec
+from deploy.config.spec import MAX_CHUNK, SettledSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import check_bind, check_collector
@@ -33,7 +33,7 @@ _OWN_OPTIONS = {
 }
 
 
-def check_spec(spec: StackSpec, model: Model, block_size: int, topology: Topology) -> None:
+def check_spec(spec: SettledSpec, model: Model, block_size: int, topology: Topology) -> None:
     """Refuse values that do not go together.
 
     Raises:
@@ -52,7 +52,7 @@ def check_spec(spec: StackSpec, model: Model, block_size: int, topology: Topolog
     _check_ports(spec.port, topology)
 
 
-def _check_chunks(spec: StackSpec, block: int) -> None:
+def _check_chunks(spec: SettledSpec, block: int) -> None:
     chunk = spec.lmcache.chunk_size
     if chunk % block:
         nearest = min(max(1, round(chunk / block)), MAX_CHUNK // block) * block
@@ -63,7 +63,7 @@ def _check_chunks(spec: StackSpec, block: int) -> None:
         )
 
 
-def _check_engine_settings(spec: StackSpec) -> None:
+def _check_engine_settings(spec: SettledSpec) -> None:
     for argument in spec.engine.args:
         option = argument.partition("=")[0].replace("_", "-")
         if option in _OWN_OPTIONS:
@@ -80,7 +80,7 @@ def _check_engine_settings(spec: StackSpec) -> None:
         )
 
 
-def _check_gpu_access(spec: StackSpec) -> None:
+def _check_gpu_access(spec: SettledSpec) -> None:
     if spec.gpu_access == "all" and not vendor_named(spec.vendor).container.nodes:
         raise ConfigError(
             f"'all' works only with ROCm, but the vendor is {spec.vendor}",
@@ -89,7 +89,7 @@ def _check_gpu_access(spec: StackSpec) -> None:
         )
 
 
-def _check_equal_ranks(spec: StackSpec) -> None:
+def _check_equal_ranks(spec: SettledSpec) -> None:
     """Refuse roles of different tensor-parallel sizes, which could never read each other's KV."""
     for field in ("producer_tp", "consumer_tp"):
         asked = getattr(spec, field)
@@ -104,7 +104,7 @@ def _check_equal_ranks(spec: StackSpec) -> None:
             )
 
 
-def _check_tensor_parallel(spec: StackSpec, model: Model, topology: Topology) -> None:
+def _check_tensor_parallel(spec: SettledSpec, model: Model, topology: Topology) -> None:
     tp, shape = spec.tp, model.shape
     if shape is None:
         return

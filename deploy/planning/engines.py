@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor
 from deploy.planning.address import host_port
 from deploy.planning.inventory import Gpu, Inventory
@@ -54,7 +54,7 @@ class EnginePlan:
 
 
 def engine_memory_mib(
-    spec: StackSpec, vendor: Vendor, space: KvSpace, limits: TransferLimits | None
+    spec: SettledSpec, vendor: Vendor, space: KvSpace, limits: TransferLimits | None
 ) -> int:
     """Return the host memory of an engine; without limits it has no staging memory."""
     if spec.connector == MP:
@@ -65,7 +65,7 @@ def engine_memory_mib(
 
 
 def plan_engines(
-    spec: StackSpec,
+    spec: SettledSpec,
     vendor: Vendor,
     topology: Topology,
     inventory: Inventory,
@@ -95,7 +95,7 @@ def plan_engines(
     )
 
 
-def remote_engines(spec: StackSpec, topology: Topology) -> tuple[EnginePlan, ...]:
+def remote_engines(spec: SettledSpec, topology: Topology) -> tuple[EnginePlan, ...]:
     """Return the engines of other hosts; their numbers follow those of this one's."""
     number = {"producer": topology.producers, "consumer": topology.consumers}
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 from deploy.planning.address import is_loopback
 from deploy.planning.topology import FIRST_ENGINE_OFFSET, Topology
@@ -13,7 +13,7 @@ from deploy.planning.topology import FIRST_ENGINE_OFFSET, Topology
 _BOTH = ("producer", "consumer")
 
 
-def check_hosts(spec: StackSpec, topology: Topology) -> None:
+def check_hosts(spec: SettledSpec, topology: Topology) -> None:
     """Refuse a part of a stack that no other host could use, or that could use no other.
 
     Raises:
@@ -34,7 +34,7 @@ def check_hosts(spec: StackSpec, topology: Topology) -> None:
         raise ConfigError(said, setting=setting, hint=hint)
 
 
-def _check_other_role(spec: StackSpec, topology: Topology) -> None:
+def _check_other_role(spec: SettledSpec, topology: Topology) -> None:
     """Refuse a lone role that nothing reaches, or whose other role is not listed."""
     if not topology.partial:
         return
@@ -55,7 +55,7 @@ def _check_other_role(spec: StackSpec, topology: Topology) -> None:
         )
 
 
-def _problems(spec: StackSpec, topology: Topology) -> Iterator[tuple[str, str, str]]:
+def _problems(spec: SettledSpec, topology: Topology) -> Iterator[tuple[str, str, str]]:
     """Yield what several hosts lack or cannot have: setting, message and hint."""
     shared = "a stack on several hosts"
     if spec.runtime != "process":

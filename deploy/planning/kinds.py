@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.config.engine_args import options
 from deploy.config.model import Model
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import Changes, ConfigError
 from deploy.planning.inventory import Inventory
@@ -14,7 +14,7 @@ _ANOTHER: Changes = {"--model": "FOLDER"}
 _KIND = "with a model of another kind"
 
 
-def check_kind(spec: StackSpec, model: Model, vendor: Vendor, inventory: Inventory) -> None:
+def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inventory) -> None:
     """Refuse a model whose KV the connector cannot carry.
 
     Raises:

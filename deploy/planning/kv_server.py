@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from deploy.config.model import Model
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 from deploy.planning.topology import Topology
 
@@ -44,7 +44,7 @@ class KvServerPlan:
         return int(self.kv_mib * 2**20 * _USABLE) // kv_bytes_per_token
 
 
-def kv_server(spec: StackSpec, topology: Topology, default_mib: int) -> KvServerPlan | None:
+def kv_server(spec: SettledSpec, topology: Topology, default_mib: int) -> KvServerPlan | None:
     """Return the server; None where engines share no KV, or through Redis."""
     if spec.connector != MP or not topology.redis:
         return None
@@ -57,7 +57,7 @@ def kv_server(spec: StackSpec, topology: Topology, default_mib: int) -> KvServer
     )
 
 
-def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:
+def check_kv_server(spec: SettledSpec, topology: Topology, model: Model) -> None:
     """Refuse what the server cannot do, or not yet.
 
     Raises:
@@ -94,7 +94,7 @@ def check_kv_server(spec: StackSpec, topology: Topology, model: Model) -> None:
             )
 
 
-def _check_place(spec: StackSpec) -> None:
+def _check_place(spec: SettledSpec) -> None:
     if spec.vendor != "cpu":
         raise ConfigError(
             f"{MP} runs on CPUs so far, and the vendor is {spec.vendor}",
@@ -103,7 +103,7 @@ def _check_place(spec: StackSpec) -> None:
         )
 
 
-def _unsupported(spec: StackSpec) -> tuple[tuple[str, object, str], ...]:
+def _unsupported(spec: SettledSpec) -> tuple[tuple[str, object, str], ...]:
     redis = spec.redis
     return (
         ("layerwise", spec.layerwise, "its server moves whole chunks"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deploy.config.engine_args import batched_tokens
 from deploy.config.model import ModelShape
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
 from deploy.planning.memory import DTYPE_BYTES, GIB, MIB
@@ -75,7 +75,7 @@ class _Traffic:
 
 
 def redis_limits(
-    spec: StackSpec,
+    spec: SettledSpec,
     shape: ModelShape | None,
     dtype: str,
     inventory: Inventory,
@@ -124,7 +124,7 @@ def _tenths(seconds: float) -> float:
     return math.ceil(10 * seconds) / 10
 
 
-def _value_bytes(spec: StackSpec, traffic: _Traffic, shape: ModelShape | None) -> int | None:
+def _value_bytes(spec: SettledSpec, traffic: _Traffic, shape: ModelShape | None) -> int | None:
     """Return the size of one value of Redis.
 
     Raises:
@@ -147,7 +147,7 @@ def _value_bytes(spec: StackSpec, traffic: _Traffic, shape: ModelShape | None) -
 
 
 def _chunk_memory(
-    spec: StackSpec, traffic: _Traffic, shape: ModelShape | None, value: int | None
+    spec: SettledSpec, traffic: _Traffic, shape: ModelShape | None, value: int | None
 ) -> int | None:
     """Return the memory that Redis needs for a chunk of all ranks.
 
@@ -160,7 +160,7 @@ def _chunk_memory(
     return math.ceil(value / step) * step * values
 
 
-def _staging_bytes(spec: StackSpec, traffic: _Traffic, inventory: Inventory) -> int:
+def _staging_bytes(spec: SettledSpec, traffic: _Traffic, inventory: Inventory) -> int:
     """Return the size that the spec sets, else room for a few steps of the longest prompt.
 
     Raises:
@@ -179,7 +179,7 @@ def _staging_bytes(spec: StackSpec, traffic: _Traffic, inventory: Inventory) -> 
     return math.ceil(max(min(wanted, share), least) / _STAGING_UNIT) * _STAGING_UNIT
 
 
-def _least_staging(spec: StackSpec, traffic: _Traffic) -> int:
+def _least_staging(spec: SettledSpec, traffic: _Traffic) -> int:
     """Return the least staging memory with which whole KV can move."""
     if traffic.token_bytes is None:
         return 1
@@ -190,7 +190,7 @@ def _least_staging(spec: StackSpec, traffic: _Traffic) -> int:
     return tokens * traffic.token_bytes
 
 
-def _too_small(spec: StackSpec, least: int, traffic: _Traffic) -> ConfigError:
+def _too_small(spec: SettledSpec, least: int, traffic: _Traffic) -> ConfigError:
     needed = math.ceil(100 * least / GIB) / 100
     of = f"room for two chunks of {spec.lmcache.chunk_size} tokens"
     ways = "or a smaller lmcache.chunk_size"

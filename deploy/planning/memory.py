@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deploy.config.model import Model, ModelShape
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import ConfigError, NotEnoughMemory
 from deploy.planning.gpus import GpuMemory
@@ -43,7 +43,7 @@ class KvSpace:
     tokens: int | None
 
 
-def chosen_dtype(spec: StackSpec, vendor: Vendor, inventory: Inventory) -> str:
+def chosen_dtype(spec: SettledSpec, vendor: Vendor, inventory: Inventory) -> str:
     """Return the data type of weights and KV: the one that is set, else the fast one."""
     slow = not vendor.has_gpus and not inventory.fast_bfloat16
     return spec.engine.dtype or ("float32" if slow else "bfloat16")
@@ -55,7 +55,7 @@ def bytes_per_token(dtype: str, shape: ModelShape | None) -> int | None:
 
 
 def kv_space(
-    spec: StackSpec,
+    spec: SettledSpec,
     vendor: Vendor,
     model: Model,
     gpu: GpuMemory | None,
@@ -86,7 +86,7 @@ def kv_space(
     return KvSpace(told + spare if told else None, room * parts // a_token)
 
 
-def _gpu_room(spec: StackSpec, model: Model, share_bytes: int, told: int | None) -> int | None:
+def _gpu_room(spec: SettledSpec, model: Model, share_bytes: int, told: int | None) -> int | None:
     """Return the bytes for KV on each of an engine's GPUs; None if the weights are unknown."""
     if model.weight_bytes is None:
         return told
@@ -111,7 +111,7 @@ def _gpu_room(spec: StackSpec, model: Model, share_bytes: int, told: int | None)
     return told or room
 
 
-def max_model_len(spec: StackSpec, shape: ModelShape | None, space: KvSpace) -> int | None:
+def max_model_len(spec: SettledSpec, shape: ModelShape | None, space: KvSpace) -> int | None:
     """Return the length that is set, else the longest that model and KV space allow.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deploy.config.model import Model
-from deploy.config.spec import SettledSpec, StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.planning.address import host_port
 from deploy.planning.checks import check_spec
@@ -268,7 +268,7 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
 
 
 def _redis(
-    spec: StackSpec, topology: Topology, inventory: Inventory, default_mib: int, *, gpus: int
+    spec: SettledSpec, topology: Topology, inventory: Inventory, default_mib: int, *, gpus: int
 ) -> tuple[RedisPlan, ...]:
     if spec.redis.url_file or not topology.redis:
         return ()
@@ -277,7 +277,7 @@ def _redis(
     return redis_shards(_redis_port(spec), shard_count(spec, inventory, gpus=gpus), memory_mib)
 
 
-def _redis_port(spec: StackSpec) -> int:
+def _redis_port(spec: SettledSpec) -> int:
     """Return the port of Redis, or 0 if none is needed.
 
     Processes reach it by a Unix socket, except LMCache's own client, which cannot. On a port, other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.config.spec import StackSpec
+from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError, NamedSetting
 from deploy.planning.inventory import Inventory
 from deploy.planning.topology import Topology
@@ -29,7 +29,7 @@ class RedisPlan:
     memory_mib: int
 
 
-def shard_count(spec: StackSpec, inventory: Inventory, *, gpus: int) -> int:
+def shard_count(spec: SettledSpec, inventory: Inventory, *, gpus: int) -> int:
     """Return the number of shards: as set, else one per GPU, if there are processors for them.
 
     LMCache's own client supports one.
@@ -49,7 +49,7 @@ def redis_shards(port: int, count: int, memory_mib: int) -> tuple[RedisPlan, ...
     return tuple(RedisPlan(f"redis-{number}", 0, own_mib) for number in range(count))
 
 
-def check_redis(spec: StackSpec, topology: Topology) -> None:
+def check_redis(spec: SettledSpec, topology: Topology) -> None:
     """Refuse settings of Redis that contradict each other, or a topology without Redis.
 
     Raises:
@@ -89,7 +89,7 @@ def check_redis(spec: StackSpec, topology: Topology) -> None:
             )
 
 
-def _check_nothing_shared(spec: StackSpec, topology: Topology) -> None:
+def _check_nothing_shared(spec: SettledSpec, topology: Topology) -> None:
     """Refuse settings for sharing KV in a topology whose engines share none."""
     asked = {
         "layerwise": spec.layerwise,
