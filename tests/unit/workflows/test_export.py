@@ -35,7 +35,7 @@ from deploy.tiny_model.model_folder import is_whole
 from deploy.workflows.export import SET, Export, ExportRequest, export
 from deploy.workflows.export_folder import MARKER, next_commands, write_export
 from deploy.workflows.prepare import Prepared, installed_kit
-from tests.golden_documents import golden_text
+from tests.golden_documents import differences, golden_text
 from tests.unit.conftest import HOME
 from tests.unit.stack.cases import machine_with
 
@@ -917,11 +917,16 @@ def shown(vendor: str) -> dict[str, Any]:
     for path, text in made(vendor=vendor).files.items():
         name = path.replace(f"overlays/{vendor}", "overlays/VENDOR")
         name = name.replace(f"check/{vendor}", "check/VENDOR")
+        if "/code/" in name:
+            continue
         if name.endswith(".yaml") and "/config/" not in name:
             found[name] = [without_code(one) for one in yaml.safe_load_all(text)]
         elif not name.endswith((".py", ".json")):
             found[name] = text
     del found["components/monitoring/objects.yaml"]  # it has all alert rules
+    for folder in ("base", "overlays/VENDOR"):
+        producer, consumer = (f"{folder}/{role}.yaml" for role in ("producer", "consumer"))
+        found[consumer] = {f"as {producer}, but": differences(found[producer], found[consumer])}
     return found
 
 
