@@ -2,8 +2,7 @@
 
 Every check starts it and waits for its end, so it imports little until there is work.
 
-Arguments: the kit's folders for state and caches, the stack, the run whose keys are to be removed
-("" for none).
+Arguments: the kit's folders for state and caches, the stack, the run whose keys are to be removed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ _LIMIT_S = 15.0
 _POLL_S = 0.25
 
 if TYPE_CHECKING:
-    from deploy.runtime.home import Home
     from deploy.workflows.running import RunningStack
 
 
@@ -39,21 +37,11 @@ def main() -> None:
         return
     from deploy.errors import PdkitError
     from deploy.runtime.home import Home
-    from deploy.runtime.lock import stack_lock
-
-    home = Home(Path(state), Path(cache))
-    with contextlib.suppress(PdkitError):
-        if run:
-            _remove_keys(home, name, run)
-    with contextlib.suppress(PdkitError), stack_lock(home.lock_file(name), name):
-        pass  # which removes the file that the check held, unless somebody else does now
-
-
-def _remove_keys(home: Home, name: str, run: str) -> None:
     from deploy.workflows.running import find_stack
 
-    if running := find_stack(home, name):
-        remove_keys(running, run)
+    with contextlib.suppress(PdkitError):
+        if running := find_stack(Home(Path(state), Path(cache)), name):
+            remove_keys(running, run)
 
 
 def remove_keys(running: RunningStack, run: str) -> None:

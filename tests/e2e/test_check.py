@@ -56,7 +56,9 @@ def engine(offset: int) -> str:
 
 
 def files(kit: Deploy) -> set[str]:
-    return {str(p) for p in kit.home.rglob("*") if p.is_file() and not p.name.endswith(".log")}
+    """Return what there is but logs, and locks, which stop nobody once their holder is dead."""
+    left_out = (".log", ".lock", ".turn")
+    return {str(p) for p in kit.home.rglob("*") if p.is_file() and p.suffix not in left_out}
 
 
 @contextmanager

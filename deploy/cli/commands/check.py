@@ -107,10 +107,10 @@ def _here(chosen: str, options: CheckOptions, repeat: int, junit: Path | None) -
     from deploy.cli.check_runs import repeated, shown_of, summary
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
-    from deploy.workflows.check import check_stack, lock_guarded
+    from deploy.workflows.check import check_stack
 
     home, report = Home.from_environ(), progress()
-    with lock_guarded(home, chosen), stack_lock(home.lock_file(chosen), chosen):
+    with stack_lock(home.lock_file(chosen), chosen):
         runs = repeated(partial(check_stack, home, chosen, report), options, repeat, report)
         reports = _written(runs, junit, chosen)
     return CommandResult("check", *summary(reports), check_errors(shown_of(reports), chosen))

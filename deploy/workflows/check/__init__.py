@@ -1,6 +1,5 @@
 """`deploy check`: prove on the running stack that KV crosses, and that it is right."""
 
-from deploy.workflows.check.keys import lock_guarded
 from deploy.workflows.check.renewal import renew_store_connections
 from deploy.workflows.check.run import CheckOptions, check_running, check_stack
 from deploy.workflows.check.session import require_answers
@@ -9,7 +8,6 @@ __all__ = [
     "CheckOptions",
     "check_running",
     "check_stack",
-    "lock_guarded",
     "renew_store_connections",
     "require_answers",
 ]

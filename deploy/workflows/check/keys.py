@@ -72,19 +72,6 @@ def guarded(home: Home | None, running: RunningStack, run: str) -> Iterator[None
 
 
 @contextlib.contextmanager
-def lock_guarded(home: Home, name: str) -> Iterator[None]:
-    """Start a guard process that removes the lock's file if this process is killed.
-
-    Take the lock inside this block, so that no kill can leave the file behind.
-    """
-    with _guard(home, name, "") as told:
-        try:
-            yield
-        finally:
-            told.write(DONE)
-
-
-@contextlib.contextmanager
 def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
     """Start a process that cleans up after this one, and yield its stdin.
 
