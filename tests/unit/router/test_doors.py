@@ -32,13 +32,13 @@ def connected(router: Router) -> Iterator[socket.socket]:
         yield opened
 
 
-def answers(router: Router, sent: bytes) -> list[tuple[int, bytes]]:
+def answers(router: Router, sent: bytes, within_s: float = 10) -> list[tuple[int, bytes]]:
     """Send bytes, end, and return status and body of each answer."""
     with connected(router) as opened:
         with contextlib.suppress(OSError):
             opened.sendall(sent)
         data = b""
-        opened.settimeout(3)
+        opened.settimeout(within_s)
         with contextlib.suppress(OSError):
             while piece := opened.recv(65536):
                 data += piece
