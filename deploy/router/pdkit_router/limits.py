@@ -19,7 +19,7 @@ class ClientLimits:
     """What clients may take.
 
     Attributes:
-        body_bytes: of one request; follows from the model's context.
+        body_bytes: of one request; follows from the model's context, up to 64 MiB.
         held_bytes: of all bodies together. What a request takes beside its body (a second copy,
             its token ids once more) is in proportion, so that a GiB is enough for all of it.
         head_s, body_s: for sending them.
@@ -113,6 +113,4 @@ def long_head() -> Refused:
 
 def large_body(limit_bytes: int) -> Refused:
     """Return the refusal of a request whose body is larger than this."""
-    return Refused(
-        413, f"the body is larger than the {limit_bytes} bytes that the model's context can need"
-    )
+    return Refused(413, f"the body is larger than {limit_bytes} bytes, the limit for this model")

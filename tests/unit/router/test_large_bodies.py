@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.router.conftest import Router, Start, forget_peak, peak
-from tests.unit.router.test_doors import answers, post
+from tests.unit.router.test_doors import answers, head, post
 
 LIMIT = 4 * 2**20  # for the tokens of these engines
 MODELS = b'{"data": [{"id": "m", "max_model_len": 131072}]}'
@@ -16,6 +16,20 @@ def long_router(start_router: Start) -> Router:
     return start_router(models=MODELS)
 
 
+def test_no_context_allows_more_than_64_mib(start_router: Start) -> None:
+    router = start_router(models=b'{"data": [{"id": "m", "max_model_len": 10000000}]}')
+    ((status, body),) = answers(router, head("POST /v1/completions", "Content-Length: 67108865"))
+    assert status == 413
+    assert b"larger than 67108864 bytes" in body
+
+
+@pytest.fixture(scope="module", autouse=True)
+def idle(long_router: Router) -> int:
+    """Return the memory of a router that has had no body yet."""
+    forget_peak(long_router)
+    return peak(long_router)
+
+
 # Nearly as large as allowed, of what takes the most memory once it is JSON.
 FULL = {
     "lists": b'{"prompt": [' + b"[]," * (LIMIT // 3 - 10) + b"[]]}",
@@ -23,7 +37,11 @@ FULL = {
     "fields": b"{" + b",".join(b'"%x":0' % n for n in range(400_000)) + b"}",
     "token ids": b'{"prompt": [' + b"300," * (LIMIT // 4 - 10) + b"300]}",
     "texts": b'{"prompt": [' + b'"ab",' * (LIMIT // 5 - 10) + b'"ab"]}',
+    "brackets in a text": b'{"prompt": "' + b"[{\\n" * (LIMIT // 4 - 10) + b'"}',
+    "empty texts": b'{"prompt": ' + b"[" * 20_000 + b'"",' * (LIMIT // 3 - 7_000),
+    "a text without an end": b'{"prompt": ' + b"[" * 20_000 + b'"' + b'\\"' * (LIMIT // 2 - 11_000),
 }
+FIT = {"token ids", "brackets in a text"}
 
 
 def status_of(router: Router, body: bytes) -> int:
@@ -38,11 +56,12 @@ def test_a_body_of_a_long_context(long_router: Router) -> None:
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_no_body_takes_much_more_memory_than_its_bytes(long_router: Router, name: str) -> None:
+def test_no_body_takes_much_more_memory_than_its_bytes(
+    long_router: Router, idle: int, name: str
+) -> None:
     body = FULL[name]
     assert 3 * 2**20 < len(body) <= LIMIT
     forget_peak(long_router)
-    before = peak(long_router)
     status = status_of(long_router, body)
-    assert status == (200 if name == "token ids" else 400)
-    assert peak(long_router) - before < 16 * len(body)
+    assert status == (200 if name in FIT else 400)
+    assert peak(long_router) - idle < 16 * len(body)
