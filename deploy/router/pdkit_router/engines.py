@@ -39,6 +39,7 @@ class Engine:
         drained: it gets no new requests, because the operator said so.
         gone: it took no connection, so that its process must be another one when it answers.
         asked: for its health, once at least.
+        unlisted: it lists no models, and the log says so.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Engine:
     drained: bool = False
     gone: bool = False
     asked: bool = False
+    unlisted: bool = False
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -197,7 +199,6 @@ class HealthChecker:
         """`on_context` is told how many tokens prompt and answer of an engine may have."""
         self._engines = engines
         self._on_context = on_context
-        self._strange: set[Engine] = set()
         self.asked = asyncio.Event()
         if not engines:
             self.asked.set()
@@ -256,11 +257,11 @@ class HealthChecker:
             lengths = (model["max_model_len"] for model in models)  # null for a LoRA adapter
             context = max(int(length) for length in lengths if length is not None)
         except (EngineLost, TimeoutError, *_ODD):
-            if engine not in self._strange:
+            if not engine.unlisted:
                 _log.warning("%s answers /health, but lists no models: not used", engine.name)
-                self._strange.add(engine)
+            engine.unlisted = True
             return False
-        self._strange.discard(engine)
+        engine.unlisted = False
         self._on_context(context)
         if engine.gone:
             with suppress(EngineLost, TimeoutError):
