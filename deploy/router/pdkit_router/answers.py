@@ -66,8 +66,8 @@ async def pass_on(exchange: Exchange, headers: Headers, answer: ClientResponse) 
         Whether all of it came; the client's connection is closed if not.
     """
     answer.begin(exchange.status, (*headers, *_kind(exchange)))
-    answer.on_pause = exchange.pause
     exchange.pass_to(answer.piece)
+    answer.paces(exchange.pause)
     try:
         await exchange.ended
     except EngineLost:

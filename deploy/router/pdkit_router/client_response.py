@@ -42,6 +42,12 @@ class ClientResponse:
             response_head(status, (*headers, *framing), keep=self._connection.keeps)
         )
 
+    def paces(self, pause: Callable[[bool], None]) -> None:
+        """Have an engine's answer wait for the client, which may be behind with another's."""
+        self.on_pause = pause
+        if self._connection.unread:
+            pause(True)
+
     def piece(self, data: bytes) -> None:
         """Send the next piece of the body."""
         self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)

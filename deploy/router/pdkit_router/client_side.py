@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._limit = LazyTimer(self._loop)
         self._closing = False
-        self._unread = False
+        self.unread = False  # the client is behind with what was sent
         self._fresh()
 
     def _fresh(self) -> None:
@@ -123,13 +123,13 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()
 
     def pause_writing(self) -> None:
-        self._unread = True
+        self.unread = True
         self._limit.set(self._clients.limits.stuck_s, self.abort)
         if self._answer is not None:
             self._answer.on_pause(True)
 
     def resume_writing(self) -> None:
-        self._unread = False
+        self.unread = False
         if self._transport.is_closing():
             return  # the limit is for all that is left
         self._limit.lift()
@@ -258,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._fresh()
         self._clients.waiting[self] = None
-        if self._unread:
+        if self.unread:
             self._transport.pause_reading()  # who reads no answer gets no other one
         else:
             self._limit.set(self._clients.limits.idle_s, self._leave)

@@ -222,8 +222,8 @@ class Forwarder:
         events: Events, todo: Work,
     ) -> None:  # fmt: skip
         """Pass events on as they come; where the engine is lost, those of another one."""
-        events.answer.on_pause = exchange.pause
         exchange.pass_to(events.feed)
+        events.answer.paces(exchange.pause)
         try:
             await exchange.ended
         except EngineLost:

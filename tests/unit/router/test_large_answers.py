@@ -12,6 +12,8 @@ from unittest import mock
 import httptools
 import httpx
 import pytest
+from pdkit_router.answers import pass_on
+from pdkit_router.client_response import ClientResponse
 from pdkit_router.engine_side import HELD_BYTES, EngineConnection
 
 from tests.unit.router.conftest import Router, forget_peak, peak
@@ -179,6 +181,24 @@ class TestConnectionsOfEngines:
             assert calls[-1] != mock.call.pause_reading()
 
         loop.run(last_piece_is_too_much())
+
+    @pytest.mark.parametrize("unread", [False, True])
+    def test_a_client_that_is_behind_holds_up_the_next_engine(
+        self, loop: Loop, connection: EngineConnection, unread: bool
+    ) -> None:
+        """A stream may continue on another engine while nobody reads what the first one said."""
+
+        async def continues() -> None:
+            answer = ClientResponse(mock.Mock(unread=unread), chunked=True)
+            passing = asyncio.ensure_future(pass_on(connection.start(b""), (), answer))
+            connection.data_received(b"HTTP/1.1 200 X\r\ncontent-length: 9\r\n\r\n")
+            await asyncio.sleep(0)
+            assert connection._paused is unread
+            answer.on_pause(False)
+            assert not connection._paused
+            passing.cancel()
+
+        loop.run(continues())
 
     def test_no_more_is_held_than_is_said(self, loop: Loop, connection: EngineConnection) -> None:
         calls = connection.transport.mock_calls  # type: ignore[attr-defined]
