@@ -19,7 +19,7 @@ from deploy.runtime.home import Home
 from deploy.verify.equivalence import Completion
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.probes import check_pair, measure_noise
-from deploy.workflows.check.second_tier import is_in_redis_alone
+from deploy.workflows.check.second_tier import drop_from_memory
 from deploy.workflows.check.session import Session
 from deploy.workflows.running import RunningStack
 
@@ -64,7 +64,7 @@ class ServerBench(Bench):
                 return
             for at, value in damaged.items():
                 self.store.setrange(keys[at], HEADER_BYTES, value)
-            if not is_in_redis_alone(session, prompt):
+            if not drop_from_memory(session, prompt):
                 raise RuntimeError("the server does not drop the prompt's KV from its memory")
 
         return meddled_check(self.running, self.pair, meddle), firsts[0]

@@ -34,7 +34,7 @@ def check_second_tier(session: Session) -> None:
     logs = f"deploy logs kv-server --name {session.running.stack.name}"
     try:
         reference = session.computed(producer, prompt, "")
-        if not is_in_redis_alone(session, prompt):
+        if not drop_from_memory(session, prompt):
             session.found.second_tier = Phase(hits_of(session, length, 0), 2)
             session.report(f"from Redis alone: Redis does not get a prompt's KV in time; {logs}")
             return
@@ -48,7 +48,7 @@ def check_second_tier(session: Session) -> None:
     session.report(f"from Redis alone: {said(session.found.second_tier.hits)}")
 
 
-def is_in_redis_alone(session: Session, prompt: Sequence[int]) -> bool:
+def drop_from_memory(session: Session, prompt: Sequence[int]) -> bool:
     """Have LMCache's server drop a prompt's KV from its memory once Redis has it.
 
     Returns:
