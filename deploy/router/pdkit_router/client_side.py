@@ -130,12 +130,12 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.unread = False
-        if self._transport.is_closing():
+        if self._transport.is_closing() or (self._closing and self._answer is None):
             return  # the limit is for all that is left
         self._limit.lift()
         if self._answer is not None:
             self._answer.on_pause(False)
-        elif not self._closing:
+        else:
             self._transport.resume_reading()
             self._limit.set(self._clients.limits.idle_s, self._leave)
 

@@ -11,8 +11,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from pdkit_router import client_side
 from pdkit_router.client_response import ClientResponse
 from pdkit_router.client_side import Clients
+from pdkit_router.errors import Refused
 from pdkit_router.limits import ClientLimits
 from pdkit_router.request import Doorkeeper, Request
 
@@ -94,6 +96,26 @@ def ended(opened: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return data
+
+
+def test_who_is_refused_is_cut_off_even_if_it_reads_late(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal may fill what the client has not read of the answer before."""
+    monkeypatch.setattr(client_side, "_LINGER_S", 0.01)
+    transport = mock.Mock()
+    transport.is_closing.return_value = False
+
+    async def cut_off() -> None:
+        made = Clients(ClientLimits(**PATIENT), Doorkeeper(""), mock.Mock()).connection()
+        made.connection_made(transport)
+        transport.write.side_effect = lambda _: made.pause_writing()
+        made.refuse(Refused(400, "no"))
+        made.resume_writing()
+        while not transport.abort.called:
+            await asyncio.sleep(0.005)
+
+    loop.run(asyncio.wait_for(cut_off(), 20))
 
 
 def test_connections_that_ask_nothing_make_room(door: Callable[..., Door]) -> None:
