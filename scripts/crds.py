@@ -28,6 +28,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     folder, *files = map(Path, arguments)
     schemas = dict(one for file in files for one in definitions(file.read_text(encoding="utf-8")))
+    if not schemas:
+        print(f"error: no definition in {', '.join(map(str, files))}", file=sys.stderr)
+        return 2
     objects = list(custom_resources(folder, schemas))
     faults = {kind: list(misfits(schemas[kind], objects, kind)) for kind in schemas}
     print(_ROW.format("KIND", "VERSION", "OBJECTS", "MISFITS"))
@@ -46,8 +49,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def definitions(text: str) -> Iterator[tuple[Kind, Mapping[str, Any]]]:
     """Yield each version's kind and its schema, in which no field is unknown."""
-    for document in yaml.safe_load_all(text):
-        spec = document["spec"]
+    documents = [one or {} for one in yaml.safe_load_all(text)]
+    # Of several definitions, kubectl prints a list.
+    for one in (item for document in documents for item in document.get("items", [document])):
+        if one.get("kind") != "CustomResourceDefinition":
+            continue
+        spec = one["spec"]
         for version in spec["versions"]:
             schema = _strict(version["schema"]["openAPIV3Schema"])
             schema["properties"]["metadata"] = {"type": "object"}  # of every object, not of its own

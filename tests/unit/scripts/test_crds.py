@@ -62,8 +62,14 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Don
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    def made(content: dict[str, Any], kind: str = "Crane", *, defined: bool = True) -> Done:
-        (tmp_path / "crd").write_text(yaml.safe_dump(DEFINITION))
+    def made(
+        content: dict[str, Any],
+        kind: str = "Crane",
+        *,
+        defined: bool = True,
+        crds: Any = DEFINITION,
+    ) -> Done:
+        (tmp_path / "crd").write_text(f"---\n---\n{yaml.safe_dump(crds)}")
         head = {"apiVersion": "example.org/v1", "kind": kind, "metadata": {"name": "a"}}
         other = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b"}}
         (tmp_path / "export" / "base").mkdir(parents=True)
@@ -106,6 +112,16 @@ def test_a_field_that_is_missing(run: Run) -> None:
 def test_a_folder_without_such_objects_validates_nothing(run: Run) -> None:
     done = run(GOOD, kind="Other")
     assert done.code == 1 and "has no Crane of these versions" in done.err
+
+
+def test_definitions_of_a_cluster_come_as_a_list(run: Run) -> None:
+    done = run({**GOOD, "size": "1"}, crds={"kind": "List", "items": [DEFINITION]})
+    assert done.code == 1 and "spec.size: '1' is not of type 'integer'" in done.err
+
+
+def test_files_without_a_definition_validate_nothing(run: Run) -> None:
+    done = run(GOOD, crds={"kind": "Deployment", "spec": {}})
+    assert done.code == 2 and "error: no definition in" in done.err
 
 
 def test_usage_without_definitions(run: Run) -> None:
