@@ -33,7 +33,7 @@ from pdkit_router.tracing import Tracer
 
 _BODY_BYTES = 2**20
 _BACKLOG = 1024
-_MOST_BODY_BYTES = 64 * 2**20  # token ids take 15 times as much memory, once they are JSON
+_MOST_BODY_BYTES = 64 * 2**20  # token ids take 14 times as much memory, once they are JSON
 _BYTES_A_TOKEN = 32  # more than the number or the characters of a token take in JSON
 _LEAVE_S = 10.0
 _LEAVE_IDLE_S = 1.0  # for clients that are about to send their next request

@@ -89,7 +89,6 @@ class Forwarder:
         last = self.consumers
         todo = work(request, others=len(last.all) > 1, beginning=last.beginning)
         todo.span = span
-        request.body.clear()
         self.counts["requests"] += 1
         traced = request.header(TRACE) is not None
 

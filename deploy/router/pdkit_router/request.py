@@ -164,7 +164,7 @@ class Work:
 def work(
     request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
 ) -> Work:
-    """Return what engines are sent.
+    """Return what engines are sent; the request keeps no copy of its body.
 
     Args:
         others: more than one engine can answer, so that a stream may outlive the first.
@@ -174,6 +174,7 @@ def work(
         Refused: the body is no JSON object that an engine could read.
     """
     body, prefill, told = bytes(request.body), None, None
+    request.body.clear()
     blocks: Sequence[bytes] = ()
     if request.method == "GET":
         body = b""

@@ -190,10 +190,12 @@ def test_the_budget_of_further_tries() -> None:
 def test_what_is_kept_of_a_request_is_in_proportion() -> None:
     """Not its token ids, of which each is an object."""
     body = bytearray(json.dumps({"prompt": list(range(1000, 101_000))}).encode())
+    size = len(body)
     tracemalloc.start()
     try:
         todo = work(Request("POST", "/v1/completions", (), body), others=False)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(todo.body) < kept < 3 * len(body)
+    assert len(todo.body) < kept < 3 * size
+    assert not body, "a second copy"
