@@ -32,15 +32,15 @@ _RUN_S = 120  # seconds that a run may take on a slow machine
 _PAUSE_S = 1.0  # between one's requests
 _ANSWER_TOKENS = 24
 
-_PAGE = """# No false alarm
+_PAGE = """# No false alarms
 
 `python -m bench.check_healthy --runs {runs} --results FILE` wrote this page on {date}.
 
 {machine}
 
 The stack is what `deploy up` makes of `vendor: cpu` and `topology: {topology}`: the tiny model, as
-processes. `deploy check --repeat {runs}` asked it, every probe of it, first alone, then while one
-client sent a request a second: conversations that grow, from a few tokens to some chunks.
+processes. `deploy check --repeat {runs}` ran all of its tests, first alone, then while one client
+sent a request a second: growing conversations, from a few tokens to several chunks.
 
 {table}
 """

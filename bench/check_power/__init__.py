@@ -1,1 +1,1 @@
-"""How surely `deploy check` notices wrong KV: seeded damage to what a real stack stores."""
+"""How reliably `deploy check` notices wrong KV: seeded damage to what a real stack stores."""

@@ -18,7 +18,7 @@ from deploy.verify.equivalence import LOGPROB_TOLERANCE
 NEEDED = 0.99  # of the trials of a kind
 _CHUNK, _BLOCK = 256, 32  # tokens, as the stack of the trials has them
 
-_PAGE = """# How surely the check notices wrong KV
+_PAGE = """# How reliably the check notices wrong KV
 
 `python -m bench.check_power --trials {trials} --healthy {healthy} --seed {seed} --results FILE`
 wrote this page on {date}.
@@ -26,34 +26,35 @@ wrote this page on {date}.
 {machine}
 
 The stack is what `deploy up` makes of `vendor: cpu` and the tiny model (recipe version {version}),
-with `redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so that nothing but
-the answers can show damage. In each trial one pair is asked by the check's own code (two prompts,
-and the first one's cuts), and one thing is damaged in Redis after the first prompt's prefill and
-before its decode. What and where follows from the seed; the check draws its prompts itself. A trial
-is noticed if the check finds anything wrong. The difference is the largest of log-probabilities in
-the trial; the check tolerates {tolerance}, or more where engines have more noise. It is infinite
-where two answers have no likely token in common. Logits that are no numbers leave none: vLLM
-answers that request with HTTP 400, which the check counts as a failure. `nothing` is a trial
-without damage, its vandal included; `healthy` are whole checks. Both come before the first damage,
-the kinds of damage then in turn.
+with `redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so only the answers
+can show damage. Each trial runs the check's own code on one pair (two prompts, and the first one
+cut short), and damages one thing in Redis after the first prompt's prefill and before its decode.
+The seed determines what is damaged and where; the check's prompts are random. A trial counts as
+noticed if the check finds anything wrong. The difference is the largest of log-probabilities in the
+trial; the check tolerates {tolerance}, or more where engines have more noise. It is infinite if two
+answers have no likely token in common. If the damage makes logits NaN, vLLM answers the request
+with HTTP 400, which the check counts as a failure. `nothing` is a trial in which the damaging
+process runs but changes nothing; `healthy` are whole checks. Both come before the first damage;
+then the kinds of damage take turns.
 
 {table}
 
-Two tokens that are exchanged in K and V alike change no answer to a prompt that holds both: a key
+Two tokens that are exchanged in both K and V change no answer to a prompt that contains both: a key
 carries its position, and attention adds up the same numbers. Within one block ({block} tokens; one
-such pair of {blocks}) no request that vLLM can serve from its cache holds one without the other, so
-that nothing is damaged. In different blocks, only a cut between them shows it: the check cuts each
-chunk at its quarters, which parts three of four pairs. So nothing is asked of that kind.
+such pair of {blocks}) no request that vLLM can serve from its cache contains one without the other,
+so this does no harm. In different blocks, only a cut between them shows the exchange: the check
+cuts each chunk at its quarters, which separates three of four pairs. So no rate is required of this
+kind.
 
-Why the sound come first: numbers that are none stay in an engine's KV memory after their request,
-and spoil later answers there ([seen](../reference/diagnosis.md#kv_differs)).
+Trials without damage come first, because NaN stays in an engine's KV memory after its request and
+spoils later answers ([seen](../reference/diagnosis.md#kv_differs)).
 """
 _SHAPED = """
 ## bfloat16 noise of a real shape
 
-The tiny model is made to have little noise. So the same with a random model in the shape of
+The tiny model is made to have little noise. So here is the same with a random model in the shape of
 Qwen2.5-0.5B, `--layers {layers}` of its 24 (hidden size 896, 151,936 tokens, the likeliest logits
-around 20, bfloat16): what must be noticed there is not asked, since its weights are not trained.
+around 20, bfloat16). No rate is required of it, because its weights are not trained.
 
 {table}
 """

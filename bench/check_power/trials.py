@@ -61,10 +61,10 @@ class Record:
 
 
 def planned(kinds: Sequence[str], trials: int, healthy: int) -> Iterator[tuple[str, int]]:
-    """Yield what to do: the sound, then one of each damage in turn, so that all meet the same load.
+    """Yield the trials: those without damage, then each kind in turn, so that all see the same load.
 
-    The sound come first because damage stays: what is no number outlives its request in an engine's
-    KV memory, and spoils some later answer.
+    Trials without damage come first, because NaN stays in an engine's KV memory after its request,
+    and spoils some later answer.
     """
     yield from ((HEALTHY, number) for number in range(healthy))
     yield from ((NOTHING, number) for number in range(trials) if NOTHING in kinds)

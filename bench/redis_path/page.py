@@ -13,29 +13,29 @@ from bench.redis_path import report
 
 _PAGE = """# The Redis path, measured
 
-How fast KV moves between an engine's staging memory and Redis: a plain socket, stock LMCache in
-three ways, and the kit's own way. `python -m bench.redis_path --results FILE` wrote this page on
-{date}.
+How fast KV moves between an engine's staging memory and Redis: through a plain socket, through
+stock LMCache in three configurations, and through the kit's path. `python -m bench.redis_path
+--results FILE` wrote this page on {date}.
 
 {machine}
 
-- **raw socket**: a Python socket with `recv_into` into memory that is used again, one connection,
-  one value after the other by GET and SET; no checksum, no staging pool. By TCP, and by a Unix
+- **raw socket**: a Python socket with `recv_into` into reused memory, one connection, one value
+  after the other by GET and SET; no checksum, no staging pool. By TCP, and by a Unix
   socket.
 - **stock**: LMCache's `RemoteBackend`, untouched; `redis://` with and without hiredis 3.5.0, and
   `resp://`, its client in C++, which works on CPU when it is called like this.
 - **ours**: the kit's storage plug-in, header and checksum (xxh3) of every value included; by a Unix
   socket, as a stack of processes uses it, and by TCP, as containers do. "Must hold" compares with
   a raw socket of the same kind.
-- **ours, no checksum**: the same with a checksum that looks at nothing, made by the benchmark.
+- **ours, no checksum**: the same with a dummy checksum.
 
-Each has a process of its own (four for "4 engines") and works on LMCache's real memory objects. In
-every round all take their turn; numbers are medians of {rounds} rounds, ratios are the medians of
-the rounds' ratios, with the lowest and the highest. "ours / it" above 1 means that ours is faster,
-and for CPU below 1 that it takes less. CPU s/GB is user and system time of the engines' processes,
+Each runs in its own process (four for "4 engines") and uses LMCache's real memory objects. They
+take turns in each round; numbers are medians of {rounds} rounds, ratios are the medians of the
+rounds' ratios, with the lowest and the highest. "ours / it" above 1 means that ours is faster, and
+for CPU below 1 that it takes less. CPU s/GB is user and system time of the engines' processes,
 Redis s/GB that of redis-server. A store ends when Redis has all of a prompt.
 
-Redis starts every turn empty, so that a store also pays for memory that Redis takes anew. Ours
+Redis starts every turn empty, so a store includes the time in which Redis allocates memory. Ours
 reads values in ranges of half a MiB, which is why it can be faster than GET of values of many MiB.
 
 ## Must hold
@@ -56,10 +56,10 @@ _STACK_PAGE = """# The Redis path in a real stack
 
 One producer, one consumer and one Redis, as `deploy up --runtime process` starts them, on a Llama
 with random weights and 64 KiB of KV a token: a prompt has 176 MiB in 11 chunks, and some tokens
-that are computed in any case. A decode is sent the moment that its prefill answers. The barrier's
-cost is that of a producer beside an equal one whose answers wait for nothing, in turns: 4 requests
-in flight, 12 prompts of 4 chunks, no two alike. All engines share the machine's cores, with Redis,
-so that where the lowest and the highest cost lie far apart, the median between them says little.
+that are computed in any case. A decode is sent as soon as its prefill answers. The barrier's
+cost compares a producer with another one that has no barrier; they take turns, with 4 requests in
+flight and 12 different prompts of 4 chunks. All engines and Redis share the machine's cores: if the
+lowest and the highest cost lie far apart, the median between them says little.
 Each engine has 1 GiB for KV and 1 GiB of staging memory.
 
 {targets}
@@ -77,8 +77,8 @@ _CLIENTS_PAGE = """\
 
 Two stacks of one producer and one consumer each are up at once, as `deploy up --runtime process`
 starts them, on a Llama with random weights and 64 KiB of KV a token: a prompt has 176 MiB in 11
-chunks. Stock is LMCache's own `redis://` connector with the two fixes without which nothing moves
-on a CPU. In every one of {rounds} rounds each prefills a prompt, waits until all of it is in Redis,
+chunks. Stock is LMCache's own `redis://` connector with the two fixes that CPUs need to move
+any KV. In each of {rounds} rounds each prefills a prompt, waits until all of it is in Redis,
 and decodes it. A load's rate, as LMCache logs it, is from its first key to the last byte in vLLM's
 blocks.
 
@@ -95,11 +95,11 @@ _LOOKUPS_PAGE = """\
 
 {machine}
 
-How long it takes to ask Redis which chunks of a prompt it has: the kit's own way, keys spelled out
-and answers counted, beside a plain socket that sends the same commands and reads the answers. In
-every round all take their turn, 20 times; numbers are medians of the rounds, ratios the medians of
-the rounds' ratios. CPU is user and system time of the engine's process and of Redis; beside other
-work, times say more of that work.
+How long it takes to ask Redis which chunks of a prompt it has: through the kit's client, which
+builds the keys and counts the answers, and through a plain socket, which sends the same commands
+and reads the answers. They take turns, 20 times in each round; numbers are medians of the rounds,
+ratios the medians of the rounds' ratios. CPU is user and system time of the engine's process and of
+Redis; beside other work, times say more of that work.
 
 {targets}
 

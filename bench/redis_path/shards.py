@@ -166,14 +166,14 @@ def _table(operation: str, engines: int, mib: int, group: Sequence[Row]) -> str:
     return f"**{operation}**, {who}, values of {mib} MiB\n\n{markdown(head, lines)}"
 
 
-_PAGE = """# Several Redis, and Redis's io-threads, measured
+_PAGE = """# Several Redis servers, and Redis's io-threads, measured
 
 `python -m bench.redis_path --shards --results FILE` wrote this page on {date}.
 
 {machine}
 
-The kit's Redis path between staging memory and Redis, by Unix sockets, as engines have it but
-without vLLM. Every variant has servers of its own; in every round all take their turn, and each
+The kit's Redis path between staging memory and Redis, through Unix sockets, as in engines but
+without vLLM. Every variant has its own servers; variants take turns in each round, and each
 engine stores a prompt of 172 MiB and retrieves it. Numbers are medians of {count} rounds, ratios
 the medians of the rounds' ratios to one shard. Seconds are user and system time.
 
