@@ -22,10 +22,6 @@ class Stored:
     foreign: bytes
     layout: Layout
 
-    @property
-    def foreign_kv(self) -> Kv:
-        return self.layout.opened(self.foreign)
-
 
 # What was stored → the chunks to put in their places, by their numbers.
 Damage = Callable[[Stored, random.Random], Mapping[int, bytes]]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,15 +34,6 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
             monkeypatch.setattr(owner, name, getattr(owner, name))
 
     yield note
-
-
-@pytest.fixture
-def record_factory_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what B15 does to logging and to stderr."""
-    factory = logging.getLogRecordFactory()
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    yield
-    logging.setLogRecordFactory(factory)
 
 
 @pytest.fixture
