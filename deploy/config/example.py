@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploy.config.settings import Setting, SettingGroup, flow, groups_of
+from deploy.config.settings import SettingGroup, SpecSetting, flow, groups_of
 from deploy.config.spec import StackSpec
 from deploy.errors import printable
 
@@ -49,7 +49,9 @@ def _blocks(
     yield "\n".join(lines)
 
 
-def _lines(setting: Setting, given: Mapping[str, Any], remarks: Mapping[str, str]) -> Iterator[str]:
+def _lines(
+    setting: SpecSetting, given: Mapping[str, Any], remarks: Mapping[str, str]
+) -> Iterator[str]:
     name, value = setting.name, f"value: {setting.value.replace('`', '')}"
     default = "" if setting.default is None else f"; default: {setting.default_text}"
     yield from _comment(setting.meaning)

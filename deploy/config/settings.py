@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
-class Setting:
+class SpecSetting:
     """One key of deploy.yaml.
 
     Attributes:
         value: which values it takes, in words.
-        default: None where the planner decides.
+        default: None if the planner decides.
         meaning: the description in the spec.
     """
 
@@ -37,7 +37,7 @@ class SettingGroup:
 
     name: str
     meaning: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SpecSetting, ...]
 
 
 def groups_of(spec: type[BaseModel]) -> tuple[SettingGroup, ...]:
@@ -71,14 +71,14 @@ def listed(words: Sequence[str], last: str) -> str:
     return f"{', '.join(words[:-1])} {last} {words[-1]}" if words[1:] else words[0]
 
 
-def _settings(fields: Mapping[str, Any]) -> tuple[Setting, ...]:
+def _settings(fields: Mapping[str, Any]) -> tuple[SpecSetting, ...]:
     return tuple(_setting(name, field) for name, field in fields.items())
 
 
-def _setting(name: str, field: Mapping[str, Any]) -> Setting:
+def _setting(name: str, field: Mapping[str, Any]) -> SpecSetting:
     if not field.get("description"):
         raise LookupError(f"the field '{name}' of deploy/config/spec.py has no description")
-    return Setting(name, _value(field), field.get("default", {}), str(field["description"]))
+    return SpecSetting(name, _value(field), field.get("default", {}), str(field["description"]))
 
 
 def _value(field: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ _MOST_ABSENT = 1000  # shown of the pods that a workload asks for: it may ask fo
 
 
 @dataclass(frozen=True)
-class Workload:
+class ClusterWorkload:
     """What makes the pods of a role.
 
     Attributes:
@@ -59,7 +59,7 @@ class ClusterLook:
     name: str
     namespace: str
     seen: Sequence[PodSeen]
-    lacking: Sequence[tuple[str, Workload]]
+    lacking: Sequence[tuple[str, ClusterWorkload]]
     pages: Mapping[str, MetricsPage]
     vendor: str
     image: str
@@ -127,10 +127,12 @@ def _order(item: Object) -> tuple[int, int, str]:
     return _ROLES.index(role_of(item)), len(name), name  # -10 comes after -9
 
 
-def _workloads(items: Sequence[Object], kubectl: Kubectl) -> tuple[list[Workload], list[str]]:
+def _workloads(
+    items: Sequence[Object], kubectl: Kubectl
+) -> tuple[list[ClusterWorkload], list[str]]:
     """Return what makes the stack's pods, and why that of the engines is unknown."""
     found = [
-        Workload(
+        ClusterWorkload(
             _name(one),
             role_of(one),
             one["spec"].get("replicas", 1),
@@ -150,18 +152,18 @@ def _workloads(items: Sequence[Object], kubectl: Kubectl) -> tuple[list[Workload
     if not roles:
         unknown = [f"no StatefulSet of engines, and no DisaggregatedSet: {why}"]
         if not any(role_of(one) in ENGINE_ROLES for one in items):
-            found.append(Workload("engine", "engine", 1, "statefulsets"))
+            found.append(ClusterWorkload("engine", "engine", 1, "statefulsets"))
         return found, unknown
     found += (
-        Workload(one["name"], one["name"], one["spec"].get("replicas", 1), f"{_SETS} {SET}")
+        ClusterWorkload(one["name"], one["name"], one["spec"].get("replicas", 1), f"{_SETS} {SET}")
         for one in roles
     )
     return found, []
 
 
 def _lacking(
-    workloads: Sequence[Workload], seen: Sequence[PodSeen]
-) -> Iterator[tuple[str, Workload]]:
+    workloads: Sequence[ClusterWorkload], seen: Sequence[PodSeen]
+) -> Iterator[tuple[str, ClusterWorkload]]:
     """Yield each pod that a workload should have and the cluster has not made."""
     there, counts = {one.name for one in seen}, Counter(one.role for one in seen)
     for one in workloads:

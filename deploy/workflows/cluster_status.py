@@ -9,7 +9,7 @@ from deploy.metrics.page import MetricsPage
 from deploy.runtime.events import ServiceEvent
 from deploy.runtime.kubectl import Kubectl
 from deploy.stack.cluster.seen import PodSeen
-from deploy.workflows.cluster_look import Workload, condition_of, look_at, time_of
+from deploy.workflows.cluster_look import ClusterWorkload, condition_of, look_at, time_of
 from deploy.workflows.status import ServiceStatus, StackStatus, page_counters
 
 
@@ -55,7 +55,7 @@ def _service(pod: PodSeen, kubectl: Kubectl, page: MetricsPage | None) -> Servic
     )
 
 
-def _absent(name: str, of: Workload, kubectl: Kubectl) -> ServiceStatus:
+def _absent(name: str, of: ClusterWorkload, kubectl: Kubectl) -> ServiceStatus:
     log = kubectl.typed(f"describe {of.what}")
     return ServiceStatus(name, of.role, "not started", 0, "", 0.0, 0, 0, log, None)
 

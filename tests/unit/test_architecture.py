@@ -51,8 +51,12 @@ EFFECTS = {
 
 MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 300
-# Public names without a docstring: a number that may only fall.
-UNDOCUMENTED = 25
+# Methods that asyncio and httptools call, which document them.
+CALLBACKS = {
+    "connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing",
+    "on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body",
+    "on_message_complete",
+}  # fmt: skip
 
 
 def part_of(path: Path) -> str:
@@ -123,7 +127,7 @@ def test_nothing_imports_what_enters_services(path: Path) -> None:
         assert not [name for name in theirs if not name.startswith(SHARED)]
 
 
-def test_what_is_shared_with_services_stands_alone() -> None:
+def test_what_is_shared_with_services_imports_only_the_standard_library() -> None:
     (path,) = [one for one in THEIRS if str(one).endswith(f"{SHARED.replace('.', '/')}.py")]
     assert {name.split(".")[0] for name in imports(path)} <= sys.stdlib_module_names
 
@@ -154,14 +158,25 @@ def test_processes_are_started_without_a_shell(path: Path) -> None:
             assert (node.value.id, node.attr) not in {("os", "system"), ("os", "popen")}
 
 
+def function_sizes(path: Path) -> dict[str, int]:
+    """Return the lines of each function by its place."""
+    return {
+        f"{node.name}:{node.lineno}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_sizes(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= MAX_MODULE_LINES
-    for node in ast.walk(tree(path)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+    assert not {k: n for k, n in function_sizes(path).items() if n > MAX_FUNCTION_LINES}
+
+
+def test_nine_of_ten_functions_are_short() -> None:
+    sizes = sorted(lines for path in MODULES for lines in function_sizes(path).values())
+    assert sizes[len(sizes) * 9 // 10] <= 20
 
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -189,9 +204,9 @@ def undocumented(path: Path, said: Collection[str]) -> list[str]:
 
 
 def test_public_names_are_documented() -> None:
-    said = {name for path in MODULES for name in methods_of_protocols(tree(path))}
+    said = CALLBACKS | {name for path in MODULES for name in methods_of_protocols(tree(path))}
     names = [f"{name_of(path)}: {one}" for path in MODULES for one in undocumented(path, said)]
-    assert len(names) <= UNDOCUMENTED, "\n".join(names)
+    assert not names
 
 
 class TestTheRulesThemselves:

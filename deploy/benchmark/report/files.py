@@ -30,14 +30,14 @@ _CSV_HEADER = ("stack", "load", "metric", "unit", "median", "low", "high", "repe
 
 
 @dataclass(frozen=True)
-class Report:
+class WrittenReport:
     """What was written, and the verdict in it."""
 
     verdict: ReportVerdict
     files: tuple[Path, ...]
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Report:
+def write_report(folders: Sequence[Path], out: Path) -> WrittenReport:
     """Write the report of the results in these folders, and return its files.
 
     Raises:
@@ -65,7 +65,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
             (out / name).write_bytes(content)
     except OSError as exc:
         raise UsageError(f"{out}: {exc.strerror}", hint="choose a folder with -o") from exc
-    return Report(found, tuple(out / name for name in files))
+    return WrittenReport(found, tuple(out / name for name in files))
 
 
 def result_folders(folder: Path) -> list[Path]:

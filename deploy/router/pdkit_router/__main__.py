@@ -26,7 +26,7 @@ from pdkit_router.drains import Drains
 from pdkit_router.engines import Engine, Group, HealthChecker
 from pdkit_router.forward import Forwarder
 from pdkit_router.limits import ClientLimits
-from pdkit_router.page import Front, MetricsDoor, RouterMetrics
+from pdkit_router.page import FrontDoor, MetricsDoor, RouterMetrics
 from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
 from pdkit_router.tracing import Tracer
@@ -116,7 +116,7 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     if given.otlp_endpoint:
         forwarder.tracer = Tracer(given.otlp_endpoint, given.stack, forwarder.counts)
     limits = _limits()
-    clients = Clients(limits, Doorkeeper(key), Front(forwarder).serve)
+    clients = Clients(limits, Doorkeeper(key), FrontDoor(forwarder).serve)
     watchers = Clients(ClientLimits(connections=64), MetricsDoor(), RouterMetrics(forwarder).serve)
     engines = (*given.producer, *given.consumer, *given.engine)
     for engine in engines:

@@ -1,4 +1,4 @@
-"""What the router tells of itself: health for clients, counts for whoever watches the stack."""
+"""What the router reports about itself: health for clients, counters for operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GAUGES = {
 }
 
 
-class Front:
+class FrontDoor:
     """What clients reach: health is answered here, all else by engines."""
 
     def __init__(self, forwarder: Forwarder) -> None:

@@ -9,7 +9,7 @@ from deploy.verify.hits import Counted
 
 
 @dataclass(frozen=True)
-class Reading:
+class CheckReading:
     """What engines have counted at one time, and what the check has sent them.
 
     Attributes:
@@ -23,7 +23,7 @@ class Reading:
     sent_tokens: int
     tokens: CacheCounters
 
-    def since(self, earlier: Reading) -> Counted:
+    def since(self, earlier: CheckReading) -> Counted:
         """Return what consumers counted since then, and how many others were among it.
 
         A request that is not done, or whose client left, never counts as finished. But an engine
@@ -41,6 +41,6 @@ class Reading:
             max(int(strange), self.ahead(earlier)),
         )
 
-    def ahead(self, earlier: Reading) -> int:
+    def ahead(self, earlier: CheckReading) -> int:
         """Return how many more requests were finished since then than were sent."""
         return self.finished - earlier.finished - (self.sent - earlier.sent)

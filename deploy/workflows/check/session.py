@@ -21,7 +21,7 @@ from deploy.verify.equivalence import Completion
 from deploy.verify.findings import Findings
 from deploy.verify.hits import Counted
 from deploy.workflows.check.keys import CheckKeys
-from deploy.workflows.check.reading import Reading
+from deploy.workflows.check.reading import CheckReading
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, store_of
 
@@ -81,7 +81,7 @@ class Session:
         found: what was measured so far.
         chunk: tokens of a chunk.
         limit: tokens that a prompt and its answer may have together.
-        version: of vLLM; "" where it does not tell.
+        version: of vLLM; "" if it does not tell.
         front: the service that clients talk to.
         sent: requests that engines answered, by the router too.
         sent_tokens: of the prompts that consumers were sent, by the router too, answered or not.
@@ -208,7 +208,7 @@ class Session:
         return keys
 
     def keys_stored(self) -> int | None:
-        """Return how many keys Redis has; None where nobody tells."""
+        """Return how many keys Redis has; None if unknown."""
         stats = self.store.stats()
         return stats.keys if stats else None
 
@@ -262,14 +262,14 @@ class Session:
         """Return how many requests engines have finished since their start."""
         return sum(self._apis[name].finished_requests() for name in names)
 
-    def reading(self) -> Reading:
+    def reading(self) -> CheckReading:
         """Return what engines have counted so far, and what they were sent."""
         # Requests first: what has finished by then is among the tokens.
         finished = self.finished(self.engines)
         tokens = sum(map(self.cache_counters, self.consumers), CacheCounters())
-        return Reading(finished, self.sent, self.sent_tokens, tokens)
+        return CheckReading(finished, self.sent, self.sent_tokens, tokens)
 
-    def counted_since(self, earlier: Reading) -> Counted:
+    def counted_since(self, earlier: CheckReading) -> Counted:
         """Wait until consumers have counted our own requests, and return the counts since then."""
         deadline = time.monotonic() + _COUNTER_DEADLINE_S
         while True:

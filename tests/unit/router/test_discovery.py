@@ -15,7 +15,7 @@ from pdkit_router.discovery import Discovery, RoleService, resolved, source
 from pdkit_router.engines import Engine, Everyone, Group, HealthChecker
 from pdkit_router.errors import Refused
 from pdkit_router.forward import Forwarder
-from pdkit_router.page import Front
+from pdkit_router.page import FrontDoor
 from pdkit_router.request import Request
 
 from tests.unit.router.conftest import Router, Start
@@ -134,7 +134,7 @@ def test_without_an_answer_engines_stay(answer: Any) -> None:
     in_lab(story)
 
 
-def test_a_watcher_that_ends_is_no_secret() -> None:
+def test_a_watcher_that_ends_is_not_a_secret() -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST)
         lab.checker.problem = RuntimeError("a bug")
@@ -165,7 +165,7 @@ def test_no_engine_yet_is_not_the_same_as_none_ever() -> None:
         await lab.sees(FIRST)
         producers = Group(())
         forwarder = Forwarder(producers, lab.group, "recompute", 1.0, Counter())
-        front, answer = Front(forwarder), Answer()
+        front, answer = FrontDoor(forwarder), Answer()
         request: Any = type("Ready", (), {"path": "/readiness"})
         await front.serve(request, answer)  # type: ignore[arg-type]
         assert answer.status == 200, "aggregated engines"

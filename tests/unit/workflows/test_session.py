@@ -15,12 +15,12 @@ from deploy.verify.equivalence import Completion
 from deploy.verify.findings import failures
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
-from deploy.workflows.check.reading import Reading
+from deploy.workflows.check.reading import CheckReading
 from deploy.workflows.check.routed import check_burst, check_router, check_turns
 from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Session
 
 CHUNK = 256
-EARLIER = Reading(10, 10, 5000, CacheCounters(5000, 4000, 5000, 0))
+EARLIER = CheckReading(10, 10, 5000, CacheCounters(5000, 4000, 5000, 0))
 
 
 class Api:
@@ -132,7 +132,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_whose_the_tokens_are(finished: int, admitted: CacheCounters, others: int) -> None:
     """One prompt of 1000 tokens was sent."""
-    now = Reading(10 + finished, 11, 6000, EARLIER.tokens + admitted)
+    now = CheckReading(10 + finished, 11, 6000, EARLIER.tokens + admitted)
     counted = now.since(EARLIER)
     assert counted.others == others
     assert (counted.hits, counted.local_hits) == (admitted.external_hits, admitted.local_hits)
@@ -218,7 +218,7 @@ class TestSilence:
 
     @pytest.mark.parametrize("status", [0, 500])
     def test_who_refuses_at_once_is_asked_again(self, stack: Stack, status: int) -> None:
-        """It costs no time, and an engine that was started anew may answer the next time."""
+        """It costs no time, and an engine that was restarted may answer the next time."""
         stack.consumer.fault = ApiError(status, "ConnectError")
         for _ in range(3):
             with pytest.raises(ApiError):
