@@ -3,7 +3,7 @@
 Brings up a stack as users do, and lets `deploy check --repeat` ask it: first alone, then while
 somebody else holds short conversations with it. Every run must pass and name no cause.
 
-Exits with 1 where one does not.
+Exits with 1 if one does not.
 """
 
 from __future__ import annotations

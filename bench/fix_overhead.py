@@ -2,7 +2,7 @@
 
 Two processes hold the installed LMCache, one with the fixes that a CPU needs to move KV at all
 (B15, B17), one with all of them. They take turns at every operation, so that a noisy machine hurts
-both alike, and are started anew four times, since what a process has allocated before decides how
+both alike, and are restarted four times, since what a process has allocated before decides how
 long its copies take. Prints a table: `CPU` is the time of all threads of a process, `extra` the
 median of the differences by the clock, with the limits between which it lies with 95 % certainty,
 and `of a step` the same as a part of the shortest step in which the operation happens:

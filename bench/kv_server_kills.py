@@ -8,7 +8,7 @@ stores prompts without pause. It is killed at a random moment, and the next one 
 When the server's own limits have passed, it may keep nothing of them. Then `deploy check` must
 pass.
 
-Prints a table, and exits with 1 where something is left. Takes about 15 minutes, most of them the
+Prints a table, and exits with 1 if something is left. Takes about 15 minutes, most of them the
 server's limits.
 """
 
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 class Server:
-    """The stack's LMCache server, as it tells of itself and as the kernel knows it."""
+    """The stack's LMCache server, as it reports about itself and as the kernel knows it."""
 
     def __init__(self, folder: Path, pages: str) -> None:
         services = deploy_json(folder, "status", "--name", _NAME)["data"]["services"]

@@ -4,7 +4,7 @@ Makes a tiny random model of each kind on the spot, brings up a 1p1d stack on CP
 the whole check, or shows by which sentence `deploy up` refuses it. With two LoRA adapters it also
 asks for the same prompt with each, on both engines.
 
-Exits with 1 where a kind does otherwise than docs/reference/model-kinds.md says.
+Exits with 1 if a kind does otherwise than docs/reference/model-kinds.md says.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Kind:
         architecture: of transformers, with its configuration's class.
         config: what its config.json has beside the sizes.
         engine: settings of deploy.yaml under `engine`.
-        refused: words of the sentence by which it is refused; "" where it must run.
+        refused: words of the sentence by which it is refused; "" if it must run.
     """
 
     architecture: tuple[str, str] = ("LlamaForCausalLM", "LlamaConfig")
@@ -184,7 +184,7 @@ def running(kind: str, home: Path) -> Iterator[str]:
 
 
 def prove(kind: str, home: Path) -> str:
-    """Return what became of a kind; "" where that is as it must be."""
+    """Return what became of a kind; "" if that is as it must be."""
     with running(kind, home) as refused:
         if refused or KINDS[kind].refused:
             wanted = KINDS[kind].refused

@@ -4,7 +4,7 @@ Usage: scripts/crds.py FOLDER CRD.yaml...
 
 The definitions are those of DisaggregatedSet, the Prometheus Operator and KEDA, as their projects
 publish them. A field that a schema lacks is an error, because an API server would drop it. Rules in
-CEL (`x-kubernetes-validations`) are not evaluated. Exits with 1 where an object does not fit, and
+CEL (`x-kubernetes-validations`) are not evaluated. Exits with 1 if an object does not fit, and
 where the folder has no object of a definition: then nothing was validated.
 """
 

@@ -11,7 +11,7 @@ _PATH = '{{range .ClientInfo.Plugins}}{{if eq .Name "compose"}}{{.Path}}{{end}}{
 
 
 def compose_plugin(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the plug-in's file, or None where there is no Compose or no `docker`.
+    """Return the plug-in's file, or None if there is no Compose or no `docker`.
 
     No engine is asked. `docker` tells its plug-ins before it complains about that.
     """

@@ -5,7 +5,7 @@ own code asks one pair, and one thing is damaged in Redis between prefill and de
 damaged, and where, follows from the seed. Before any damage, whole checks of the stack must pass.
 With `--tier`, the stack has LMCache's server, and its memory or Redis behind it is damaged.
 
-Exits with 1 where a kind is noticed less often than 99 times of 100, or a sound stack fails.
+Exits with 1 if a kind is noticed less often than 99 times of 100, or a sound stack fails.
 """
 
 from __future__ import annotations

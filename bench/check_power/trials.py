@@ -61,7 +61,7 @@ class Record:
 
 
 def planned(kinds: Sequence[str], trials: int, healthy: int) -> Iterator[tuple[str, int]]:
-    """Yield the trials: those without damage, then each kind in turn, so that all see the same load.
+    """Yield the trials: those without damage, then each kind in turn, so all see the same load.
 
     Trials without damage come first, because NaN stays in an engine's KV memory after its request,
     and spoils some later answer.

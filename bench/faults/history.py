@@ -20,7 +20,7 @@ class Asked:
     Attributes:
         prompt: the number of its prompt, whose answer is known.
         sent_s, ended_s: by the clock of the run.
-        status: 0 where there was no answer.
+        status: 0 if there was no answer.
         text: of the answer, as far as it came.
         trouble: what was wrong with it, in words; "" if it came whole.
         stream: it was answered in events.

@@ -18,7 +18,7 @@ class Result:
 
     Attributes:
         facts: what was seen, for the page.
-        failures: why it failed; empty where it passed.
+        failures: why it failed; empty if it passed.
         commit: of the kit that ran it.
     """
 
@@ -40,7 +40,7 @@ class Results:
     folder: Path
 
     def read(self, step: str) -> Result | None:
-        """Return what became of a step; None where it has not ended yet, or the file is cut off."""
+        """Return what became of a step; None if it has not ended yet, or the file is cut off."""
         try:
             return Result(**json.loads(self._file(step).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

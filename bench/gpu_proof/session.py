@@ -88,7 +88,7 @@ class Session:
         return found[0].parent
 
     def stack(self, setup: Setup = Setup(), *, check: bool = False) -> Stack:
-        """Return the stack, started or started anew where it is not up like this.
+        """Return the stack, started or restarted where it is not up like this.
 
         Raises:
             StepFailed: `deploy up` failed.

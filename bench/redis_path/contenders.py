@@ -173,7 +173,7 @@ class LmcacheBackend:
         self.backend: Any = None
 
     def open(self, value_bytes: int, count: int) -> None:
-        # The backend before is left as it is: stock LMCache's `close` waits for itself, for ever.
+        # The backend before is left as it is: stock LMCache's `close` waits for itself, forever.
         self._make(value_bytes, count)
         self._keys = [self._key(number) for number in range(count)]
 

@@ -18,7 +18,7 @@ _OURS = ROOT / ".uv" / "bin" / "uv"
 
 @contextlib.contextmanager
 def hiredis_folder() -> Iterator[Path | None]:
-    """Return a folder for PYTHONPATH until the context ends, or None where there is no hiredis."""
+    """Return a folder for PYTHONPATH until the context ends, or None if there is no hiredis."""
     uv = str(_OURS) if _OURS.exists() else shutil.which("uv")
     with tempfile.TemporaryDirectory() as name:
         argv = (

@@ -34,7 +34,7 @@ class Row:
     Attributes:
         ours_over: median of the rounds' ratios of speed, ours by this one's.
         lowest, highest: of these ratios.
-        tcp_over: the same of ours by TCP; None where that took no part.
+        tcp_over: the same of ours by TCP; None if that took no part.
         cpu_s_per_gb, redis_s_per_gb: processor seconds of the engines, and of Redis.
         cpu_over: median of the rounds' ratios of the engines' processor time, ours by this one's.
         all_cpu_ms, all_cpu_over: the same of engines and Redis together.

@@ -14,7 +14,7 @@ from deploy.planning.engines import PREFILL
 def measured_speeds(result: Result) -> dict[str, Speeds]:
     """Return the speeds at each load of a run: medians of its repeats.
 
-    Empty where the run has none of them: nothing was loaded, or the engines do not tell.
+    Empty if the run has none of them: nothing was loaded, or the engines do not tell.
     """
     found = {}
     for load, repeats in by_load(result.repeats).items():
@@ -25,7 +25,7 @@ def measured_speeds(result: Result) -> dict[str, Speeds]:
 
 
 def speeds_at_first(result: Result) -> tuple[str, Speeds] | None:
-    """Return the first load at which a run has speeds, and these; None where it has none."""
+    """Return the first load at which a run has speeds, and these; None if it has none."""
     return next(iter(measured_speeds(result).items()), None)
 
 

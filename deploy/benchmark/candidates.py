@@ -54,7 +54,7 @@ def named(text: str, tp: int = 1) -> tuple[Candidate, ...]:
     """Return the candidates of a list such as `1p2d,3a,2a:tp2`.
 
     Raises:
-        UsageError: a name is no topology, or stands there twice.
+        UsageError: a name is not a topology, or is repeated.
     """
     found: list[Candidate] = []
     for name in text.split(","):

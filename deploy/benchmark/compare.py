@@ -21,7 +21,7 @@ Unit = Literal["ms", "1/s", "%"]
 
 
 class Metric(NamedTuple):
-    """A number that each repeat has; None where it does not."""
+    """A number that each repeat has; None if it does not."""
 
     name: str
     unit: Unit
@@ -42,7 +42,7 @@ class MetricRow:
     """One metric at one load.
 
     Attributes:
-        ratio: second / first; None where a value is 0.
+        ratio: second / first; None if a value is 0.
     """
 
     metric: Metric
@@ -168,7 +168,7 @@ METRICS = tuple(_metrics())
 
 
 def median_metric(metric: Metric, repeats: Sequence[Repeat]) -> Estimate | None:
-    """Return a metric's median; None where no repeat has it."""
+    """Return a metric's median; None if no repeat has it."""
     found = values_of(metric, repeats)
     return median_of(found, most=1.0 if metric.unit == "%" else math.inf) if found else None
 

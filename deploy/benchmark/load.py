@@ -41,7 +41,7 @@ class LoadTarget:
 
 @dataclass(frozen=True)
 class Load:
-    """What came of one pass.
+    """The result of one pass.
 
     Attributes:
         late_s: how much later than due the latest request was sent; 0 in a closed loop.
@@ -212,7 +212,7 @@ _FAILURES = (
 
 
 def _why(exc: Exception, timeout_s: float) -> str:
-    """Return what became of a request, in words that are the same for all that fail alike."""
+    """Return why a request failed, in the same words for the same failure."""
     if isinstance(exc, _Failed):
         return str(exc)
     if isinstance(exc, BadStatus):

@@ -225,7 +225,7 @@ class RequestRecord(StrictModel):
     Attributes:
         arrival_s: when it was sent, after the repeat's start.
         itl_s: the gap before each output token but the first, rounded to 10 µs.
-        ttft_s: null where no token arrived.
+        ttft_s: null if no token arrived.
     """
 
     repeat: int

@@ -66,7 +66,9 @@ class Sweep(StrictModel):
     kind: Literal["sweep"] = "sweep"
     started: str = Field(description="UTC, ISO 8601")
     command: list[str]
-    key: str = Field(description="digest of stack, workload and options: what resumes it")
+    key: str = Field(
+        description="digest of stack, workload and options; the same digest resumes the sweep"
+    )
     unit: str = Field(description="what rates are divided by: GPU or engine")
     slo: str | None
     rounds: int
@@ -209,7 +211,7 @@ def _ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio:
 
 
 def _shows(ratio: Ratio) -> int:
-    """Return 1 where the first is shown to be better, -1 where the second is, else 0.
+    """Return 1 if the first is shown to be better, -1 if the second is, else 0.
 
     The search of a run stops at rates that differ by less than its resolution: smaller margins may
     be its own.
@@ -236,8 +238,8 @@ def _said(ratio: Ratio, first: str, second: str, sweep: Sweep) -> str:
     if _shows(ratio) > 0:
         return f"{first} holds {times} {what} {second}{under}"
     return (
-        f"No difference between {first} and {second} that {ratio.repeats} rounds can show: {first} "
-        f"holds {times} {what} {second}{under}"
+        f"No significant difference between {first} and {second} in {ratio.repeats} rounds: "
+        f"{first} holds {times} {what} {second}{under}"
     )
 
 

@@ -114,7 +114,7 @@ class WorkloadOptions:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request with its answer; 0 where a file settles that."""
+        """Tokens of the longest request with its answer; 0 if a file settles that."""
         one = self.input_tokens.high + self.output_tokens.high
         if self.name in FILE_WORKLOADS:
             return 0
@@ -158,7 +158,7 @@ class Line:
     """A usable line of a dataset or a trace.
 
     Attributes:
-        prompt: None where only its length is known.
+        prompt: None if only its length is known.
         blocks: of a trace, names of the prompt's blocks; equal ones hold the same tokens.
     """
 

@@ -92,7 +92,7 @@ def _engine_url(value: str) -> str:
 
 
 def _engine_host(host: str) -> str | None:
-    """Return a host of a URL in the one way to write it; None if it is none to connect to.
+    """Return a host of a URL in the one way to write it; None if nothing can connect to it.
 
     Raises:
         ValueError: brackets without an IPv6 address.

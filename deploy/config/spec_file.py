@@ -1,4 +1,4 @@
-"""Reads deploy.yaml. A module of its own, as runs without that file should not import YAML."""
+"""Reads deploy.yaml. A separate module, because runs without that file should not import YAML."""
 
 from __future__ import annotations
 

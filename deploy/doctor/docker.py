@@ -57,7 +57,7 @@ def _images(seen: Seen) -> Verdict | None:
 
 
 def engine_image(seen: Seen) -> ImageSeen | None:
-    """Return the image that engines run in; None where they are processes."""
+    """Return the image that engines run in; None if they are processes."""
     return seen.images[0] if seen.images else None
 
 

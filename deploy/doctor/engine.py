@@ -127,8 +127,8 @@ RULES = (
     ),
     Rule(
         "engine.connector", _connector,
-        looks_at="whether LMCache runs inside the engines, which it has deprecated: a note, no "
-        "problem",
+        looks_at="whether LMCache runs inside the engines, a mode that it has deprecated; only a "
+        "note",
     ),
     Rule(
         "engine.native", _native,

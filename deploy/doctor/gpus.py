@@ -54,7 +54,7 @@ def _driver(seen: Seen) -> Verdict | None:
 
 
 def _cuda_of(code: EngineCode | None) -> str:
-    """Return the CUDA that engines are built for; "" where nobody knows."""
+    """Return the CUDA that engines are built for; "" if unknown."""
     if code is None:
         return ""
     refused = _REFUSED.search(code.trouble)

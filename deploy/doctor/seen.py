@@ -1,6 +1,6 @@
 """What was seen of a machine, and of the stack that is to run on it: the values that rules judge.
 
-None stands for what nobody looked at, or what nothing tells.
+None means that nobody looked, or that nothing reports it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StepOutcome:
 
     Attributes:
         says: what there is to say where it went well.
-        trouble: the error's message; "" where it went well.
+        trouble: the error's message; "" if it went well.
         fix: the error's hint.
         details: the error's, cut to what a line can hold.
         usage: the spec is wrong, rather than the machine.
@@ -42,9 +42,9 @@ class DockerSeen:
     Attributes:
         chosen: up would run containers.
         asked: the spec names the runtime; else it is Docker where it answers.
-        version: of the engine, such as '28.0.1'; "" where it does not answer.
+        version: of the engine, such as '28.0.1'; "" if it does not answer.
         compose: the plugin's version.
-        trouble, fix: why Docker cannot be used; "" where it can.
+        trouble, fix: why Docker cannot be used; "" if it can.
         installed: there is a `docker` command.
     """
 
@@ -63,11 +63,11 @@ class ImageSeen:
     """An image that the stack runs.
 
     Attributes:
-        size_mib: what it takes unpacked; None where nothing says it.
+        size_mib: what it takes unpacked; None if nothing says it.
         size_sure: that size was seen, rather than estimated.
         get: the command that gets it.
-        cuda: the CUDA release it is built for, such as '13.0'; "" where none is known.
-        archs: GPUs that it is built for, such as 'gfx942'; empty where nothing says it.
+        cuda: the CUDA release it is built for, such as '13.0'; "" if none is known.
+        archs: GPUs that it is built for, such as 'gfx942'; empty if nothing says it.
     """
 
     reference: str
@@ -94,10 +94,10 @@ class GpusSeen:
     """The drivers of GPUs, and what is done with them at present.
 
     Attributes:
-        driver: the version of the vendor's kernel driver; "" where nothing tells.
+        driver: the version of the vendor's kernel driver; "" if nothing tells.
         cuda: the newest CUDA that it runs, such as '13.0'.
         closed: device nodes that this user may not open.
-        trouble: why the vendor's tool told nothing.
+        trouble: why the vendor's tool reported nothing.
     """
 
     driver: str = ""
@@ -121,7 +121,7 @@ class HostSeen:
         numa_balancing: the kernel moves pages between nodes by itself.
         cpus: processors that this process may use; `cpu_quota` is what a control group leaves.
         now: seconds since 1970, by this machine's clock.
-        synced: by a time server; None where nothing tells.
+        synced: by a time server; None if nothing tells.
     """
 
     open_files: int | None = None
@@ -145,8 +145,8 @@ class FolderSeen:
 
     Attributes:
         path: the folder itself, which need not be there yet.
-        free_mib: for this user; None where it cannot be told.
-        writable: this user may write there; None where another user does.
+        free_mib: for this user; None if unknown.
+        writable: this user may write there; None if another user does.
     """
 
     path: str
@@ -190,11 +190,11 @@ class EngineCode:
     """What an interpreter or image holds, as far as the kit rests on it.
 
     Attributes:
-        cuda: what its torch is built for; "" where it is not.
+        cuda: what its torch is built for; "" if it is not.
         archs: GPUs that its torch is built for: 'sm_90', 'compute_120', 'gfx942'.
-        native: LMCache's extension module; "" where there is none.
-        native_trouble: why it does not load; "" where it does.
-        native_archs: GPUs of AMD that it is built for; empty where it does not say.
+        native: LMCache's extension module; "" if there is none.
+        native_trouble: why it does not load; "" if it does.
+        native_archs: GPUs of AMD that it is built for; empty if it does not say.
         plugs: plug-in point → it is there.
         trouble: why nothing could be asked.
     """
@@ -214,7 +214,7 @@ class EngineCode:
 
 @dataclass(frozen=True)
 class RedisSeen:
-    """A server of the user's own Redis; None where it does not tell its user."""
+    """A server of the user's own Redis; None if it does not tell its user."""
 
     version: str | None = None
     max_memory_bytes: int | None = None

@@ -17,7 +17,7 @@ REDIS_FAILED = "pdkit_store_last_failure_timestamp_seconds"
 
 @dataclass(frozen=True)
 class ConnectorReport:
-    """The report of one engine; empty where the kit's connector does not run in it.
+    """The report of one engine; empty if the kit's connector does not run in it.
 
     Attributes:
         lmcache: the version; "" without a report.

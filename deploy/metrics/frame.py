@@ -24,7 +24,7 @@ class EngineFrame:
     """An engine at a moment.
 
     Attributes:
-        load, counts: now, and since the last frame; None where nothing is known of it.
+        load, counts: now, and since the last frame; None if nothing is known of it.
         seconds: what `counts` are of.
         watched: since the watch began.
     """
@@ -39,12 +39,12 @@ class EngineFrame:
 
     @property
     def prompt_tokens_s(self) -> float | None:
-        """Prompt tokens a second since the last frame; None where nothing is known."""
+        """Prompt tokens a second since the last frame; None if nothing is known."""
         return _rate(self.counts.prompt_tokens, self.seconds) if self.counts else None
 
     @property
     def generation_tokens_s(self) -> float | None:
-        """Generated tokens a second since the last frame; None where nothing is known."""
+        """Generated tokens a second since the last frame; None if nothing is known."""
         return _rate(self.counts.generation_tokens, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class StoreFrame:
 
 @dataclass(frozen=True)
 class RouterFrame:
-    """The router at a moment; `counts` are those since the last frame, None where not known."""
+    """The router at a moment; `counts` are those since the last frame, None if not known."""
 
     view: RouterView
     counts: RouterCounts | None
@@ -98,7 +98,7 @@ class RouterFrame:
 
     @property
     def requests_s(self) -> float | None:
-        """Requests a second since the last frame; None where nothing is known."""
+        """Requests a second since the last frame; None if nothing is known."""
         return _rate(self.counts.requests, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Totals:
         cache: hits in the engines' own caches, and those in the store of the engines that answer:
             producers ask it, too, and need not find anything.
         answers: each request is one of a producer's as well, if there are producers.
-        path: what went to and from Redis; None where LMCache's own client moves it.
+        path: what went to and from Redis; None if LMCache's own client moves it.
         tiers: where KV came from; None without LMCache's server, or where it did not answer.
     """
 

@@ -1,4 +1,4 @@
-"""What LMCache's server tells of itself. The names are those of LMCache 0.5.6."""
+"""What LMCache's server reports about itself. The names are those of LMCache 0.5.6."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class KvServerUse:
 
     @classmethod
     def read(cls, page: MetricsPage, max_bytes: int) -> KvServerUse | None:
-        """Return what a page tells; None where it does not tell how much is used."""
+        """Return what a page tells; None if it does not tell how much is used."""
         if page.total(_USED) is None:
             return None
         # Counters without a count yet are not on the page.

@@ -42,14 +42,14 @@ class MetricsPage:
         return sum(found) if found else None
 
     def count(self, name: str, **labels: str) -> int:
-        """Return such a sum as a whole number; 0 where it is none."""
+        """Return such a sum as a whole number; 0 if it is infinite."""
         total = self.total(name, **labels) or 0
         return int(total) if math.isfinite(total) else 0
 
     def since(self, earlier: MetricsPage) -> MetricsPage:
         """Return what was counted after an earlier reading.
 
-        A counter that shrank began anew in between, so that it counts from its start.
+        A counter that shrank was reset in between, so that it counts from its start.
         """
         before = earlier.counters()
         return _page(

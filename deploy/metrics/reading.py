@@ -36,7 +36,7 @@ class ServiceReading:
     Attributes:
         life: the number of its process, or when its container began; 0 if it does not run, and
             another one once it has been restarted.
-        page: its metrics; None where it has none, or did not answer.
+        page: its metrics; None if it has none, or did not answer.
         clock_s: when the page was read, by a clock that is never set.
     """
 
@@ -54,10 +54,10 @@ class StackReading:
 
     Attributes:
         clock_s: when it was begun, and when Redis was asked, by a clock that is never set.
-        trouble: why nothing else could be told this time; "" if it could.
+        trouble: why nothing else could be read this time; "" if it could.
         what: the stack in a line.
         shares_kv: the engines share KV, so that there is a Redis.
-        store: None where Redis does not answer.
+        store: None if Redis does not answer.
         complaints: in the logs since the reading before; the oldest first.
     """
 

@@ -1,4 +1,4 @@
-"""What Redis tells of itself."""
+"""What Redis reports about itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StoreStats:
         return known and self.run_id != earlier.run_id
 
     def grown(self, name: str, earlier: StoreStats) -> int | None:
-        """Return by how much one of the counts grew; None where that is not known."""
+        """Return by how much one of the counts grew; None if that is not known."""
         before, after = getattr(earlier, name), getattr(self, name)
         if before is None or after is None or self.restarted_since(earlier) or after < before:
             return None

@@ -110,8 +110,8 @@ def _asides(report: CheckReport) -> Iterator[str]:
         yield f"Not judged, because others sent requests: the hits of {', '.join(blurred)}"
     if report.vllm and not is_pinned(report.vllm):
         yield (
-            f"vLLM {report.vllm} may count differently: what must be hit was compared with "
-            f"{pinned_range()}"
+            f"vLLM {report.vllm} may count differently: the rule for eligible tokens was tested "
+            f"with {pinned_range()}"
         )
     if report.store and report.store.keys_removed is None:
         yield (

@@ -17,7 +17,7 @@ def junit_xml(reports: Sequence[CheckReport], stack: str, ended: PdkitError | No
     """Return one test suite a run, and in it one test case an item.
 
     Args:
-        ended: what ended the run after these, which has no report; None where nothing did.
+        ended: what ended the run after these, which has no report; None if nothing did.
     """
     root = ElementTree.Element("testsuites", name="deploy check")
     runs = len(reports) + (ended is not None)

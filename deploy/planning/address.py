@@ -34,7 +34,7 @@ def check_collector(spec: SettledSpec) -> None:
 
 
 def collector_port(spec: SettledSpec) -> int | None:
-    """Return the port of the collector for traces, None where none is named."""
+    """Return the port of the collector for traces, None if none is named."""
     return urlsplit(spec.tracing.otlp_endpoint or "").port
 
 

@@ -82,7 +82,7 @@ class Change:
 def break_even_tokens(speeds: Speeds) -> int | None:
     """Return the shortest prompt whose KV is loaded faster than computed, a multiple of the chunk.
 
-    None where loading is slower for every length. Compute time is assumed to be proportional to the
+    None if loading is slower for every length. Compute time is assumed to be proportional to the
     length. Long prompts cost more than that, so loading may pay off sooner.
     """
     if speeds.load_gb_s <= 0:

@@ -47,7 +47,7 @@ class ConnectorChoice:
 def connector_choice(plan: Plan, inventory: Inventory) -> ConnectorChoice | None:
     """Return how a plan's engines share KV, and what its machine says to the other connector.
 
-    None where they share none.
+    None if they share none.
     """
     if not plan.shares_kv:
         return None

@@ -24,7 +24,7 @@ class GpuNeed:
 
     Attributes:
         seen: how many GPUs of the vendor the machine has.
-        needed: how many the stack takes: 0 on CPUs, 1 where all engines share one.
+        needed: how many the stack takes: 0 on CPUs, 1 if all engines share one.
     """
 
     topology: Topology
@@ -123,9 +123,9 @@ def _too_few(
 ) -> MissingGpus:
     return MissingGpus(
         (
-            f"{needed} GPU{'s' if needed > 1 else ''} for ",
+            f"{needed} GPU{'s' if needed > 1 else ''} needed for ",
             NamedSetting("vendor"),
-            f" {vendor.name} asked for, {there or 'none'} seen",
+            f" {vendor.name}, {there or 'none'} found",
         ),
         retry=({**NO_SPLIT, **_most(there, ranks)} if there else _NO_GPUS,),
         hint="" if there else "deploy plan --inventory FILE for another machine",

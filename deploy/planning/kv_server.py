@@ -26,7 +26,7 @@ class KvServerPlan:
 
     Attributes:
         kv_mib: memory for KV, taken when it starts.
-        metrics_port: on this machine, for Prometheus; 0 where none watches the stack, or where it
+        metrics_port: on this machine, for Prometheus; 0 if none watches the stack, or where it
             does so inside the containers' network.
     """
 
@@ -45,7 +45,7 @@ class KvServerPlan:
 
 
 def kv_server(spec: SettledSpec, topology: Topology, default_mib: int) -> KvServerPlan | None:
-    """Return the server; None where engines share no KV, or through Redis."""
+    """Return the server; None if engines share no KV, or through Redis."""
     if spec.connector != MP or not topology.redis:
         return None
     asked = spec.lmcache.server_gib

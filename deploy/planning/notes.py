@@ -11,7 +11,7 @@ from deploy.planning.topology import Topology
 
 _SMALL_STORE_MIB = 1024
 _SMALL_PART_MIB = 512  # of KV or staging, for each rank
-_MORE_MEMORY = "end other programs, or take a machine with more memory"
+_MORE_MEMORY = "stop other programs, or use a machine with more memory"
 
 
 def plan_notes(plan: Plan, inventory: Inventory) -> tuple[str, ...]:

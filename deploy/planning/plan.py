@@ -40,7 +40,7 @@ class Plan:
 
     Attributes:
         spec: the settings that the plan is made from.
-        kv_bytes_per_token: KV of one token, all layers, one replica; None where the model's config
+        kv_bytes_per_token: KV of one token, all layers, one replica; None if the model's config
             is not known yet.
         kv_cache_bytes: KV space that each rank is given; None if it takes what its share of the
             GPU leaves.

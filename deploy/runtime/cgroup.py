@@ -20,7 +20,7 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """What the groups allow; None where they do not limit it.
+    """What the groups allow; None if they do not limit it.
 
     Attributes:
         memory_bytes: the least of all limits.

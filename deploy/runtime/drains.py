@@ -20,7 +20,7 @@ _LOCK_S = 10.0
 
 
 def drained_engines(file: Path) -> Mapping[str, str]:
-    """Return engine → by what it is drained; nothing where there is no file."""
+    """Return engine → by what it is drained; nothing if there is no file."""
     try:
         lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:

@@ -26,7 +26,7 @@ __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer", "gree
 
 
 class ApiError(Exception):
-    """A request that was not answered as asked; `status` is 0 where there was no answer at all.
+    """A request that was not answered as asked; `status` is 0 if there was no answer at all.
 
     The message may quote the answer, with control characters removed.
     """
@@ -115,7 +115,7 @@ class EngineApi:
             return int(answer["data"][0]["max_model_len"])
 
     def version(self) -> str:
-        """Return the engine's release of vLLM; "" where it does not tell."""
+        """Return the engine's release of vLLM; "" if it does not tell."""
         try:
             return str(self._json(self._request("GET", "/version"))["version"])
         except (ApiError, KeyError, TypeError):
@@ -214,7 +214,7 @@ class EngineApi:
             raise ApiError(0, str(exc)) from exc
 
     def store_path(self) -> StorePath | None:
-        """Read what the engine moved to and from Redis; None where LMCache's own client does that.
+        """Read what the engine moved to and from Redis; None if LMCache's own client does that.
 
         Raises:
             ApiError: no answer.

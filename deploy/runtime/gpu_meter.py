@@ -36,7 +36,7 @@ class MeteredGpu:
 
     Attributes:
         busy: percent of the time in which it computed, once per sample.
-        peak_bytes: the most memory in use at once, by all processes; None where not said.
+        peak_bytes: the most memory in use at once, by all processes; None if not said.
     """
 
     busy: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class MeteredGpu:
 
     @property
     def utilization(self) -> float | None:
-        """The mean share of the time in which it computed; None where not said."""
+        """The mean share of the time in which it computed; None if not said."""
         return fmean(self.busy) / 100 if self.busy else None
 
     @property
@@ -54,7 +54,7 @@ class MeteredGpu:
 
 
 class GpuMeter:
-    """Measures GPUs of one vendor; nothing where there are none."""
+    """Measures GPUs of one vendor; nothing if there are none."""
 
     def __init__(
         self, gpus: Iterable[Gpu], tools: Tools | None = None, root: Path = Path("/")
@@ -75,7 +75,7 @@ class GpuMeter:
 
     @property
     def trouble(self) -> str:
-        """Why something is not known; "" where all of it is."""
+        """Why something is not known; "" if all of it is."""
         unknown = [str(index) for index, one in self._all.items() if not one.is_known]
         if not self._problem and not unknown:
             return ""

@@ -131,7 +131,7 @@ class Home:
 
     @property
     def bench_lock_file(self) -> Path:
-        """Locked while a benchmark runs: two at once would measure each other."""
+        """Locked while a benchmark runs: each would slow down the other."""
         return self.state / "bench.lock"
 
     @property

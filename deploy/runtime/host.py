@@ -54,7 +54,7 @@ print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the kernel says; "" where it cannot be read."""
+    """Return what a file of the kernel says; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -71,7 +71,7 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """Return the processor's flags as Linux on x86 names them; empty where nothing tells."""
+    """Return the processor's flags as Linux on x86 names them; empty if nothing tells."""
     found = re.search(r"^flags\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
     return frozenset(found[1].split()) if found else frozenset()
 

@@ -30,7 +30,7 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class HubConfig:
-    """A model's config.json, and the commit that it is of; "" where the hub does not say."""
+    """A model's config.json, and the commit that it is of; "" if the hub does not say."""
 
     config: Mapping[str, Any]
     commit: str

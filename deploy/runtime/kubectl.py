@@ -105,7 +105,7 @@ class Kubectl:
                 else f"timed out after {_LIMIT_S:g} s"
             )
             raise MachineError(
-                f"kubectl {arguments[0]} was ended: it {why}", hint=self.typed("cluster-info")
+                f"kubectl {arguments[0]} was stopped: it {why}", hint=self.typed("cluster-info")
             )
         if code:
             raise self._failure(arguments, said)

@@ -51,13 +51,13 @@ def planning_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def bench_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of all benchmarks of this user: two at once would measure each other.
+    """Hold the lock of all benchmarks of this user: each would slow down the other.
 
     Raises:
         StackLocked: another one runs.
     """
     refusal = StackLocked(
-        "another deploy bench is running, and two at once would measure each other",
+        "another deploy bench is running, and each would slow down the other",
         hint="wait for it to end, then repeat",
     )
     with held(path, refusal):

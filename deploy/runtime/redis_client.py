@@ -33,7 +33,7 @@ def server_stats(client: Any) -> StoreStats:
 
 
 def refusal_of(client: Any) -> Refusal | None:
-    """Return what a server says instead of serving; None where it serves, or says nothing."""
+    """Return what a server says instead of serving; None if it serves, or says nothing."""
     from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
     try:
@@ -48,7 +48,7 @@ def refusal_of(client: Any) -> Refusal | None:
 
 
 def if_allowed(ask: Callable[..., Any], *arguments: str) -> Any:
-    """Return an answer, or None where Redis refuses this command."""
+    """Return an answer, or None if Redis refuses this command."""
     from redis.exceptions import ResponseError
 
     try:

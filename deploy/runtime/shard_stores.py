@@ -14,11 +14,11 @@ class ShardStore(Store, Protocol):
     """One of the servers. A key's twin (see `Store.remove_marked`) may be on another one."""
 
     def marked_keys(self, mark: str) -> set[bytes] | None:
-        """Return the keys that contain a mark; None where Redis does not tell."""
+        """Return the keys that contain a mark; None if Redis does not tell."""
         ...
 
     def unlink(self, keys: Sequence[bytes]) -> int | None:
-        """Remove what there is of the keys; None where Redis does not do that."""
+        """Remove what there is of the keys; None if Redis does not do that."""
         ...
 
 
@@ -32,7 +32,7 @@ class ShardStores:
         return all(shard.ping() for shard in self._shards)
 
     def refusal(self) -> Refusal | None:
-        """Return what one says instead of serving; None where all serve, or say nothing."""
+        """Return what one says instead of serving; None if all serve, or say nothing."""
         return next(filter(None, (shard.refusal() for shard in self._shards)), None)
 
     def stats(self) -> StoreStats | None:

@@ -72,7 +72,7 @@ def boot_id() -> str:
 
 
 def read_state(path: Path, name: str) -> StackState | None:
-    """Return the state, or None where the stack has none.
+    """Return the state, or None if the stack has none.
 
     Raises:
         StateError: the file is there and cannot be understood.

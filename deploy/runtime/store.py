@@ -38,7 +38,7 @@ class Store(Protocol):
         ...
 
     def refusal(self) -> Refusal | None:
-        """Return what Redis says instead of serving; None where it serves, or says nothing."""
+        """Return what Redis says instead of serving; None if it serves, or says nothing."""
         ...
 
     def stats(self) -> StoreStats | None:
@@ -46,14 +46,14 @@ class Store(Protocol):
         ...
 
     def count_marked(self, mark: str) -> int | None:
-        """Return how many keys contain a mark; None where Redis does not tell."""
+        """Return how many keys contain a mark; None if Redis does not tell."""
         ...
 
     def remove_marked(self, mark: str) -> int | None:
         """Remove the keys that contain a mark, and their twins, which lack only the mark.
 
         The mark is the beginning of a tag that goes on in digits and dashes. Returns how many were
-        removed; None where Redis does not let its user do that.
+        removed; None if Redis does not let its user do that.
         """
         ...
 
@@ -162,7 +162,7 @@ def manner(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optional_int(value: Any) -> int | None:
-    """Return a field as a number; None where it is missing."""
+    """Return a field as a number; None if it is missing."""
     return None if value is None else int(value)
 
 
@@ -180,7 +180,7 @@ class SocketStore:
             return False
 
     def refusal(self) -> Refusal | None:
-        """Return what Redis says instead of serving; None where it serves, or says nothing."""
+        """Return what Redis says instead of serving; None if it serves, or says nothing."""
         try:
             self._redis.ask("PING")
         except RedisError as exc:
@@ -202,26 +202,26 @@ class SocketStore:
             return None
 
     def count_marked(self, mark: str) -> int | None:
-        """Return how many keys contain a mark; None where Redis does not answer."""
+        """Return how many keys contain a mark; None if Redis does not answer."""
         keys = self.marked_keys(mark)
         return None if keys is None else len(keys)
 
     def marked_keys(self, mark: str) -> set[bytes] | None:
-        """Return the keys that contain a mark; None where Redis does not answer."""
+        """Return the keys that contain a mark; None if Redis does not answer."""
         try:
             return marked_keys(self._scan, mark)
         except (RedisError, OSError):
             return None
 
     def unlink(self, keys: Sequence[bytes]) -> int | None:
-        """Remove what there is of the keys; None where Redis does not answer."""
+        """Remove what there is of the keys; None if Redis does not answer."""
         try:
             return _count(self._redis.ask("UNLINK", *keys)) if keys else 0
         except (RedisError, OSError):
             return None
 
     def remove_marked(self, mark: str) -> int | None:
-        """Remove marked keys and their twins (see `Store`); None where Redis does not answer."""
+        """Remove marked keys and their twins (see `Store`); None if Redis does not answer."""
         try:
             return remove_marked(
                 self._scan, mark, lambda keys: _count(self._redis.ask("UNLINK", *keys))

@@ -84,7 +84,7 @@ class UrlStore:
         return ""
 
     def refusal(self) -> Refusal | None:
-        """Return what a server says instead of serving; None where all serve, or say nothing."""
+        """Return what a server says instead of serving; None if all serve, or say nothing."""
         try:
             found = [refusal_of(client) for client in self._servers()]
         except self._errors as exc:
@@ -142,14 +142,14 @@ class UrlStore:
         return removed
 
     def count_marked(self, mark: str) -> int | None:
-        """Return how many keys contain a mark; None where Redis does not tell its user."""
+        """Return how many keys contain a mark; None if Redis does not tell its user."""
         try:
             return sum(len(marked_keys(scan_of(client), mark)) for client in self._servers())
         except self._errors:
             return None
 
     def remove_marked(self, mark: str) -> int | None:
-        """Remove marked keys and their twins (see `Store`); None where its user may not."""
+        """Remove marked keys and their twins (see `Store`); None if its user may not."""
         try:
             return sum(
                 remove_marked(scan_of(client), mark, self._unlink) for client in self._servers()

@@ -45,8 +45,8 @@ class ContainerImages:
     """The images of a stack.
 
     Attributes:
-        engine_id: the content of the engine image, such as 'sha256:…'; "" where nobody looked.
-        prometheus, grafana: "" where they are not wanted.
+        engine_id: the content of the engine image, such as 'sha256:…'; "" if unknown.
+        prometheus, grafana: "" if they are not wanted.
         engine_program, router_program: the interpreters in them.
     """
 
@@ -68,7 +68,7 @@ class ContainerLayout:
         run_dir: on this machine; holds one folder a service, for its configuration files.
         user: 'uid:gid' that every container runs as.
         engine_cache: on this machine; what engines of this image compile or look up once.
-        hub_cache: on this machine; None where the model does not come from a hub.
+        hub_cache: on this machine; None if the model does not come from a hub.
         hub_token: whether there is a secret with a token of the hub.
         sees_all_gpus: containers are given every GPU, and told which are an engine's.
     """

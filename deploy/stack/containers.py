@@ -265,7 +265,7 @@ def call_filters(stack: Stack) -> dict[str, str]:
 
 
 def device_access(gpus: tuple[Gpu, ...], plan: Plan) -> DeviceAccess:
-    """Return how a container gets its GPUs; nothing where it has none."""
+    """Return how a container gets its GPUs; nothing if it has none."""
     if not gpus:
         return DeviceAccess()
     vendor: Vendor = plan.vendor

@@ -101,7 +101,7 @@ def engine_env(engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str
     """Return what is set on top of the environment the engine is started from.
 
     Args:
-        lmcache_file: its LMCache configuration; "" where engines have none.
+        lmcache_file: its LMCache configuration; "" if engines have none.
     """
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
     theirs = plan.spec.engine.env

@@ -89,7 +89,7 @@ def kv_server_service(
 
 
 def _metrics_env(server: KvServerPlan, plan: Plan, layout: Layout) -> dict[str, str]:
-    """Return where the server shows Prometheus its metrics; nothing where none watches it."""
+    """Return where the server shows Prometheus its metrics; nothing if none watches it."""
     place = layout.kv_metrics(server)
     return {"PDKIT_METRICS_ADDRESS": f"{place.bind}:{place.port}"} if plan.prometheus_port else {}
 

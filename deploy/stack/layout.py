@@ -101,7 +101,7 @@ class Layout(Protocol):
 
     @property
     def grafana_program(self) -> str:
-        """Grafana's server; "" where there is none."""
+        """Grafana's server; "" if there is none."""
         ...
 
     @property
@@ -119,7 +119,7 @@ class Layout(Protocol):
         ...
 
     def redis_socket(self, shard: RedisPlan) -> str:
-        """Return the Unix socket by which engines reach Redis; "" where they share no folder."""
+        """Return the Unix socket by which engines reach Redis; "" if they share no folder."""
         ...
 
     @property
@@ -151,7 +151,7 @@ class Layout(Protocol):
         ...
 
     def engine_source(self, role: str) -> str:
-        """Return the URL by which the router finds a role's engines; "" where it is told each."""
+        """Return the URL by which the router finds a role's engines; "" if it is told each."""
         ...
 
     def router(self, plan: Plan) -> Endpoint:

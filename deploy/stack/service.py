@@ -28,7 +28,7 @@ class ConfigFile:
 
     Attributes:
         path: on this machine.
-        target: in the service's container; "" where it is a process.
+        target: in the service's container; "" if it is a process.
     """
 
     path: str
@@ -71,7 +71,7 @@ class DeviceAccess:
     """The GPUs of a container, and the rights that using them takes.
 
     Attributes:
-        driver, ids: of a device reservation; "" and () where device nodes are given.
+        driver, ids: of a device reservation; "" and () if device nodes are given.
         names: device nodes.
         groups: numbers of the groups that own those nodes.
         seccomp: file in `compose` with the system call filter; "" for Docker's own.
@@ -118,9 +118,9 @@ class Service:
         extra_ports: ports it opens beside the one it serves on.
         depends_on: services that must be ready before this one is started.
         ready_s: seconds from its start within which it must be ready.
-        host, port: where this machine reaches it; port 0 where it does not.
+        host, port: where this machine reaches it; port 0 if it does not.
         socket: a Unix socket of it, by which this machine's processes reach it instead; "" if none.
-        container: None where it is a process of this machine.
+        container: None if it is a process of this machine.
     """
 
     name: str

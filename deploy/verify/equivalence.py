@@ -61,7 +61,7 @@ class Noise:
     """How far engines' answers are from their own, once computed and once from their prefix cache.
 
     Attributes:
-        differences: engine → those of log-probabilities; empty where it has no prefix cache.
+        differences: engine → those of log-probabilities; empty if it has no prefix cache.
     """
 
     differences: Mapping[str, Sequence[float]] = field(default_factory=dict)

@@ -37,15 +37,15 @@ class Findings:
     Attributes:
         race: prompts through the router, whose decode follows its prefill at once.
         expected_chunks, stored_keys: chunks that prompts held, and keys that were stored for them.
-            A chunk takes as many keys as its format has parts. None where nobody tells.
+            A chunk takes as many keys as its format has parts. None if unknown.
         bypassed: prompts through the router that no producer saw.
         unreached: aggregated engines that none of them saw.
         not_recomputed: producers whose answer was to be the reference, and came from the store.
         counted: what vLLM counted while the pairs were checked.
         others: requests of others during the check.
-        path: what went to and from Redis meanwhile; None where the kit does not count it.
+        path: what went to and from Redis meanwhile; None if the kit does not count it.
         failed: service → what it answered instead of a completion.
-        too_short: why no prompt can have a whole chunk; "" where it can.
+        too_short: why no prompt can have a whole chunk; "" if it can.
         restarted: engines that were restarted during the check.
         ended: engines that did not live through it, and were not.
         vanished: keys that had arrived and were gone when their chunks were not found.
@@ -79,7 +79,7 @@ class Findings:
     noise: Noise = field(default_factory=Noise)
 
     def add_stored(self, keys: int | None) -> None:
-        """Count keys that were stored; None where nobody tells."""
+        """Count keys that were stored; None if unknown."""
         if self.stored_keys is not None:
             self.stored_keys = None if keys is None else self.stored_keys + keys
 
@@ -153,7 +153,7 @@ def failures(
     """Yield each thing that is not as it must be; none for a sound stack.
 
     Args:
-        store_answers: None where the engines share no store.
+        store_answers: None if the engines share no store.
         least: the eligible hit rate that must be reached; 1 asks for exactly what is eligible.
     """
     if found.too_short:

@@ -30,7 +30,7 @@ class Hits:
 
     @property
     def eligible_rate(self) -> float:
-        """Hits / eligible: 1.0 where all that can be found is found."""
+        """Hits / eligible: 1.0 if all that can be found is found."""
         return self.hits / self.eligible if self.eligible else 0.0
 
 
@@ -59,7 +59,7 @@ class Phase:
 
     Attributes:
         failed: of the requests, those that were not answered.
-        skipped: why there were none; "" where there were.
+        skipped: why there were none; "" if there were.
         blurred: others' requests moved the counters that tell the hits.
     """
 

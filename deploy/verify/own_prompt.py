@@ -65,7 +65,7 @@ class OwnPrompt:
 
     @property
     def sentence(self) -> str:
-        """Return why it did not all come from the store; "" where it did."""
+        """Return why it did not all come from the store; "" if it did."""
         if self.hit:
             return ""
         if self.under_chunk:

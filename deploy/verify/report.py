@@ -92,15 +92,15 @@ class CheckReport:
 
     Attributes:
         race: prompts sent through the router, whose decode follows its prefill at once.
-        turns, decode_reuse, second_tier, burst: None where the check was a quick one, the stack
+        turns, decode_reuse, second_tier, burst: None if the check was a quick one, the stack
             does not keep what it decodes, or Redis is its only tier.
-        store: None where the engines share no KV, or do not use Redis themselves.
+        store: None if the engines share no KV, or do not use Redis themselves.
         path: what engines, or LMCache's server, moved to and from Redis meanwhile, for whomever;
-            None where LMCache's own client moves it.
-        others: requests of others that engines finished during the check; at least 1 where some
+            None if LMCache's own client moves it.
+        others: requests of others that engines finished during the check; at least 1 if some
             were begun only.
-        vllm: the engines' release of it; "" where they do not tell.
-        prompts: the user's own prompt, by pair; empty where none was given.
+        vllm: the engines' release of it; "" if they do not tell.
+        prompts: the user's own prompt, by pair; empty if none was given.
         left_out: what was not checked, and why.
         failed: empty if the check passed.
     """

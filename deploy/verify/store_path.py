@@ -54,7 +54,7 @@ class StorePath:
 
     @classmethod
     def read(cls, samples: Iterable[Sample]) -> StorePath | None:
-        """Return the counts of a metrics page; None where the engine has no such path."""
+        """Return the counts of a metrics page; None if the engine has no such path."""
         mine = [s for s in samples if s.name.startswith(PREFIX) and s.name.endswith("_total")]
         # An engine with LMCache's own client counts its barrier, too, and nothing else.
         if not any(s.name == f"{PREFIX}chunks_total" for s in mine):
@@ -145,7 +145,7 @@ def late_answers(samples: Iterable[Sample]) -> float:
 
 
 def total(paths: Iterable[StorePath | None]) -> StorePath | None:
-    """Return the counts of all engines together; None where none has such a path."""
+    """Return the counts of all engines together; None if none has such a path."""
     found = [path for path in paths if path is not None]
     return sum(found[1:], found[0]) if found else None
 

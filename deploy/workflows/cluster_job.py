@@ -254,7 +254,7 @@ class _Follower:
         if pod and pod.exit_code is not None:
             error = StackUnhealthy(
                 f"the check's pod ended with {pod.exit_code} ({pod.why}) and without a result that "
-                "this pdkit reads",
+                "this version of pdkit can read",
                 hint=f"{self._kubectl.typed(f'logs job/{NAME}')}; if an older pdkit exported it: "
                 f"deploy export kubernetes -o FOLDER, then {_OPTION} FOLDER",
             )

@@ -25,7 +25,7 @@ class JobOptions:
     Attributes:
         pairs: patterns such as 'producer-0:*'; none means all pairs.
         repeat: number of runs in a row.
-        junit: what JUnit XML calls the stack; "" where none is wanted.
+        junit: what JUnit XML calls the stack; "" if none is wanted.
     """
 
     pairs: Sequence[str] = ()

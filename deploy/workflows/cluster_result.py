@@ -19,7 +19,7 @@ class ClusterCheck:
     """The result of a check inside a cluster: what `deploy check` would show and return there.
 
     Attributes:
-        junit: the findings as XML; "" where they were not asked for.
+        junit: the findings as XML; "" if they were not asked for.
     """
 
     data: dict[str, Any]
@@ -43,7 +43,7 @@ def result_of(said: Object, kubectl: Kubectl) -> ClusterCheck:
         return _read(said, kubectl)
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise StackUnhealthy(
-            f"the result of the Job {NAME} is not one that this pdkit reads ({exc!r})",
+            f"this version of pdkit cannot read the result of the Job {NAME} ({exc!r})",
             hint=kubectl.typed(f"logs job/{NAME}"),
         ) from exc
 

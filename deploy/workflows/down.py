@@ -37,7 +37,7 @@ class DownResult:
 def stop_stack(
     home: Home, name: str, report: Report, *, volumes: bool = False, url_file: Path | None = None
 ) -> DownResult:
-    """Stop a stack, whatever state it is in. The caller holds its lock.
+    """Stop a stack in any state. The caller holds its lock.
 
     Services are found by their records, and by the mark that each of them carries: that also finds
     those of a stack whose state file is broken. With `volumes`, what its engines stored in a Redis

@@ -154,7 +154,7 @@ def wait_until_idle(running: RunningStack, engine: str, report: Report, wait_s: 
 
 
 def engine_views(running: RunningStack) -> tuple[EngineView, ...] | None:
-    """Return the engines as the router sees them; None where none answers."""
+    """Return the engines as the router sees them; None if none answers."""
     if not running.stack.has_front:
         return None
     page = metrics_page(running, running.stack.front, timeout_s=_PAGE_TIMEOUT_S)
@@ -162,7 +162,7 @@ def engine_views(running: RunningStack) -> tuple[EngineView, ...] | None:
 
 
 def settled_views(running: RunningStack) -> tuple[EngineView, ...] | None:
-    """Return the engines as the router sees them; None where no router runs.
+    """Return the engines as the router sees them; None if no router runs.
 
     Raises:
         StackUnhealthy: it runs and does not answer.

@@ -179,7 +179,7 @@ def _engine_facts(running: RunningStack, found: Findings, seen: Readings, name: 
 def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
     """Return the connector that an engine's arguments name, and whether it is vLLM's own copy.
 
-    "" where they name none; None where there are no arguments to read.
+    "" if they name none; None if there are no arguments to read.
     """
     if not arguments:
         return None, False

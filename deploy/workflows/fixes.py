@@ -34,7 +34,7 @@ class FixTarget:
         what: the interpreter or the image, for messages.
         identity: what changes when the code there does.
         interpreter: that runs engines; inside the image, where there is one.
-        image_id: "" where engines are processes.
+        image_id: "" if engines are processes.
         environ: the engines' values of the variables in `_TELLING`.
         devices: the GPUs of one engine.
     """

@@ -24,7 +24,7 @@ _UNKNOWN = (
 
 
 def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) -> Model | None:
-    """Return the model by the hub's config.json; None where this machine has it, or the hub fails.
+    """Return the model by the hub's config.json; None if this machine has it, or the hub fails.
 
     With the commit that the hub names, to which engines are then held: whatever they fetch is what
     was planned for.
@@ -103,7 +103,7 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
 
 
 def _wanted(prepared: Prepared) -> WantedModel | None:
-    """Return the model as engines would fetch it; None where it does not come from a hub.
+    """Return the model as engines would fetch it; None if it does not come from a hub.
 
     None, too, if the user's variables send engines to another folder, which may be inside their
     container.

@@ -36,7 +36,7 @@ class Programs:
 
     Attributes:
         redis_server: "" if the user has a Redis of their own.
-        prometheus, grafana: "" where they are not wanted, or Grafana is not installed.
+        prometheus, grafana: "" if they are not wanted, or Grafana is not installed.
     """
 
     engine_python: str
@@ -115,7 +115,7 @@ class Prepared:
 
     @cached_property
     def connector_choice(self) -> ConnectorChoice | None:
-        """How engines share KV; None where they share none. Plans a second time to find out."""
+        """How engines share KV; None if they share none. Plans a second time to find out."""
         from deploy.planning.connector import connector_choice
 
         return connector_choice(self.plan, self.inventory)

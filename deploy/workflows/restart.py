@@ -1,4 +1,4 @@
-"""`deploy restart`: start services anew, one after the other, without a lost request."""
+"""`deploy restart`: start services again, one after the other, without a lost request."""
 
 from __future__ import annotations
 

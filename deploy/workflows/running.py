@@ -142,7 +142,7 @@ def answering_pages(running: RunningStack) -> dict[str, MetricsPage]:
 def metrics_page(
     running: RunningStack, service: Service, *, timeout_s: float = PAGE_TIMEOUT_S
 ) -> MetricsPage | None:
-    """Return a service's metrics page; None where it has none, or does not answer."""
+    """Return a service's metrics page; None if it has none, or does not answer."""
     if service.role in ENGINE_ROLES:
         page = running.api(service, timeout_s=timeout_s)
     elif service.role == "router":  # which has it on a port of its own, without a key
@@ -170,7 +170,7 @@ def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
 
 
 def kv_server_use(running: RunningStack, pages: Mapping[str, MetricsPage]) -> KvServerUse | None:
-    """Return how LMCache's server is used, by its page; None where there is none."""
+    """Return how LMCache's server is used, by its page; None if there is none."""
     server = running.prepared.plan.kv_server
     if server is None or server.name not in pages:
         return None

@@ -98,7 +98,7 @@ class CoreProgress:
 
 
 def waited_for(running: RunningStack, service: Service) -> tuple[float, ...]:
-    """Return what an engine's core has counted, () where it owes no answer or does not tell."""
+    """Return what an engine's core has counted, () if it owes no answer or does not tell."""
     views = engine_views(running) or ()
     if not any(view.awaited for view in views if view.name == service.name):
         return ()

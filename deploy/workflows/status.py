@@ -236,7 +236,7 @@ def _service_status(
 
 
 def _url(service: Service) -> str:
-    """Return where this machine reaches a service; "" where it does not."""
+    """Return where this machine reaches a service; "" if it does not."""
     if service.socket or service.port == 0:
         return service.socket
     return service.url

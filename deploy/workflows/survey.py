@@ -96,7 +96,7 @@ class Survey:
     """What was found on this machine; `facts` assumes what is missing.
 
     Attributes:
-        docker, info: what is known of Docker, and `docker info`; None where it is not wanted.
+        docker, info: what is known of Docker, and `docker info`; None if it is not wanted.
     """
 
     facts: Facts

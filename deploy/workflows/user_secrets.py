@@ -32,7 +32,7 @@ def api_key(spec: StackSpec) -> str | None:
 
 
 def engine_key(spec: StackSpec) -> str | None:
-    """Return the key that engines of all hosts ask for; None where one is made."""
+    """Return the key that engines of all hosts ask for; None if one is made."""
     return _key("engine.key_file", spec.engine.key_file)
 
 

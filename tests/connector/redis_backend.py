@@ -24,7 +24,7 @@ PAYLOAD = 2 * LAYERS * CHUNK * HEADS * HEAD_SIZE * 2
 
 
 def made(settings, **facts):
-    """Return the plug-in, made by LMCache's own hands, or None where LMCache gave up on it."""
+    """Return the plug-in, made by LMCache's own hands, or None if LMCache gave up on it."""
     from lmcache.v1.storage_backend import CreateStorageBackends
 
     backends = CreateStorageBackends(settings, metadata(**facts), running_loop(), "cpu")

@@ -57,7 +57,7 @@ def test_it_prints_a_table(monkeypatch, capsys):
         assert f"{head}\n{'':<22}seen of {fix.id}\n" in printed
 
 
-def test_a_broken_vllm_is_told_as_that_and_not_as_fixes_that_fail(tmp_path):
+def test_a_broken_vllm_is_reported_and_not_as_failed_fixes(tmp_path):
     package = tmp_path / "vllm" / "config"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()

@@ -112,7 +112,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_no_request_stands_on_wrong_kv_and_none_is_stored(fixed, kind):
+def test_no_request_uses_wrong_kv_and_none_is_stored(fixed, kind):
     stored = sum(len(drive(seed, **kind).store.chunks) for seed in range(10))
     assert stored > 40
 
@@ -229,7 +229,7 @@ def test_decoding_with_drafts_stores_the_tokens_that_were_accepted(fixed):
     assert vllm.scheduler._request_trackers["a"].token_ids == list(request.all_token_ids)
 
 
-def test_a_foreign_request_is_told_of_once_and_never_looked_up(fixed, capfd):
+def test_a_foreign_request_is_logged_once_and_never_looked_up(fixed, capfd):
     client = LookupClient(CHUNK)
     scheduler = miniature(client=client)
     for req_id in ("a", "b"):

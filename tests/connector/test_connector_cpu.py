@@ -20,7 +20,7 @@ def test_a_cpu_engine_is_refused_by_name():
 
 
 @pytest.mark.parametrize("setting", [Setting(), Setting(device_type="cpu")])
-def test_without_an_engine_there_is_nothing_to_mend(setting):
+def test_without_an_engine_there_is_nothing_to_fix(setting):
     outcome = apply_fix(b17.FIX, setting)
     assert outcome.state is State.NOT_APPLICABLE
     assert "cards only" in outcome.evidence

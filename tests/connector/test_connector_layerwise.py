@@ -109,7 +109,7 @@ def test_whoever_loops_over_a_store_still_sees_its_end_and_its_error(fixed, engi
         list(engine.store_layer([2] * 8, slot_mapping=request("a", 8).slot_mapping, req_id="a"))
 
 
-def test_an_error_of_a_load_is_not_hidden_by_the_mend_of_stores(untouched, monkeypatch):
+def test_an_error_of_a_load_is_not_hidden_by_the_fix_for_stores(untouched, monkeypatch):
     def raising(self, tokens, mask=None, **kwargs):
         yield
         raise ConnectionError("lost")
@@ -267,7 +267,7 @@ def test_half_a_fix_is_not_taken_for_one(untouched, fixed, left):
     assert probed.evidence == f"a layer is {left} without its tags"
 
 
-def test_labelling_the_first_call_alone_is_no_mend(untouched):
+def test_labelling_only_the_first_call_fixes_nothing(untouched):
     """Newer vLLM calls it behind the model where there is nothing to load."""
     replace_method(LMCacheConnectorV1Impl, "start_load_kv", b16c._labelling)
     for moved in ("store_layer", "retrieve_layer"):

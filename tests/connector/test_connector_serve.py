@@ -79,7 +79,7 @@ def test_nothing_starts_when_one_does_not(monkeypatch, started):
     assert (ended.value.code, started) == (3, [])
 
 
-def test_a_broken_vllm_is_told_as_such(monkeypatch, started):
+def test_a_broken_vllm_is_reported_as_such(monkeypatch, started):
     monkeypatch.setitem(sys.modules, "vllm.config", ModuleType("vllm.config"))
     with pytest.raises(ImportError, match="VllmConfig"):
         serve.main()

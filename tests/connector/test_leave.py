@@ -67,7 +67,7 @@ def test_it_waits_for_running_and_waiting_requests(engine: Engine) -> None:
     assert slept == [35, 1, 1, 1], "for routers, then until all have ended"
 
 
-def test_it_does_not_wait_for_ever(engine: Engine) -> None:
+def test_it_does_not_wait_forever(engine: Engine) -> None:
     engine.running = 100
     seconds = iter(range(100))
     assert not leave.wait(engine.server_port, 4, lambda _: None, lambda: next(seconds))

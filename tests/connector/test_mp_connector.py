@@ -253,7 +253,7 @@ def test_a_server_is_held_until_it_ends(tmp_path, process):
         assert not Server(requests).ended
 
 
-def test_a_server_that_stands_still_has_not_ended(tmp_path, process):
+def test_a_stopped_server_has_not_ended(tmp_path, process):
     os.kill(process.pid, signal.SIGSTOP)
     server = Server(str(tmp_path / "requests"))
     assert not server.ended
@@ -329,7 +329,7 @@ def test_only_an_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_the_server_binds_sockets_whatever_address_it_is_given(tmp_path, monkeypatch):
+def test_the_server_binds_sockets_with_any_address(tmp_path, monkeypatch):
     from lmcache.v1.multiprocess import http_server
     from lmcache.v1.multiprocess.transport.zmq_impl import server
 
@@ -354,7 +354,7 @@ def test_without_sockets_the_server_could_bind_nothing():
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:8005"])
-def test_the_server_shows_its_metrics_on_a_port_only_where_it_is_told_to(monkeypatch, address):
+def test_the_server_shows_its_metrics_on_a_port_only_if_configured(monkeypatch, address):
     shown = []
     monkeypatch.setattr(sys, "argv", ["kv_server", "requests", "pages"])
     monkeypatch.setattr(kv_server, "listen_on_sockets", lambda *_: None)

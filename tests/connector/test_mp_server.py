@@ -54,7 +54,7 @@ class Sockets:
         return self.status()["registered_gpu_ids"]
 
     def status(self) -> dict[str, Any]:
-        """Return what the server tells of itself."""
+        """Return what the server reports about itself."""
         return json.loads(self._get("/status"))
 
     def mapped(self) -> int:

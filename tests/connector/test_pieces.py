@@ -228,7 +228,7 @@ def test_every_chunk_is_accounted_for_where_redis_hangs(make_engine, server, los
 
 
 def test_a_store_that_never_ends_is_waited_for_once(make_engine, monkeypatch, lost):
-    """What hangs for ever holds a step up to its deadline, not each step that follows."""
+    """What hangs forever holds a step up to its deadline, not each step that follows."""
     monkeypatch.setenv(store_barrier.DEADLINE_ENV, "0.2")
     monkeypatch.setattr(pieces, "_given_up", set())
     engine = make_engine()

@@ -424,7 +424,7 @@ def loaded_count(one):
         "rediss://host?ssl_cert_reqs=secret",
     ],
 )
-def test_what_is_no_address_is_refused_without_telling_the_password(url):
+def test_invalid_addresses_are_refused_without_showing_the_password(url):
     with pytest.raises(ConnectorError) as raised:
         client(url)
     for part in ("secret", "sec", "ret", "pa", "ss@"):

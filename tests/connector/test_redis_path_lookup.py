@@ -80,7 +80,7 @@ def test_counts_from_the_first_on(server, one):
     assert one.counters.value("chunks", operation="lookup", result="hit") == 10 * 3 + 6 + 5
 
 
-def test_value_of_another_length_is_none(server, one):
+def test_value_of_another_length_is_not_found(server, one):
     keys = list(prompt("b", 4))
     stored(one, prompt("b", 4))
     assert one.lookups.held(keys, SIZE - 1) == 0
@@ -91,7 +91,7 @@ def test_value_of_another_length_is_none(server, one):
     assert one.lookups.held(keys) == 1
 
 
-def test_value_of_another_type_is_none_and_no_failure(server, one):
+def test_value_of_another_type_is_a_miss_and_not_a_failure(server, one):
     keys = list(prompt("c", 4))
     stored(one, prompt("c", 4))
     server.admin.delete(keys[2])

@@ -61,7 +61,7 @@ def test_server_that_answers_nonsense(make, answer):
         all_miss_in_time(make(f"redis://127.0.0.1:{server.port}"), prompt("nonsense", 4))
 
 
-def test_line_without_an_end_is_not_read_for_ever(make):
+def test_line_without_an_end_is_not_read_forever(make):
     with Nonsense(b"x" * 200_000) as server:
         one = make(f"redis://127.0.0.1:{server.port}", Limits(lookup_s=5))
         assert one.lookups.held([b"key"]) == 0

@@ -183,7 +183,7 @@ def test_target_of_another_size_is_refused_and_released(server):
     one.close()
 
 
-def test_no_memory_ends_the_prompt_and_is_no_failure_of_redis(server):
+def test_no_memory_ends_the_prompt_and_is_not_a_failure_of_redis(server):
     class Scarce(Pool):
         def allocate(self, header, deadline):
             return super().allocate(header, deadline) if len(self.handed) < 3 else None
@@ -199,7 +199,7 @@ def test_no_memory_ends_the_prompt_and_is_no_failure_of_redis(server):
     one.close()
 
 
-def test_rest_of_a_bad_value_is_no_answer_to_the_next_question(server):
+def test_rest_of_a_bad_value_is_not_an_answer_to_the_next_question(server):
     one = client(server.url)
     chunks = prompt("next", 1)
     stored(one, chunks)

@@ -179,7 +179,7 @@ def test_a_payload_cannot_be_exchanged_for_another_signed_one():
     assert refusal(other, codec) == "foreign"
 
 
-def test_each_secret_has_keys_of_its_own():
+def test_each_secret_has_its_own_keys():
     """Else values of an old secret would be found at each lookup and refused at each load."""
     layouts = {Codec("a layout", secret=secret).layout for secret in (b"", b"one", b"two")}
     assert len(layouts) == 3

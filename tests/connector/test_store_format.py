@@ -350,7 +350,7 @@ def test_vllm_refuses_mamba_beside_attention_itself():
         planned(a=full(), b=mamba())
 
 
-def test_b20_refuses_a_group_with_blocks_that_are_no_tokens():
+def test_b20_refuses_a_group_with_blocks_that_are_not_tokens():
     for spec in (sliding(), references(), mamba()):
         with pytest.raises(UnsupportedSetting, match=f"holds {type(spec).__name__}"):
             state(planned(a=spec, b=spec))

@@ -106,7 +106,7 @@ def test_pages_that_code_names_are_there() -> None:
     assert [page for text in texts for page in missing_pages(text)] == []
 
 
-def test_a_page_that_code_names_in_vain_is_told() -> None:
+def test_a_page_that_code_names_must_exist() -> None:
     assert missing_pages("see docs/gone.md, docs/README.md") == ["docs/gone.md"]
 
 
@@ -124,7 +124,7 @@ def test_a_page_that_code_names_in_vain_is_told() -> None:
         ('<source srcset="gone.svg"><img src="picture.png">', ["gone.svg"]),
     ],
 )
-def test_a_broken_link_is_told(text: str, expected: list[str], tmp_path: Path) -> None:
+def test_a_broken_link_is_reported(text: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "there.md").write_text("# A `heading`")
     (tmp_path / "picture.png").touch()
     page = tmp_path / "page.md"
@@ -139,7 +139,7 @@ def test_anchors_are_those_of_github() -> None:
     assert anchors('## <a id="b1"></a>B1') == {"b1"}
 
 
-def test_a_page_that_is_missing_in_the_index_is_told(tmp_path: Path) -> None:
+def test_a_page_that_is_missing_in_the_index_is_reported(tmp_path: Path) -> None:
     index, one, two = (tmp_path / name for name in ("README.md", "one.md", "two.md"))
     index.write_text("[one](one.md#part)")
     assert not_in(index, [index, one, two]) == [two]
@@ -183,7 +183,7 @@ def deploy_arguments(text: str) -> list[list[str]]:
 
 
 def refusal(arguments: Sequence[str], root: Any = None) -> str:
-    """Return why the `deploy` command would not take these arguments; "" where it would."""
+    """Return why the `deploy` command would not take these arguments; "" if it would."""
     command, name, rest = root or get_command(whole_app()), "deploy", list(arguments)
     try:
         while hasattr(command, "commands"):
@@ -258,7 +258,7 @@ def test_commands_outside_of_blocks_are_not_for_typing() -> None:
         ("up --model", "--model"),
     ],
 )
-def test_what_cannot_be_typed_is_told(arguments: str, said: str) -> None:
+def test_what_cannot_be_typed_is_reported(arguments: str, said: str) -> None:
     why = refusal(arguments.split())
     assert said in why if said else not why
 

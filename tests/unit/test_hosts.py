@@ -66,7 +66,7 @@ def test_nothing_is_mounted_for_the_whole_machine(
     assert mounted == []
 
 
-def test_who_is_not_root_is_told_so(
+def test_a_user_who_is_not_root_is_told_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)

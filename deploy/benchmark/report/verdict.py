@@ -77,7 +77,7 @@ def is_aggregated(result: Result) -> bool:
 
 
 def capacity(runs: Sequence[Result], *, searched: bool) -> Capacity | None:
-    """Return the capacity of a stack from its runs; None where no request was answered in time.
+    """Return the capacity of a stack from its runs; None if no request was answered in time.
 
     Args:
         searched: it is the highest rate that held the SLO; else the median at the best load.
@@ -139,7 +139,7 @@ def verdict(results: Sequence[Result]) -> ReportVerdict:
 
 
 def of_sweep(folders: Sequence[Path]) -> ReportVerdict | None:
-    """Return the verdict of the sweep that these are the runs of; None where they are not.
+    """Return the verdict of the sweep that these are the runs of; None if they are not.
 
     It pairs the rounds, in which the topologies ran soon after one another.
     """
@@ -187,7 +187,7 @@ def _decided(split: Capacity, baseline: Capacity, goal: str) -> ReportVerdict:
             said = f"Do not disaggregate this workload here: {split.name}, the best split,"
             return ReportVerdict("do not", f"{said} {holds}.", ratio)
         case "no significant difference":
-            said = "No difference that this many runs can show"
+            said = "No significant difference in this many runs"
             return ReportVerdict("no difference", f"{said}: {split.name} {holds}.", ratio)
     said = f"No verdict from this many repeats: {split.name} {holds}"
     return ReportVerdict(

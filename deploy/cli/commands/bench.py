@@ -156,7 +156,7 @@ def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> C
 
 
 def _report(folder: Path) -> str | None:
-    """Return the report's page; None where it cannot be written, which is not the run's failure."""
+    """Return the report's page; None if it cannot be written, which is not the run's failure."""
     from deploy.benchmark.report.files import write_report
 
     try:

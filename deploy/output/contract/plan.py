@@ -124,7 +124,7 @@ class Plan(TypedDict):
         image: of the engines; "" if they are processes.
         router: the router's address; `front` says more.
         connector: how engines share KV.
-        connector_choice: why, and what the other way would be; null where they share none.
+        connector_choice: why, and what the other way would be; null if they share none.
         kv_server: LMCache's server; null if engines do not share KV through it.
         value_bytes: of a chunk in Redis, if known.
         max_model_len: longest prompt and answer, in tokens, if known.

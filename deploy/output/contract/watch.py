@@ -19,7 +19,7 @@ from deploy.output.contract.made import with_fields_of
 
 @with_fields_of(CacheCounters)
 class Hits(TypedDict):
-    """Tokens asked for and found; a rate is null where nothing was asked.
+    """Tokens asked for and found; a rate is null if nothing was asked.
 
     Attributes:
         external_queries, external_hits: of the store.

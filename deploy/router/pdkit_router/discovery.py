@@ -73,7 +73,7 @@ class Discovery:
         group.wanted = True
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look forever."""
         while True:
             await self.look()
             if all(engine.asked for engine in self._watched):
@@ -116,7 +116,7 @@ class Discovery:
 
     def _add(self, address: str) -> None:
         engine = Engine(f"{self._source.role}-{address}", address, self._source.port, key=self._key)
-        # One that comes later was started anew: it gets a request of the router's own first.
+        # One that comes later was restarted: it gets a request of the router's own first.
         engine.gone = self.asked.is_set()
         self._watched[engine] = asyncio.ensure_future(self._checker.watch(engine))
         _log.info("found %s", engine.name)

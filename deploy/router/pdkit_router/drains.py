@@ -1,7 +1,7 @@
 """Which engines are drained: names in a file that the operator writes, one a line.
 
 A name with a second word is that of a restart: it counts only while a process holds the lock beside
-the file, so that a restart which is killed drains nothing for ever.
+the file, so that a restart which is killed drains nothing forever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Drains:
         self._file, self._engines = file, engines
 
     async def run(self) -> None:
-        """Follow it for ever."""
+        """Follow it forever."""
         while True:
             self.read()
             await asyncio.sleep(_EVERY_S)

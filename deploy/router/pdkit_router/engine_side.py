@@ -155,7 +155,7 @@ class EngineConnection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:
             return
-        if exchange.status < 200:  # 100 Continue and the like go before the answer
+        if exchange.status < 200:  # 100 Continue and similar go before the answer
             exchange.status = 0
             return
         self._end(None)
@@ -217,7 +217,7 @@ class Connections:
                     lambda: EngineConnection(self), self._host, self._port
                 )
         except (OSError, TimeoutError, ValueError) as exc:  # ValueError: of a host's name
-            raise EngineLost(f"it takes no connection ({exc})", asked=False) from exc
+            raise EngineLost(f"it refuses connections ({exc})", asked=False) from exc
         if connection.transport.is_closing():  # lost already: nothing would tell of it again
             raise EngineLost("it closed a new connection", asked=False)
         self.open.add(connection)

@@ -204,11 +204,11 @@ class HealthChecker:
             self.asked.set()
 
     async def run(self) -> None:
-        """Watch for ever; `asked` is set once each engine was asked."""
+        """Watch forever; `asked` is set once each engine was asked."""
         await asyncio.gather(*(self.watch(engine) for engine in self._engines))
 
     async def watch(self, engine: Engine) -> None:
-        """Watch one engine for ever."""
+        """Watch one engine forever."""
         missed = 0
         while True:
             state = await self._state(engine)
@@ -243,7 +243,7 @@ class HealthChecker:
         return "up" if status == 200 else "down"
 
     async def _greet(self, engine: Engine) -> bool:
-        """Learn an engine's model before clients reach it; warm up one that was started anew.
+        """Learn an engine's model before clients reach it; warm up one that was restarted.
 
         Returns:
             Whether it lists its models, as engines do. What only answers `/health` may be another

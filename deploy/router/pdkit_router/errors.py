@@ -9,7 +9,7 @@ class Refused(Exception):
     """A request that is answered here with an error.
 
     Attributes:
-        retry_after_s: when it is worth trying again; None where it is not.
+        retry_after_s: when it is worth trying again; None if it is not.
     """
 
     def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:

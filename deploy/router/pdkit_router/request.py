@@ -63,7 +63,7 @@ class Request:
         self._values = dict(self.headers)
 
     def header(self, name: str) -> str | None:
-        """Return a header's value, None where it was not sent; refuse one that was sent twice."""
+        """Return a header's value, None if it was not sent; refuse one that was sent twice."""
         if len(self._values) < len(self.headers):
             times = sum(given == name for given, _ in self.headers)
             if times > 1:
@@ -72,7 +72,7 @@ class Request:
 
     @property
     def content_length(self) -> int | None:
-        """The length that was named; None where the body is chunked or there is none."""
+        """The length that was named; None if the body is chunked or there is none."""
         given = self.header("content-length")
         return int(given) if given else None
 
@@ -142,7 +142,7 @@ class Work:
     """What engines are sent for a request.
 
     Attributes:
-        prefill: the body for a producer, until it has it; None where one engine answers alone.
+        prefill: the body for a producer, until it has it; None if one engine answers alone.
         beginning: of the prompt, as the engines that answer are chosen by it.
         transcript: of an answer that comes in events; None of others.
         span: of the request, where it is traced.

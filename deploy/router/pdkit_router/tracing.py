@@ -158,7 +158,7 @@ class Tracer:
             self._counts["spans_dropped"] += 1
 
     async def run(self) -> None:
-        """Send what has ended, for ever."""
+        """Send what has ended, forever."""
         while True:
             await asyncio.sleep(_EVERY_S)
             await self._flush()

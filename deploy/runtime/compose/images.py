@@ -53,7 +53,7 @@ class FoundImage:
 
 @dataclass(frozen=True)
 class ImageVersions:
-    """What is in an engine image; None where nothing says it."""
+    """What is in an engine image; None if nothing says it."""
 
     vllm: str | None
     lmcache: str | None

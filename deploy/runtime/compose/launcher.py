@@ -268,7 +268,7 @@ class ComposeLauncher:
     def _require(self, name: str) -> Any:
         container = self._find(name)
         if container is None:
-            raise MachineError(f"docker compose made no container for {name}", hint="docker ps -a")
+            raise MachineError(f"Docker created no container for {name}", hint="docker ps -a")
         return container
 
     def _find(self, name: str) -> Any | None:

@@ -46,7 +46,7 @@ class ContainerStore:
     """A stack's Redis, by `redis-cli` in its container.
 
     Args:
-        run: runs a command in the container and returns its stdout; None where none runs.
+        run: runs a command in the container and returns its stdout; None if none runs.
     """
 
     def __init__(self, run: Callable[[Sequence[str]], bytes] | None) -> None:
@@ -56,7 +56,7 @@ class ContainerStore:
         return self._ask("PING").split() == ["OK", "PONG"]
 
     def refusal(self) -> Refusal | None:
-        """Return what Redis says instead of serving; None where it serves, or says nothing."""
+        """Return what Redis says instead of serving; None if it serves, or says nothing."""
         lines = [line.strip() for line in self._ask("PING").splitlines() if line.strip()]
         if not lines or lines == ["OK", "PONG"]:
             return None

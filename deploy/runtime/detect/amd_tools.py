@@ -25,9 +25,9 @@ class Card:
     """What a tool says of a GPU.
 
     Attributes:
-        name: "" where the tool does not know the model.
-        memory_mib: of the whole GPU, also where it is partitioned; 0 where not said.
-        node: its number in the kernel's list; None where not said.
+        name: "" if the tool does not know the model.
+        memory_mib: of the whole GPU, also where it is partitioned; 0 if not said.
+        node: its number in the kernel's list; None if not said.
     """
 
     name: str

@@ -38,7 +38,7 @@ def _kind(device: object) -> str:
 
 
 def parse_spec(text: str) -> str:
-    """Return the kind that a CDI spec file offers devices of; "" where it is broken or empty."""
+    """Return the kind that a CDI spec file offers devices of; "" if it is broken or empty."""
     import yaml
 
     # libyaml's loader where there is one: an NVIDIA spec has thousands of lines.

@@ -26,9 +26,9 @@ class KfdGpu:
 
     Attributes:
         node: its number in the kernel's list, which also counts processors.
-        memory_mib: 0 where the kernel names none.
+        memory_mib: 0 if the kernel names none.
         pci: '0000:c1:00.0'; partitions of a GPU share it.
-        uuid: 'GPU-…', as ROCR_VISIBLE_DEVICES takes it; "" where the GPU has none.
+        uuid: 'GPU-…', as ROCR_VISIBLE_DEVICES takes it; "" if the GPU has none.
     """
 
     node: int
@@ -56,7 +56,7 @@ def gfx_target(version: int) -> str:
 
 
 def kfd_gpu(node: int, properties: dict[str, int], bank_bytes: int) -> KfdGpu | None:
-    """Return the GPU of a node, or None where the node is a processor."""
+    """Return the GPU of a node, or None if the node is a processor."""
     if not properties.get("simd_count"):
         return None
     minor = properties.get("drm_render_minor", 0)

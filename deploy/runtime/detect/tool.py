@@ -25,7 +25,7 @@ class ToolOutput:
     """What a tool printed, and in a few words what was wrong, if anything.
 
     Attributes:
-        problem: "" where the tool ended with 0; such as 'not installed', 'no answer in 15 s'.
+        problem: "" if the tool ended with 0; such as 'not installed', 'no answer in 15 s'.
     """
 
     stdout: str = ""
@@ -46,7 +46,7 @@ class Tools:
     timeout_s: float = TIMEOUT_S
 
     def find(self, name: str) -> str | None:
-        """Return the path of a tool, or None where it is not installed."""
+        """Return the path of a tool, or None if it is not installed."""
         folders = [str(self.root / folder) for folder in _FOLDERS]
         return shutil.which(name, path=os.pathsep.join([self.environ.get("PATH", ""), *folders]))
 

@@ -11,7 +11,7 @@ from deploy.doctor.seen import FolderSeen
 def place(path: str | Path, *, ours: bool = True) -> FolderSeen:
     """Return space and permissions of a folder, or of its nearest existing parent.
 
-    `ours` is False where another user than this one writes there.
+    `ours` is False if another user than this one writes there.
     """
     folder = Path(path)
     there = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
@@ -22,7 +22,7 @@ def place(path: str | Path, *, ours: bool = True) -> FolderSeen:
 
 
 def free_mib(folder: Path) -> int | None:
-    """Return the free space of a folder for this user; None where nothing tells."""
+    """Return the free space of a folder for this user; None if nothing tells."""
     try:
         found = os.statvfs(folder)
     except OSError:

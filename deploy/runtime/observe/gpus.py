@@ -81,7 +81,7 @@ def _mib(text: str) -> int | None:
 
 
 def _pci_node(address: str, root: Path) -> int:
-    """Return the NUMA node of a PCI address as nvidia-smi writes it; -1 where none is told."""
+    """Return the NUMA node of a PCI address as nvidia-smi writes it; -1 if none is told."""
     domain, _, rest = address.lower().partition(":")
     return _numa_node(root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}")
 

@@ -66,7 +66,7 @@ def is_there(path: Path) -> bool:
 
 
 def ask(path: Path) -> RunningSupervisor | None:
-    """Return the supervisor, with the socket it holds; None where no supervisor answers.
+    """Return the supervisor, with the socket it holds; None if no supervisor answers.
 
     In a folder that is not ours alone, another user could answer: with the process to end, and the
     socket to serve clients on.

@@ -119,7 +119,7 @@ class Evidence:
 
     Attributes:
         stack: its name, for hints.
-        server: LMCache's server; None where engines use Redis themselves.
+        server: LMCache's server; None if engines use Redis themselves.
         chunk_size: tokens of a chunk, as planned.
         stored_chunks, expected_chunks: chunks seen to arrive in Redis, and those prompts held.
         vanished: keys that had arrived and were gone when their chunks were not found.
@@ -132,8 +132,8 @@ class Evidence:
         refused: values in Redis that were not what was stored.
         not_loaded: chunks that were found and could not be had.
         disabled_by_spec: fixes are switched off by the stack's own settings, and no shell's.
-        bad_pair: what is known against the engines' versions; "" where nothing is.
-        prompts: the user's own prompt, by pair; empty where none was given.
+        bad_pair: what is known against the engines' versions; "" if nothing is.
+        prompts: the user's own prompt, by pair; empty if none was given.
         failures: what the check found wrong, a sentence each.
     """
 

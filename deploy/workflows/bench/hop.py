@@ -22,7 +22,7 @@ def measure_hop(
     """Return how much longer short requests take by the router than by the engines themselves.
 
     Each is compared with the same work done directly: by a producer and a consumer, or by one
-    aggregated engine. Prompts are too short for a chunk, so that no KV moves. None where a request
+    aggregated engine. Prompts are too short for a chunk, so that no KV moves. None if a request
     failed, or none is wanted.
     """
     services = [running.stack.service(engine.name) for engine in _route(running)]

@@ -31,7 +31,7 @@ USERS = 8
 def lengths(session: Session) -> tuple[int, ...]:
     """Return the lengths of prompts in tokens: one ends within a chunk, one with a chunk.
 
-    Empty where the model's context has no room for a chunk and an answer.
+    Empty if the model's context has no room for a chunk and an answer.
     """
     chunk, room = session.chunk, session.limit - ANSWER_TOKENS
     if room < chunk:

@@ -58,7 +58,7 @@ class CheckOptions:
         pairs: patterns such as 'producer-0:*'; those that no pattern names are left out.
         quick: only the pairs, with fewer questions, and the router.
         least: the eligible hit rate that must be reached, 0 to 1; 1 means exactly what is eligible.
-        prompt: a text of the user's own to be sent, too; None where there is none.
+        prompt: a text of the user's own to be sent, too; None if there is none.
     """
 
     pairs: Sequence[str] = _ALL_PAIRS
@@ -220,7 +220,7 @@ def _own(session: Session, pairs: Sequence[tuple[str, str]], prompt: list[int] |
 
 
 def _deaths(running: RunningStack, starts: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return the engines that ended, and those that were started anew, since these starts."""
+    """Return the engines that ended, and those that were restarted, since these starts."""
     now = service_starts(running)
     other = [name for name, since in starts.items() if now.get(name) != since]
     ended = [name for name in starts if not is_running(running, name)]

@@ -127,7 +127,7 @@ class Settings:
     """How often and with what every stack is loaded.
 
     Attributes:
-        slo: as it was typed; None where there is none.
+        slo: as it was typed; None if there is none.
         load: all options of the load.
     """
 

@@ -43,7 +43,7 @@ def test_an_image_that_is_missing_is_named_with_the_command_that_gets_it(own: Pr
     assert found["fix"] == "docker pull pdkit-e2e/redis:1"
 
 
-def test_an_image_with_versions_that_nobody_proved(own: Project) -> None:
+def test_an_image_with_untested_versions(own: Project) -> None:
     ran = own.run("doctor", "--image", UNPROVEN, "--json")
     assert ran.code == 2, ran
     found = finding(ran, "engine.versions")

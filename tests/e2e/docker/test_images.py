@@ -12,7 +12,7 @@ from tests.e2e.conftest import Deploy
 from tests.e2e.docker.conftest import BASE, BUILT_HERE, REPO, docker, failed, inspected
 
 
-def test_list_tells_what_is_here(catalogue: dict[str, Any]) -> None:
+def test_list_shows_what_is_here(catalogue: dict[str, Any]) -> None:
     for name in BUILT_HERE:
         row = catalogue[name]
         (found,) = inspected(row["image"])

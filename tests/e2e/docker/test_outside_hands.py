@@ -52,7 +52,7 @@ def test_one_was_removed_and_one_killed(stack: Project) -> None:
 
 
 def test_an_engine_that_crashes_is_brought_back(stack: Project) -> None:
-    """It does so while a check asks it, which says so, as a rule after it was started anew."""
+    """It does so while a check asks it, which says so, as a rule after it was restarted."""
     before = stack.ids()
     pid = int(docker("inspect", "-f", "{{.State.Pid}}", before["producer-0"]))
     with stack.store_held() as check:

@@ -212,7 +212,7 @@ class TestRefused:
         yield
         assert runs() == before
 
-    def test_versions_that_nobody_has_proved(self, stack: Project) -> None:
+    def test_untested_versions(self, stack: Project) -> None:
         ran = stack.run("swap", "--image", UNPROVEN, "--json")
         error = failed(ran, code=2, name="config")
         assert "vLLM 0.99 with LMCache 0.1" in error["message"]
@@ -223,7 +223,7 @@ class TestRefused:
         ran = stack.run("swap", "--image", "pdkit-e2e/nosuch:1", "--json")
         assert "pdkit-e2e/nosuch:1" in failed(ran, code=3, name="missing_image")["message"]
 
-    def test_a_word_that_is_no_image(self, stack: Project) -> None:
+    def test_a_word_that_is_not_an_image(self, stack: Project) -> None:
         error = failed(stack.run("swap", "--image", "cpv", "--json"), code=2, name="config")
         assert "'cpv'" in error["message"] and "did you mean 'cpu'?" in error["message"]
 

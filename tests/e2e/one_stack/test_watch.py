@@ -116,7 +116,7 @@ def test_requests_are_in_the_numbers(stream: Stream) -> None:
     assert told([first, *frames]) == set()
 
 
-def test_quiet_is_told_as_quiet(stream: Stream) -> None:
+def test_quiet_is_reported_as_quiet(stream: Stream) -> None:
     """The same numbers stay zero where nothing is sent: they are not the engines' whole lives."""
     frames = [stream.frame() for _ in range(4)]
     assert frames[-1]["watch"]["answers"] == 0

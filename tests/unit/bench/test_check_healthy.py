@@ -10,7 +10,7 @@ from bench.check_healthy import CheckRuns, _conversation, _page, _table
 PASSED = CheckRuns("alone", 50, 50, 7.04, 0, [])
 
 
-def test_one_run_that_fails_is_an_alarm_and_is_told() -> None:
+def test_one_run_that_fails_is_an_alarm_and_is_reported() -> None:
     failed = replace(PASSED, passed=49, causes=["stores_late"])
     assert PASSED.holds and not failed.holds
     assert "| alone | 50 | 49 | 7.0 | 0 | stores_late |" in _table([PASSED, failed])

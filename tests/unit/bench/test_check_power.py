@@ -225,7 +225,7 @@ def test_one_chunk_is_damaged_once_all_are_there(
     assert store.mget(others) == before
 
 
-def test_damage_after_a_read_is_told(
+def test_damage_after_a_read_is_reported(
     store: redis.Redis, engine: MadeUpEngine, layout: Layout
 ) -> None:
     work = KINDS[NOTHING].damage, b"", layout, random.Random(1)
@@ -310,7 +310,7 @@ def test_the_page_says_what_was_found() -> None:
     assert report.rows(found)[0].as_dict()["differences"] == [0.0, 0.1, 0.2, None]
 
 
-def test_a_model_of_a_real_shape_has_a_table_of_its_own() -> None:
+def test_a_model_of_a_real_shape_has_its_own_table() -> None:
     tiny = outcomes("noise", 3, 0)
     page = report.page([*tiny, replace(outcomes(HEALTHY, 0, 2)[0], layers=8)], seed=7)
     first, second = page.split("## bfloat16 noise of a real shape")
@@ -336,7 +336,7 @@ def test_a_checksum_knows_what_no_answer_shows() -> None:
     assert not report.rows(unseen)[0].holds
 
 
-def test_each_tier_of_lmcaches_server_has_a_table_of_its_own() -> None:
+def test_each_tier_of_lmcaches_server_has_its_own_table() -> None:
     of_tiers = [replace(outcomes("noise", 1, 0)[0], tier=tier) for tier in ("memory", "redis")]
     page = report.page([*outcomes("noise", 3, 0), *of_tiers], seed=7)
     _, memory, redis = page.split("## KV in ")
@@ -354,7 +354,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not again.has("noise", 2, 0) and not again.has("noise", 1, 1)
 
 
-def test_the_sound_come_first_and_kinds_take_turns() -> None:
+def test_trials_without_damage_come_first_and_kinds_take_turns() -> None:
     assert list(planned(["a", NOTHING, "b"], 2, 1)) == [
         (HEALTHY, 0), (NOTHING, 0), (NOTHING, 1), ("a", 0), ("b", 0), ("a", 1), ("b", 1),
     ]  # fmt: skip

@@ -109,7 +109,7 @@ def test_a_command_is_run(running: RunningStack) -> None:
     ]  # fmt: skip
 
 
-def test_a_service_stands_still_and_goes_on(
+def test_a_service_is_stopped_and_continued(
     running: RunningStack, passes: threading.Event, eventually: Eventually
 ) -> None:
     process = psutil.Process(running.state.services["consumer-0"].pid)
@@ -189,7 +189,9 @@ class TestAFullDisk:
         assert there == [[tmp_path / "pdkit-fill"]]
         assert not list(tmp_path.iterdir())
 
-    def test_other_errors_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_errors_are_reported(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.write(monkeypatch, errno.EROFS)
         with pytest.raises(OSError, match="no more"):
             faults.fill(tmp_path)

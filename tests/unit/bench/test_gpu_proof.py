@@ -296,7 +296,7 @@ def test_wheels_are_installed_beside_what_the_machine_has(tmp_path: Path) -> Non
     subprocess.run((python, "-c", "import another"), check=True, timeout=60)
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_parts_are_reported(tmp_path: Path) -> None:
     with pytest.raises(InstallFailed, match="--wheels FOLDER, or --python"):
         engines_python(tmp_path, None, None, cpu=False)
     with pytest.raises(InstallFailed, match="holds no wheels"):

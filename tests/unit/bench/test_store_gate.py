@@ -40,7 +40,7 @@ def test_a_write_waits_until_the_end(store: redis.Redis) -> None:
     assert store.get("key") == b"x" and held(store) == []
 
 
-def test_nobody_is_faster_than_what_runs_behind_a_store(store: redis.Redis) -> None:
+def test_no_client_is_faster_than_the_gate(store: redis.Redis) -> None:
     def stored_and_read(number: int) -> bytes | None:
         store.set(f"key {number}", b"x")
         found: bytes | None = store.get(f"key {number}")
@@ -62,7 +62,7 @@ def test_what_follows_is_held_again(store: redis.Redis) -> None:
         assert store.get("second") is None and not second.done()
 
 
-def test_what_is_no_write_does_not_wait(
+def test_other_commands_than_writes_do_not_wait(
     store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_gate, "_PATIENCE_S", 0.1)
@@ -70,7 +70,7 @@ def test_what_is_no_write_does_not_wait(
         let_through(store, ("GET", "key"))
 
 
-def test_what_fails_at_a_store_is_told(store: redis.Redis) -> None:
+def test_a_failure_of_a_store_is_reported(store: redis.Redis) -> None:
     def act() -> None:
         let_through(store, NOTHING)
         raise ValueError("of the test's own")

@@ -46,6 +46,6 @@ def test_a_list_takes_the_stacks_own_size_where_it_names_none() -> None:
         ("2a,1p1d,2a", "2a is named twice"),
     ],
 )
-def test_what_is_no_list(text: str, words: str) -> None:
+def test_invalid_lists(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=rf"^--topologies: {words}"):
         named(text)

@@ -42,7 +42,7 @@ class TestMeasures:
         assert record.e2e_s == 0.8
         assert (record.input_tokens, record.output_tokens) == (3, 3)
 
-    def test_a_chats_first_event_is_no_token(self, stage: Stage) -> None:
+    def test_a_chats_first_event_is_not_a_token(self, stage: Stage) -> None:
         (record,) = loaded(stage, single(0, [{"role": "user", "content": "Hi"}])).records
         assert stage.paths == ["/v1/chat/completions"]
         assert record.ttft_s == 0.25
@@ -121,7 +121,7 @@ class TestFailures:
         (record,) = loaded(stage, single(0)).records
         assert record.error == "request cmpl-ID died"
 
-    def test_what_is_no_completion(self, stage: Stage) -> None:
+    def test_answers_that_are_not_completions(self, stage: Stage) -> None:
         stage.events = [b"data: <html>\n\n"]
         (record,) = loaded(stage, single(0)).records
         assert record.error == "not a completion (JSONDecodeError)"
@@ -153,7 +153,7 @@ class TestFailures:
         assert record.error == "no complete answer (ConnectionRefusedError)"
 
 
-def test_key_is_sent_and_progress_told(stage: Stage) -> None:
+def test_key_is_sent_and_progress_reported(stage: Stage) -> None:
     headers = {"Authorization": "Bearer key"}
     seen: list[int] = []
     target = LoadTarget(stage.url, "model", 20, headers)

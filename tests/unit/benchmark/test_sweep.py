@@ -73,13 +73,13 @@ def test_a_worse_split_says_do_not() -> None:
 
 def test_what_the_rounds_cannot_show_is_said() -> None:
     found = verdict(t4a=[10, 12, 9, 11, 10], t1p3d=[11, 10, 10, 12, 9])
-    assert found.sentence.startswith("No difference between 1p3d and 4a that 5 rounds can show")
+    assert found.sentence.startswith("No significant difference between 1p3d and 4a in 5 rounds")
     assert found.winner == "4a", "the simpler one"
 
 
-def test_a_margin_below_the_searchs_own_step_is_no_difference() -> None:
+def test_a_margin_below_the_searchs_own_step_is_not_a_difference() -> None:
     found = verdict(t4a=[10.0] * 5, t1p3d=[10.8] * 5)
-    assert found.sentence.startswith("No difference")
+    assert found.sentence.startswith("No significant difference")
 
 
 def test_too_few_rounds_tell_nothing() -> None:
@@ -100,7 +100,7 @@ def test_redis_between_aggregated_engines_has_a_sentence() -> None:
     found = judge(sweep(rates))
     assert found.baseline == "4a+redis"
     assert "4a+redis holds 1.3" in found.sentence
-    assert found.sentence.startswith("No difference between 1p3d and 4a+redis")
+    assert found.sentence.startswith("No significant difference between 1p3d and 4a+redis")
 
 
 def test_a_topology_that_failed_or_held_nothing_is_a_row_with_its_reason() -> None:

@@ -149,7 +149,7 @@ CASES: dict[str, Case] = {
         files={"deploy.yaml": "engine: {python: FOLDER/other}\n", "other": OTHER_VERSIONS},
     ),
     "too few GPUs": compose(
-        "--gpus 4 --inventory machine.yaml", 3, "4 GPUs for --vendor rocm", "2 seen",
+        "--gpus 4 --inventory machine.yaml", 3, "4 GPUs needed for --vendor rocm", "2 found",
         hint="--gpus 2", code="missing_gpus", files={"machine.yaml": TWO_GPUS},
     ),
     "GPUs left over": compose(
@@ -225,7 +225,7 @@ CASES: dict[str, Case] = {
     ),
     "more GPUs than an inventory has": Case(
         ("plan", "--vendor", "auto", "--inventory", "m.yaml", "--topology", "2p2d", "--tp", "2"),
-        3, ("8 GPUs for --vendor rocm", "4 seen"),
+        3, ("8 GPUs needed for --vendor rocm", "4 found"),
         "deploy plan --vendor auto --inventory m.yaml --tp 2 --gpus 4", "missing_gpus",
         files={"m.yaml": TWO_GPUS.replace("count: 2", "count: 4")},
     ),

@@ -237,7 +237,7 @@ class TestCompose:
         assert (code, err) == (0, "")
         assert list(yaml.safe_load(out)) == ["name", "services", "networks", "secrets", "x-pdkit"]
 
-    def test_render_means_compose_unless_it_is_told(
+    def test_render_means_compose_unless_a_runtime_is_given(
         self, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("PDKIT_RUNTIME")
@@ -291,7 +291,7 @@ class TestLogs:
         assert code == 0
         assert json.loads(out)["data"]["lines"] == [{"service": "router", "line": "x1"}]
 
-    def test_of_a_service_that_is_none(self, run: Callable[..., Result]) -> None:
+    def test_unknown_service(self, run: Callable[..., Result]) -> None:
         code, out, err = run("logs", "rooter")
         assert (code, out) == (2, "")
         assert "redis, router" in err

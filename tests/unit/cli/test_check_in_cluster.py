@@ -231,13 +231,13 @@ def test_a_folder_for_junit_xml_that_does_not_exist(
         {"error": {"message": 1, "hint": 2, "details": 3, "code": 4, "exit_code": "x"}},
     ],
 )  # fmt: skip
-def test_a_result_that_is_none(
+def test_an_invalid_result(
     said: dict[str, object], kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     plays(kubectl, log(**said))
     ran = check(str(FOLDERS["cpu"]))
     assert ran.code == 4
-    assert "error: the result of the Job check is not one that this pdkit reads (" in ran.stderr
+    assert "error: this version of pdkit cannot read the result of the Job check (" in ran.stderr
 
 
 def test_a_line_of_levels_without_end_is_one_for_people(
@@ -524,11 +524,13 @@ NO_PULL = 'Back-off pulling image "registry/engine:1"'
         ),
         (
             [listed(job(), pod("check", CHECK, ended(137, "OOMKilled")))], 137,
-            "the check's pod ended with 137 (OOMKilled) and without a result that this pdkit reads",
+            "the check's pod ended with 137 (OOMKilled) and without a result that this version of "
+            "pdkit can read",
         ),
         (
             [listed(job(), pod("check", CHECK, ended(0)))], 4,
-            "the check's pod ended with 0 (Completed) and without a result that this pdkit reads",
+            "the check's pod ended with 0 (Completed) and without a result that this version of "
+            "pdkit can read",
         ),
         (
             [listed(job({"type": "Failed", "status": "True", "reason": "DeadlineExceeded",
@@ -597,22 +599,36 @@ def test_a_folder_that_does_not_fit(
     assert hint in error["hint"]
 
 
+@pytest.mark.parametrize("command", ["check", "status"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--kubernetes", "--name", "x"), "--name cannot be used with --kubernetes"),
         (("--context", "here"), "--context needs --kubernetes"),
         (("--namespace", "pdkit"), "--namespace needs --kubernetes"),
-        (("stack",), "FOLDER needs --kubernetes"),
     ],
 )
 def test_options_that_do_not_go_together(
-    options: tuple[str, ...], message: str, deploy_here: Callable[..., Ended], tmp_path: Path
+    command: str,
+    options: tuple[str, ...],
+    message: str,
+    deploy_here: Callable[..., Ended],
+    tmp_path: Path,
 ) -> None:
-    ran = deploy_here("check", *options, cwd=tmp_path, home=tmp_path)
+    refused(deploy_here(command, *options, cwd=tmp_path, home=tmp_path), command, message)
+
+
+def test_a_folder_of_a_check_needs_a_cluster(
+    deploy_here: Callable[..., Ended], tmp_path: Path
+) -> None:
+    ran = deploy_here("check", "stack", cwd=tmp_path, home=tmp_path)
+    refused(ran, "check", "FOLDER needs --kubernetes")
+
+
+def refused(ran: Ended, command: str, message: str) -> None:
     assert ran.code == 2
     assert message in ran.stderr
-    assert "try: deploy check --help" in ran.stderr
+    assert f"try: deploy {command} --help" in ran.stderr
 
 
 # What breaks off, and what is waited for.
@@ -639,7 +655,7 @@ def test_a_log_that_breaks_off_is_read_on_without_telling_twice(
     ]
 
 
-def test_a_log_that_was_not_read_is_no_missing_result(
+def test_a_log_that_was_not_read_is_not_a_missing_result(
     kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     over = listed(job({"type": "Complete", "status": "True"}), pod("check", CHECK, ended(0)))

@@ -124,7 +124,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("kind", ["integer", "integer range"])
     @pytest.mark.parametrize("typed", [["--gpus", "four"], ["--gpus=four"]])
-    def test_what_is_no_number(self, kind: str, typed: list[str]) -> None:
+    def test_invalid_numbers(self, kind: str, typed: list[str]) -> None:
         said = not_a_number(BadParameter(kind, "--gpus"), ["plan", *typed, "--tp", "2"])
         assert said == "invalid value 'four' for '--gpus': expected a whole number"
 

@@ -120,7 +120,7 @@ class TestModels:
         init("-f", "other.yaml", machine=self.MACHINE)
         assert settings(tmp_path, "other.yaml")["model"] == "Qwen/Qwen3-0.6B"
 
-    def test_what_cannot_be_served_is_no_model(
+    def test_models_that_cannot_be_served_are_left_out(
         self, init: Init, tmp_path: Path, cache: Path
     ) -> None:
         cache_model(cache, "a/no-weights", weights=0)

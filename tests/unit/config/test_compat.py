@@ -116,7 +116,7 @@ def test_a_broken_option_beats_a_good_pair() -> None:
 
 @pytest.mark.parametrize("option", ["layerwise", "save_decode_cache"])
 @pytest.mark.parametrize("lmcache", ["0.3.2", "0.3.12", "0.4.2", "0.4.3"])
-def test_what_the_connector_mends_is_not_called_broken(lmcache: str, option: str) -> None:
+def test_a_pair_that_the_connector_fixes_is_not_called_broken(lmcache: str, option: str) -> None:
     """B4 and B5, which layer by layer and with decoded tokens bite these releases."""
     assert judge("cuda", "0.17.1", lmcache, **{option: True}).verdict == "unknown"
     engine = load_catalog().engines["rocm-seed"]

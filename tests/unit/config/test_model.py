@@ -79,7 +79,7 @@ class TestFolder:
     def test_missing(self, value: str) -> None:
         assert "does not exist" in refusal(value).message
 
-    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
+    def test_a_file_is_not_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "model.gguf").touch()
         refusal(str(tmp_path / "model.gguf"))
 
@@ -100,7 +100,7 @@ class TestFolder:
     def test_with_a_broken_config(self, tmp_path: Path, text: str) -> None:
         assert "config.json" in refusal(folder_with(tmp_path, text)).message
 
-    def test_with_a_config_that_is_no_text(self, tmp_path: Path) -> None:
+    def test_with_a_config_that_is_not_text(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_bytes(b"\xff\xfe\xff")
         refusal(str(tmp_path))
 
@@ -205,7 +205,7 @@ class TestShape:
         nested = {"text_config": LLAMA, "vision_config": {"num_hidden_layers": 99}}
         assert self.shape(tmp_path, nested) == LLAMA_SHAPE
 
-    def test_a_nested_config_of_null_is_none(self, tmp_path: Path) -> None:
+    def test_a_nested_config_of_null_counts_as_missing(self, tmp_path: Path) -> None:
         assert self.shape(tmp_path, {**LLAMA, "text_config": None}) == LLAMA_SHAPE
 
     def test_heads_share_no_kv_unless_said(self, tmp_path: Path) -> None:

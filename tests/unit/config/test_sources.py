@@ -195,7 +195,7 @@ class TestRefusals:
         assert "deploy.yaml" in message
         assert f"line {line}" in message
 
-    def test_a_file_that_is_no_text(self) -> None:
+    def test_a_file_that_is_not_text(self) -> None:
         Path("deploy.yaml").write_bytes(b"\xff\xfe\x00name")
         assert "deploy.yaml" in refusal().message
 

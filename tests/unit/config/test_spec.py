@@ -55,7 +55,7 @@ def test_a_collector_s_url(spec: Make, url: str) -> None:
         "http://a b:4318", "http://a:4318/x y", "http://a\tb:4318", "http://a:4318/\x7f",
     ],
 )  # fmt: skip
-def test_what_is_no_collector_s_url(spec: Make, url: str) -> None:
+def test_invalid_collector_urls(spec: Make, url: str) -> None:
     with pytest.raises(ValidationError, match="expected http://HOST:PORT"):
         spec(tracing={"otlp_endpoint": url})
 
@@ -110,7 +110,7 @@ def test_topology_forms(spec: Make, form: str) -> None:
 @pytest.mark.parametrize(
     "form", ["1x2", "p1d", "0p0d", "00p1d", "1p00d", "1d1p", "1p1d2", "-1p1d", "100p1d"]
 )
-def test_what_is_no_topology(spec: Make, form: str) -> None:
+def test_invalid_topologies(spec: Make, form: str) -> None:
     with pytest.raises(ValidationError):
         spec(topology=form)
 

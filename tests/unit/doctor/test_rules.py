@@ -400,7 +400,7 @@ class TestTheTable:
         bare = Seen(StackSpec(), MACHINE)
         assert rule.judge(bare) is None
 
-    def test_it_is_told_in_the_reference(self, rule: Any) -> None:
+    def test_the_reference_describes_it(self, rule: Any) -> None:
         assert rule.looks_at and (rule.fix or not (rule.fails or rule.warns))
 
 

@@ -50,7 +50,7 @@ def test_a_page_without_a_connector_reports_nothing() -> None:
     assert ConnectorReport.read(MetricsPage()) == ConnectorReport()
 
 
-def test_what_is_no_report_of_the_connector_is_left_out() -> None:
+def test_invalid_reports_of_the_connector_are_left_out() -> None:
     """Whoever serves the page, `status` must not end."""
     samples = (
         Sample("pdkit_fix_info", {"fix": "B1"}, 1.0),

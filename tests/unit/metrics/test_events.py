@@ -74,7 +74,7 @@ class TestStore:
             ("redis_restarted", "redis")
         ]
 
-    def test_unknown_lives_are_no_restart(self) -> None:
+    def test_unknown_lives_are_not_restarts(self) -> None:
         assert events(reading(0), reading(2, store=stats(run_id=None))) == []
 
     def test_flush(self) -> None:

@@ -274,7 +274,7 @@ class TestHealth:
         assert frame.as_dict()["healthy"] is False
 
 
-def test_trouble_is_told_and_forgets_nothing() -> None:
+def test_trouble_is_reported_and_forgets_nothing() -> None:
     trouble = reading(2, up=False, trouble="Docker does not answer")
     made = frames(
         reading(0, service("consumer-0", OLD)),

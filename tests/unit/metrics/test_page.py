@@ -69,11 +69,11 @@ class TestEngine:
         assert (counts.prompt_tokens, counts.generation_tokens, counts.answers) == (100, 8, 2)
         assert counts.path is None
 
-    def test_nothing_asked_is_no_rate(self) -> None:
+    def test_nothing_asked_gives_no_rate(self) -> None:
         assert CacheCounters().external_rate is None
         assert EngineCounts.read(MetricsPage()).as_dict()["local_hit_rate"] is None
 
-    def test_a_counter_that_is_missing_is_told(self) -> None:
+    def test_a_missing_counter_is_reported(self) -> None:
         with pytest.raises(LookupError, match="external_prefix_cache_hits"):
             CacheCounters.read(page(queries=1, hits=1, asked=1))
 
@@ -205,7 +205,7 @@ def test_many_labels_take_time_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Inf", "+Inf", "-Inf"])
-def test_what_nobody_can_count_with_is_left_out(value: str) -> None:
+def test_unusable_numbers_are_left_out(value: str) -> None:
     assert parsed_page(f"a_total {value}\nb_total 1\n") == MetricsPage((Sample("b_total", {}, 1),))
 
 

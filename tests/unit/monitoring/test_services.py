@@ -187,7 +187,7 @@ class TestPrograms:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_dead_watcher_keeps_nobody_from_checking(prepared: Make, runtime: str) -> None:
+def test_a_dead_watcher_does_not_prevent_a_check(prepared: Make, runtime: str) -> None:
     stack = monitored(prepared, runtime).stack
     dead = ["prometheus", "grafana"]
     running: Any = SimpleNamespace(

@@ -130,7 +130,7 @@ class TestPlan:
         assert plan_data(made)["redis"]["port"] == 0
 
     @pytest.mark.parametrize("keyed", [False, True])
-    def test_an_ipv6_address_stands_in_brackets(self, prepared: Make, keyed: bool) -> None:
+    def test_an_ipv6_address_is_in_brackets(self, prepared: Make, keyed: bool) -> None:
         made = prepared(bind="::1", **({"api_key_file": "/k"} if keyed else {}))
         assert "address  http://[::1]:8000" in plan_view(made)
         assert plan_data(made)["front"]["url"] == "http://[::1]:8000"
@@ -210,7 +210,7 @@ class TestStatus:
         shown = status.as_dict()["history"]
         assert [one["outcome"] for one in shown] == ["good", "failed", "good"]
 
-    def test_one_generation_is_no_history(self) -> None:
+    def test_one_plan_makes_no_history(self) -> None:
         one = HistoryEntry("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d")
         assert "history" not in status_view(replace(self.STATUS, history=(one,)))
 

@@ -181,7 +181,7 @@ class TestWords:
     def test_a_redis_that_does_not_answer(self) -> None:
         assert "redis    does not answer" in shown(reading(0, store=None))
 
-    def test_without_the_kits_redis_path_there_is_no_line_of_it(self, frame: Frame) -> None:
+    def test_without_the_kits_redis_path_there_is_no_line_about_it(self, frame: Frame) -> None:
         assert "path" not in watch_view(frame, ())
 
     def test_events_say_when_who_and_how_often(self, frame: Frame) -> None:

@@ -110,7 +110,7 @@ class TestShared:
         assert given(gpu_plan(plan, machine_with("cuda", 0, 1, 2), gpus=1)) == [(0,), (0,)]
 
     def test_a_named_topology_has_its_own_gpus(self, plan: Make) -> None:
-        with pytest.raises(MissingGpus, match="2 GPUs for --vendor cuda asked for, 1 seen"):
+        with pytest.raises(MissingGpus, match="2 GPUs needed for --vendor cuda, 1 found"):
             gpu_plan(plan, machine_with("cuda", 0), topology="1p1d")
 
     def test_together_never_more_than_asked(self) -> None:
@@ -121,7 +121,7 @@ class TestShared:
             assert 0.9 - engines / 1000 < memory.share * engines <= 0.9 + 1e-9
 
     @pytest.mark.parametrize("share", [0.9, 0.8765, 0.12345])
-    def test_an_engine_alone_is_told_no_size(self, plan: Make, share: float) -> None:
+    def test_a_single_engine_gets_no_kv_size(self, plan: Make, share: float) -> None:
         """Also where its share is rounded: only sharers cannot measure what there is."""
         alone = gpu_plan(plan, machine_with("cuda", 0, 1), gpus=2, engine={"gpu_memory": share})
         assert alone.kv_cache_bytes is None
@@ -144,7 +144,7 @@ class TestTooFew:
         machine = replace(machine_with("cuda", 0, 1), seen=seen)
         with pytest.raises(MissingGpus) as caught:
             gpu_plan(plan, machine, gpus=4)
-        assert "4 GPUs for --vendor cuda asked for, 2 seen" in caught.value.message
+        assert "4 GPUs needed for --vendor cuda, 2 found" in caught.value.message
         assert caught.value.details == seen
         assert "--gpus 2" in caught.value.hint
         assert caught.value.exit_code == 3
@@ -170,14 +170,14 @@ class TestTooFew:
         gpu_plan(plan, machine, **{name: value for name, value in merged.items() if value})
 
     def test_none(self, plan: Make) -> None:
-        with pytest.raises(MissingGpus, match="none seen") as caught:
+        with pytest.raises(MissingGpus, match="none found") as caught:
             gpu_plan(plan, MACHINE, gpus=1)
-        assert "1 GPU for" in caught.value.message
+        assert "1 GPU needed for" in caught.value.message
         assert "--vendor cpu" in caught.value.hint
 
     def test_other_vendors_do_not_count(self, plan: Make) -> None:
         assert given(gpu_plan(plan, BOTH, vendor="cuda", topology="1p1d")) == [(0,), (1,)]
-        with pytest.raises(MissingGpus, match="2 GPUs for --vendor rocm asked for, 1 seen"):
+        with pytest.raises(MissingGpus, match="2 GPUs needed for --vendor rocm, 1 found"):
             gpu_plan(plan, BOTH, vendor="rocm", topology="1p1d")
 
     @pytest.mark.parametrize(

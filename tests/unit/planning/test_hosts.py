@@ -132,7 +132,7 @@ def test_what_is_refused(layers: list[dict[str, Any]], setting: str, said: str) 
      "http://0:8010", "http://[::ffff:0.0.0.0]:8010", "http://a..b:8010", "http://.a:8010",
      f"http://{'a' * 64}.lan:8010", f"http://{'a.' * 127}a:8010", "http://[:::]:8010"],
 )  # fmt: skip
-def test_what_is_no_address_of_an_engine(url: str) -> None:
+def test_invalid_engine_addresses(url: str) -> None:
     with pytest.raises(ValidationError, match="http://HOST:PORT"):
         StackSpec.model_validate({"router": {"engines": [{"role": "producer", "url": url}]}})
 

@@ -121,7 +121,7 @@ class TestSpace:
             "72 less 15 of weights and 3 of its own"
         )
 
-    def test_engines_that_share_a_gpu_are_told(self, plan: Make) -> None:
+    def test_engines_that_share_a_gpu_get_a_kv_size(self, plan: Make) -> None:
         """Each by a number of its own, for one that measured would count the other's memory."""
         made = gpus(plan, 1, gpus=1)
         assert made.kv_cache_bytes is not None

@@ -107,7 +107,7 @@ class TestAContainersLimit:
         planned = plan(runtime=runtime, engine={"memory_gib": limit})
         return "; ".join(plan_notes(planned, Inventory(16, 65536)))
 
-    def test_below_what_the_plan_expects_is_told_with_both(self, plan: Make) -> None:
+    def test_less_than_the_plan_expects_is_reported_with_both_numbers(self, plan: Make) -> None:
         said = self.said(plan, "compose", 2)
         assert "expected to hold 2.6 GiB, and is killed above 2" in said
 

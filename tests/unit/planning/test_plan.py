@@ -252,7 +252,7 @@ class TestContext:
         made = plan(engine={"kv_cache_gib": 2**-7})  # 8 MiB
         assert made.max_model_len == 2**23 // KV_BYTES
 
-    def test_a_model_with_no_limit_of_its_own(self, plan: Make) -> None:
+    def test_a_model_without_a_limit(self, plan: Make) -> None:
         made = plan(model=model(max_positions=None), engine={"kv_cache_gib": 0.5})
         assert made.max_model_len == 2**29 // KV_BYTES
 

@@ -60,7 +60,7 @@ class TestEngines:
         watch.look()
         assert engine_starts(watch.engines.values()).endswith("1 stacks: boxed 1")
 
-    def test_what_is_no_engine_of_this_run(self, watch: Watch) -> None:
+    def test_engines_of_other_runs(self, watch: Watch) -> None:
         one = f"{watch.folder}/home0/stacks/one"
         runs(watch, 11, stack="/tmp/pytest-2/gw0/home0/stacks/other")
         runs(watch, 12, stack=one, session=11)  # forked by an engine

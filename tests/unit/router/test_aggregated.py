@@ -59,7 +59,7 @@ class TestPrefixes:
         assert {group.choose((), group.beginning("hello")) for _ in range(3)} == set(three)
 
     @pytest.mark.parametrize("prompt", [None, 3, {"a": 1}, [], "\ud800" * 600])
-    def test_whatever_a_client_sends_finds_an_engine(
+    def test_any_request_of_a_client_finds_an_engine(
         self, three: list[Engine], prompt: Any
     ) -> None:
         group = PrefixGroup(three)

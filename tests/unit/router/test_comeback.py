@@ -283,7 +283,7 @@ class TestTheSocketThatOutlivesTheRouter:
             second.wait(20)
         assert answers == ["consumer-0"] * 8
 
-    def test_a_connection_that_is_kept_is_told_to_close(
+    def test_a_kept_connection_is_asked_to_close(
         self, listening: socket.socket, engines: tuple[StandIn, StandIn]
     ) -> None:
         port = listening.getsockname()[1]

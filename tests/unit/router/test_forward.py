@@ -57,7 +57,7 @@ def test_one_name_for_both_phases(router: Router) -> None:
     assert "x-pdkit-trace" not in answer.headers, "only for who asks"
 
 
-def test_a_connection_that_was_closed_meanwhile_is_no_lost_engine(start_router: Start) -> None:
+def test_a_connection_that_was_closed_meanwhile_is_not_a_lost_engine(start_router: Start) -> None:
     """Where it is the only one, its requests would be refused."""
     router = start_router(names=("producer-0", "consumer-0"))
     for engine in router.engines:

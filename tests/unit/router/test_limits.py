@@ -328,7 +328,7 @@ def test_what_follows_the_head_without_being_a_body(
     assert ended(opened).startswith(b"HTTP/1.1 431")
 
 
-def test_trailers_are_no_headers(door: Callable[..., Door], eventually: Eventually) -> None:
+def test_trailers_are_not_headers(door: Callable[..., Door], eventually: Eventually) -> None:
     made = door()
     made.connect(CHUNKED + chunk(2) + b"0\r\nx-request-id: forged\r\n\r\n")
     eventually(lambda: made.served)

@@ -172,7 +172,7 @@ def test_a_client_s_own_trace_goes_on(traced: Traced) -> None:
         [f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01"],
     ],
 )
-def test_what_is_no_trace_of_a_client_s_is_left(bad: list[str]) -> None:
+def test_invalid_traces_of_clients_are_ignored(bad: list[str]) -> None:
     tracer = Tracer("http://127.0.0.1:9", "mine", Counter())
     request = Request("POST", COMPLETIONS, [("traceparent", one) for one in bad])
     span = tracer.request(request)
@@ -303,7 +303,7 @@ def test_a_collector_that_is_gone_is_counted(start_router: Start, eventually: Ev
 
 
 @pytest.mark.parametrize("problem", [UnicodeError("label too long"), RuntimeError("any")])
-def test_whatever_goes_wrong_with_a_send_its_spans_are_dropped(problem: Exception) -> None:
+def test_spans_of_a_failed_send_are_dropped(problem: Exception) -> None:
     counts = Counter[str]()
     tracer = Tracer("http://127.0.0.1:9", "mine", counts)
 
@@ -318,9 +318,9 @@ def test_whatever_goes_wrong_with_a_send_its_spans_are_dropped(problem: Exceptio
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
-def test_a_host_s_name_that_cannot_be_looked_up_is_no_connection(host: str) -> None:
+def test_a_host_name_that_cannot_be_resolved_is_no_connection(host: str) -> None:
     async def connect() -> None:
-        with pytest.raises(EngineLost, match="takes no connection") as lost:
+        with pytest.raises(EngineLost, match="refuses connections") as lost:
             await Connections(host, 9).get()
         assert not lost.value.asked
 
@@ -337,7 +337,7 @@ def test_what_waits_is_bounded() -> None:
     assert counts["spans_dropped"] == 10
 
 
-def test_a_client_that_leaves_is_no_error() -> None:
+def test_a_client_that_leaves_is_not_an_error() -> None:
     ended: list[tracing.Span] = []
     tracer = Tracer("http://127.0.0.1:9", "mine", Counter())
     span = tracer.request(Request("POST", COMPLETIONS, ()))
@@ -347,7 +347,7 @@ def test_a_client_that_leaves_is_no_error() -> None:
     assert (ended, span.error, span.attributes["pdkit.cancelled"]) == ([span], "", 1)
 
 
-def test_without_an_endpoint_nobody_is_told_of_a_trace(router: Router) -> None:
+def test_without_an_endpoint_no_engine_gets_a_trace(router: Router) -> None:
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     router.client.post(COMPLETIONS, json=BODY, headers=headers)
     seen = [one for engine in router.engines for one in engine.seen if one.method == "POST"]

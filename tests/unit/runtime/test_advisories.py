@@ -83,7 +83,7 @@ def test_a_record_of_other_types_is_refused(tmp_path: Path, affected: object) ->
         read_advisories(file)
 
 
-def test_commits_and_other_ecosystems_are_no_versions_of_pypi() -> None:
+def test_commits_and_other_ecosystems_are_not_versions_of_pypi() -> None:
     commits = record({"introduced": "0"})
     commits["affected"][0]["ranges"][0]["type"] = "GIT"
     npm = record({"introduced": "0"})
@@ -107,7 +107,7 @@ def test_a_file_a_folder_and_a_zip_hold_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "5", "[[]]", "{}", '{"id": 1}', "\ud800"])
-def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_records_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.json"
     file.write_text(text, errors="surrogatepass")
     with pytest.raises(ConfigError, match="--advisories"):

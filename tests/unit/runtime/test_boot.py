@@ -50,7 +50,7 @@ def test_words_are_read_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(("end", "written"), [("\n", "\\x0a"), ("\r", "\\x0d")])
-def test_no_word_begins_a_line_of_its_own(end: str, written: str) -> None:
+def test_no_word_begins_its_own_line(end: str, written: str) -> None:
     """Systemd ends a line at either."""
     forged = f"/a{end}ExecStartPre=/bin/evil"
     text = boot_unit("x", (forged,), {"PATH": forged})

@@ -115,7 +115,7 @@ def test_answers_that_no_redis_gives(kind: str, answer: bytes) -> None:
                     assert "password" not in store.said(error)
 
 
-def test_what_is_no_redis_is_said_in_words() -> None:
+def test_a_server_that_is_not_redis_is_named_in_words() -> None:
     with open_url_store(parse_redis_url("redis://nobody:1")) as store:
         said = store.said(ValueError("not enough values to unpack (expected 2, got 0)"))
         assert said == "it does not answer like a Redis server"

@@ -225,7 +225,7 @@ class TestFailures:
             CALLS[path](api)
 
 
-def test_a_number_that_is_none(engine: Engine, api: EngineApi) -> None:
+def test_an_invalid_number(engine: Engine, api: EngineApi) -> None:
     engine.answer("/v1/models", '{"data": [{"max_model_len": 1e999}]}')
     with pytest.raises(ApiError, match="OverflowError"):
         api.max_model_len()
@@ -238,7 +238,7 @@ def test_what_a_terminal_would_obey_is_not_quoted(engine: Engine, api: EngineApi
     assert str(caught.value) == "HTTP 500: CUDA is gone0;title\n\tGröße"
 
 
-def test_too_slow_is_no_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_slow_is_not_an_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     pause = threading.Event()
     monkeypatch.setattr(engine, "answers", Waiting(pause))
     with EngineApi(engine.url, timeout_s=0.1) as api, pytest.raises(TimedOut, match="Timeout"):

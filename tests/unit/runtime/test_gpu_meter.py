@@ -73,7 +73,7 @@ def test_a_tool_that_ends_leaves_what_it_said_until_then(
     "line",
     ["", "nonsense", "0, 1", "x, 1, 2", "-1, 1, 2", "9" * 5000, "\x00\ufffd", "0 20 1000"],
 )
-def test_nonsense_is_no_number(install: Install, line: str, eventually: Eventually) -> None:
+def test_nonsense_is_not_a_number(install: Install, line: str, eventually: Eventually) -> None:
     meter = install(line, "3, 7, 5")
     with meter:
         eventually(lambda: meter.measured)

@@ -92,6 +92,6 @@ def test_a_page_byte_by_byte_ends(begin: bytes) -> None:
         b"-ERR unknown command 'GET'\r\n",
     ],
 )
-def test_what_is_no_whole_page(answer: bytes) -> None:
+def test_incomplete_pages(answer: bytes) -> None:
     with hostile(said(answer)) as server, pytest.raises((OSError, HTTPException)):
         get(f"http://{server.address}", "/", timeout_s=20)

@@ -35,7 +35,7 @@ def test_where_the_hub_points_at_a_copy_it_names_the_commit_itself(hub: Hub) -> 
 
 
 @pytest.mark.parametrize("commit", ["", "main", "--x", COMMIT + "\t0"])
-def test_what_can_be_no_commit_is_none(hub: Hub, commit: str) -> None:
+def test_an_invalid_commit_is_ignored(hub: Hub, commit: str) -> None:
     """It would become an argument of the engines."""
     hub.headers["X-Repo-Commit"] = commit
     assert fetch_config(hub.address, "owner/name", "main", None).commit == ""

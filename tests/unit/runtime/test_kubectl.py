@@ -35,14 +35,14 @@ def test_it_gets_its_input_and_its_output_comes_back(plays: Callable[[str], Kube
     assert echo.run("apply", text="é" * MIB) == "é" * MIB
 
 
-def test_input_that_is_not_read_is_no_error(plays: Callable[[str], Kubectl]) -> None:
+def test_input_that_is_not_read_is_not_an_error(plays: Callable[[str], Kubectl]) -> None:
     assert plays("print('done')").run("apply", text="x" * MIB) == "done\n"
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_what_it_says_is_limited(stream: str, plays: Callable[[str], Kubectl]) -> None:
     endless = plays(f"import sys\nwhile True: sys.{stream}.write('x' * 1000)")
-    with pytest.raises(MachineError, match="kubectl exec was ended: it printed more than 1 MiB"):
+    with pytest.raises(MachineError, match="kubectl exec was stopped: it printed more than 1 MiB"):
         endless.run("exec", most_bytes=MIB)
 
 
@@ -51,7 +51,7 @@ def test_it_is_ended_with_what_it_started(
 ) -> None:
     monkeypatch.setattr(module, "_LIMIT_S", 0.2)
     waits = plays("import subprocess\nsubprocess.run(('sleep', '1000'))")
-    with pytest.raises(MachineError, match=r"kubectl get was ended: it timed out after 0\.2 s"):
+    with pytest.raises(MachineError, match=r"kubectl get was stopped: it timed out after 0\.2 s"):
         waits.run("get")
 
 

@@ -96,7 +96,7 @@ def test_the_file_is_gone_after_an_exception(path: Path, error: type[BaseExcepti
         pass
 
 
-def test_a_killed_holder_locks_nobody_out(path: Path) -> None:
+def test_a_killed_holder_leaves_no_lock(path: Path) -> None:
     with held_elsewhere(path) as holder:
         holder.kill()
         holder.wait()

@@ -74,7 +74,7 @@ class TestLastLines:
         file.write_text(raw + "\n")
         assert last_lines(file, 1) == (plain,)
 
-    def test_bytes_that_are_no_text_do_not_stop_it(self, file: Path) -> None:
+    def test_binary_output_does_not_stop_it(self, file: Path) -> None:
         file.write_bytes(b"\xff\xfe ok\n")
         assert last_lines(file, 1)[0].endswith(" ok")
 
@@ -176,7 +176,7 @@ class TestComplaints:
     def test_other_lines_are_none(self, line: str) -> None:
         assert complaints([("consumer-0", line)]) == ()
 
-    def test_of_a_traceback_the_exception_is_told(self) -> None:
+    def test_of_a_traceback_the_exception_is_reported(self) -> None:
         start = "(EngineCore pid=3) ERROR 07-27 03:00:00 [core.py:866] "
         said = ("it met a fatal error.", "Traceback (most recent call last):", '  File "x.py"',
                 "    raise OSError", "OSError: no space", "RuntimeError: died of it")  # fmt: skip
@@ -229,7 +229,7 @@ class TestFollow:
         while_it_sleeps(lambda: append(file, first), lambda: append(file, second))
         assert take(1, {"engine": file}) == [("engine", "é")]
 
-    def test_a_file_begun_anew_is_read_from_its_start(
+    def test_a_recreated_file_is_read_from_its_start(
         self, file: Path, while_it_sleeps: Callable[..., None]
     ) -> None:
         file.write_text("a long first life\n")

@@ -95,7 +95,7 @@ def test_answers(tmp_path: Path, answer: bytes, meant: object) -> None:
         b"*2\r\n$1\r\n0\r\n-ERR inside\r\n",
     ],
 )
-def test_what_is_no_answer(tmp_path: Path, answer: bytes) -> None:
+def test_invalid_answers(tmp_path: Path, answer: bytes) -> None:
     with answering(tmp_path / "s", answer) as asker, pytest.raises(OSError, match="Redis"):
         asker.ask("ANY")
 

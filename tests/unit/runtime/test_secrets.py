@@ -44,7 +44,7 @@ def test_only_the_owner_reads_them(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o700
 
 
-def test_an_empty_file_is_no_secret(tmp_path: Path) -> None:
+def test_an_empty_file_is_not_a_secret(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("\n")
     assert read_secrets(tmp_path, ("a",)) == {}
     assert ensure_secrets(tmp_path, ("a",))["a"].reveal()

@@ -149,7 +149,7 @@ def _stats(servers: list[Server]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["as_process", "as_container"])
-def test_one_that_is_dead_is_no_store(servers: list[Server], tmp_path: Path, kind: str) -> None:
+def test_one_that_is_dead_is_not_a_store(servers: list[Server], tmp_path: Path, kind: str) -> None:
     dead = Server(tmp_path / "dead")
     dead.kill()
     with open_shards([getattr(one, kind)() for one in (servers[0], dead)]) as store:

@@ -76,7 +76,7 @@ def test_a_file_of_the_first_format_says_how_to_go_on(file: Path) -> None:
     assert "deploy down --name demo" in caught.value.hint
 
 
-def test_no_file_is_no_state(file: Path) -> None:
+def test_no_file_means_no_state(file: Path) -> None:
     assert read_state(file, "demo") is None
 
 
@@ -178,7 +178,7 @@ def test_a_broken_file_says_which_and_how_to_go_on(file: Path, text: str) -> Non
     assert caught.value.exit_code == 2
 
 
-def test_a_file_that_is_no_text(file: Path) -> None:
+def test_a_file_that_is_not_text(file: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_bytes(b"\x00\xff\xfe")
     with pytest.raises(StateError):

@@ -156,7 +156,7 @@ class TestStats:
         assert stats is not None
         assert stats.flushes == 2
 
-    def test_deleting_is_no_flush(self, store: Store, client: redis.Redis) -> None:
+    def test_deleting_is_not_a_flush(self, store: Store, client: redis.Redis) -> None:
         client.set("a", 1)
         client.delete("a")
         stats = store.stats()

@@ -183,7 +183,7 @@ class TestSystemPackages:
         assert ready.run(script).returncode == 0
         assert "apt-get" not in ready.asked[0]
 
-    def test_a_user_is_told_them(self, bare: Machine, script: Path, checkout: Path) -> None:
+    def test_a_user_sees_which_packages(self, bare: Machine, script: Path, checkout: Path) -> None:
         bare.uid = 1000
         ended = bare.run(script)
         assert (ended.returncode, bare.asked, made(checkout)) == (3, [], set())
@@ -213,7 +213,7 @@ class TestPython311:
         assert ready.run(script, PDKIT_SYSTEM_PYTHON=system).returncode == 0
         assert PYTHON_311.replace("3.11", system) in ready.asked
 
-    def test_none_to_be_had(self, ready: Machine, script: Path) -> None:
+    def test_none_available(self, ready: Machine, script: Path) -> None:
         (ready.state / "no-3.11").touch()
         for _ in range(2):
             ended = ready.run(script)

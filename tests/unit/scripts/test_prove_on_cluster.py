@@ -152,7 +152,7 @@ def test_a_step_that_fails_ends_it_and_deletes_the_stack(exported: Path, step: s
     assert not [one for one in calls(exported) if "job/check" in one]
 
 
-def test_a_log_that_breaks_off_is_no_failed_check(exported: Path) -> None:
+def test_a_log_that_breaks_off_is_not_a_failed_check(exported: Path) -> None:
     ran = prove(exported, "stack", "cpu", HANGS="logs -f", ENDS_AT="3")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "proved: cpu in namespace proof\n"
@@ -194,7 +194,7 @@ def test_a_redis_of_ones_own_is_refused(exported: Path, folder: str) -> None:
     assert not (exported / "calls").exists()
 
 
-def test_the_connectors_own_file_is_no_redis_of_ones_own(exported: Path) -> None:
+def test_the_connectors_own_file_does_not_count_as_a_users_redis(exported: Path) -> None:
     file = exported / "stack" / "base" / "consumer.yaml"
     file.write_text(file.read_text() + "      - key: pdkit_connector.redis_url.py\n")
     assert prove(exported, "stack", "cpu").returncode == 0

@@ -496,7 +496,7 @@ class TestSecrets:
             "XAUTHORITY",
         ],
     )
-    def test_what_is_none_is_not(self, contained: Make, name: str) -> None:
+    def test_other_names_are_accepted(self, contained: Make, name: str) -> None:
         made = contained(engine={"env": {name: "1"}})
         assert made.services["producer-0"]["environment"][name] == "1"
 
@@ -656,5 +656,5 @@ def test_a_machine_without_its_gpus_is_assumed_to_have_them(contained: Make) -> 
     made = contained(vendor="rocm", gpus=2)
     assert made.prepared.inventory.cpus == 16, "the rest is this machine's"
     described = Inventory(cpus=4, memory_mib=1 << 16)
-    with pytest.raises(Exception, match="2 GPUs for --vendor rocm asked for, none seen"):
+    with pytest.raises(Exception, match="2 GPUs needed for --vendor rocm, none found"):
         contained(vendor="rocm", gpus=2, machine=described)

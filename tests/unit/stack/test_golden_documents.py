@@ -136,7 +136,7 @@ def test_a_change_of_any_value_shows() -> None:
         assert differences(base, with_leaf(document, path, "another")) != golden, path
 
 
-def test_every_golden_is_small_beside_what_it_stands_for() -> None:
+def test_every_golden_is_small_compared_with_its_document() -> None:
     folder = REPO / "tests" / "golden"
     files = [*folder.glob("compose/*.yaml"), *folder.glob("process/*.yaml")]
     sizes: dict[Path, tuple[int, int]] = {}

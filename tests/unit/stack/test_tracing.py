@@ -39,7 +39,7 @@ def test_router_and_engines_send_spans_to_one_collector(prepared: Make, topology
         ]  # fmt: skip
 
 
-def test_containers_are_told_the_same(contained: MakeCase) -> None:
+def test_containers_get_the_same_options(contained: MakeCase) -> None:
     case = contained(tracing=TRACING)
     assert "--otlp-endpoint" in case.services["router"]["command"]
     for engine in case.engines.values():
@@ -53,7 +53,9 @@ def test_variables_of_the_user_win(prepared: Make) -> None:
     assert stack.service("producer-0").env["OTEL_SERVICE_NAME"] == "theirs"
 
 
-def test_without_a_collector_nobody_is_told_of_any(prepared: Make, contained: MakeCase) -> None:
+def test_without_a_collector_no_engine_gets_trace_headers(
+    prepared: Make, contained: MakeCase
+) -> None:
     stack = prepared().stack
     told = [(service.argv, sorted(service.env)) for service in stack.services]
     assert "otlp" not in f"{told} {contained().document}".lower()

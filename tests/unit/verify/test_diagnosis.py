@@ -313,7 +313,7 @@ def test_a_healthy_stack_has_none() -> None:
     assert codes(prompts=(PROMPT,)) == []
 
 
-def test_wrong_kv_is_named_whatever_else_is_wrong() -> None:
+def test_wrong_kv_is_named_even_if_something_else_is_wrong() -> None:
     """A miss is computed again and changes no answer, so it explains no difference."""
     assert codes(mismatched=True) == ["kv_differs"]
     assert codes(mismatched=True, missed=True) == ["kv_differs"]
@@ -326,12 +326,12 @@ def test_wrong_kv_is_named_whatever_else_is_wrong() -> None:
     ]  # fmt: skip
 
 
-def test_engines_that_compute_otherwise_are_no_wrong_kv() -> None:
+def test_engines_that_compute_differently_do_not_count_as_wrong_kv() -> None:
     apart = kv(dtype="float32")
     assert codes(missed=True, mismatched=True, **apart) == ["layout_differs"]
 
 
-def test_a_log_without_its_beginning_is_no_missing_report() -> None:
+def test_a_log_without_its_beginning_is_not_a_missing_report() -> None:
     assert codes(missed=True, **producer(fixes={})) == ["not_found"]
     counted = producer(fixes={}, connector=None)
     assert codes(missed=True, **counted) == ["not_found"]
@@ -400,12 +400,12 @@ def test_an_engine_without_the_connector_is_not_asked_for_its_fixes() -> None:
     assert seen == ["connector_not_loaded"]
 
 
-def test_a_sound_server_of_lmcache_is_no_cause() -> None:
+def test_a_healthy_lmcache_server_is_not_a_cause() -> None:
     assert codes(missed=True, **server()) == ["not_found"]
     assert codes(**server(evictions=9, no_room=9)) == [], "nothing was missed"
 
 
-def test_what_the_server_of_lmcache_does_not_tell_is_no_cause() -> None:
+def test_what_the_server_of_lmcache_does_not_tell_is_not_a_cause() -> None:
     """An engine of another kit reports no instance, and one that ended is known to nobody."""
     assert codes(missed=True, **server(lmcache="", engines=None)) == ["not_found"]
     kv = {**MP_KV, "lmcache": "unknown"}
@@ -441,7 +441,7 @@ def test_a_server_of_lmcache_that_does_not_answer_is_started_again(
     assert cause.hint == f"deploy logs kv-server --name demo; {command} --name demo"
 
 
-def test_what_nobody_reports_is_no_difference() -> None:
+def test_unreported_facts_are_not_a_difference() -> None:
     """Another release of LMCache tells less."""
     assert codes(missed=True, **consumer(kv={"chunk_size": 256, "model": None})) == ["not_found"]
 
@@ -453,7 +453,7 @@ def test_one_cause_names_all_engines_it_is_seen_in() -> None:
 
 
 @pytest.mark.parametrize("state", ["applied", "not needed", "not applicable", "guarded"])
-def test_states_that_are_no_cause(state: str) -> None:
+def test_states_that_are_not_a_cause(state: str) -> None:
     assert codes(missed=True, **producer(fixes={"B17": state})) == ["not_found"]
 
 

@@ -154,7 +154,7 @@ class TestNoise:
         assert len(self_differences(answer(SURE, SURE), answer(parted, SURE))) == 2
 
     @pytest.mark.parametrize("ruin", [{"y": -0.1}, {"a": NAN, "b": NAN}])
-    def test_nothing_to_compare_is_no_small_noise(self, ruin: dict[str, float]) -> None:
+    def test_nothing_to_compare_does_not_count_as_small_noise(self, ruin: dict[str, float]) -> None:
         found = self_differences(answer(SURE), answer(ruin, tokens=next(iter(ruin))))
         assert max(found) == INF
 

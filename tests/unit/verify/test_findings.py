@@ -27,7 +27,7 @@ def failed(found: Findings, least: float = 1.0) -> list[str]:
     return [item for item, _ in failures(found, (), store_answers=True, least=least)]
 
 
-def test_a_sound_stack_has_none() -> None:
+def test_a_healthy_stack_has_no_cause() -> None:
     assert failed(sound()) == []
     assert not sound().missed
 
@@ -83,7 +83,7 @@ def test_more_than_is_eligible_was_counted_wrongly(field: str, item: str) -> Non
     assert failed(found) == []
 
 
-def test_a_phase_that_was_left_out_is_no_failure() -> None:
+def test_a_phase_that_was_left_out_is_not_a_failure() -> None:
     found = sound()
     found.turns = Phase(skipped="the context is too short")
     assert failed(found) == []
@@ -95,7 +95,7 @@ def test_requests_of_a_burst_that_failed() -> None:
     assert failed(found) == ["burst"]
 
 
-def test_hits_of_a_burst_are_told_and_not_judged() -> None:
+def test_hits_of_a_burst_are_shown_and_not_judged() -> None:
     found = sound()
     found.burst = Phase(Hits(9000, 10, 7000), 16)
     assert failed(found) == []
@@ -143,7 +143,7 @@ def test_ruin_is_noticed_however_noisy_the_engines_are() -> None:
     assert failed(found) == ["equivalence"]
 
 
-def test_an_engine_that_contradicts_itself_fails_and_excuses_nobody() -> None:
+def test_an_engine_that_contradicts_itself_fails_and_does_not_raise_the_tolerance() -> None:
     found = sound()
     found.add_noise("p", answer(), answer(0.1, cached=512))
     found.add_noise("c", answer(), answer(5.0, cached=512))
@@ -165,7 +165,7 @@ def test_answers_that_are_not_one_computed_and_one_cached_tell_no_noise(
     assert found.equivalence.tolerance == LOGPROB_TOLERANCE
 
 
-def test_an_engine_that_was_started_anew() -> None:
+def test_a_restarted_engine() -> None:
     found = sound()
     found.restarted = ["consumer-0"]
     assert failed(found) == ["engines"]

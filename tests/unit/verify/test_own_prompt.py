@@ -35,7 +35,7 @@ def test_the_consumers_own_cache_served_it() -> None:
     assert "0 of 768 eligible tokens came from the store, 800 from the consumer's" in own.sentence
 
 
-def test_a_part_of_each_is_no_miss() -> None:
+def test_a_part_of_each_is_not_a_miss() -> None:
     part = replace(PROMPT, local=256, loaded=512)
     assert part.hit and not part.missed and not part.hidden
 

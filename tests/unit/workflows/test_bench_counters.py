@@ -47,7 +47,7 @@ def moved(size: float, cpu_s: float) -> str:
     )
 
 
-def test_cpu_time_of_loads_and_stores_is_told_apart() -> None:
+def test_cpu_time_of_loads_and_stores_is_separate() -> None:
     before, after = pages(consumer_0=moved(1e9, 5)), pages(consumer_0=moved(3e9, 5.5))
     path = redis_path(running(), before, after)
     assert path is not None

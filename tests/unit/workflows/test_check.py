@@ -105,7 +105,7 @@ def test_where_nothing_is_loaded_the_rest_is_left_out(
     assert "Left out: burst, because no pair loads anything" in check_view(report)
 
 
-def test_an_answer_that_was_loaded_is_no_reference(
+def test_an_answer_that_was_loaded_is_not_a_reference(
     served: Lab, with_faults: Callable[..., None]
 ) -> None:
     """Both sides of the comparison would come from the same bytes, right or wrong."""
@@ -129,7 +129,7 @@ def test_requests_of_others_are_noticed(served: Lab) -> None:
     assert "Not judged, because others sent requests" in check_view(report)
 
 
-def test_clients_that_leave_are_no_fault_of_the_counters(served: Lab) -> None:
+def test_clients_that_leave_do_not_disturb_the_counters(served: Lab) -> None:
     """Their hits are counted, and that they finished is not."""
     urls = [find_stack_url(served, name) for name in ("producer-0", "consumer-1")]
     dice = random.Random(0)

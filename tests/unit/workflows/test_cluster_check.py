@@ -133,7 +133,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_QUIET_S", 0.1)
 
 
-def test_a_sound_stack_passes_and_keeps_no_key_of_the_check(cluster: Cluster) -> None:
+def test_a_healthy_stack_passes_and_keeps_no_key_of_the_check(cluster: Cluster) -> None:
     report = cluster.check()
     assert report.failures == []
     assert [(pair.producer, pair.consumer) for pair in report.pairs] == [
@@ -274,7 +274,7 @@ def pod(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pod:
     return Pod([sys.executable, *seen], {**plain_environ(), **env, **own, **where})
 
 
-def test_the_job_passes_on_a_sound_stack(pod: Pod) -> None:
+def test_the_job_passes_on_a_healthy_stack(pod: Pod) -> None:
     ended = pod.run()
     assert ended.returncode == 0, ended.stderr
     assert "check passed" in ended.stdout
@@ -346,7 +346,7 @@ def test_a_pair_that_the_job_does_not_find_is_an_error(pod: Pod) -> None:
     assert "no such pair" in ended.stderr
 
 
-def test_a_bug_of_the_program_is_no_failed_check(pod: Pod) -> None:
+def test_a_bug_of_the_program_is_not_a_failed_check(pod: Pod) -> None:
     ended = replace(pod, argv=[*pod.argv[:-2], "/nonexistent/stack.json", pod.argv[-1]]).run()
     assert ended.returncode == 70
     assert "Traceback" in ended.stderr

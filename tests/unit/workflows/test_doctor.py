@@ -65,7 +65,7 @@ def failing(found: Examination) -> dict[str, str]:
     return {one.id: one.message for one in found.failed}
 
 
-def test_a_sound_machine(lab: Lab) -> None:
+def test_a_healthy_machine(lab: Lab) -> None:
     found = look(lab)
     assert failing(found) == {}
     assert {one.id for one in found.findings} == ALWAYS

@@ -454,7 +454,7 @@ def test_engines_run_as_they_do_under_compose(
         }  # fmt: skip
 
 
-def test_a_dollar_is_no_variable_of_kubernetes() -> None:
+def test_a_dollar_is_not_a_variable_of_kubernetes() -> None:
     engine = {"args": ["--seed", "$(HOME)"], "env": {"A": "$$x"}}
     found = container_in(made(vendor="cpu", engine=engine), "overlays/cpu/producer.yaml")
     assert "$$(HOME)" in found["args"]
@@ -900,7 +900,7 @@ def test_a_marker_that_is_a_link_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "{", "[]", '{"files": 5}'], ids=["levels", "cut", "list", "number"]
 )
-def test_a_marker_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
+def test_a_marker_that_cannot_be_read_is_ignored(text: str, tmp_path: Path) -> None:
     (tmp_path / MARKER).write_text(text)
     write_export(made(vendor="cpu"), tmp_path)
 

@@ -211,7 +211,7 @@ def test_the_stack_is_planned_again_as_it_was(vendor: str, fields: dict[str, Any
     assert again.prepared.spec.engine.env == fields.get("engine", {}).get("env", {})
 
 
-def test_it_is_told_nothing_of_the_machine_that_exported(tmp_path: Path) -> None:
+def test_it_contains_nothing_of_the_machine_that_exported(tmp_path: Path) -> None:
     for name in ("key", "url", "token"):
         (tmp_path / name).write_text(SECRET)
     found = made(

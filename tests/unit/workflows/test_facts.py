@@ -178,7 +178,7 @@ class TestHere:
     ) -> None:
         monkeypatch.setattr(survey_module, "found_programs", lambda *_: pytest.fail("looked"))
         monkeypatch.setattr(images_module, "found_images", lambda *_: pytest.fail("looked"))
-        with pytest.raises(MissingGpus, match="2 GPUs for --vendor rocm asked for, none seen"):
+        with pytest.raises(MissingGpus, match="2 GPUs needed for --vendor rocm, none found"):
             facts_here(spec(runtime=runtime, vendor="rocm"), home, lambda _: None)
 
     @pytest.mark.parametrize("runtime", ["process", "compose"])
@@ -196,7 +196,7 @@ class TestHere:
         steps = Steps()
         asked = spec(runtime=runtime, vendor="rocm", allow_unproven=True)
         found = survey(asked, home, steps, lambda _: None).facts
-        assert "none seen" in steps.outcomes["gpus"].trouble
+        assert "none found" in steps.outcomes["gpus"].trouble
         assert [gpu.name for gpu in found.inventory.gpus_of("rocm")] == ["assumed", "assumed"]
 
     def test_the_tolerant_one_goes_on_without_docker(
@@ -301,7 +301,7 @@ class TestHubToken:
         assert hub_token(spec()) is None
 
     @pytest.mark.parametrize("text", [None, "", " \n"])
-    def test_a_named_file_that_holds_none(
+    def test_a_named_file_without_a_token(
         self, spec: Make, tmp_path: Path, text: str | None
     ) -> None:
         file = tmp_path / "token"

@@ -69,7 +69,7 @@ def test_a_refusal_is_not_remembered(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     assert asked(lab) == 3
 
 
-def test_a_stack_is_told_what_goes_on_and_the_second_start_asks_nothing(lab: Lab) -> None:
+def test_a_user_sees_progress_and_the_second_start_asks_nothing(lab: Lab) -> None:
     require(lab)
     assert lab.lines[0].startswith("trying the connector's fixes in ")
     assert lab.lines[1].startswith("no fix failed: 1 applied (")
@@ -78,7 +78,7 @@ def test_a_stack_is_told_what_goes_on_and_the_second_start_asks_nothing(lab: Lab
     assert lab.lines == []
 
 
-def test_other_versions_switches_and_code_are_asked_anew(
+def test_other_versions_switches_and_code_are_asked_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     require(lab)

@@ -132,7 +132,9 @@ class TestNames:
             ("a b:1", "neither a profile nor an image reference"),
         ],
     )
-    def test_what_is_none_is_refused(self, spec: Make, value: str, words: str) -> None:
+    def test_a_value_that_names_no_image_is_refused(
+        self, spec: Make, value: str, words: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
             stack_images(spec(image=value), "cuda")
         assert f"'{value}'" in caught.value.message
@@ -170,7 +172,7 @@ class TestNames:
             ("cuda", "lacks a tag"),
         ],
     )
-    def test_of_a_service_what_is_none_is_refused(
+    def test_unknown_service_is_refused(
         self, spec: Make, service: str, value: str, words: str
     ) -> None:
         if service == value:
@@ -496,7 +498,7 @@ class TestCatalogue:
         build_images(("rocm-seed",), {}, wheelhouse=None, report=lambda _: None)
         assert docker.done.pop()[3]["BASE"] == base, "it came as a file"
 
-    def test_a_source_that_is_no_commit_is_refused(self, docker: Docker) -> None:
+    def test_a_source_that_is_not_a_commit_is_refused(self, docker: Docker) -> None:
         repository, commit = "git+https://github.com/LMCache/LMCache.git", "0a" * 20
         for tail in ("", "@v0.5.3", f"@{commit[:-1]}", f"@{commit}#egg", f"@{commit}/x"):
             with pytest.raises(ConfigError, match="does not name a commit") as caught:

@@ -19,7 +19,7 @@ class Keys:
 
 @pytest.mark.parametrize("form", ["m@1@0@ab@bf16@{}", "m@1@0@ab@bf16@3@{}"])
 @pytest.mark.parametrize("behind", ["", "@kv_layout%1-cpu", "kv_bytes"])
-def test_a_tag_is_counted_wherever_it_stands(form: str, behind: str) -> None:
+def test_a_tag_is_counted_at_any_position(form: str, behind: str) -> None:
     """Last, as on GPUs; before a layout's, as on CPUs; with what LMCache's own client appends."""
     own = CheckKeys(tagged=True)
     tags = [own.new_tag() for _ in range(12)]

@@ -142,7 +142,7 @@ class TestRestart:
         restart_services(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
         assert drained(stack) == {"consumer-1"}
 
-    def test_one_that_is_killed_drains_nothing_for_ever(
+    def test_one_that_is_killed_drains_nothing_forever(
         self, stack: Lab, eventually: Eventually
     ) -> None:
         drain(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
@@ -275,7 +275,7 @@ class TestDrain:
         assert [view.name for view in engine_views(running) or () if view.drained] == ["producer-0"]
 
     @pytest.mark.parametrize("engine", ["router", "redis", "consumer-9"])
-    def test_what_is_no_engine(self, stack: Lab, engine: str) -> None:
+    def test_invalid_engines(self, stack: Lab, engine: str) -> None:
         for work in (
             lambda: drain(stack.home, "pdkit", engine, stack.lines.append, AT_ONCE),
             lambda: undrain(stack.home, "pdkit", engine),

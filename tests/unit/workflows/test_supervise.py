@@ -181,7 +181,7 @@ def test_engine_and_redis_that_die_together_come_back_in_order(
     assert "crash_loop" not in watched.events()
 
 
-def test_a_crash_loop_is_told_and_ended_and_a_person_can_start_it_again(
+def test_a_crash_loop_is_reported_and_ended_and_a_person_can_start_it_again(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     watched.policy = RestartPolicy(deaths=2, pause_s=0.05)
@@ -368,7 +368,7 @@ class TestTheSupervisorItself:
             assert there.front.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         supervised.ask()
 
-    def test_whole_is_told_and_brought_back_by_up(
+    def test_whole_is_reported_and_brought_back_by_up(
         self, supervised: Lab, eventually: Eventually
     ) -> None:
         keeper = self.keeper(supervised)
@@ -513,7 +513,7 @@ class TestLiveness:
         assert self.seen(answers) == silent_s
 
     def test_one_that_has_loaded_for_certain_needs_no_answer_first(self) -> None:
-        """As when the supervisor is the one that was started anew."""
+        """As when the supervisor is the one that was restarted."""
         assert self.seen("---", loaded=True) == 15
 
     def test_a_question_without_an_answer_yet_is_not_asked_again(self) -> None:

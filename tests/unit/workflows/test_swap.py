@@ -330,7 +330,7 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
     with pytest.raises(ConfigError, match="--image: the stack runs as processes"):
         swap_stack(lasting.home, "pdkit", SwapTo(image="mine/vllm:1"), lasting.lines.append)
     machine(machine_with("rocm", 0))
-    with pytest.raises(MissingGpus, match="--vendor cuda asked for, none seen") as caught:
+    with pytest.raises(MissingGpus, match="--vendor cuda, none found") as caught:
         swapped(lasting)
     assert "deploy up" not in caught.value.hint, "it would be refused: the stack is up"
     assert caught.value.hint.startswith("deploy status --name pdkit")
@@ -425,7 +425,7 @@ def test_rollback_without_a_past(lasting: Lab) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_stack_that_was_never_checked_is_no_past(lab: Lab) -> None:
+def test_a_stack_that_was_never_checked_is_not_in_the_history(lab: Lab) -> None:
     lab.up(lab.spec(model="tiny"), check=False)
     swapped(lab)
     with pytest.raises(StateError, match="no earlier plan that passed"):

@@ -183,7 +183,7 @@ class TestFolder:
             swept(home, stacks)
         assert not stacks.up_now
 
-    def test_a_file_is_no_folder(self, home: Home, tmp_path: Path) -> None:
+    def test_a_file_is_not_a_folder(self, home: Home, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         folder, sweep = open_sweep(home, planned(), SETTINGS, tmp_path / "file")
         with pytest.raises(MachineUnfit, match="file cannot be written"):

@@ -136,7 +136,7 @@ def test_each_page_is_read_once(served: Lab, monkeypatch: pytest.MonkeyPatch) ->
     assert len(asked) == len(set(asked))
 
 
-def test_an_engine_that_hangs_stops_nobody(served: Lab) -> None:
+def test_a_hung_engine_stops_no_other(served: Lab) -> None:
     watch = StackWatch(served.home, "pdkit")
     watch.frame()
     pid = require_stack(served.home, "pdkit").state.services["consumer-1"].pid
@@ -180,7 +180,7 @@ class TestTrouble:
             StackWatch(lab.home, "pdkit").frame()
 
     @pytest.mark.parametrize("error", [DockerUnavailable("no Docker engine"), OSError("gone")])
-    def test_later_is_told_and_gone_through(
+    def test_a_later_failure_is_reported_and_the_watch_continues(
         self, served: Lab, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         watch = StackWatch(served.home, "pdkit")

@@ -90,7 +90,7 @@ def test_what_is_here_in_part_is_not_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "index", ["[" * 100_000, "[]", '{"weight_map": 5}'], ids=["levels", "list", "number"]
 )
-def test_an_index_that_is_none(tmp_path: Path, index: str) -> None:
+def test_an_invalid_index(tmp_path: Path, index: str) -> None:
     wanted = WantedModel("owner/70b", snapshot(tmp_path).name, tmp_path / "cache")
     snapshot(tmp_path).mkdir(parents=True)
     (snapshot(tmp_path) / "model.safetensors.index.json").write_text(index)

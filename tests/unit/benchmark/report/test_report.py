@@ -73,7 +73,7 @@ class TestPage:
     def test_has_verdict_charts_tables_and_commands(self) -> None:
         found = runs(measured(), measured("2a"))
         text = drawn(found)
-        assert "No difference that this many runs can show" in text
+        assert "No significant difference in this many runs" in text
         for heading in ("Results", "Break-even", "Machine and versions", "Commands", "Failures"):
             assert f"<h2>{heading}" in text
         assert "deploy bench" in text
@@ -126,7 +126,7 @@ class TestPage:
         rows = re.findall(r"<td>([\d.]+)/s offered</td>", text.partition("<h2>Break")[0])
         assert rows == ["1", "9"]
 
-    def test_what_differs_between_runs_stands_apart(self) -> None:
+    def test_what_differs_between_runs_is_shown_separately(self) -> None:
         text = drawn(runs(measured(), measured("2a")))
         differs, same = re.findall(r'<table class="words">(.*?)</table>', text, re.DOTALL)
         assert "stack: topology" in differs

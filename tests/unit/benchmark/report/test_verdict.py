@@ -45,7 +45,7 @@ class TestVerdict:
     def test_no_difference(self) -> None:
         found = verdict([run("4a", 2.0), run("1p3d", 2.01)])
         assert found.kind == "no difference"
-        assert found.sentence.startswith("No difference that this many runs can show: 1p3d holds")
+        assert found.sentence.startswith("No significant difference in this many runs: 1p3d holds")
 
     def test_too_few_repeats(self) -> None:
         found = verdict([run("2a", 2.0, count=3), run("1p1d", 4.0, count=3)])

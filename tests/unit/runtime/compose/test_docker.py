@@ -131,7 +131,7 @@ class TestKept:
         assert answers("") == "yes yes 1"
 
     @pytest.mark.parametrize("elsewhere", [True, False])
-    def test_a_plugin_that_cannot_be_told_is_always_asked(
+    def test_an_unidentified_plugin_is_always_asked(
         self,
         answers: Callable[..., str],
         plugin: Path,
@@ -326,7 +326,7 @@ class TestRunning:
     ["See 'docker run --help'.", "\nRun 'docker run --help' for more information"],
     ids=["20.10", "28"],
 )
-def test_what_docker_refuses_is_told_and_not_its_help(docker_command: Install, tail: str) -> None:
+def test_dockers_refusal_is_reported_and_not_its_help(docker_command: Install, tail: str) -> None:
     docker_command(f'echo "docker: no GPU here.\n{tail}" >&2; exit 125')
     found = code_of_image("sha256:1", "python3", "an/image:1", None, gpus=True)
     assert found.trouble == "docker: no GPU here."

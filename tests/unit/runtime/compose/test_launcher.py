@@ -409,7 +409,7 @@ class TestStart:
     ) -> None:
         done = subprocess.CompletedProcess((), 0, "", "")
         monkeypatch.setattr(launcher_module, "run_docker", lambda *_, **__: done)
-        with pytest.raises(MachineError, match="made no container for redis"):
+        with pytest.raises(MachineError, match="created no container for redis"):
             launcher.start(stack.services[0], SECRETS)
 
     def test_once_all_serve_they_come_back_by_themselves(
@@ -628,7 +628,7 @@ class TestStop:
         launcher.stop({"redis": ServiceRecord("redis")}, grace_s=0.1)
         assert ("stop", 1) in redis.done
 
-    def test_what_is_gone_is_no_error(self, launcher: ComposeLauncher) -> None:
+    def test_a_missing_container_is_not_an_error(self, launcher: ComposeLauncher) -> None:
         launcher.stop({"redis": ServiceRecord("redis")}, grace_s=1)
 
     def test_all_that_carries_the_mark(

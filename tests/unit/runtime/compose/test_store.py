@@ -62,12 +62,12 @@ def test_ping(store: Make) -> None:
         "OK\nLOADING Redis is loading the dataset in memory\n",
     ],
 )
-def test_no_pong_is_no_answer(store: Make, answer: str) -> None:
+def test_no_pong_is_not_an_answer(store: Make, answer: str) -> None:
     assert not store(answer).ping()
 
 
 @pytest.mark.parametrize("error", [APIError("is not running"), ConnectTimeout()])
-def test_an_engine_that_fails_is_no_answer(store: Make, error: BaseException) -> None:
+def test_an_engine_that_fails_is_not_an_answer(store: Make, error: BaseException) -> None:
     assert not store(error).ping()
     assert store(error).stats() is None
 
@@ -238,7 +238,7 @@ def test_output_that_comes_in_one_piece_with_the_head_is_not_lost(
 
 
 @pytest.mark.parametrize("status", ["409 Conflict", "404 Not Found"])
-def test_a_container_that_takes_no_command_is_no_answer(
+def test_a_container_that_takes_no_command_is_not_an_answer(
     container: Callable[..., Any], status: str
 ) -> None:
     with open_container_store(container(b'{"message": "it does not run"}', status)) as store:

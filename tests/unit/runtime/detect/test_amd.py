@@ -47,7 +47,7 @@ class TestKernelsList:
         banks = ["heap_type 0\nsize_in_bytes 64", "heap_type 1\nsize_in_bytes 7"]
         assert own_bytes([*banks, "heap_type 2\nsize_in_bytes 1", "", "heap_type 1"]) == 8
 
-    def test_processors_are_no_gpus(self, machine: Machine) -> None:
+    def test_processors_are_not_gpus(self, machine: Machine) -> None:
         machine.kernel_lists(*[MI300X] * 8)
         gpus = read_kfd(machine.root)
         assert [gpu.node for gpu in gpus] == list(range(2, 10))

@@ -38,7 +38,7 @@ def test_processors_without_avx512_are_slow_at_bfloat16(
     assert machine.detect().fast_bfloat16 is fast
 
 
-def test_it_takes_no_time_where_there_is_no_tool(machine: Machine) -> None:
+def test_it_takes_no_time_if_there_is_no_tool(machine: Machine) -> None:
     times = []
     for _ in range(3):
         begin = time.perf_counter()
@@ -47,7 +47,7 @@ def test_it_takes_no_time_where_there_is_no_tool(machine: Machine) -> None:
     assert min(times) < 0.05
 
 
-def test_it_works_on_whatever_runs_this() -> None:
+def test_it_works_on_any_machine() -> None:
     assert detect_inventory(timeout_s=10).seen
 
 

@@ -27,7 +27,7 @@ class TestParser:
         assert [one.mig for one in gpus] == [False, True, False, False]
 
     @pytest.mark.parametrize("name", ["gb10", "gb10_not_supported"])
-    def test_no_memory_of_its_own(self, name: str) -> None:
+    def test_a_gpu_without_its_own_memory(self, name: str) -> None:
         (one,) = parse_gpus(recorded(f"nvidia/{name}.csv"))
         assert (one.gpu.name, one.gpu.memory_mib, one.gpu.arch) == ("NVIDIA GB10", 0, "12.1")
 
@@ -107,7 +107,7 @@ class TestOutcomes:
         machine.prints("nvidia-smi", recorded("nvidia/h100x8.csv") + "WARNING: infoROM\n", code=14)
         assert len(find_nvidia(machine.tools, HOST_MIB).gpus) == 8
 
-    def test_it_is_no_program(self, machine: Machine) -> None:
+    def test_it_is_not_a_program(self, machine: Machine) -> None:
         machine.install("nvidia-smi", "")
         (machine.root / "bin/nvidia-smi").write_bytes(b"\x7fELF no program")
         assert "does not start" in about(machine.detect().seen, "nvidia-smi")
@@ -131,7 +131,7 @@ class TestOutcomes:
         assert [(gpu.memory_mib, gpu.arch) for gpu in found.gpus] == [(32510, "")] * 2
         assert len(machine.calls("nvidia-smi")) == 3
 
-    def test_a_driver_that_knows_no_field_is_not_asked_for_ever(self, machine: Machine) -> None:
+    def test_a_driver_that_knows_no_field_is_not_asked_forever(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/no_mig.txt"), code=2)
         assert "failed with 2" in about(find_nvidia(machine.tools, 1).seen, "nvidia-smi")
         assert len(machine.calls("nvidia-smi")) <= 3

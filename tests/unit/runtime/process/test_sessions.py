@@ -85,7 +85,7 @@ class TestWaitForAnEnd:
 
 
 class TestSpawn:
-    def test_has_a_session_of_its_own(self, spawn: Spawn) -> None:
+    def test_has_its_own_session(self, spawn: Spawn) -> None:
         process = spawn(SLEEPER)
         assert os.getsid(process.pid) == process.pid != os.getsid(0)
 

@@ -13,7 +13,7 @@ Answer = tuple[int, Any]
 
 
 def serve(port: int, answer: Callable[[str, Any, bool], Answer]) -> None:
-    """Serve for ever; `answer` gets a path, a JSON body or None, and whether the router asks."""
+    """Serve forever; `answer` gets a path, a JSON body or None, and whether the router asks."""
 
     key = Path(os.environ["PDKIT_ENGINE_KEY_FILE"]).read_text().strip()
 
