@@ -99,7 +99,7 @@ How long it takes to ask Redis which chunks of a prompt it has: through the kit'
 builds the keys and counts the answers, and through a plain socket, which sends the same commands
 and reads the answers. They take turns, 20 times in each round; numbers are medians of the rounds,
 ratios the medians of the rounds' ratios. CPU is user and system time of the engine's process and of
-Redis; beside other work, times say more of that work.
+Redis; on a busy machine, times depend mostly on the other work.
 
 {targets}
 
