@@ -1,6 +1,6 @@
 """What the review's fixes cost: the Redis path and the router of an older commit and of this tree.
 
-    .venv/bin/python -m bench.before_after [--only redis-path|router] [--rounds 60]
+    .venv/bin/python -m bench.before_after [--only lookups|redis-path|router] [--rounds 60]
         [--redis-path COMMIT] [--router COMMIT] [--requests 1000]
 
 Both sides have processes of their own and take turns in every round, so that a noisy machine hurts
@@ -49,7 +49,7 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--only", choices=("redis-path", "router"))
+    options.add_argument("--only", choices=("lookups", "redis-path", "router"))
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("--requests", type=int, default=1000, help="of the router in each round")
     options.add_argument("--redis-path", default=REDIS_PATH, metavar="COMMIT")
@@ -57,9 +57,10 @@ def main() -> None:
     given = options.parse_args()
     spent: Spent = {}
     if given.only != "router":
+        sizes = () if given.only == "lookups" else _VALUES_MIB
         with tree(given.redis_path) as before:
-            spent |= redis_path(before, given.rounds)
-    if given.only != "redis-path":
+            spent |= redis_path(before, given.rounds, sizes)
+    if given.only in (None, "router"):
         with tree(given.router) as before:
             spent |= router(before, given.rounds, given.requests)
     print(table(spent))
@@ -75,8 +76,8 @@ def tree(commit: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def redis_path(before: Path, rounds: int) -> Spent:
-    """Measure the engine's side of the Redis path, of two trees."""
+def redis_path(before: Path, rounds: int, values_mib: Sequence[int]) -> Spent:
+    """Measure the engine's side of the Redis path, of two trees: lookups, and values of sizes."""
     spent: Spent = {}
     with redis_server(_REDIS_MIB) as server:
         started = [
@@ -87,7 +88,7 @@ def redis_path(before: Path, rounds: int) -> Spent:
             if len(ready) < len(started):
                 sys.exit("one side cannot take part; BENCH_STDERR=1 shows why")
             measured = {"Redis path": lookups(ready, rounds)}
-            for mib in _VALUES_MIB:
+            for mib in values_mib:
                 measured[f"Redis path, {mib} MiB"] = transfers(ready, mib * MIB, rounds, server)
     for what, of in measured.items():
         for operation, sides in of.items():

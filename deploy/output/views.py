@@ -218,6 +218,7 @@ def swap_view(result: SwapResult) -> str:
 
 def images_view(rows: Sequence[ImageRow]) -> str:
     """Return the catalogue as a table."""
+    asked = any(row.advisories is not None for row in rows)
     cells = [
         (
             row.name + (" *" if row.default else ""),
@@ -227,11 +228,10 @@ def images_view(rows: Sequence[ImageRow]) -> str:
             row.verdict or "-",
             f"{row.age_days} d",
             size(row.size_mib) if row.here else f"no: {row.how}",
-            *(() if row.advisories is None else (len(row.advisories),)),
+            *(("-" if row.advisories is None else len(row.advisories),) if asked else ()),
         )
         for row in rows
     ]
-    asked = rows[0].advisories is not None
     header = ("image", "reference", "vLLM", "LMCache", "together", "pinned", "here")
     notes = [f"{row.name}: {row.note}" for row in rows if row.note]
     notes += [

@@ -15,6 +15,7 @@ from typing import Any
 
 from deploy.errors import MissingTool
 from deploy.runtime.compose.docker import last_line, run_docker
+from deploy.runtime.host import START_FOLDER
 from deploy.stack.containers import call_filter
 from deploy.stack.layout import CONNECTOR
 from deploy.stack.service import DeviceAccess
@@ -130,6 +131,7 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> subprocess.Complete
         return subprocess.run(
             command,
             env=environ,
+            cwd=START_FOLDER,
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -16,6 +16,9 @@ from deploy.home_folder import expanded
 from deploy.runtime.cgroup import MOUNT, read_limits
 from deploy.stack.layout import GRAFANA_HOME
 
+# Where interpreters are started: Python imports what lies in the folder that it is started in, and
+# the user's current one may be anybody's.
+START_FOLDER = "/"
 _PROBE_TIMEOUT_S = 60
 _CGROUP = MOUNT
 _MEMINFO = Path("/proc/meminfo")
@@ -214,6 +217,7 @@ def _probe(python: str, program: str, *arguments: str) -> str:
     try:
         done = subprocess.run(
             (python, "-c", program, *arguments),
+            cwd=START_FOLDER,
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,

@@ -28,7 +28,7 @@ class ImageRow:
         size_mib: 0 if it is not on this machine, or no Docker engine answers.
         pinned, age_days: when its versions were chosen, and how long ago that is.
         advisories: known vulnerabilities of what the kit installs in it, and of vLLM, LMCache
-            and torch; None if they were not asked for.
+            and torch; None if they were not asked for, or the kit installs nothing in it.
     """
 
     name: str
@@ -132,7 +132,13 @@ def image_rows(today: date, advisories: Path | None = None) -> list[ImageRow]:
     rows = [_row(image, looks, today) for image in images.values()]
     if records is None:
         return rows
-    return [replace(row, advisories=advisories_of(pins(images[row.name]), records)) for row in rows]
+    packages = {name: pins(image) for name, image in images.items()}
+    return [
+        replace(row, advisories=advisories_of(packages[row.name], records))
+        if packages[row.name]
+        else row
+        for row in rows
+    ]
 
 
 def _row(image: EngineImage | ServiceImage, looks: bool, today: date) -> ImageRow:

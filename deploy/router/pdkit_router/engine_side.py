@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import httptools
 
+from pdkit_router.limits import timeout
+
 _CONNECT_S = 2.0
 # Engines close what was idle for five seconds; a request must not cross with that.
 _IDLE_S = 2.0
@@ -212,7 +214,7 @@ class Connections:
                     return connection
                 connection.transport.close()
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(
                     lambda: EngineConnection(self), self._host, self._port
                 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdkit_router.engine_side import Connections, EngineLost, Exchange
+from pdkit_router.limits import timeout
 
 _log = logging.getLogger("router")
 _EVERY_S = 0.4
@@ -233,7 +234,7 @@ class HealthChecker:
 
     async def _state(self, engine: Engine) -> State:
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with timeout(_ANSWER_S):
                 status, _ = await engine.ask("GET", "/health")
         except EngineLost as exc:
             engine.gone |= not exc.asked
@@ -250,7 +251,7 @@ class HealthChecker:
             program on the port of an engine that died.
         """
         try:
-            async with asyncio.timeout(_GREET_S):
+            async with timeout(_GREET_S):
                 _, body = await engine.ask("GET", "/v1/models")
             models = json.loads(body)["data"]
             name = str(models[0]["id"])

@@ -19,7 +19,7 @@ from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineLost, Exchange
 from pdkit_router.engines import Engine, Everyone, Group
 from pdkit_router.errors import Refused
-from pdkit_router.limits import Budget
+from pdkit_router.limits import Budget, Turns
 from pdkit_router.request import Request, Work, work
 from pdkit_router.tracing import Span, Tracer, step
 
@@ -64,6 +64,7 @@ class Forwarder:
     answer_s: float
     counts: Counter[str]
     budget: Budget = field(default_factory=Budget)
+    turns: Turns = field(default_factory=Turns)
     context: int = 0
     tracer: Tracer | None = None
 
@@ -87,6 +88,7 @@ class Forwarder:
         self, request: Request, answer: ClientResponse, trace: Trace, span: Span | None
     ) -> None:
         last = self.consumers
+        await self.turns.wait(len(request.body))
         todo = work(request, others=len(last.all) > 1, beginning=last.beginning)
         todo.span = span
         self.counts["requests"] += 1
@@ -216,10 +218,7 @@ class Forwarder:
             return "prefill"
         return "decode" if group is self.consumers and self.producers.wanted else "answer"
 
-    async def _pass(
-        self, engine: Engine, exchange: Exchange,
-        events: Events, todo: Work,
-    ) -> None:  # fmt: skip
+    async def _pass(self, engine: Engine, exchange: Exchange, events: Events, todo: Work) -> None:
         """Pass events on as they come; where the engine is lost, those of another one."""
         exchange.pass_to(events.feed)
         events.answer.paces(exchange.pause)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from pdkit_router.errors import Refused
 from pdkit_router.request import Request
 
 HEAD_BYTES = 32 * 1024  # of a request
+_LOOKS = 10
+_LARGE_BYTES = 2**19  # a body that takes more than ten milliseconds to read
 
 
 @dataclass
@@ -92,6 +95,45 @@ class LazyTimer:
             self._action()
         elif self._at < math.inf:
             self._timer = self._loop.call_at(self._at, self._look)
+
+
+@asynccontextmanager
+async def timeout(limit_s: float) -> AsyncIterator[None]:
+    """Limit the time for an answer, as `asyncio.timeout` does, and blame nobody for a busy loop.
+
+    Large bodies hold up this process. The time is made of parts, and between two of them the loop
+    reads what has come.
+    """
+    loop, left = asyncio.get_running_loop(), _LOOKS
+    timer = LazyTimer(loop)
+
+    def look() -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            timer.set(limit_s / _LOOKS, look)
+        else:
+            limit.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as limit:
+        look()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+class Turns:
+    """Lets large bodies be read one after the other, with all else that waits between two."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self, body_bytes: int) -> None:
+        """Return when a body of this size may be read, which must happen at once."""
+        if body_bytes >= _LARGE_BYTES:
+            async with self._lock:
+                await asyncio.sleep(0)
 
 
 class Door(Protocol):

@@ -12,6 +12,7 @@ from deploy.doctor.seen import EngineCode
 from deploy.errors import MachineError
 from deploy.runtime.compose.docker import last_line, run_docker
 from deploy.runtime.fixes import device_options
+from deploy.runtime.host import START_FOLDER
 from deploy.stack.service import DeviceAccess
 
 _TIMEOUT_S = 60
@@ -102,6 +103,7 @@ def code_of_interpreter(python: str, environ: Mapping[str, str], *, gpus: bool) 
         done = subprocess.run(
             (python, "-c", PROGRAM, *_words(gpus)),
             env={**os.environ, **environ},
+            cwd=START_FOLDER,
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -326,6 +326,8 @@ class TestImages:
         text = images_view([replace(self.ROW, advisories=known)])
         assert text.splitlines()[2].split()[-1] == "2"
         assert text.endswith("cuda: GHSA-1: vllm 0.25.1, fixed in 0.26\ncuda: GHSA-2: x 1")
+        unknown = images_view([replace(self.ROW, advisories=known), self.ROW])
+        assert unknown.splitlines()[3].split()[-1] == "-", "which is not none"
 
     def test_services_have_no_versions_of_vllm(self) -> None:
         service = replace(

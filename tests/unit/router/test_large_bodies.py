@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+from unittest import mock
+
 import pytest
+from pdkit_router import forward
+from pdkit_router.client_response import ClientResponse
+from pdkit_router.engines import Group
+from pdkit_router.errors import Refused
+from pdkit_router.request import Request
 
 from tests.unit.router.conftest import Router, Start, forget_peak, peak
 from tests.unit.router.test_doors import answers, head, post
@@ -65,3 +77,33 @@ def test_no_body_takes_much_more_memory_than_its_bytes(
     status = status_of(long_router, body)
     assert status == (200 if name in FIT else 400)
     assert peak(long_router) - idle < 16 * len(body)
+
+
+def test_between_two_large_bodies_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one takes the time of thousands of small requests."""
+    turns: list[str] = []
+    read = forward.work
+
+    def noted(request: Request, **options: Any) -> Any:
+        turns.append("large" if len(request.body) > 2**20 else "small")
+        return read(request, **options)
+
+    monkeypatch.setattr(forward, "work", noted)
+
+    async def serve(forwarder: forward.Forwarder, size: int) -> None:
+        headers = [("host", "localhost")]
+        request = Request("POST", "/v1/completions", headers, bytearray(b" " * size + b"{}"))
+        with suppress(Refused):
+            await forwarder.serve(request, mock.Mock(spec=ClientResponse))
+
+    async def all_at_once() -> None:
+        forwarder = forward.Forwarder(Group(()), Group(()), "recompute", 1.0, Counter())
+        requests = [serve(forwarder, size) for size in (2**21, 2**21, 2**21, 0, 0)]
+        waiting = asyncio.gather(*requests)
+        while not waiting.done():
+            await asyncio.sleep(0)
+            turns.append("other")
+
+    asyncio.run(all_at_once())
+    assert [one for one in turns if one != "other"] == ["small"] * 2 + ["large"] * 3
+    assert ("large", "large") not in itertools.pairwise(turns)

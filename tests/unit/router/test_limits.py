@@ -146,6 +146,14 @@ def test_a_head_that_does_not_come(door: Callable[..., Door], sent: bytes) -> No
     assert said == b"" or said.startswith(b"HTTP/1.1 408")
 
 
+def test_a_second_head_that_does_not_come(door: Callable[..., Door]) -> None:
+    """What begins a request is idle no longer."""
+    opened = door(head_s=0.1).connect(GET)
+    assert opened.recv(1000).startswith(b"HTTP/1.1 200")
+    opened.sendall(b"GET /v1/mod")
+    assert ended(opened).startswith(b"HTTP/1.1 408")
+
+
 def test_a_head_that_comes_drop_by_drop(door: Callable[..., Door]) -> None:
     """The limit is for all of it."""
     opened = door(head_s=0.3).connect(b"GET /v1/models HTTP/1.1\r\n")

@@ -170,6 +170,25 @@ class TestSilence:
         stand_in.go.set()
         watching.cancel()
 
+    def test_nor_does_one_that_is_held_up_all_the_time(
+        self, loop: Loop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Large bodies, one after the other, each of which takes longer than an answer may."""
+        monkeypatch.setattr(engines, "_EVERY_S", 0.001)
+        monkeypatch.setattr(engines, "_ANSWER_S", 0.02)
+        asyncio.run(self._always_held_up(StandIn(loop, "c")))
+
+    async def _always_held_up(self, stand_in: StandIn) -> None:
+        engine = Engine("c", "127.0.0.1", stand_in.port)
+        watching = asyncio.create_task(HealthChecker([engine], lambda _: None).run())
+        while engine.state != "up":
+            await asyncio.sleep(0.01)
+        for _ in range(25):
+            time.sleep(0.05)
+            await asyncio.sleep(0)
+            assert engine.state == "up"
+        watching.cancel()
+
 
 async def _begins(engine: StandIn, to: Any) -> None:
     await to.begin()

@@ -22,8 +22,8 @@ _TIMEVAL = struct.Struct("@ll")
 _LINE_BYTES = 1 << 16
 # Beyond one line, the most that a server may answer to each command: a short error.
 _ERROR_BYTES = 1 << 9
-# How long a call on a socket may take beyond its deadline.
-_LATE_S = 0.02
+# How long a call on a socket may take beyond its deadline, and how much before it may be given up.
+_LATE_S, _EARLY_S = 0.02, 0.001
 
 
 class ReplyError(Exception):
@@ -83,8 +83,7 @@ class _Limited:
     def __init__(self, plain_or_tls: Any) -> None:
         self._socket = plain_or_tls
         self._plain = not isinstance(plain_or_tls, ssl.SSLSocket)
-        self._limited_by: Deadline | None = None
-        self._told_left_s = 0.0
+        self._told_left_s = -1.0
         if self._plain:
             self._socket.settimeout(None)
 
@@ -114,10 +113,11 @@ class _Limited:
     def _limit(self, deadline: Deadline) -> None:
         """Limit the next call, which may end a little after the deadline.
 
-        Setting the limit costs as much as reading some KiB, so it is set only now and then.
+        Setting the limit costs as much as reading some KiB, so it is set only now and then: the
+        last question's, which had as much time, serves the next one.
         """
         left_s = deadline.call_s()
-        if deadline is self._limited_by and left_s >= self._told_left_s - _LATE_S:
+        if -_LATE_S <= left_s - self._told_left_s <= _EARLY_S:
             return
         if self._plain:
             # The kernel takes zero for no limit.
@@ -126,7 +126,7 @@ class _Limited:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         else:
             self._socket.settimeout(left_s)
-        self._limited_by, self._told_left_s = deadline, left_s
+        self._told_left_s = left_s
 
 
 class Link:
