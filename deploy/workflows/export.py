@@ -180,7 +180,7 @@ def _notes(plan: Plan, box: Inventory, assumed: bool, wanted: ExportRequest) -> 
     memory_gib = box.memory_mib // 1024
     return [
         f"planned for {box.cpus} CPUs and {memory_gib} GiB of memory ({how})",
-        *rate_note(plan),
+        *rate_note(across(plan, wanted.boxes), wanted.boxes),
         *network_note(plan, wanted.boxes, wanted.link_gbit),
     ]
 

@@ -729,6 +729,15 @@ def test_what_the_network_must_carry_is_said(tmp_path: Path) -> None:
     assert "is unknown" in made(vendor="cuda", **spec).notes[-1]
 
 
+def test_redis_is_compared_with_what_all_boxes_compute() -> None:
+    node = machine_with("cuda", *range(8))
+    one, many = (made(node, gpus=8, boxes=boxes).notes[1] for boxes in (1, 64))
+    assert "4 Redis servers move" in one
+    assert "16 Redis servers move" in many
+    computed = [float(re.findall(r"computes up to ([\d.]+) GB/s", note)[0]) for note in (one, many)]
+    assert computed[1] == pytest.approx(64 * computed[0], rel=0.02)
+
+
 # Monitoring.
 
 
