@@ -423,6 +423,27 @@ def test_a_redis_of_the_users_own(tmp_path: Path) -> None:
     assert f"--from-file=ca.pem={ca}" in create
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://redis.example", "does not contain a Redis URL"),
+        ("redis://:pa'ss@redis.example", "is invalid"),
+        ("redis-sentinel://localhost:26379/main", "means the container itself"),
+        ("unix:///run/redis.sock", "is a socket of this machine"),
+        ("rediss://redis.example?ssl_ca_certs=/etc/other.pem", "URL names /etc/other.pem"),
+    ],
+)
+def test_a_url_that_no_pod_can_use_is_refused(url: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text(url)
+    with pytest.raises(ConfigError, match=words) as caught:
+        made(vendor="cpu", redis={"url_file": file})
+    assert not caught.value.retry, "no option of `export` changes that"
+    # Where the file is elsewhere, nothing is known of it.
+    file.unlink()
+    assert made(vendor="cpu", redis={"url_file": file}).files
+
+
 def test_without_a_key_only_where_that_is_allowed() -> None:
     file = "overlays/cpu/router.yaml"
     assert "--key-file" in container_in(made(vendor="cpu"), file)["args"]
