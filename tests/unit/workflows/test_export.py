@@ -553,6 +553,27 @@ def test_a_loading_engine_is_not_taken_for_a_dead_one() -> None:
     assert router["livenessProbe"]["httpGet"]["path"] == "/liveness"
 
 
+def test_node_drains_take_one_pod_of_a_role_and_any_that_is_not_ready(
+    built: dict[str, list[Object]],
+) -> None:
+    roles = {
+        name: named(built["cuda"], kind, name)["spec"]["template"]["metadata"]["labels"]
+        for kind, *names in (
+            ("StatefulSet", "redis", "producer", "consumer"),
+            ("Deployment", "router"),
+        )
+        for name in names
+    }
+    budgets = [one["spec"] for one in built["cuda"] if one["kind"] == "PodDisruptionBudget"]
+    for labels in roles.values():
+        (own,) = (
+            one for one in budgets if one["selector"]["matchLabels"].items() <= labels.items()
+        )
+        assert own["maxUnavailable"] == 1
+        assert own["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert len(budgets) == len(roles)
+
+
 def test_a_router_that_ends_has_time_for_its_streams(built: dict[str, list[Object]]) -> None:
     args = main_container(built["cpu"], "router")["args"]
     leave_s = int(args[args.index("--leave-s") + 1])
