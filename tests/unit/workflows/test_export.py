@@ -273,6 +273,14 @@ def test_engines_get_as_many_gpus_as_ranks(vendor: str, resource: str) -> None:
         assert pod["tolerations"][0]["key"] == resource
 
 
+def test_redis_may_be_where_its_memory_was_planned(built: dict[str, list[Object]]) -> None:
+    for vendor in VENDORS:
+        found = {name: pod.get("tolerations") for name, pod in pods(built[vendor]).items()}
+        assert found["redis"] == found["producer"] == found["consumer"]
+        assert found["router"] is None
+    assert pods(built["cuda"])["redis"]["tolerations"][0]["key"] == "nvidia.com/gpu"
+
+
 def test_amd_gpus_need_groups_and_a_filter_of_calls(
     built: dict[str, list[Object]], folder: Path
 ) -> None:
