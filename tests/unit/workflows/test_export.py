@@ -788,6 +788,35 @@ def test_redis_is_compared_with_what_all_boxes_compute() -> None:
     assert computed[1] == pytest.approx(64 * computed[0], rel=0.02)
 
 
+# What users change.
+
+
+def test_kustomizations_of_the_page_do_what_it_says(tmp_path: Path, repo: Path) -> None:
+    page = (repo / "docs/how-to/kubernetes.md").read_text()
+    blocks = list(map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)))
+    (of_set,) = (one for one in blocks if "DisaggregatedSet" in str(one))
+    whole = {
+        key: [part for one in blocks if one is not of_set for part in one.get(key, ())]
+        for key in ("resources", "components", "replicas", "patches")
+    }
+    components = list(dict.fromkeys(whole["components"]))
+    # The component has no number of engines, which another block sets.
+    scaled = {**whole, "components": components, "replicas": []}
+    counted = {**whole, "components": [components[0]], "patches": []}
+    in_set = {"resources": whole["resources"], **of_set}
+    built = {}
+    for flavour, own in (("plain", scaled), ("plain", counted), (SET, in_set)):
+        write_export(made(vendor="cuda", flavour=flavour), tmp_path / "stack")
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
+        built[id(own)] = kustomized(tmp_path)
+    consumer = named(built[id(scaled)], "ScaledObject", "consumer")["spec"]
+    assert consumer["maxReplicaCount"] == 12
+    assert consumer["triggers"][0]["metadata"]["threshold"] == "8"
+    assert named(built[id(counted)], "StatefulSet", "consumer")["spec"]["replicas"] == 12
+    roles = named(built[id(in_set)], "DisaggregatedSet", "engines")["spec"]["roles"]
+    assert [one["spec"]["replicas"] for one in roles] == [1, 12]
+
+
 # Monitoring.
 
 
