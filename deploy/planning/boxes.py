@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from deploy.config.spec import MAX_SHARDS
@@ -12,15 +13,17 @@ from deploy.planning.redis import redis_shards
 
 
 def across(plan: Plan, boxes: int) -> Plan:
-    """Return the plan of several boxes: each has the engines, and brings the Redis, of this one."""
+    """Return the plan of several boxes: each has the engines, and brings the Redis, of this one.
+
+    Where the boxes would bring more servers than engines can use, some of their memory stays
+    unused: no box has more of it in servers than it has for Redis.
+    """
     if boxes == 1:
         return plan
     shards = min(boxes * len(plan.redis), MAX_SHARDS)
-    return replace(
-        plan,
-        engines=tuple(_numbered(plan.engines, boxes)),
-        redis=redis_shards(0, shards, boxes * plan.redis_memory_mib) if plan.redis else (),
-    )
+    own_mib = plan.redis_memory_mib // max(1, math.ceil(shards / boxes))
+    redis = redis_shards(0, shards, shards * own_mib) if shards else ()
+    return replace(plan, engines=tuple(_numbered(plan.engines, boxes)), redis=redis)
 
 
 def _numbered(engines: tuple[EnginePlan, ...], boxes: int) -> list[EnginePlan]:

@@ -29,6 +29,7 @@ from deploy.stack.visible_secrets import refuse_visible_secrets
 from deploy.workflows.cluster_document import cluster_document, cluster_layout
 from deploy.workflows.prepare import find_model, installed_kit
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
+from deploy.workflows.user_redis import require_url_for_pods
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # What a box is taken to have for each GPU, or for each engine on CPUs.
@@ -100,6 +101,7 @@ def export(
     _require_names(spec.name, space)
     _require_flavour(wanted.flavour)
     refuse_visible_secrets(spec, otherwise="patch in a valueFrom of the Secret")
+    require_url_for_pods(spec.redis)
     # What watches a stack is a component here.
     spec = spec.model_copy(update={"monitoring": False})
     boxes = {vendor: _box(spec, vendor, inventory) for vendor in _vendors(spec, inventory)}
@@ -180,7 +182,7 @@ def _notes(plan: Plan, box: Inventory, assumed: bool, wanted: ExportRequest) -> 
     memory_gib = box.memory_mib // 1024
     return [
         f"planned for {box.cpus} CPUs and {memory_gib} GiB of memory ({how})",
-        *rate_note(plan),
+        *rate_note(across(plan, wanted.boxes), wanted.boxes),
         *network_note(plan, wanted.boxes, wanted.link_gbit),
     ]
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.config.spec import RedisSpec
 from deploy.connector.pdkit_connector.redis_url import (
     SCHEMES,
     RedisUrl,
@@ -45,8 +46,24 @@ def redis_url(prepared: Prepared) -> str | None:
     _require_scheme(text, file, prepared.spec.redis.client)
     url = _parsed(text, file)
     if isinstance(prepared.facts.software, Containers):
-        _require_seen_in_containers(url, prepared, prepared.facts.software)
+        _require_seen_in_containers(url, prepared.spec.redis)
+        for mounted in prepared.spec.redis.tls_files:
+            _require_readable(mounted, prepared.facts.software)
     return text
+
+
+def require_url_for_pods(redis: RedisSpec) -> None:
+    """Refuse a URL that no pod can use. Only its text is read, and only if its file is here.
+
+    Raises:
+        ConfigError: see `redis_url`.
+    """
+    file = redis.url_file
+    if file is None or not os.path.lexists(file):
+        return
+    text = read_secret_file(_FIELD, file)
+    _require_scheme(text, file, redis.client)
+    _require_seen_in_containers(_parsed(text, file), redis, retry=())
 
 
 def provide_redis_url(prepared: Prepared, folder: Path) -> None:
@@ -144,7 +161,9 @@ def _parsed(text: str, file: Path) -> RedisUrl:
     return url
 
 
-def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, software: Containers) -> None:
+def _require_seen_in_containers(
+    url: RedisUrl, redis: RedisSpec, retry: tuple[Changes, ...] = (_BY_PROCESS,)
+) -> None:
     """Refuse a URL that cannot work inside a container.
 
     Raises:
@@ -155,22 +174,18 @@ def _require_seen_in_containers(url: RedisUrl, prepared: Prepared, software: Con
         raise ConfigError(
             f"{url.shown} is a socket of this machine, which containers cannot reach",
             setting=_FIELD,
-            retry=(_BY_PROCESS,),
-            hint=f"write a host that they reach to {prepared.spec.redis.url_file}, such as "
-            "redis://HOST:6379",
+            retry=retry,
+            hint=f"write a host that they reach to {redis.url_file}, such as redis://HOST:6379",
         )
     for host, _ in url.nodes:
-        _refuse_loopback(host, url.shown)
-    mounted = prepared.spec.redis.tls_files
+        _refuse_loopback(host, url.shown, retry)
     for file in map(Path, url.files):
-        if file not in mounted:
+        if file not in redis.tls_files:
             raise ConfigError(
                 f"its URL names {file}, which containers cannot read",
                 setting=_FIELD,
                 hint=f"redis: {{tls_files: [{', '.join(url.files)}]}} in deploy.yaml mounts them",
             )
-    for file in mounted:
-        _require_readable(file, software)
 
 
 def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) -> None:
@@ -187,12 +202,12 @@ def _require_names_for_containers(url: RedisUrl, store: UrlStore, file: Path) ->
         _refuse_loopback(host, f"{url.shown} ({file}) names a server {host}, which")
 
 
-def _refuse_loopback(host: str, what: str) -> None:
+def _refuse_loopback(host: str, what: str, retry: tuple[Changes, ...] = (_BY_PROCESS,)) -> None:
     if is_loopback(host):
         raise ConfigError(
             f"{what} means the container itself inside a container",
             setting=_FIELD,
-            retry=(_BY_PROCESS,),
+            retry=retry,
             hint="use an address that other machines can reach",
         )
 

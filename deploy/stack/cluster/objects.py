@@ -49,7 +49,12 @@ def workload_objects(service: Service, stack: str, program: Sequence[str]) -> li
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": {"name": name, "labels": own},
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": own}},
+            "spec": {
+                "maxUnavailable": 1,
+                # One that never becomes ready must not keep its node from being drained.
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": own},
+            },
         },
     ]
 

@@ -69,7 +69,10 @@ class VendorStack:
 
     @property
     def tolerations(self) -> list[Object]:
-        """The taints of nodes with GPUs that pods of engines do not mind."""
+        """The taints of nodes with GPUs that pods of engines and of Redis do not mind.
+
+        The memory of Redis is planned on these nodes; others may have too little.
+        """
         if not self.plan.vendor.has_gpus:
             return []
         key = self.plan.vendor.container.cdi_kind
@@ -107,6 +110,8 @@ def patch(service: Service, stack: VendorStack) -> Object:
     if is_engine(service.role):
         _complete_engine(service, stack, pod)
         spec |= _claims(stack.plan)
+    if stack.tolerations and service.role != "router":
+        pod["tolerations"] = stack.tolerations
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment" if service.role == "router" else "StatefulSet",
@@ -159,8 +164,6 @@ def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
     leave = [program, "-m", "pdkit_connector.leave", port, str(LEAVES_S)]
     pod["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
     pod["terminationGracePeriodSeconds"] = engine_ends_s(plan)
-    if stack.tolerations:
-        pod["tolerations"] = stack.tolerations
     if devices := _device_rights(container.devices.groups, container.devices.seccomp):
         pod["securityContext"] = devices
 

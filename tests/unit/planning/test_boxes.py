@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -41,7 +42,18 @@ def test_each_box_brings_its_redis_as_far_as_engines_know_so_many(boxes: int, sh
     many = across(plan, boxes)
     assert len(plan.redis) == 4
     assert [shard.name for shard in many.redis] == [f"redis-{number}" for number in range(shards)]
-    assert many.redis_memory_mib == pytest.approx(boxes * plan.redis_memory_mib, abs=shards)
+
+
+@pytest.mark.parametrize("boxes", [2, 3, 4, 5, 6, 16, 64, 1000])
+def test_no_box_needs_more_memory_for_redis_than_it_has(boxes: int) -> None:
+    plan = planned()
+    many = across(plan, boxes)
+    on_a_box = math.ceil(len(many.redis) / boxes)
+    largest = max(shard.memory_mib for shard in many.redis)
+    assert largest * on_a_box <= plan.redis_memory_mib
+    # Nothing is left over where the boxes share the servers equally.
+    if len(many.redis) == boxes * on_a_box:
+        assert many.redis_memory_mib == pytest.approx(boxes * plan.redis_memory_mib, abs=16)
 
 
 def test_a_redis_of_the_users_own_stays_one(tmp_path: Any) -> None:

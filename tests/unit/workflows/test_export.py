@@ -273,6 +273,14 @@ def test_engines_get_as_many_gpus_as_ranks(vendor: str, resource: str) -> None:
         assert pod["tolerations"][0]["key"] == resource
 
 
+def test_redis_may_be_where_its_memory_was_planned(built: dict[str, list[Object]]) -> None:
+    for vendor in VENDORS:
+        found = {name: pod.get("tolerations") for name, pod in pods(built[vendor]).items()}
+        assert found["redis"] == found["producer"] == found["consumer"]
+        assert found["router"] is None
+    assert pods(built["cuda"])["redis"]["tolerations"][0]["key"] == "nvidia.com/gpu"
+
+
 def test_amd_gpus_need_groups_and_a_filter_of_calls(
     built: dict[str, list[Object]], folder: Path
 ) -> None:
@@ -423,6 +431,27 @@ def test_a_redis_of_the_users_own(tmp_path: Path) -> None:
     assert f"--from-file=ca.pem={ca}" in create
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://redis.example", "does not contain a Redis URL"),
+        ("redis://:pa'ss@redis.example", "is invalid"),
+        ("redis-sentinel://localhost:26379/main", "means the container itself"),
+        ("unix:///run/redis.sock", "is a socket of this machine"),
+        ("rediss://redis.example?ssl_ca_certs=/etc/other.pem", "URL names /etc/other.pem"),
+    ],
+)
+def test_a_url_that_no_pod_can_use_is_refused(url: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text(url)
+    with pytest.raises(ConfigError, match=words) as caught:
+        made(vendor="cpu", redis={"url_file": file})
+    assert not caught.value.retry, "no option of `export` changes that"
+    # Where the file is elsewhere, nothing is known of it.
+    file.unlink()
+    assert made(vendor="cpu", redis={"url_file": file}).files
+
+
 def test_without_a_key_only_where_that_is_allowed() -> None:
     file = "overlays/cpu/router.yaml"
     assert "--key-file" in container_in(made(vendor="cpu"), file)["args"]
@@ -530,6 +559,27 @@ def test_a_loading_engine_is_not_taken_for_a_dead_one() -> None:
         assert engine[probe]["httpGet"] == {"path": "/health", "port": "http"}
     router = container_in(found, "base/router.yaml")
     assert router["livenessProbe"]["httpGet"]["path"] == "/liveness"
+
+
+def test_node_drains_take_one_pod_of_a_role_and_any_that_is_not_ready(
+    built: dict[str, list[Object]],
+) -> None:
+    roles = {
+        name: named(built["cuda"], kind, name)["spec"]["template"]["metadata"]["labels"]
+        for kind, *names in (
+            ("StatefulSet", "redis", "producer", "consumer"),
+            ("Deployment", "router"),
+        )
+        for name in names
+    }
+    budgets = [one["spec"] for one in built["cuda"] if one["kind"] == "PodDisruptionBudget"]
+    for labels in roles.values():
+        (own,) = (
+            one for one in budgets if one["selector"]["matchLabels"].items() <= labels.items()
+        )
+        assert own["maxUnavailable"] == 1
+        assert own["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert len(budgets) == len(roles)
 
 
 def test_a_router_that_ends_has_time_for_its_streams(built: dict[str, list[Object]]) -> None:
@@ -727,6 +777,44 @@ def test_what_the_network_must_carry_is_said(tmp_path: Path) -> None:
     assert "loading KV is slower" in made(node, link_gbit=10, **spec).notes[-1]
     assert made(node, link_gbit=10000, **spec).notes[-1].endswith("its link carries 10000")
     assert "is unknown" in made(vendor="cuda", **spec).notes[-1]
+
+
+def test_redis_is_compared_with_what_all_boxes_compute() -> None:
+    node = machine_with("cuda", *range(8))
+    one, many = (made(node, gpus=8, boxes=boxes).notes[1] for boxes in (1, 64))
+    assert "4 Redis servers move" in one
+    assert "16 Redis servers move" in many
+    computed = [float(re.findall(r"computes up to ([\d.]+) GB/s", note)[0]) for note in (one, many)]
+    assert computed[1] == pytest.approx(64 * computed[0], rel=0.02)
+
+
+# What users change.
+
+
+def test_kustomizations_of_the_page_do_what_it_says(tmp_path: Path, repo: Path) -> None:
+    page = (repo / "docs/how-to/kubernetes.md").read_text()
+    blocks = list(map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)))
+    (of_set,) = (one for one in blocks if "DisaggregatedSet" in str(one))
+    whole = {
+        key: [part for one in blocks if one is not of_set for part in one.get(key, ())]
+        for key in ("resources", "components", "replicas", "patches")
+    }
+    components = list(dict.fromkeys(whole["components"]))
+    # The component has no number of engines, which another block sets.
+    scaled = {**whole, "components": components, "replicas": []}
+    counted = {**whole, "components": [components[0]], "patches": []}
+    in_set = {"resources": whole["resources"], **of_set}
+    built = {}
+    for flavour, own in (("plain", scaled), ("plain", counted), (SET, in_set)):
+        write_export(made(vendor="cuda", flavour=flavour), tmp_path / "stack")
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
+        built[id(own)] = kustomized(tmp_path)
+    consumer = named(built[id(scaled)], "ScaledObject", "consumer")["spec"]
+    assert consumer["maxReplicaCount"] == 12
+    assert consumer["triggers"][0]["metadata"]["threshold"] == "8"
+    assert named(built[id(counted)], "StatefulSet", "consumer")["spec"]["replicas"] == 12
+    roles = named(built[id(in_set)], "DisaggregatedSet", "engines")["spec"]["roles"]
+    assert [one["spec"]["replicas"] for one in roles] == [1, 12]
 
 
 # Monitoring.

@@ -213,7 +213,7 @@ def test_the_stack_is_planned_again_as_it_was(vendor: str, fields: dict[str, Any
 
 def test_it_contains_nothing_of_the_machine_that_exported(tmp_path: Path) -> None:
     for name in ("key", "url", "token"):
-        (tmp_path / name).write_text(SECRET)
+        (tmp_path / name).write_text(f"redis://:{SECRET}@redis.example")
     found = made(
         machine_with("cuda", 0, 1), api_key_file=tmp_path / "key", hub_cache=tmp_path,
         hf_token_file=tmp_path / "token", redis={"url_file": tmp_path / "url"},
