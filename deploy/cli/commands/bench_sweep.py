@@ -55,7 +55,7 @@ _SloText = Annotated[
 ]
 _Rate = Annotated[
     float | None,
-    typer.Option(help="First rate of the first search, in requests per second (default: 1)."),
+    typer.Option(help="First rate of the first search, per second (default: the warm-up's)."),
 ]
 _Pass = Annotated[
     float, typer.Option("--pass", min=1.0, help="Approximate seconds of load at each rate.")

@@ -97,7 +97,7 @@ def bench_stack(
 
 def _repeated(bench: BenchSession) -> Iterator[Pass]:
     """Yield the repeats, each with other lengths and arrivals."""
-    options, warmup_s = bench.options, bench.warm_up()
+    options, warmup_s = bench.options, bench.warm_up().seconds
     began = time.monotonic()
     for index in range(options.repeats):
         left = (time.monotonic() - began) / index * (options.repeats - index) if index else None
@@ -118,7 +118,9 @@ def _finder(options: BenchOptions) -> RateFinder | None:
 
 def _found(bench: BenchSession, finder: RateFinder) -> Iterator[Pass]:
     """Yield a pass for each rate that the search tries, all with the same seed."""
-    warmup_s, slo = bench.warm_up(), bench.options.slo or Slo()
+    warm, slo = bench.warm_up(), bench.options.slo or Slo()
+    finder.start = bench.options.rate or warm.rate or finder.start
+    warmup_s = warm.seconds
     while (rate := finder.next_rate()) is not None:
         index = len(finder.steps)
         bench.report(f"step {index + 1} of at most {finder.most_steps}: {rate:.2f} requests/s")

@@ -179,9 +179,16 @@ class TestSlo:
 
     def test_search_keeps_every_step(self, bench: Bench) -> None:
         result = bench(slo=Slo(ttft_s=1e-6), find_rate=True, rate=200.0, steps=2)
-        assert [repeat.rate for repeat in result.repeats] == [200, 100]
+        assert [repeat.rate for repeat in result.repeats] == [200, pytest.approx(200 / 1.2)]
         assert result.rate_search is not None
         assert result.rate_search.highest_rate is None
+
+    def test_search_begins_with_the_rate_of_the_warm_up(self, bench: Bench) -> None:
+        search = {"slo": Slo(ttft_s=100), "find_rate": True, "steps": 1}
+        (repeat,) = bench(**search, warmup=4).repeats
+        assert repeat.rate == pytest.approx(4 / repeat.warmup_s, rel=0.01)
+        (repeat,) = bench(**search, warmup=0).repeats
+        assert repeat.rate == 1
 
 
 class TestInterrupted:
