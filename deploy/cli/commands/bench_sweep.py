@@ -179,7 +179,10 @@ def _swept(asked: _Asked) -> CommandResult:
     from deploy.workflows.sweep import LiveStacks, run_sweep, stack_name, write_best
 
     home, report = Home.from_environ(), progress()
-    stacks = LiveStacks(home, stack_name(asked.spec), asked.command, report)
+    stacks = LiveStacks(
+        home, stack_name(asked.spec), asked.command, report,
+        own_port="port" in asked.spec.model_fields_set,
+    )  # fmt: skip
     with bench_lock(home.bench_lock_file), stacks.claimed():
         planned, folder, sweep = asked.opened(home, stacks)
         try:

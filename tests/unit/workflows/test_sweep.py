@@ -20,6 +20,7 @@ from deploy.errors import (
     ConfigError,
     MachineUnfit,
     NotEnoughMemory,
+    PortTaken,
     StackUnhealthy,
     StateError,
     UsageError,
@@ -31,6 +32,7 @@ from deploy.workflows.sweep import (
     Planned,
     Settings,
     left_seconds,
+    live,
     open_sweep,
     plan_sweep,
     run_sweep,
@@ -274,6 +276,42 @@ def test_best_is_a_stack_file_for_up(home: Home) -> None:
     assert best.read_text().startswith("# 1p1d holds 1.")
     spec = load_spec({}, {}, best).spec
     assert (spec.topology, spec.name, spec.port) == ("1p1d", "pdkit", 8000)
+
+
+class TestPortTakenMeanwhile:
+    """A program that takes a port while a sweep runs does not end it."""
+
+    @pytest.fixture
+    def ports(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Return the ports that were tried; every one is taken but 18300."""
+        tried: list[int] = []
+
+        def up(spec: StackSpec, *_: object, **__: object) -> tuple[None, None]:
+            tried.append(spec.port)
+            if spec.port != 18300:
+                raise PortTaken(f"port {spec.port} (for router) is taken")
+            return None, None
+
+        monkeypatch.setattr(live, "bring_up", up)
+        monkeypatch.setattr(live, "stop_stack", lambda *_: None)
+        monkeypatch.setattr(live, "free_port", lambda _: tried[-1] + 100)
+        return tried
+
+    def test_another_one_is_tried(self, home: Home, ports: list[int]) -> None:
+        lines: list[str] = []
+        LiveStacks(home, "s", [], lines.append).up(SPEC.model_copy(update={"port": 18000}))
+        assert ports == [18000, 18100, 18200, 18300]
+        assert lines[0] == "port 18000 (for router) is taken: trying again with port 18100"
+
+    def test_but_not_for_ever(self, home: Home, ports: list[int]) -> None:
+        with pytest.raises(PortTaken):
+            LiveStacks(home, "s", [], print).up(SPEC.model_copy(update={"port": 20000}))
+        assert len(ports) == 5
+
+    def test_nor_where_the_user_chose_it(self, home: Home, ports: list[int]) -> None:
+        with pytest.raises(PortTaken):
+            LiveStacks(home, "s", [], print, own_port=True).up(SPEC)
+        assert len(ports) == 1
 
 
 class TestLive:
