@@ -149,18 +149,21 @@ def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> C
     with bench_lock(home.bench_lock_file), stack_lock(home.lock_file(name), name):
         folder = open_folder(home, name, options.workload.name, out)
         result = _kept(home, name, options, folder)
-    page = _report(folder)
+    page = written_report(folder)
     data = {"folder": str(folder), "report": page, "result": result.model_dump(mode="json")}
     text = bench_view(result, str(folder)) + (f"\nReport: {page}" if page else "")
     return CommandResult("bench", data, text, _failures(result, name))
 
 
-def _report(folder: Path) -> str | None:
-    """Return the report's page; None where it cannot be written, which is not the run's failure."""
-    from deploy.benchmark.report.files import write_report
+def written_report(folder: Path) -> str | None:
+    """Write the report of the results in a folder, and return its page.
+
+    None where it cannot be written, which is not the benchmark's failure.
+    """
+    from deploy.benchmark.report.files import result_folders, write_report
 
     try:
-        return str(write_report([folder], folder).files[0])
+        return str(write_report(result_folders(folder), folder).files[0])
     except PdkitError as exc:
         progress()(f"no report: {exc.message}; {exc.hint}")
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.commands.bench import bench_app
+from deploy.cli.commands.bench import bench_app, written_report
 from deploy.cli.load_options import (
     InputTokens,
     OutputTokens,
@@ -192,13 +192,14 @@ def _swept(asked: _Asked) -> CommandResult:
                 f"interrupted; finished runs are in {folder}",
                 hint="run the same command to continue",
             ) from None
-    best = write_best(folder, done, planned.asked)
+    best, page = write_best(folder, done, planned.asked), written_report(folder)
     data = {
         "folder": str(folder),
+        "report": page,
         "best": str(best) if best else None,
         "sweep": done.model_dump(mode="json"),
     }
-    return CommandResult("bench sweep", data, sweep_view(done, folder, best), _failures(done))
+    return CommandResult("bench sweep", data, sweep_view(done, folder, best, page), _failures(done))
 
 
 def _failures(sweep: Sweep) -> list[CheckFailed]:
