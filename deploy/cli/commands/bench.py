@@ -17,7 +17,9 @@ from deploy.cli.load_options import (
     Seed,
     SloShare,
     Turns,
+    Within,
     Workload,
+    chosen_by_noise,
     require_positive,
     workload_options,
 )
@@ -58,7 +60,9 @@ _Requests = Annotated[
     int | None,
     typer.Option(min=1, help="Requests per repeat (default: 15 s of --rate, at least 20)."),
 ]
-_Repeats = Annotated[int, typer.Option(min=1, help="Number of measured repeats.")]
+_Repeats = Annotated[
+    int | None, typer.Option(min=1, help="Number of measured repeats (default: 3).")
+]
 _Warmup = Annotated[
     int | None,
     typer.Option(min=0, help="Requests before the first repeat (default: two per engine)."),
@@ -94,7 +98,8 @@ def bench(  # noqa: PLR0913 - one parameter an option
     rate: _Rate = None,
     concurrency: _Concurrency = None,
     requests: _Requests = None,
-    repeats: _Repeats = 3,
+    repeats: _Repeats = None,
+    within: Within = None,
     warmup: _Warmup = None,
     seed: Seed = 0,
     slo: _SloText = None,
@@ -114,14 +119,18 @@ def bench(  # noqa: PLR0913 - one parameter an option
     from deploy.workflows.bench import BenchOptions
 
     _refuse_contradictions(rate, concurrency, speed, slo if find_rate else "not needed")
+    chosen_by_noise("deploy bench", "--repeats", within, repeats)
+    if find_rate and within is not None:
+        raise UsageError("--find-rate has no repeats to choose", hint="leave out --within")
     sent = workload_options(
         workload, input_tokens, output_tokens,
         prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=file, speed=speed,
         skip_broken=skip_broken, as_is=as_is,
     )  # fmt: skip
     options = BenchOptions(
-        sent, rate, concurrency, requests, repeats, warmup, seed, parse_slo(slo) if slo else None,
-        slo_share=slo_share, find_rate=find_rate, steps=steps, timeout_s=timeout,
+        sent, rate, concurrency, requests, repeats or 3, warmup, seed,
+        parse_slo(slo) if slo else None, slo_share=slo_share, find_rate=find_rate, steps=steps,
+        timeout_s=timeout, within=within / 100 if within else None,
     )  # fmt: skip
     return _answer(Home.from_environ(), stack_name(name), options, out)
 

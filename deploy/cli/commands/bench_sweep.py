@@ -18,7 +18,9 @@ from deploy.cli.load_options import (
     Seed,
     SloShare,
     Turns,
+    Within,
     Workload,
+    chosen_by_noise,
     require_positive,
     workload_options,
 )
@@ -42,8 +44,10 @@ _Topologies = Annotated[
     typer.Option(help="Topologies to compare, such as 1p2d,3a,2a:tp2 (default: all that fit)."),
 ]
 _Rounds = Annotated[
-    int,
-    typer.Option(min=1, help="Number of times to start each topology; five give a 95 % interval."),
+    int | None,
+    typer.Option(
+        min=1, help="Number of times to start each topology (default: 5, as an interval needs)."
+    ),
 ]
 _Dataset = Annotated[Path | None, typer.Option(help="JSONL file of --workload dataset or trace.")]
 _SloText = Annotated[
@@ -78,7 +82,8 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     flags: dict[str, Any],
     engines: _Engines = None,
     topologies: _Topologies = None,
-    rounds: _Rounds = 5,
+    rounds: _Rounds = None,
+    within: Within = None,
     workload: Workload = "multi-turn",
     input_tokens: InputTokens = "512",
     output_tokens: OutputTokens = "32",
@@ -101,19 +106,21 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     Repeat the command to continue an unfinished sweep. Other stacks are left alone.
     """
     from deploy.benchmark.slo import parse_slo
+    from deploy.benchmark.statistics import LEAST_REPEATS
     from deploy.workflows.bench import BenchOptions
 
     require_positive("deploy bench sweep", "--rate", rate)
+    chosen_by_noise("deploy bench sweep", "--rounds", within, rounds)
     sent = workload_options(
         workload, input_tokens, output_tokens,
         prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=dataset,
     )  # fmt: skip
     options = BenchOptions(
         sent, rate, seed=seed, slo=parse_slo(slo) if slo else None, slo_share=slo_share,
-        steps=steps, pass_s=pass_s,
+        steps=steps, pass_s=pass_s, within=within / 100 if within else None,
     )  # fmt: skip
     spec = load_source(_with_engines(flags, engines), file).spec
-    asked = _Asked(spec, topologies, rounds, slo, options, out)
+    asked = _Asked(spec, topologies, rounds or LEAST_REPEATS, slo, options, out)
     return _dry_run(asked) if dry_run else _swept(asked)
 
 

@@ -44,6 +44,8 @@ class BenchOptions:
         rate: requests per second, with Poisson arrivals; None for a closed loop.
         concurrency: requests in flight in a closed loop; None means one per engine.
         requests: of a pass; None means enough for a few seconds.
+        within: choose how many repeats, or rounds of a sweep, from the noise of the first five, so
+            that the result is about ± this share of itself; None leaves their number as it is.
         warmup: requests before the first repeat; None means two per engine.
         slo_share: the share of requests that must keep the SLO for a rate to hold it.
         find_rate: search the highest rate that holds the SLO, beginning with `rate`; without one,
@@ -68,6 +70,7 @@ class BenchOptions:
     timeout_s: float = 120.0
     hop_requests: int = 20
     pass_s: float = 15.0
+    within: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ import yaml
 
 from deploy.benchmark.candidates import Candidate, named
 from deploy.benchmark.results import Result
+from deploy.benchmark.rounds import rounds_for
 from deploy.benchmark.starting_rate import starting_rate
+from deploy.benchmark.statistics import LEAST_REPEATS
 from deploy.benchmark.sweep import Sweep, SweepRun, estimated_s, judge, winning_spec, write_sweep
 from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, MachineUnfit, StackUnhealthy
@@ -74,6 +76,8 @@ def run_sweep(
             run = _one_run(folder, sweep, (name, number), stacks, specs[name], options)
             report(f"{name}: {_said(run)}")
             sweep = sweep.model_copy(update={"runs": [*sweep.runs, run]})
+            if options.within and not sweep.left and sweep.rounds == LEAST_REPEATS:
+                sweep = sweep.model_copy(update={"rounds": rounds_for(sweep, options.within)})
             write_sweep(folder, sweep)
         sweep = sweep.model_copy(update={"verdict": judge(sweep)})
         write_sweep(folder, sweep)

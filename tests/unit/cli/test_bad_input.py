@@ -76,6 +76,15 @@ CASES: dict[str, Case] = {
         "--find-rate --slo ttft=1s --concurrency 2", "--find-rate and --concurrency",
         hint="leave out",
     ),
+    "bench: repeats by noise and by number": bench(
+        "--within 5 --repeats 9", "--within and --repeats", hint="--within 5"
+    ),
+    "bench: rounds by noise and by number": bench(
+        "sweep --within 5 --rounds 9 --gpus 2", "--within and --rounds", hint="--within 5"
+    ),
+    "bench: a search by noise": bench(
+        "--find-rate --slo ttft=1s --within 5", "--find-rate has no repeats", hint="--within"
+    ),
     "bench: no such stack": Case(("bench",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "no engines": up("--gpus 0", 2, "--gpus", "0", hint="deploy"),
     "a contradiction": up(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +85,9 @@ class Stacks:
         self.up_now = ""
 
     def _fail(self, where: str) -> None:
-        if (fault := self.faults.get(f"{where} {self.up_now}")) is not None:
+        asked = f"{where} {self.up_now}"
+        nth = f"{asked} #{self.starts.count(self.up_now)}"
+        if (fault := self.faults.get(asked) or self.faults.get(nth)) is not None:
             raise fault
 
 
@@ -133,6 +135,18 @@ class TestRuns:
         assert {options.concurrency for _, options in stacks.loads} == {8}
         assert not any(options.find_rate for _, options in stacks.loads)
         assert {run.rate for run in sweep.runs} == {2.0}
+
+    def test_rounds_follow_the_noise_and_a_killed_sweep_keeps_their_number(
+        self, home: Home
+    ) -> None:
+        options = replace(OPTIONS, within=0.005)
+        assert len(swept(home, Stacks(), replace(options, within=0.5))[1].runs) == 15
+        stopped = Stacks(faults={"up 1p1d #6": KeyboardInterrupt()})
+        with pytest.raises(KeyboardInterrupt):
+            swept(home, stopped, options)
+        _, sweep = swept(home, Stacks(), options)
+        assert sweep.rounds == 8
+        assert len(sweep.runs) == 24
 
     @pytest.mark.parametrize(
         ("where", "fault"),
