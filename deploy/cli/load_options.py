@@ -22,6 +22,9 @@ OutputTokens = Annotated[str, typer.Option(help="Answer length in tokens: N, or 
 PrefixTokens = Annotated[int, typer.Option(min=1, help="Length of shared prefixes in tokens.")]
 Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns per conversation.")]
+SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out broken lines of the file.")
+]
 Seed = Annotated[int, typer.Option(help="Random seed for prompts, lengths and arrival times.")]
 SloShare = Annotated[
     float, typer.Option(min=0.01, max=1.0, help="Share of requests that must be within the SLO.")

@@ -15,6 +15,7 @@ from deploy.cli.load_options import (
     Prefixes,
     PrefixTokens,
     Seed,
+    SkipBroken,
     SloShare,
     Turns,
     Within,
@@ -40,9 +41,6 @@ app.add_typer(bench_app)
 
 _LoadFile = Annotated[
     Path | None, typer.Option("--file", help="JSONL file of a dataset or a trace.")
-]
-_SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave out broken lines of the file.")
 ]
 _AsIs = Annotated[
     bool, typer.Option("--as-is", help="Send a dataset's prompts unchanged; they may hit caches.")
@@ -92,7 +90,7 @@ def bench(  # noqa: PLR0913 - one parameter an option
     prefixes: Prefixes = 4,
     turns: Turns = 4,
     file: _LoadFile = None,
-    skip_broken: _SkipBroken = False,
+    skip_broken: SkipBroken = False,
     as_is: _AsIs = False,
     speed: _Speed = 1.0,
     rate: _Rate = None,

@@ -16,6 +16,7 @@ from deploy.cli.load_options import (
     Prefixes,
     PrefixTokens,
     Seed,
+    SkipBroken,
     SloShare,
     Turns,
     Within,
@@ -91,6 +92,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     prefixes: Prefixes = 4,
     turns: Turns = 4,
     dataset: _Dataset = None,
+    skip_broken: SkipBroken = False,
     slo: _SloText = None,
     slo_share: SloShare = 0.9,
     rate: _Rate = None,
@@ -105,8 +107,10 @@ def sweep(  # noqa: PLR0913 - one parameter an option
 
     Repeat the command to continue an unfinished sweep. Other stacks are left alone.
     """
+    from deploy.benchmark.dataset import read_lines
     from deploy.benchmark.slo import parse_slo
     from deploy.benchmark.statistics import LEAST_REPEATS
+    from deploy.benchmark.workloads import FILE_WORKLOADS
     from deploy.workflows.bench import BenchOptions
 
     require_positive("deploy bench sweep", "--rate", rate)
@@ -114,7 +118,10 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     sent = workload_options(
         workload, input_tokens, output_tokens,
         prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=dataset,
+        skip_broken=skip_broken,
     )  # fmt: skip
+    if sent.name in FILE_WORKLOADS:
+        read_lines(sent, sys.maxsize)  # what is broken is refused before anything starts
     options = BenchOptions(
         sent, rate, seed=seed, slo=parse_slo(slo) if slo else None, slo_share=slo_share,
         steps=steps, pass_s=pass_s, within=within / 100 if within else None,

@@ -82,6 +82,17 @@ CASES: dict[str, Case] = {
     "bench: rounds by noise and by number": bench(
         "sweep --within 5 --rounds 9 --gpus 2", "--within and --rounds", hint="--within 5"
     ),
+    "bench: a sweep without its file": bench(
+        "sweep --workload trace --gpus 2", "--workload trace needs a file", hint="--dataset"
+    ),
+    "bench: a sweep of a file that is not there": bench(
+        "sweep --workload trace --dataset none --gpus 2", "none: No such file", hint="JSONL"
+    ),
+    "bench: a sweep of broken lines": Case(
+        ("bench", "sweep", "--workload", "dataset", "--dataset", "some.jsonl", "--gpus", "2"), 2,
+        ("some.jsonl: 1 of 2 lines cannot be used: line 2: not JSON",), "--skip-broken", "usage",
+        files={"some.jsonl": '{"prompt": "a"}\n{\n'},
+    ),
     "bench: a search by noise": bench(
         "--find-rate --slo ttft=1s --within 5", "--find-rate has no repeats", hint="--within"
     ),
