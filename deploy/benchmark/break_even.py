@@ -12,20 +12,25 @@ from deploy.planning.engines import PREFILL
 
 
 def measured_speeds(result: Result) -> dict[str, Speeds]:
-    """Return the speeds at each load of a run: medians of its repeats.
+    """Return the speeds at each load of a run, the lowest first: medians of its repeats.
 
     Empty if the run has none of them: nothing was loaded, or the engines do not tell.
     """
     found = {}
-    for load, repeats in by_load(result.repeats).items():
+    for load, repeats in sorted(by_load(result.repeats).items(), key=_offered):
         speeds = _speeds(result, repeats)
         if speeds:
             found[load] = speeds
     return found
 
 
+def _offered(load: tuple[str, Sequence[Repeat]]) -> float:
+    first = load[1][0]
+    return first.rate or first.concurrency or 0.0
+
+
 def speeds_at_first(result: Result) -> tuple[str, Speeds] | None:
-    """Return the first load at which a run has speeds, and these; None if it has none."""
+    """Return the lowest load at which a run has speeds, and these; None if it has none."""
     return next(iter(measured_speeds(result).items()), None)
 
 

@@ -17,6 +17,8 @@ _MAY_DIFFER = {"machine.load_1m"}
 # Plain aggregated engines have neither, so that these can be alike only between stacks with Redis.
 _OF_REDIS = {"versions.lmcache", "versions.redis"}
 
+_SHOWN = 3  # loads that an error names
+
 Unit = Literal["ms", "1/s", "%"]
 
 
@@ -109,11 +111,16 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
     points = {load: _rows(ours[load], theirs[load]) for load in ours if load in theirs}
     if not points:
         raise UsageError(
-            f"the runs have no load in common: {', '.join(ours) or 'none'}; and "
-            f"{', '.join(theirs) or 'none'}",
+            f"the runs have no load in common: {_few(ours)}; and {_few(theirs)}",
             hint="run deploy bench with the same --rate or --concurrency for both",
         )
     return Comparison(points, unlike, list(_notes({"A": first, "B": second})))
+
+
+def _few(loads: Mapping[str, object]) -> str:
+    shown = list(loads)[:_SHOWN]
+    more = f" and {len(loads) - _SHOWN} more" if len(loads) > _SHOWN else ""
+    return f"{', '.join(shown) or 'none'}{more}"
 
 
 def differences(first: Result, second: Result) -> list[Difference]:

@@ -29,7 +29,7 @@ def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], int]
     if file is None:
         raise UsageError(
             f"--workload {options.name} needs a file",
-            hint=f"deploy bench --workload {options.name} --file FILE.jsonl",
+            hint=f"deploy bench --workload {options.name} --file FILE.jsonl; of a sweep, --dataset",
         )
     lines: list[Line] = []
     broken: list[str] = []
@@ -43,13 +43,13 @@ def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], int]
     if broken and not (options.skip_broken and lines):
         more = f"; and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
         raise UsageError(
-            f"--file {file}: {len(broken)} of {total} lines cannot be used: "
+            f"{file}: {len(broken)} of {total} lines cannot be used: "
             + "; ".join(broken[:_SHOWN])
             + more,
             hint="fix them, or add --skip-broken to leave them out" if lines else _FORMAT,
         )
     if not lines:
-        raise UsageError(f"--file {file}: no lines", hint=_FORMAT)
+        raise UsageError(f"{file}: no lines", hint=_FORMAT)
     return sorted(lines, key=lambda line: line.start_s), len(broken)
 
 
@@ -58,7 +58,7 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise UsageError(f"--file {file}: {why}", hint="name a JSONL file") from exc
+        raise UsageError(f"{file}: {why}", hint="name a JSONL file") from exc
 
 
 def _line(text: str, options: WorkloadOptions, context: int) -> Line:

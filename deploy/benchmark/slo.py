@@ -16,6 +16,8 @@ _UNITS_S = {"s": 1.0, "ms": 1e-3}
 _EXAMPLE = "--slo ttft=1s,itl=50ms"
 # Neighbouring rates that differ by less are one.
 RESOLUTION = 1.1
+# From rate to rate, until one holds and one fails. One more rate resolves the first of these.
+_STRIDES = (1.2, 1.44, 2.0)
 _DRAWS = 1000
 
 
@@ -73,7 +75,9 @@ def share_within(records: Sequence[RequestRecord], slo: Slo) -> float:
 
 @dataclass
 class RateFinder:
-    """Chooses the rates to try: doubling until one fails, then bisection.
+    """Chooses the rates to try: growing strides until one holds and one fails, then bisection.
+
+    The first stride is small, because mostly the first rate is close to the one that is searched.
 
     Attributes:
         start: the first rate, in requests per second.
@@ -94,10 +98,11 @@ class RateFinder:
         if not self.steps:
             return self.start
         failed, held = self._lowest_failed, self._highest_held
+        stride = _STRIDES[min(len(self.steps), len(_STRIDES)) - 1]
         if failed is None:
-            return (held or self.start) * 2
+            return (held or self.start) * stride
         if held is None:
-            return failed / 2
+            return failed / stride
         return None if failed / held <= RESOLUTION else math.sqrt(held * failed)
 
     def add(self, rate: float, records: Sequence[RequestRecord], slo: Slo) -> RateStep:

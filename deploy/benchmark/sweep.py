@@ -155,7 +155,7 @@ def judge(sweep: Sweep) -> SweepVerdict:
     Rates are per GPU or engine. Round for round they ran soon after one another, so the pairs'
     ratios leave out what changed slowly on the machine.
     """
-    rates = {row.topology: _by_round(sweep, row.topology) for row in rows(sweep) if row.rate}
+    rates = {row.topology: by_round(sweep, row.topology) for row in rows(sweep) if row.rate}
     split = _best(rates, lambda one: not one.topology.aggregated)
     whole = _best(rates, lambda one: bool(one.topology.aggregated))
     if split is None or whole is None:
@@ -189,7 +189,8 @@ def _about_redis(rates: Mapping[str, Mapping[int, float]], sweep: Sweep) -> list
     return [f"{_said(_ratio(rates[shared], rates[plain]), shared, plain, sweep)}."]
 
 
-def _by_round(sweep: Sweep, name: str) -> dict[int, float]:
+def by_round(sweep: Sweep, name: str) -> dict[int, float]:
+    """Return a topology's rate per GPU or engine in each round that has one."""
     units = _candidate(name).units
     return {run.round: run.rate / units for run in sweep.of(name) if run.rate}
 

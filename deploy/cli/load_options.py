@@ -22,10 +22,30 @@ OutputTokens = Annotated[str, typer.Option(help="Answer length in tokens: N, or 
 PrefixTokens = Annotated[int, typer.Option(min=1, help="Length of shared prefixes in tokens.")]
 Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns per conversation.")]
+SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out broken lines of the file.")
+]
 Seed = Annotated[int, typer.Option(help="Random seed for prompts, lengths and arrival times.")]
 SloShare = Annotated[
     float, typer.Option(min=0.01, max=1.0, help="Share of requests that must be within the SLO.")
 ]
+
+Within = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1, max=100.0,
+        help="Repeat until results are about ± this many percent, by the noise of the first five.",
+    ),
+]  # fmt: skip
+
+
+def chosen_by_noise(command: str, counted: str, within: float | None, count: int | None) -> None:
+    """Refuse a number of repeats where it is chosen from their noise."""
+    if within is not None and count is not None:
+        raise UsageError(
+            f"--within and {counted} cannot be used together: --within chooses the number",
+            hint=f"{command} --within {within:g}",
+        )
 
 
 def workload_options(

@@ -17,7 +17,7 @@ def dry_run_view(sweep: Sweep, left_s: float) -> str:
     return "\n".join(lines)
 
 
-def sweep_view(sweep: Sweep, folder: Path, best: Path | None) -> str:
+def sweep_view(sweep: Sweep, folder: Path, best: Path | None, page: str | None) -> str:
     """Return the topologies, the best first, and the verdict."""
     header = ("topology", f"{sweep.unit}s", "rounds", "requests/s", f"per {sweep.unit}", "95 %")
     found = rows(sweep)
@@ -29,6 +29,8 @@ def sweep_view(sweep: Sweep, folder: Path, best: Path | None) -> str:
     if sweep.verdict:
         lines.append(sweep.verdict.sentence)
     lines.append(f"Results: {folder}")
+    if page:
+        lines.append(f"Report: {page}")
     if best:
         lines.append(f"Start it: deploy up -f {best}")
     return "\n".join(lines)

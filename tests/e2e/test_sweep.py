@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from deploy.benchmark.sweep import read_sweep
 from tests.e2e.conftest import Deploy
 from tests.ports import free_row
 
 HANGS_S = 300
+SCHEMA = Path(__file__).resolve().parents[2] / "docs/reference/schemas/sweep.json"
 
 
 def sweep_of(deploy: Deploy, out: Path, *more: str) -> tuple[str, ...]:
@@ -50,5 +52,9 @@ def test_killed_and_run_again(deploy: Deploy, tmp_path: Path) -> None:
     assert all(run.rate for run in sweep.runs)
     assert sweep.verdict is not None
     assert sweep.verdict.sentence.startswith("Too few rounds to tell 1p1d from 1a")
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(
+        json.loads((out / "sweep.json").read_text())
+    )
+    assert "Too few rounds to tell 1p1d from 1a" in (out / "report.html").read_text()
     plan = deploy.run("plan", "-f", str(out / "best.yaml"), "--json")
     assert json.loads(plan.stdout)["data"]["topology"] == "1a"

@@ -16,6 +16,7 @@ from deploy.benchmark.report.cells import interval, milliseconds, number, percen
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.costs import gpu_section, own_cost_section
 from deploy.benchmark.report.points import Point, StackRuns, comparable, points, worth
+from deploy.benchmark.report.topologies import topologies_section
 from deploy.benchmark.report.verdict import ReportVerdict, slo_text
 from deploy.planning.break_even import Speeds, break_even_tokens, changes
 
@@ -38,7 +39,8 @@ def page(
             f"<h1>pdkit benchmark · {escape(title)}</h1>",
             f'<p class="verdict {found.kind.replace(" ", "-")}">{_unbroken(found.sentence)}</p>',
             f'<p class="soft">{escape(found.note)}</p>' if found.note else "",
-            f'<p class="soft">{escape(_conditions(runs))}</p>',
+            f'<p class="soft">{_unbroken(_conditions(runs))}</p>',
+            *(topologies_section(found.sweep) if found.sweep else ()),
             '<div class="charts">',
             *map(_figure, charts),
             "</div>",
@@ -56,8 +58,9 @@ def page(
 
 
 def _unbroken(sentence: str) -> str:
-    """Return a sentence as HTML in which no line ends between a number and its unit."""
-    return re.sub(r"(?<=\d) (?=m?s\b)", "&nbsp;", escape(sentence))
+    """Return a sentence as HTML in which no line ends within a date, or before a unit."""
+    whole = re.sub(r"(?<=\d) (?=m?s\b)", "&nbsp;", escape(sentence))
+    return re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1&#8209;\2&#8209;\3", whole)
 
 
 def _text(name: str) -> str:
@@ -74,13 +77,18 @@ def _conditions(runs: Sequence[StackRuns]) -> str:
     machine = result.machine
     repeats = sorted({len(point.repeats) for point in points(runs)})
     parts = [
-        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}",
-        f"repeats at each load: {' or '.join(map(str, repeats))}",
+        f"{len(runs)} {'stack' if len(runs) == 1 else 'stacks'}",
+        f"repeats at each load: {_range(repeats)}",
         f"SLO: {slo_text(result) or 'none'}",
         ", ".join(machine.gpus) or f"{machine.processor}, {machine.cores} cores",
         result.started[:10],
     ]
     return " · ".join(parts)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as one, or as the range they are in."""
+    return "" if not numbers else " to ".join(dict.fromkeys((str(numbers[0]), str(numbers[-1]))))
 
 
 def _figure(chart: Chart) -> str:
@@ -95,7 +103,8 @@ def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
     yield (
         '<p class="soft">Medians of the repeats, with 95 % intervals where there are five or more. '
         "Noise is the relative spread of the TTFT medians. Of many loads, each stack's best and "
-        "the one to compare are shown; report.csv has all.</p>"
+        "the one to compare are shown; report.csv has all. Rates of several searches of a stack "
+        "are rounded to steps of 10 %.</p>"
     )
     yield table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
     yield from _break_even(runs)

@@ -11,6 +11,7 @@ from typing import Any
 from deploy.benchmark.compare import METRICS, by_load, differences, median_metric, values_of
 from deploy.benchmark.report.verdict import stack_names
 from deploy.benchmark.results import Repeat, RequestRecord, Result
+from deploy.benchmark.slo import RESOLUTION
 from deploy.benchmark.statistics import Estimate, noise
 
 # Steps of a distribution's curve: enough for the eye, and few enough for a page.
@@ -90,12 +91,18 @@ def _like(first: Result, second: Result) -> bool:
 
 
 def _merged(group: Sequence[Measured]) -> Measured:
-    """Return the runs as one; repeats are numbered on, and with them the requests."""
+    """Return the runs as one; repeats are numbered on, and with them the requests.
+
+    Each search tries rates of its own: those that differ by less than its resolution are one load.
+    """
     repeats: list[Repeat] = []
     requests: list[RequestRecord] = []
     for result, records in group:
         number = {one.index: len(repeats) + at for at, one in enumerate(result.repeats)}
-        repeats += [one.model_copy(update={"index": number[one.index]}) for one in result.repeats]
+        repeats += [
+            one.model_copy(update={"index": number[one.index], "rate": _level(result, one, group)})
+            for one in result.repeats
+        ]
         requests += [
             one.model_copy(update={"repeat": number[one.repeat]})
             for one in records
@@ -104,6 +111,13 @@ def _merged(group: Sequence[Measured]) -> Measured:
     interrupted = any(result.interrupted for result, _ in group)
     update = {"repeats": repeats, "interrupted": interrupted}
     return group[0][0].model_copy(update=update), requests
+
+
+def _level(result: Result, repeat: Repeat, group: Sequence[Measured]) -> float | None:
+    """Return the rate offered; of several searches, the closest step of their resolution."""
+    if repeat.rate is None or result.rate_search is None or len(group) == 1:
+        return repeat.rate
+    return math.pow(RESOLUTION, round(math.log(repeat.rate, RESOLUTION)))
 
 
 def points(runs: Iterable[StackRuns]) -> list[Point]:

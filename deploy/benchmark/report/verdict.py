@@ -11,7 +11,7 @@ from typing import Literal
 from deploy.benchmark.compare import by_load, differences
 from deploy.benchmark.results import Result, StackFacts
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
-from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, read_sweep
+from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, Sweep, SweepVerdict, read_sweep
 
 Kind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one run"]
 
@@ -48,12 +48,14 @@ class ReportVerdict:
     Attributes:
         ratio: the best disaggregated stack / the best aggregated one, per GPU or engine.
         note: what limits it.
+        sweep: what the runs are of, where they are of a sweep.
     """
 
     kind: Kind
     sentence: str
     ratio: Ratio | None = None
     note: str = ""
+    sweep: Sweep | None = None
 
 
 def stack_name(result: Result) -> str:
@@ -150,15 +152,17 @@ def of_sweep(folders: Sequence[Path]) -> ReportVerdict | None:
     said = sweep.verdict
     if said is None:
         return None
-    if said.ratio is None:
-        return ReportVerdict("cannot tell", said.sentence)
-    ratio = Ratio(said.ratio.value, said.ratio.low, said.ratio.high, sweep.rounds)
-    if ratio.low is None:
-        return ReportVerdict("cannot tell", said.sentence, ratio)
+    found = said.ratio
+    ratio = Ratio(found.value, found.low, found.high, sweep.rounds) if found else None
+    return ReportVerdict(_kind(said), said.sentence, ratio, sweep=sweep)
+
+
+def _kind(said: SweepVerdict) -> Kind:
+    if said.ratio is None or said.ratio.low is None:
+        return "cannot tell"
     if said.winner == said.disaggregated:
-        return ReportVerdict("disaggregate", said.sentence, ratio)
-    kind: Kind = "do not" if said.sentence.startswith(DO_NOT) else "no difference"
-    return ReportVerdict(kind, said.sentence, ratio)
+        return "disaggregate"
+    return "do not" if said.sentence.startswith(DO_NOT) else "no difference"
 
 
 def _stacks(results: Sequence[Result]) -> list[StackFacts]:

@@ -15,9 +15,12 @@ from deploy.cli.load_options import (
     Prefixes,
     PrefixTokens,
     Seed,
+    SkipBroken,
     SloShare,
     Turns,
+    Within,
     Workload,
+    chosen_by_noise,
     require_positive,
     workload_options,
 )
@@ -39,9 +42,6 @@ app.add_typer(bench_app)
 _LoadFile = Annotated[
     Path | None, typer.Option("--file", help="JSONL file of a dataset or a trace.")
 ]
-_SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave out broken lines of the file.")
-]
 _AsIs = Annotated[
     bool, typer.Option("--as-is", help="Send a dataset's prompts unchanged; they may hit caches.")
 ]
@@ -58,7 +58,9 @@ _Requests = Annotated[
     int | None,
     typer.Option(min=1, help="Requests per repeat (default: 15 s of --rate, at least 20)."),
 ]
-_Repeats = Annotated[int, typer.Option(min=1, help="Number of measured repeats.")]
+_Repeats = Annotated[
+    int | None, typer.Option(min=1, help="Number of measured repeats (default: 3).")
+]
 _Warmup = Annotated[
     int | None,
     typer.Option(min=0, help="Requests before the first repeat (default: two per engine)."),
@@ -88,13 +90,14 @@ def bench(  # noqa: PLR0913 - one parameter an option
     prefixes: Prefixes = 4,
     turns: Turns = 4,
     file: _LoadFile = None,
-    skip_broken: _SkipBroken = False,
+    skip_broken: SkipBroken = False,
     as_is: _AsIs = False,
     speed: _Speed = 1.0,
     rate: _Rate = None,
     concurrency: _Concurrency = None,
     requests: _Requests = None,
-    repeats: _Repeats = 3,
+    repeats: _Repeats = None,
+    within: Within = None,
     warmup: _Warmup = None,
     seed: Seed = 0,
     slo: _SloText = None,
@@ -114,14 +117,18 @@ def bench(  # noqa: PLR0913 - one parameter an option
     from deploy.workflows.bench import BenchOptions
 
     _refuse_contradictions(rate, concurrency, speed, slo if find_rate else "not needed")
+    chosen_by_noise("deploy bench", "--repeats", within, repeats)
+    if find_rate and within is not None:
+        raise UsageError("--find-rate has no repeats to choose", hint="leave out --within")
     sent = workload_options(
         workload, input_tokens, output_tokens,
         prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=file, speed=speed,
         skip_broken=skip_broken, as_is=as_is,
     )  # fmt: skip
     options = BenchOptions(
-        sent, rate, concurrency, requests, repeats, warmup, seed, parse_slo(slo) if slo else None,
-        slo_share=slo_share, find_rate=find_rate, steps=steps, timeout_s=timeout,
+        sent, rate, concurrency, requests, repeats or 3, warmup, seed,
+        parse_slo(slo) if slo else None, slo_share=slo_share, find_rate=find_rate, steps=steps,
+        timeout_s=timeout, within=within / 100 if within else None,
     )  # fmt: skip
     return _answer(Home.from_environ(), stack_name(name), options, out)
 
@@ -149,18 +156,21 @@ def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> C
     with bench_lock(home.bench_lock_file), stack_lock(home.lock_file(name), name):
         folder = open_folder(home, name, options.workload.name, out)
         result = _kept(home, name, options, folder)
-    page = _report(folder)
+    page = written_report(folder)
     data = {"folder": str(folder), "report": page, "result": result.model_dump(mode="json")}
     text = bench_view(result, str(folder)) + (f"\nReport: {page}" if page else "")
     return CommandResult("bench", data, text, _failures(result, name))
 
 
-def _report(folder: Path) -> str | None:
-    """Return the report's page; None if it cannot be written, which is not the run's failure."""
-    from deploy.benchmark.report.files import write_report
+def written_report(folder: Path) -> str | None:
+    """Write the report of the results in a folder, and return its page.
+
+    None if it cannot be written, which is not the benchmark's failure.
+    """
+    from deploy.benchmark.report.files import result_folders, write_report
 
     try:
-        return str(write_report([folder], folder).files[0])
+        return str(write_report(result_folders(folder), folder).files[0])
     except PdkitError as exc:
         progress()(f"no report: {exc.message}; {exc.hint}")
         return None

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.commands.bench import bench_app
+from deploy.cli.commands.bench import bench_app, written_report
 from deploy.cli.load_options import (
     InputTokens,
     OutputTokens,
     Prefixes,
     PrefixTokens,
     Seed,
+    SkipBroken,
     SloShare,
     Turns,
+    Within,
     Workload,
+    chosen_by_noise,
     require_positive,
     workload_options,
 )
@@ -42,8 +45,10 @@ _Topologies = Annotated[
     typer.Option(help="Topologies to compare, such as 1p2d,3a,2a:tp2 (default: all that fit)."),
 ]
 _Rounds = Annotated[
-    int,
-    typer.Option(min=1, help="Number of times to start each topology; five give a 95 % interval."),
+    int | None,
+    typer.Option(
+        min=1, help="Number of times to start each topology (default: 5, as an interval needs)."
+    ),
 ]
 _Dataset = Annotated[Path | None, typer.Option(help="JSONL file of --workload dataset or trace.")]
 _SloText = Annotated[
@@ -55,7 +60,7 @@ _SloText = Annotated[
 ]
 _Rate = Annotated[
     float | None,
-    typer.Option(help="First rate of the first search, in requests per second (default: 1)."),
+    typer.Option(help="First rate of the first search, per second (default: the warm-up's)."),
 ]
 _Pass = Annotated[
     float, typer.Option("--pass", min=1.0, help="Approximate seconds of load at each rate.")
@@ -78,7 +83,8 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     flags: dict[str, Any],
     engines: _Engines = None,
     topologies: _Topologies = None,
-    rounds: _Rounds = 5,
+    rounds: _Rounds = None,
+    within: Within = None,
     workload: Workload = "multi-turn",
     input_tokens: InputTokens = "512",
     output_tokens: OutputTokens = "32",
@@ -86,6 +92,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     prefixes: Prefixes = 4,
     turns: Turns = 4,
     dataset: _Dataset = None,
+    skip_broken: SkipBroken = False,
     slo: _SloText = None,
     slo_share: SloShare = 0.9,
     rate: _Rate = None,
@@ -100,20 +107,27 @@ def sweep(  # noqa: PLR0913 - one parameter an option
 
     Repeat the command to continue an unfinished sweep. Other stacks are left alone.
     """
+    from deploy.benchmark.dataset import read_lines
     from deploy.benchmark.slo import parse_slo
+    from deploy.benchmark.statistics import LEAST_REPEATS
+    from deploy.benchmark.workloads import FILE_WORKLOADS
     from deploy.workflows.bench import BenchOptions
 
     require_positive("deploy bench sweep", "--rate", rate)
+    chosen_by_noise("deploy bench sweep", "--rounds", within, rounds)
     sent = workload_options(
         workload, input_tokens, output_tokens,
         prefix_tokens=prefix_tokens, prefixes=prefixes, turns=turns, file=dataset,
+        skip_broken=skip_broken,
     )  # fmt: skip
+    if sent.name in FILE_WORKLOADS:
+        read_lines(sent, sys.maxsize)  # what is broken is refused before anything starts
     options = BenchOptions(
         sent, rate, seed=seed, slo=parse_slo(slo) if slo else None, slo_share=slo_share,
-        steps=steps, pass_s=pass_s,
+        steps=steps, pass_s=pass_s, within=within / 100 if within else None,
     )  # fmt: skip
     spec = load_source(_with_engines(flags, engines), file).spec
-    asked = _Asked(spec, topologies, rounds, slo, options, out)
+    asked = _Asked(spec, topologies, rounds or LEAST_REPEATS, slo, options, out)
     return _dry_run(asked) if dry_run else _swept(asked)
 
 
@@ -179,7 +193,10 @@ def _swept(asked: _Asked) -> CommandResult:
     from deploy.workflows.sweep import LiveStacks, run_sweep, stack_name, write_best
 
     home, report = Home.from_environ(), progress()
-    stacks = LiveStacks(home, stack_name(asked.spec), asked.command, report)
+    stacks = LiveStacks(
+        home, stack_name(asked.spec), asked.command, report,
+        own_port="port" in asked.spec.model_fields_set,
+    )  # fmt: skip
     with bench_lock(home.bench_lock_file), stacks.claimed():
         planned, folder, sweep = asked.opened(home, stacks)
         try:
@@ -189,13 +206,14 @@ def _swept(asked: _Asked) -> CommandResult:
                 f"interrupted; finished runs are in {folder}",
                 hint="run the same command to continue",
             ) from None
-    best = write_best(folder, done, planned.asked)
+    best, page = write_best(folder, done, planned.asked), written_report(folder)
     data = {
         "folder": str(folder),
+        "report": page,
         "best": str(best) if best else None,
         "sweep": done.model_dump(mode="json"),
     }
-    return CommandResult("bench sweep", data, sweep_view(done, folder, best), _failures(done))
+    return CommandResult("bench sweep", data, sweep_view(done, folder, best, page), _failures(done))
 
 
 def _failures(sweep: Sweep) -> list[CheckFailed]:

@@ -122,6 +122,7 @@ class SweepDone(TypedDict):
     """
 
     folder: str
+    report: str | None
     best: str | None
     sweep: Sweep
 

@@ -44,9 +44,12 @@ class BenchOptions:
         rate: requests per second, with Poisson arrivals; None for a closed loop.
         concurrency: requests in flight in a closed loop; None means one per engine.
         requests: of a pass; None means enough for a few seconds.
+        within: choose how many repeats, or rounds of a sweep, from the noise of the first five, so
+            that the result is about ± this share of itself; None leaves their number as it is.
         warmup: requests before the first repeat; None means two per engine.
         slo_share: the share of requests that must keep the SLO for a rate to hold it.
-        find_rate: search the highest rate that holds the SLO, beginning with `rate`.
+        find_rate: search the highest rate that holds the SLO, beginning with `rate`; without one,
+            with the rate at which the warm-up was answered.
         steps: rates that the search tries at most.
         timeout_s: for a whole answer.
         hop_requests: by which the router's own time is measured.
@@ -67,6 +70,15 @@ class BenchOptions:
     timeout_s: float = 120.0
     hop_requests: int = 20
     pass_s: float = 15.0
+    within: float | None = None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How long the warm-up took, and how many of its requests a second were answered."""
+
+    seconds: float = 0.0
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,16 +145,17 @@ class BenchSession:
             wanted = max(_LEAST_REQUESTS, 8 * (self.concurrency or 1))
         return self.source.requests(wanted)
 
-    def warm_up(self) -> float:
-        """Send the first requests, which are slower than all later ones; return the seconds."""
+    def warm_up(self) -> WarmUp:
+        """Send the first requests, which are slower than all later ones."""
         wanted = 2 * self.engines if self.options.warmup is None else self.options.warmup
         if not wanted:
-            return 0.0
+            return WarmUp()
         conversations = self.source.one_pass(wanted, seed="warm-up", rate=None)
         self.report(f"warming up with {sum(len(one.turns) for one in conversations)} requests")
         load = run_load(self.target, conversations, concurrency=self.engines)
         _require_an_answer(load.records, self.running.stack.name)
-        return load.duration_s
+        answered = sum(one.error is None for one in load.records)
+        return WarmUp(load.duration_s, answered / load.duration_s)
 
     def one_pass(self, index: int, *, rate: float | None, seed: str, warmup_s: float) -> Pass:
         """Load the stack once, and read what all services counted meanwhile."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from deploy.benchmark.results import Result, Slo, append_requests, write_result
+from deploy.benchmark.results import Repeat, Result, Slo, append_requests, write_result
 from deploy.benchmark.slo import RateFinder
+from deploy.benchmark.statistics import LEAST_REPEATS, MOST_REPEATS, noise, repeats_for
 from deploy.benchmark.summary import said
 from deploy.errors import StackUnhealthy, StateError
 from deploy.runtime.engine_api import ApiError
@@ -97,17 +98,31 @@ def bench_stack(
 
 def _repeated(bench: BenchSession) -> Iterator[Pass]:
     """Yield the repeats, each with other lengths and arrivals."""
-    options, warmup_s = bench.options, bench.warm_up()
+    options, warmup_s = bench.options, bench.warm_up().seconds
+    wanted = options.repeats if options.within is None else LEAST_REPEATS
+    done: list[Repeat] = []
     began = time.monotonic()
-    for index in range(options.repeats):
-        left = (time.monotonic() - began) / index * (options.repeats - index) if index else None
+    while len(done) < wanted:
+        index = len(done)
+        left = (time.monotonic() - began) / index * (wanted - index) if index else None
         about = f", about {left:.0f} s left" if left is not None else ""
-        bench.report(f"repeat {index + 1} of {options.repeats}{about}")
+        bench.report(f"repeat {index + 1} of {wanted}{about}")
         seed = f"{options.seed} {index}"
         one = bench.one_pass(index, rate=options.rate, seed=seed, warmup_s=warmup_s)
         bench.report(f"  {said(one.repeat)}")
         yield one
         warmup_s = 0.0
+        done.append(one.repeat)
+        if options.within is not None and len(done) == LEAST_REPEATS:
+            wanted = _enough(done, options.within)
+
+
+def _enough(pilot: Sequence[Repeat], within: float) -> int:
+    """Return how many repeats settle TTFT and throughput, by the noise of the first ones."""
+    ttft = [one.ttft_s.p50 for one in pilot if one.ttft_s]
+    rates = [one.requests_per_s for one in pilot]
+    known = [values for values in (ttft, rates) if values and min(values) > 0]
+    return repeats_for(max(map(noise, known), default=0.0), within)
 
 
 def _finder(options: BenchOptions) -> RateFinder | None:
@@ -118,7 +133,9 @@ def _finder(options: BenchOptions) -> RateFinder | None:
 
 def _found(bench: BenchSession, finder: RateFinder) -> Iterator[Pass]:
     """Yield a pass for each rate that the search tries, all with the same seed."""
-    warmup_s, slo = bench.warm_up(), bench.options.slo or Slo()
+    warm, slo = bench.warm_up(), bench.options.slo or Slo()
+    finder.start = bench.options.rate or warm.rate or finder.start
+    warmup_s = warm.seconds
     while (rate := finder.next_rate()) is not None:
         index = len(finder.steps)
         bench.report(f"step {index + 1} of at most {finder.most_steps}: {rate:.2f} requests/s")
@@ -132,7 +149,8 @@ def _found(bench: BenchSession, finder: RateFinder) -> Iterator[Pass]:
 
 def _expected_bytes(bench: BenchSession) -> int:
     options = bench.options
-    passes = options.steps if options.find_rate else options.repeats
+    repeats = options.repeats if options.within is None else MOST_REPEATS
+    passes = options.steps if options.find_rate else repeats
     # The rates of a search are unknown; each is at most twice the one before.
     requests = bench.requests_at(options.rate) * passes
     answer = options.workload.output_tokens.high

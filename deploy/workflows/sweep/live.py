@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.benchmark.results import Result
 from deploy.config.spec import StackSpec
-from deploy.errors import CheckFailed, StateError
+from deploy.errors import CheckFailed, PortTaken, StateError
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.workflows.bench import BenchOptions, bench_stack
@@ -16,10 +16,12 @@ from deploy.workflows.down import stop_stack
 from deploy.workflows.preflight import require_fit
 from deploy.workflows.prepare import Report
 from deploy.workflows.start import require_host_memory, require_ports
+from deploy.workflows.sweep.start import free_port
 from deploy.workflows.up import bring_up, prepare_here
 from deploy.workflows.user_files import require_user_files
 
 _CLAIM = "sweep-stack"
+_PORTS_TRIED = 5
 
 
 class LiveStacks:
@@ -27,9 +29,21 @@ class LiveStacks:
 
     The name is recorded before anything is started, so that the next sweep can stop what a killed
     one left, and nothing else.
+
+    Args:
+        own_port: the user chose the port; else a stack whose port was taken meanwhile gets another.
     """
 
-    def __init__(self, home: Home, name: str, command: Sequence[str], report: Report) -> None:
+    def __init__(
+        self,
+        home: Home,
+        name: str,
+        command: Sequence[str],
+        report: Report,
+        *,
+        own_port: bool = False,
+    ) -> None:
+        self._own_port = own_port
         self._home = home
         self._name = name
         self._command = command
@@ -91,6 +105,18 @@ class LiveStacks:
             StackUnhealthy: it did not start.
             CheckFailed: it is up and not right.
         """
+        for left in reversed(range(_PORTS_TRIED)):
+            try:
+                self._up(spec)
+                break
+            except PortTaken as exc:
+                if self._own_port or not left:
+                    raise
+                self.down()
+                spec = spec.model_copy(update={"port": free_port(spec.bind)})
+                self._report(f"{exc.message}: trying again with port {spec.port}")
+
+    def _up(self, spec: StackSpec) -> None:
         _, checked = bring_up(spec, self._home, self._report, check=True)
         if checked and not checked.passed:
             raise CheckFailed(checked.failures[0], hint="deploy up with the same options")

@@ -16,6 +16,9 @@ import yaml
 
 from deploy.benchmark.candidates import Candidate, named
 from deploy.benchmark.results import Result
+from deploy.benchmark.rounds import rounds_for
+from deploy.benchmark.starting_rate import starting_rate
+from deploy.benchmark.statistics import LEAST_REPEATS
 from deploy.benchmark.sweep import Sweep, SweepRun, estimated_s, judge, winning_spec, write_sweep
 from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, MachineUnfit, StackUnhealthy
@@ -29,7 +32,7 @@ _DISK_ERRORS = (
 # A start, a check and a stop; and at least what the search's rates take.
 _START_S, _GPU_START_S = 30.0, 180.0
 _USERS_A_UNIT = 4  # without SLO: as many of the largest topology for all
-_STEPS = 5  # that a search takes, once it knows where to begin
+_STEPS = 4  # that a search takes, once it knows where to begin
 
 
 class Stacks(Protocol):
@@ -73,6 +76,8 @@ def run_sweep(
             run = _one_run(folder, sweep, (name, number), stacks, specs[name], options)
             report(f"{name}: {_said(run)}")
             sweep = sweep.model_copy(update={"runs": [*sweep.runs, run]})
+            if options.within and not sweep.left and sweep.rounds == LEAST_REPEATS:
+                sweep = sweep.model_copy(update={"rounds": rounds_for(sweep, options.within)})
             write_sweep(folder, sweep)
         sweep = sweep.model_copy(update={"verdict": judge(sweep)})
         write_sweep(folder, sweep)
@@ -108,7 +113,7 @@ def _one_run(
     error, rate = None, None
     try:
         stacks.up(spec)
-        rate = _rate_of(stacks.load(_load_of(sweep, name, options), place))
+        rate = _rate_of(stacks.load(_load_of(sweep, which, options), place))
     except (StackUnhealthy, CheckFailed) as exc:
         error = exc.message
     finally:
@@ -123,24 +128,16 @@ def _one_run(
     )
 
 
-def _load_of(sweep: Sweep, name: str, options: BenchOptions) -> BenchOptions:
-    """Return how a run is loaded; its search begins where one of the runs before ended.
+def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> BenchOptions:
+    """Return how a run is loaded; its search begins close to where the runs before ended.
 
     All have the same seed, and so the same lengths and arrivals.
     """
     if options.slo is None:
         most = max(_candidate(one).units for one in sweep.topologies)
         return replace(options, concurrency=options.concurrency or _USERS_A_UNIT * most)
-    return replace(options, find_rate=True, rate=_known_rate(sweep, name) or options.rate)
-
-
-def _known_rate(sweep: Sweep, name: str) -> float | None:
-    """Return the topology's own rate so far, else an estimate from those of others."""
-    own = [run.rate for run in sweep.of(name) if run.rate]
-    if own:
-        return median(own)
-    others = [run.rate / _candidate(run.topology).units for run in sweep.runs if run.rate]
-    return median(others) * _candidate(name).units if others else None
+    start = starting_rate(sweep, *which, options.seed) or options.rate
+    return replace(options, find_rate=True, rate=start)
 
 
 def _candidate(name: str) -> Candidate:

@@ -112,9 +112,12 @@ def _candidates(spec: StackSpec, listed: str | None, *, has_gpus: bool) -> Seque
 
 def sweep_port(spec: StackSpec) -> int:
     """Return the port of a sweep's stacks: as asked, else one that is free with those after it."""
-    if "port" in spec.model_fields_set:
-        return spec.port
-    return free_base(range(_PORTS), _FIRST_PORT, spec.bind) or _FIRST_PORT
+    return spec.port if "port" in spec.model_fields_set else free_port(spec.bind)
+
+
+def free_port(bind: str) -> int:
+    """Return a port that is free now, with those after it."""
+    return free_base(range(_PORTS), _FIRST_PORT, bind) or _FIRST_PORT
 
 
 def stack_name(spec: StackSpec) -> str:

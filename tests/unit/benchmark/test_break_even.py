@@ -21,9 +21,9 @@ def measured(index: int = 0, *, prefill_s: float = 0.055, **changed: Any) -> dic
     return repeat(index, **{"redis_path": PATH, "stages": stages, **changed})
 
 
-def test_speeds_are_the_medians_of_each_load() -> None:
+def test_speeds_are_the_medians_of_each_load_the_lowest_first() -> None:
     repeats = [measured(0), measured(1, prefill_s=0.11), measured(2, prefill_s=0.055)]
-    repeats.append(measured(3, prefill_s=0.22, rate=4.0))
+    repeats.insert(0, measured(3, prefill_s=0.22, rate=4.0))
     found = measured_speeds(result(repeats=repeats))
     assert list(found) == ["2 requests/s offered", "4 requests/s offered"]
     # 1,100 computed tokens of 20 requests: 55 each.

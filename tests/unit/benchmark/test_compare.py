@@ -54,6 +54,11 @@ class TestWhatIsCompared:
         rows = next(iter(compare(nothing, run()).points.values()))
         assert next(row for row in rows if row.metric.name == "goodput").ratio is None
 
+    def test_of_many_other_loads_an_error_names_a_few(self) -> None:
+        searched = result(repeats=[repeat(at, rate=10.0 + at) for at in range(9)])
+        with pytest.raises(UsageError, match=r": 10 .*, 12 \S+ offered and 6 more; and 2 "):
+            compare(searched, run())
+
     def test_only_loads_that_both_had(self) -> None:
         both = run().repeats
         more = [*both, *run(rate=4.0).repeats]

@@ -82,16 +82,31 @@ class TestRateFinder:
         assert found.low is not None and found.high is not None
         assert found.low <= found.highest_rate <= found.high
 
-    def test_doubles_first(self) -> None:
-        finder = RateFinder(1.0, 0.9, 4)
-        searched(finder, 4.5)
-        assert [step.rate for step in finder.steps] == [1, 2, 4, 8]
-        assert [step.held for step in finder.steps] == [True, True, True, False]
+    @pytest.mark.parametrize(
+        ("limit", "rates"),
+        [(1e9, [1, 1.2, 1.728, 3.456, 6.912]), (0, [1, 1 / 1.2, 1 / 1.728, 1 / 3.456, 1 / 6.912])],
+    )
+    def test_strides_grow(self, limit: float, rates: list[float]) -> None:
+        finder = RateFinder(1.0, 0.9, 5)
+        searched(finder, limit)
+        assert [step.rate for step in finder.steps] == pytest.approx(rates)
+
+    @pytest.mark.parametrize("limit", [1.0, 1.1, 1.19, 0.84, 0.99])
+    def test_three_rates_do_where_it_begins_close_to_the_end(self, limit: float) -> None:
+        finder = RateFinder(1.0, 0.9, 12)
+        searched(finder, limit)
+        assert len(finder.steps) == 3
+        assert limit / 1.1 <= (finder.found(0).highest_rate or 0) <= limit
+
+    def test_many_strides_are_no_overflow(self) -> None:
+        finder = RateFinder(1.0, 0.9, 40)
+        searched(finder, 1e9)
+        assert finder.found(0).highest_rate == pytest.approx(1e9, rel=0.1)
 
     def test_ends_after_its_steps(self) -> None:
         finder = RateFinder(1.0, 0.9, 3)
         searched(finder, 1e9)
-        assert finder.found(0).highest_rate == 4
+        assert finder.found(0).highest_rate == pytest.approx(1.728)
         assert finder.found(0).high is None  # no rate failed: nobody knows how much higher it goes
 
     def test_no_rate_may_hold(self) -> None:

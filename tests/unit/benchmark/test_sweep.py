@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.benchmark.candidates import named
+from deploy.benchmark.rounds import rounds_for
 from deploy.benchmark.sweep import (
     Sweep,
     SweepRun,
@@ -148,3 +149,13 @@ def test_the_winners_spec_is_what_was_asked_for_with_its_split() -> None:
         "topology": "1p1d", "tp": 2,
     }  # fmt: skip
     assert winning_spec(asked, plain) == {"vendor": "cuda", "topology": "4a"}
+
+
+def test_rounds_are_enough_for_the_width_that_is_asked_for() -> None:
+    noisy = [14.0, 15.5, 13.0, 14.5, 13.2]
+    found = sweep({"4a": [10.0] * 5, "1p3d": noisy})
+    assert rounds_for(found, 0.5) == 5
+    assert rounds_for(found, 0.05) > rounds_for(found, 0.08) > 5
+    one_failed = sweep({"4a": [10.0] * 5, "1p3d": [*noisy[:4], None]})
+    assert rounds_for(one_failed, 0.01) == 5
+    assert rounds_for(sweep({"4a": noisy}), 0.01) == 5

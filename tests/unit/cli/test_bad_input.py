@@ -76,6 +76,26 @@ CASES: dict[str, Case] = {
         "--find-rate --slo ttft=1s --concurrency 2", "--find-rate and --concurrency",
         hint="leave out",
     ),
+    "bench: repeats by noise and by number": bench(
+        "--within 5 --repeats 9", "--within and --repeats", hint="--within 5"
+    ),
+    "bench: rounds by noise and by number": bench(
+        "sweep --within 5 --rounds 9 --gpus 2", "--within and --rounds", hint="--within 5"
+    ),
+    "bench: a sweep without its file": bench(
+        "sweep --workload trace --gpus 2", "--workload trace needs a file", hint="--dataset"
+    ),
+    "bench: a sweep of a file that is not there": bench(
+        "sweep --workload trace --dataset none --gpus 2", "none: No such file", hint="JSONL"
+    ),
+    "bench: a sweep of broken lines": Case(
+        ("bench", "sweep", "--workload", "dataset", "--dataset", "some.jsonl", "--gpus", "2"), 2,
+        ("some.jsonl: 1 of 2 lines cannot be used: line 2: not JSON",), "--skip-broken", "usage",
+        files={"some.jsonl": '{"prompt": "a"}\n{\n'},
+    ),
+    "bench: a search by noise": bench(
+        "--find-rate --slo ttft=1s --within 5", "--find-rate has no repeats", hint="--within"
+    ),
     "bench: no such stack": Case(("bench",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "no engines": up("--gpus 0", 2, "--gpus", "0", hint="deploy"),
     "a contradiction": up(

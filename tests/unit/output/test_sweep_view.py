@@ -24,8 +24,9 @@ def test_the_best_comes_first_and_a_failure_has_its_reason() -> None:
     found = sweep({"4a": times(10), "1p3d": times(14)[::-1], "2p2d": []})
     found = found.model_copy(update={"runs": [*found.runs, run("2p2d", 0, None, "it exited")]})
     found = found.model_copy(update={"verdict": judge(found)})
-    lines = sweep_view(found, Path("/r"), Path("/r/best.yaml")).splitlines()
+    lines = sweep_view(found, Path("/r"), Path("/r/best.yaml"), "/r/report.html").splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["1p3d", "4a", "2p2d"]
     assert "2p2d: it exited" in lines
-    assert lines[-3].startswith("1p3d holds 1.4")
+    assert lines[-4].startswith("1p3d holds 1.4")
+    assert lines[-2] == "Report: /r/report.html"
     assert lines[-1] == "Start it: deploy up -f /r/best.yaml"

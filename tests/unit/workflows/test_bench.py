@@ -14,6 +14,7 @@ import pytest
 from deploy.benchmark.load import Load, LoadTarget
 from deploy.benchmark.results import (
     GpuUse,
+    Repeat,
     RequestRecord,
     Result,
     Slo,
@@ -24,6 +25,8 @@ from deploy.benchmark.workloads import Conversation, TokenRange, WorkloadOptions
 from deploy.errors import MachineUnfit, StackUnhealthy, StateError, UsageError
 from deploy.runtime.gpu_meter import GpuMeter, MeteredGpu
 from deploy.workflows.bench import BenchOptions, bench_stack, hop, open_folder, passes
+from deploy.workflows.bench import run as bench_run
+from tests.unit.benchmark import samples
 from tests.unit.workflows.conftest import Lab
 
 CHUNK = 64  # of the lab's stacks
@@ -144,6 +147,25 @@ class TestResult:
         assert result.workload.model_dump()["input_tokens"] == "200"
 
 
+class TestWithin:
+    @pytest.mark.parametrize(("spread", "count"), [(0.0, 5), (0.05, 7)])
+    def test_repeats_follow_the_noise_of_the_first_five(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, spread: float, count: int
+    ) -> None:
+        monkeypatch.setattr(bench_run, "noise", lambda values: spread if len(values) == 5 else 1.0)
+        assert len(bench(within=0.05, requests=1, hop_requests=0).repeats) == count
+
+    def test_the_noisier_of_ttft_and_throughput_counts(self) -> None:
+        steady = {"p50": 0.1, "p90": 0.1, "p99": 0.1, "mean": 0.1}
+        made = [
+            Repeat.model_validate(samples.repeat(at, requests_per_s=2.0 + at / 10, ttft_s=steady))
+            for at in range(5)
+        ]
+        assert bench_run._enough(made, 0.05) > 5
+        alike = [one.model_copy(update={"requests_per_s": 2.0}) for one in made]
+        assert bench_run._enough(alike, 0.05) == 5
+
+
 class TestHop:
     def test_is_the_front_less_the_engines(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -179,9 +201,16 @@ class TestSlo:
 
     def test_search_keeps_every_step(self, bench: Bench) -> None:
         result = bench(slo=Slo(ttft_s=1e-6), find_rate=True, rate=200.0, steps=2)
-        assert [repeat.rate for repeat in result.repeats] == [200, 100]
+        assert [repeat.rate for repeat in result.repeats] == [200, pytest.approx(200 / 1.2)]
         assert result.rate_search is not None
         assert result.rate_search.highest_rate is None
+
+    def test_search_begins_with_the_rate_of_the_warm_up(self, bench: Bench) -> None:
+        search = {"slo": Slo(ttft_s=100), "find_rate": True, "steps": 1}
+        (repeat,) = bench(**search, warmup=4).repeats
+        assert repeat.rate == pytest.approx(4 / repeat.warmup_s, rel=0.01)
+        (repeat,) = bench(**search, warmup=0).repeats
+        assert repeat.rate == 1
 
 
 class TestInterrupted:

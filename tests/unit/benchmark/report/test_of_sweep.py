@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from deploy.benchmark.report.verdict import of_sweep
+from deploy.benchmark.report.page import page
+from deploy.benchmark.report.points import named
+from deploy.benchmark.report.verdict import ReportVerdict, of_sweep
 from deploy.benchmark.sweep import judge, write_sweep
+from tests.unit.benchmark.samples import result
 from tests.unit.benchmark.test_sweep import sweep, times
 
 
@@ -31,6 +35,20 @@ def test_it_is_the_sweeps_own(tmp_path: Path, split: list[float], kind: str) -> 
     found = of_sweep(folders(tmp_path, {"4a": times(10), "1p3d": split}))
     assert found is not None
     assert found.kind == kind
+
+
+def test_the_page_has_every_topology_the_best_first_and_why_one_has_no_rate(tmp_path: Path) -> None:
+    (found,) = named([(result(), [])])
+    none = ReportVerdict("one run", "One.")
+    assert "<h2>Topologies" not in page([found], none, [], "")
+    runs = folders(tmp_path, {"4a": times(10), "1p3d": times(14)[::-1], "2p2d": [9, None]})
+    text = page([found], of_sweep(runs) or none, [], "")
+    section = text.partition('class="topologies"')[2].partition("</table>")[0]
+    assert re.findall(r"<tr><td>(.+?)</td><td>(.+?)</td>", section) == [
+        ("1p3d", "14"), ("4a", "10"), ("2p2d", "-"),
+    ]  # fmt: skip
+    assert "no rate that was tried held the SLO in 1 of 2 rounds" in text
+    assert "The highest rate that holds ttft=1s" in text
 
 
 def test_other_runs_have_none(tmp_path: Path) -> None:

@@ -194,6 +194,26 @@ class TestPoints:
         assert [run.name for run in unlike] == ["1p1d #1", "1p1d #2"]
         assert second.load == "2 requests/s offered"
 
+    def test_rates_of_several_searches_that_hardly_differ_are_one_load(self) -> None:
+        search = {
+            "required_share": 0.9,
+            "highest_rate": 8.2,
+            "low": None,
+            "high": None,
+            "steps": [],
+        }
+        rounds = [
+            measured(repeats=[repeat(0, rate=rate), repeat(1, rate=1.2 * rate)], rate_search=search)
+            for rate in (8.0, 8.2, 7.9)
+        ]
+        merged = points.points(named([(one, []) for one in rounds]))
+        assert [len(point.repeats) for point in merged] == [3, 3]
+        assert merged[0].repeats[0].rate == pytest.approx(1.1**22)
+        (alone, _) = points.points(named([(rounds[0], [])]))
+        assert alone.load == "8 requests/s offered"
+        exact = named([(measured(repeats=[repeat(0, rate=8.0)]), [])] * 2)
+        assert points.points(exact)[0].load == "8 requests/s offered"
+
     def test_time_and_tokens_by_kind(self) -> None:
         found = points.points(runs(measured()))[:1]
         assert [(one["stage"], round(one["ms"])) for one in points.stages(found)] == [
