@@ -78,7 +78,7 @@ def simulated(factor: float, start_noise: float = 0.03, pass_noise: float = 0.02
     ("factor", "winner", "words"),
     [
         (1.3, "1p1d", "1p1d holds 1."),
-        (1.0, "2a", "No difference between 1p1d and 2a"),
+        (1.0, "2a", "No significant difference between 1p1d and 2a"),
         (0.75, "2a", "Do not disaggregate this workload here: 2a holds 1."),
     ],
 )

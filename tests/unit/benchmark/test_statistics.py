@@ -9,17 +9,17 @@ import math
 import os
 import random
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
 
 import pytest
 
 from deploy.benchmark.statistics import (
-    CONFIDENCE,
     LEAST_REPEATS,
+    MOST_REPEATS,
     Estimate,
     median_of,
     noise,
     paired_ratio,
+    repeats_for,
     separate_ratio,
 )
 
@@ -123,21 +123,10 @@ class TestRatio:
             paired_ratio([1.0, 1.0], [1.0])
 
 
-def repeats_for(spread: float, within: float) -> int:
-    """Return how many repeats with this relative noise give a median ± `within`.
-
-    The standard error of a median of n normal values is about √(π / 2) standard deviations / √n.
-    """
-    reach = math.sqrt(math.pi / 2) * NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2)
-    return max(math.ceil((reach * spread / math.log1p(within)) ** 2), LEAST_REPEATS)
-
-
 class TestNumberOfRepeats:
-    """The numbers in docs/reference/bench.md are true."""
-
     @pytest.mark.parametrize(
         ("spread", "within", "count"),
-        [(0.0, 0.05, LEAST_REPEATS), (0.05, 0.05, 7), (0.1, 0.05, 26)],
+        [(0.0, 0.05, LEAST_REPEATS), (0.05, 0.05, 7), (0.1, 0.05, 26), (0.5, 0.01, MOST_REPEATS)],
     )
     def test_follows_the_noise(self, spread: float, within: float, count: int) -> None:
         assert repeats_for(spread, within) == count
