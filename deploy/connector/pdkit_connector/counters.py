@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 PREFIX = "pdkit_store_"
 
@@ -22,6 +22,12 @@ HELP: Mapping[str, str] = {
 }
 
 Count = tuple[str, Mapping[str, str], float]
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def key_of(name: str, /, **labels: str) -> Key:
+    """Return what `add_all` takes for a count."""
+    return name, tuple(sorted(labels.items()))
 
 
 class Counters:
@@ -29,13 +35,17 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._counts: dict[Key, float] = {}
 
     def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Add to a count; its name is one of HELP."""
-        key = (name, tuple(sorted(labels.items())))
+        self.add_all(((key_of(name, **labels), amount),))
+
+    def add_all(self, amounts: Iterable[tuple[Key, float]]) -> None:
+        """Add to several counts at once."""
         with self._lock:
-            self._counts[key] = self._counts.get(key, 0) + amount
+            for counted, amount in amounts:
+                self._counts[counted] = self._counts.get(counted, 0) + amount
 
     def value(self, name: str, /, **labels: str) -> float:
         """Return the sum of the counts of a name that have these labels."""

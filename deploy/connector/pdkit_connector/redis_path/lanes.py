@@ -5,9 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
-from contextlib import contextmanager
 from typing import Any
 
 from pdkit_connector.counters import Counters
@@ -171,11 +170,20 @@ class Lanes:
         return used_s
 
 
-@contextmanager
-def dropping(links: Links, *nodes: Node) -> Iterator[None]:
-    """Close the connections to these servers if anything fails on them."""
-    try:
-        yield
-    except BaseException:
-        links.drop(*nodes)
-        raise
+class Dropping:
+    """Closes the connections to these servers if anything fails on them, as a context.
+
+    A class, which takes a fraction of a generator's time: there are two in each lookup.
+    """
+
+    __slots__ = ("_links", "_nodes")
+
+    def __init__(self, links: Links, *nodes: Node) -> None:
+        self._links, self._nodes = links, nodes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._links.drop(*self._nodes)

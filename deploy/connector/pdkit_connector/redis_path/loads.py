@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.attempts import OF_ONE_KEY
-from pdkit_connector.redis_path.lanes import Links, dropping
+from pdkit_connector.redis_path.lanes import Dropping, Links
 from pdkit_connector.redis_path.link import Deadline, ReplyError, Timeouts
 from pdkit_connector.redis_path.reading import Reading
 from pdkit_connector.redis_path.shards import Shard, Shards
@@ -103,7 +103,7 @@ class Loads:
                 link = links.to(node, prompt.deadline)
                 coming[i] = Reading(link, prompt.keys[i], prompt.deadline)
 
-        with dropping(links, *{node for _, node in places}):
+        with Dropping(links, *{node for _, node in places}):
             for place, (i, node) in enumerate(places):
                 if prompt.hole < i:
                     break

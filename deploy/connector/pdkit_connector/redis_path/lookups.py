@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from pdkit_connector.counters import Counters
+from pdkit_connector.counters import Counters, key_of
 from pdkit_connector.redis_path.attempts import OF_ONE_KEY
-from pdkit_connector.redis_path.lanes import dropping
+from pdkit_connector.redis_path.lanes import Dropping
 from pdkit_connector.redis_path.link import Deadline, ReplyError, command
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import HEADER_BYTES
@@ -17,6 +17,10 @@ from pdkit_connector.redis_url import Node
 
 # Time to read an answer that came while another shard used up all of the time.
 _GRACE_S = 0.05
+# What is counted of each lookup, made ready once.
+_CALLS, _SECONDS = key_of("calls", operation="lookup"), key_of("seconds", operation="lookup")
+_HITS = key_of("chunks", operation="lookup", result="hit")
+_MISSES = key_of("chunks", operation="lookup", result="miss")
 
 
 class Lookups:
@@ -47,10 +51,10 @@ class Lookups:
         return found
 
     def _count(self, began: float, found: int, asked: int) -> None:
-        self._counters.add("calls", operation="lookup")
-        self._counters.add("seconds", time.perf_counter() - began, operation="lookup")
-        self._counters.add("chunks", found, operation="lookup", result="hit")
-        self._counters.add("chunks", asked - found, operation="lookup", result="miss")
+        seconds = time.perf_counter() - began
+        self._counters.add_all(
+            ((_CALLS, 1), (_SECONDS, seconds), (_HITS, found), (_MISSES, asked - found))
+        )
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Remove values; return how many there were."""
@@ -68,7 +72,7 @@ class Lookups:
         try:
             links = shard.asking
             node = links.route(deadline)(b"")
-            with dropping(links, node):
+            with Dropping(links, node):
                 link = links.to(node, deadline)
                 link.send([command(b"PING")], deadline)
                 link.status(deadline)
@@ -138,7 +142,7 @@ class _Question:
 
     def _ask(self, deadline: Deadline) -> None:
         nodes = self._by_node(deadline)
-        with dropping(self._links, *nodes):
+        with Dropping(self._links, *nodes):
             for node, indices in nodes.items():
                 asked = _commands(self._name, [self._keys[i] for i in indices])
                 self._links.to(node, deadline).send([asked], deadline)
@@ -148,7 +152,7 @@ class _Question:
         if not self._asked:
             self._ask(deadline)
         nodes, self._asked = self._asked, {}
-        with dropping(self._links, *nodes):
+        with Dropping(self._links, *nodes):
             for node, indices in nodes.items():
                 link = self._links.to(node, deadline)
                 found = link.numbers(len(indices), deadline, _of_one_key)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pdkit_connector.redis_path.lanes import dropping
+from pdkit_connector.redis_path.lanes import Dropping
 from pdkit_connector.redis_path.link import Deadline, LinkBroken, ReplyError, command
 from pdkit_connector.redis_path.shards import Shards
 
@@ -76,7 +76,7 @@ def _reading(links: Any) -> Reading:
     deadline = Deadline(_LIMIT_S)
     try:
         node = links.route(deadline)(b"")
-        with dropping(links, node):
+        with Dropping(links, node):
             link = links.to(node, deadline)
             link.send([command(b"INFO")], deadline)
             length = link.length(deadline) or 0

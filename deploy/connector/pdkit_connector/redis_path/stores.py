@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.lanes import Links, dropping
+from pdkit_connector.redis_path.lanes import Dropping, Links
 from pdkit_connector.redis_path.link import Deadline, LinkBroken, Timeouts
 from pdkit_connector.redis_path.shards import Shard, Shards
 from pdkit_connector.redis_path.value import BadValue, Codec, Header
@@ -84,7 +84,7 @@ def _set(links: Links, key: bytes, header: bytes, payload: memoryview, deadline:
     size = len(header) + len(payload)
     head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, size)
     node = links.route(deadline)(key)
-    with dropping(links, node):
+    with Dropping(links, node):
         link = links.to(node, deadline)
         link.send([head + header, payload, b"\r\n"], deadline)
         if (said := link.status(deadline)) != b"OK":
