@@ -230,7 +230,7 @@ class _Follower:
                 "deploy export kubernetes --image IMAGE -o FOLDER",
             )
         else:
-            self._tell(f"waiting for the check's pod{f': {pod.why}' if pod else ''}")
+            self._tell(f"waiting for the check's pod{f': {pod.why}' if pod and pod.why else ''}")
         return self._no_result(job, pod)
 
     def _log(self, pod: PodSeen, left_s: float) -> Object | None:

@@ -127,7 +127,7 @@ def _escaped(text: str) -> str:
 
 def _resources(service: Service, plan: Plan) -> Object:
     container = container_of(service)
-    limit = f"{container.limit_mib}Mi"
+    limit = _quantity(container.limit_mib)
     if not is_engine(service.role):
         return {"requests": {"cpu": "1", "memory": limit}, "limits": {"memory": limit}}
     (engine,) = (one for one in plan.engines if one.name == service.name)
@@ -136,16 +136,21 @@ def _resources(service: Service, plan: Plan) -> Object:
     return {
         "requests": {
             "cpu": str(engine.cpu_threads * plan.tp),
-            "memory": f"{service.memory_mib}Mi",
+            "memory": _quantity(service.memory_mib),
             **gpus,
         },
         "limits": {"memory": limit, **gpus},
     }
 
 
+def _quantity(mib: int) -> str:
+    """Return memory as Kubernetes writes it; otherwise each apply would look like a change."""
+    return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
+
+
 def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
     plan, container = stack.plan, container_of(service)
-    shm = {"medium": "Memory", "sizeLimit": f"{container.shm_mib}Mi"}
+    shm = {"medium": "Memory", "sizeLimit": _quantity(container.shm_mib)}
     mounts = [("shm", "/dev/shm"), (CACHE, ENGINE_CACHE)]  # noqa: S108 - the pod's own
     volumes: list[Object] = [{"name": "shm", "emptyDir": shm}]
     if not plan.vendor.has_gpus:

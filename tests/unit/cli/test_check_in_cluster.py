@@ -568,6 +568,16 @@ def test_a_job_that_never_ends_is_given_up_after_its_own_time(
     assert "try: kubectl --context=here --namespace=pdkit describe pods" in ran.stderr
 
 
+def test_a_pod_of_which_nothing_is_known_yet_has_no_reason(
+    kubectl: Player, check: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_job, "_LATE_S", -1230)
+    new = pod("check", CHECK, waiting("ContainerCreating"))
+    new["status"] = {"phase": "Pending"}
+    plays(kubectl, log(), listed(job(), new))
+    assert "waiting for the check's pod\n" in check(str(FOLDERS["cpu"])).stderr
+
+
 def test_an_apply_that_is_refused(kubectl: Player, check: Callable[..., Ended]) -> None:
     plays(kubectl, log(), apply=(1, 'jobs.batch "check" is forbidden: exceeded quota\n'))
     ran = check(str(FOLDERS["cpu"]))

@@ -241,6 +241,13 @@ def test_a_folder_of_the_node_is_a_breach_that_the_namespace_allows(
     assert [claim["metadata"]["name"] for claim in claims] == ["cache"]
 
 
+def test_quantities_are_written_as_the_cluster_keeps_them(built: dict[str, list[Object]]) -> None:
+    text = yaml.safe_dump(built["cuda"])
+    mebibytes = list(map(int, re.findall(r" (\d+)Mi$", text, re.M)))
+    assert mebibytes and not [number for number in mebibytes if number % 1024 == 0]
+    assert main_container(built["cuda"], "router")["resources"]["limits"]["memory"] == "2Gi"
+
+
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_every_container_has_limits(vendor: str, built: dict[str, list[Object]]) -> None:
     for container in containers([*built[vendor], *built[f"check/{vendor}"]]):
