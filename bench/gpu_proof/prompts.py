@@ -141,7 +141,7 @@ def rates(stack: Stack, tokens: int, rounds: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Killed:
-    """A prompt whose KV was found, and whose Redis died before it was loaded."""
+    """A prompt whose KV was there, in chunks, when what had it died."""
 
     matches: bool
     not_loaded: float
@@ -179,7 +179,23 @@ def _kill_once_read(stack: Stack, stores: Sequence[redis.Redis]) -> None:
     until = time.monotonic() + 120
     while time.monotonic() < until and not any(map(_was_read, stores)):
         time.sleep(_POLL_S)
-    stack.kill_redis()
+    stack.kill("redis")
+
+
+def kill_server_before_load(stack: Stack, tokens: int) -> Killed:
+    """Kill LMCache's server when it has a prompt, ask for it, and compare the answer."""
+    prompt = fresh(tokens)
+    stack.forget()
+    reference = stack.ask("consumer-0", prompt)
+    noise = _noise(reference, stack.ask("consumer-0", prompt))
+    stack.forget()
+    stack.ask("producer-0", prompt, 1)
+    before = stack.counters("consumer-0").external_hits
+    stack.kill("kv-server")
+    answer = stack.ask("consumer-0", prompt)
+    lost = eligible_tokens(tokens, CHUNK) - (stack.counters("consumer-0").external_hits - before)
+    found = compare(reference, answer, tolerance=noise.tolerance)
+    return Killed(found.matches, lost / CHUNK, found.max_logprob_diff)
 
 
 def _was_read(store: redis.Redis) -> bool:

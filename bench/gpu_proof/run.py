@@ -6,6 +6,7 @@ import argparse
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,11 @@ from bench.gpu_proof.results import ROOT, Result, Results, kit_commit
 from bench.gpu_proof.session import Session, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
 from bench.kit import free_ports, say
+from deploy.config.choices import IN_ENGINES, MP, Connector
+from deploy.config.compat import judge
 from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.engine_api import ApiError
+from deploy.runtime.host import engine_versions
 
 STEP_S = 460
 # Exit codes.
@@ -41,11 +45,14 @@ def run(asked: argparse.Namespace, *, began: float) -> int:
     session = _session(asked)
     if session is None:
         return MISSING
+    works = (None, *working_connectors(session.vendor))
     steps = [
         step
         for step in STEPS
         if step.needs_gpus <= session.gpus
-        and (step.short or not asked.short or step.name == asked.only)
+        and (
+            step.name == asked.only or (step.connector in works and (step.short or not asked.short))
+        )
     ]
     chosen = [step for step in steps if asked.only in (None, step.name)]
     if not chosen:
@@ -62,6 +69,14 @@ def run(asked: argparse.Namespace, *, began: float) -> int:
         if not asked.keep:
             _end(session)
         _write_page(asked, session, steps, results)
+
+
+def working_connectors(vendor: str) -> tuple[Connector, ...]:
+    """Return the connectors that work with the installed versions; the kit names what is wrong."""
+    versions = engine_versions(sys.executable)
+    found = (IN_ENGINES, MP)
+    works = tuple(one for one in found if judge(vendor, *versions, connector=one).works)
+    return works or (IN_ENGINES,)
 
 
 def _run_steps(
@@ -154,6 +169,8 @@ def _write_page(
     found = [(step, results.read(step.name)) for step in listed]
     tools = results.read("tools")
     name = tools.facts["name"] if tools else session.vendor
+    if MP in (kinds := {step.connector for step in steps}) and IN_ENGINES not in kinds:
+        name = f"{name}-{MP}"  # another pair of versions than that of the other page
     # What processors did is no result of a GPU: it stays with the state.
     on_gpus = session.vendor != "cpu"
     folder = ROOT / "docs/results" if on_gpus else session.state

@@ -19,11 +19,13 @@ import redis
 import yaml
 
 from bench.gpu_proof.results import ROOT
+from deploy.config.choices import IN_ENGINES, Connector
 from deploy.metrics.engine import CacheCounters
 from deploy.runtime.engine_api import EngineApi, bearer
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
+from deploy.stack.service import ServiceRole
 from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import require_stack
@@ -43,10 +45,12 @@ class Setup:
 
     Attributes:
         gpus: 1 is shared by both.
+        connector: how they share KV.
         env, args: for the engines.
     """
 
     gpus: int = 1
+    connector: Connector = IN_ENGINES
     layerwise: bool = False
     save_decode_cache: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
@@ -115,6 +119,7 @@ class Session:
             "runtime": "process",
             "port": self.port,
             "gpus": setup.gpus,
+            "connector": setup.connector,
             "model": str(self.model()),
             "layerwise": setup.layerwise,
             "save_decode_cache": setup.save_decode_cache,
@@ -212,11 +217,12 @@ class Stack:
         shards = require_stack(self.session.home, STACK).stack.redis
         return [redis.Redis(unix_socket_path=one.socket, password=password) for one in shards]
 
-    def kill_redis(self) -> None:
-        """Kill every shard."""
+    def kill(self, role: ServiceRole) -> None:
+        """Kill every service of a role."""
         running = require_stack(self.session.home, STACK)
-        for shard in running.prepared.plan.redis:
-            os.kill(running.state.services[shard.name].pid, signal.SIGKILL)
+        for service in running.stack.services:
+            if service.role == role:
+                os.kill(running.state.services[service.name].pid, signal.SIGKILL)
 
     def says(self, text: str) -> bool:
         """Tell whether the log of every engine has a text."""

@@ -8,7 +8,9 @@ from typing import Any
 
 from bench.gpu_proof import model, prompts, vendor_tools
 from bench.gpu_proof.session import Session, Setup, Stack
+from deploy.config.choices import IN_ENGINES, MP, Connector
 
+_SERVER = Setup(connector=MP)
 Found = tuple[Mapping[str, Any], Sequence[str]]  # facts and failures
 
 
@@ -18,6 +20,7 @@ class Step:
 
     Attributes:
         short: it is part of the short form, which starts one stack.
+        connector: it runs where this one works with the installed versions; None: anywhere.
         needs_gpus: how many; 0 runs on CPUs, too.
     """
 
@@ -26,6 +29,7 @@ class Step:
     run: Callable[[Session], Found]
     short: bool = True
     needs_gpus: int = 0
+    connector: Connector | None = IN_ENGINES
 
 
 def tools(session: Session) -> Found:
@@ -108,6 +112,23 @@ def two_gpus(session: Session) -> Found:
     return _proved(session, Setup(gpus=2))
 
 
+def server_long(session: Session) -> Found:
+    crossing = prompts.cross(session.stack(_SERVER), 4000 if session.small else 32_000)
+    return {"prompts": [crossing.row()]}, crossing.failures
+
+
+def server_killed(session: Session) -> Found:
+    stack = session.stack(_SERVER)
+    try:
+        killed = prompts.kill_server_before_load(stack, 4 * prompts.CHUNK + 1)
+    finally:
+        session.stack(_SERVER, check=True)  # starts it again
+    facts = {"chunks lost": killed.not_loaded, "difference": killed.difference}
+    failures = [] if killed.matches else [f"the answer is wrong, by {killed.difference:.2f}"]
+    again = prompts.cross(stack, 514)
+    return facts, [*failures, *(f"after the restart, {failure}" for failure in again.failures)]
+
+
 def runner(version: int, *, asynchronous: bool) -> Callable[[Session], Found]:
     """Return the step that proves one model runner and one scheduling mode of vLLM."""
     flag = "--async-scheduling" if asynchronous else "--no-async-scheduling"
@@ -131,6 +152,10 @@ def _proved(session: Session, setup: Setup) -> Found:
     facts, failures = _checked(session)
     more, others = _edges(stack)
     return {**facts, **more}, [*failures, *others]
+
+
+def _by_server(gpus: int) -> Callable[[Session], Found]:
+    return lambda session: _proved(session, Setup(gpus=gpus, connector=MP))
 
 
 def _checked(session: Session, *options: str) -> Found:
@@ -171,8 +196,8 @@ def _redis_killed(session: Session, stack: Stack) -> Found:
 
 
 STEPS: tuple[Step, ...] = (
-    Step("tools", "what the vendor's tools print", tools),
-    Step("model", "a model with random weights, made on the spot", make_model),
+    Step("tools", "what the vendor's tools print", tools, connector=None),
+    Step("model", "a model with random weights, made on the spot", make_model, connector=None),
     Step("up", "`deploy doctor` and `deploy up`, its check included", up),
     Step("check", "`deploy check --repeat 3`", check),
     Step("edges", "prompts around two whole chunks, computed against loaded", edges),
@@ -194,4 +219,13 @@ STEPS: tuple[Step, ...] = (
         for asynchronous in (False, True)
     ),
     Step("two-gpus", "producer and consumer on a GPU each", two_gpus, short=False, needs_gpus=2),
+    *(
+        Step(f"server{name}", f"LMCache's server: {title}", run, False, gpus, MP)
+        for name, title, run, gpus in (
+            ("", "`check`, with Redis alone, and prompts around two chunks", _by_server(1), 0),
+            ("-long", "one long prompt", server_long, 0),
+            ("-killed", "killed when it has a prompt, and started again", server_killed, 0),
+            ("-two-gpus", "producer and consumer on a GPU each", _by_server(2), 2),
+        )
+    ),
 )

@@ -9,14 +9,17 @@ from typing import Any, Literal
 
 from deploy.assets import yaml_asset
 from deploy.config.catalog import EngineImage, load_catalog
+from deploy.config.choices import IN_ENGINES, MP, Connector
+from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 
 Judgement = Literal["proven", "derived", "known_bad", "unknown"]
+_GOOD = ("proven", "derived")
 
 
 @dataclass(frozen=True)
 class PairRule:
-    """One entry of the table; it applies if all its `options` are on."""
+    """One entry of the table; it applies to its `connectors`, if all its `options` are on."""
 
     id: str
     verdict: Judgement
@@ -26,11 +29,15 @@ class PairRule:
     why: str
     link: str
     options: tuple[str, ...] = ()
+    connectors: tuple[str, ...] = (IN_ENGINES, MP)
 
-    def fits(self, vendor: str, vllm: str, lmcache: str, on: Collection[str]) -> bool:
+    def fits(
+        self, vendor: str, vllm: str, lmcache: str, connector: str, on: Collection[str]
+    ) -> bool:
         """Return whether the entry applies to this pair with these options on."""
         return (
             vendor in self.vendors
+            and connector in self.connectors
             and all(option in on for option in self.options)
             and in_range(self.vllm, vllm)
             and in_range(self.lmcache, lmcache)
@@ -44,15 +51,22 @@ class PairVerdict:
     Attributes:
         rule: id of the entry that decided; '' if none applies.
         pair: the versions, for messages.
-        good: the vendor's default image, whose pair works.
+        good: an image of the vendor whose pair works; None if there is none.
+        other: another connector, with which this pair works; '' if none does.
     """
 
     verdict: Judgement
     pair: str
     reason: str
-    good: EngineImage
+    good: EngineImage | None
     link: str = ""
     rule: str = ""
+    other: str = ""
+
+    @property
+    def works(self) -> bool:
+        """Whether it runs without being allowed to."""
+        return self.verdict in _GOOD
 
 
 def judge(
@@ -60,24 +74,69 @@ def judge(
     vllm: str | None,
     lmcache: str | None,
     *,
+    connector: str = IN_ENGINES,
     layerwise: bool = False,
     save_decode_cache: bool = False,
 ) -> PairVerdict:
     """Return what is known about a pair of versions; without a version, the pair is unknown."""
     options = {"layerwise": layerwise, "save_decode_cache": save_decode_cache}
     on = {name for name, set_ in options.items() if set_}
-    fitting: list[PairRule] = []
-    if vllm is not None and lmcache is not None:
-        fitting = [rule for rule in load_rules() if rule.fits(vendor, vllm, lmcache, on)]
-    rule = min(fitting, key=lambda rule: rule.verdict != "known_bad", default=None)
+    rule = _rule_for(vendor, vllm, lmcache, connector, on)
+    how = " through LMCache's server" if connector == MP else ""
+    good = image_for(vendor, connector)
+    others = (one for one in (IN_ENGINES, MP) if one != connector)
     return PairVerdict(
         verdict=rule.verdict if rule else "unknown",
-        pair=f"vLLM {vllm or '(unknown)'} with LMCache {lmcache or '(unknown)'} on {vendor}",
+        pair=f"vLLM {vllm or '(unknown)'} with LMCache {lmcache or '(unknown)'} on {vendor}{how}",
         reason=rule.why if rule else _why_unknown(vllm, lmcache),
-        good=load_catalog().default_for(vendor),
+        good=good if _works(vendor, good.vllm, good.lmcache, connector) else None,
         link=rule.link if rule else "",
         rule=rule.id if rule else "",
+        other=next((one for one in others if _works(vendor, vllm, lmcache, one)), ""),
     )
+
+
+def _rule_for(
+    vendor: str,
+    vllm: str | None,
+    lmcache: str | None,
+    connector: str,
+    on: Collection[str] = (),
+) -> PairRule | None:
+    if vllm is None or lmcache is None:
+        return None
+    fitting = (rule for rule in load_rules() if rule.fits(vendor, vllm, lmcache, connector, on))
+    return min(fitting, key=lambda rule: rule.verdict != "known_bad", default=None)
+
+
+def default_connector(vendor: str, vllm: str | None, lmcache: str | None) -> Connector:
+    """Return how engines of a pair share KV unless it is asked for otherwise.
+
+    Inside the engines, unless only LMCache's server works with the pair.
+    """
+    fitting = (one for one in (IN_ENGINES, MP) if _works(vendor, vllm, lmcache, one))
+    return next(fitting, IN_ENGINES)
+
+
+def connector_of(spec: StackSpec, vendor: str, vllm: str | None, lmcache: str | None) -> Connector:
+    """Return how a spec's engines share KV; who allows any pair has to ask for LMCache's server."""
+    default = IN_ENGINES if spec.allow_unproven else default_connector(vendor, vllm, lmcache)
+    return spec.connector or default
+
+
+def image_for(vendor: str, connector: str) -> EngineImage:
+    """Return a vendor's image for a connector: its default, unless only another's pair works."""
+    catalog = load_catalog()
+    default = catalog.default_for(vendor)
+    for image in (default, *catalog.engines.values()):
+        if image.vendor == vendor and _works(vendor, image.vllm, image.lmcache, connector):
+            return image
+    return default
+
+
+def _works(vendor: str, vllm: str | None, lmcache: str | None, connector: str) -> bool:
+    rule = _rule_for(vendor, vllm, lmcache, connector)
+    return rule is not None and rule.verdict in _GOOD
 
 
 def require_compatible(verdict: PairVerdict, *, allow_unproven: bool) -> str:
@@ -86,7 +145,7 @@ def require_compatible(verdict: PairVerdict, *, allow_unproven: bool) -> str:
     Raises:
         ConfigError: naming the pair, the upstream report where there is one, and a good pair.
     """
-    if verdict.verdict in ("proven", "derived"):
+    if verdict.works:
         return ""
     bad = verdict.verdict == "known_bad"
     message = f"{verdict.pair} {'is broken' if bad else 'is untested'}: {verdict.reason}"
@@ -94,11 +153,12 @@ def require_compatible(verdict: PairVerdict, *, allow_unproven: bool) -> str:
         message += f" ({verdict.link})"
     if allow_unproven:
         return message
-    good = verdict.good
-    raise ConfigError(
-        f"{message}. A tested pair is {good.pair} (profile '{good.name}')",
-        hint=f"--image {good.name}; to run it anyway, add --allow-unproven",
-    )
+    ways = [f"--connector {verdict.other}"] if verdict.other else []
+    if good := verdict.good:
+        message += f". A tested pair is {good.pair} (profile '{good.name}')"
+        ways.append(f"--image {good.name}")
+    anyway = "to run it anyway, add --allow-unproven"
+    raise ConfigError(message, hint="; ".join(filter(None, (", or ".join(ways), anyway))))
 
 
 def in_range(spec: str, version: str) -> bool:
@@ -130,8 +190,9 @@ def parse_rules(rows: Iterable[Mapping[str, Any]]) -> tuple[PairRule, ...]:
     return tuple(_rule(**row) for row in rows)
 
 
-def _rule(*, vendors: Iterable[str], options: Iterable[str] = (), **rest: Any) -> PairRule:
-    return PairRule(vendors=tuple(vendors), options=tuple(options), **rest)
+def _rule(**row: Any) -> PairRule:
+    lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return PairRule(**{**row, **lists})
 
 
 def _why_unknown(vllm: str | None, lmcache: str | None) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NewType
 
 from pydantic import BeforeValidator, Field
 
+from deploy.config.choices import Connector, GpuAccess, RuntimeChoice
 from deploy.config.fields import (
     Address,
     Count,
@@ -34,8 +35,6 @@ TOPOLOGY_FORM = (
     r"^([1-9][0-9]?p(0|[1-9][0-9]?)d|0p[1-9][0-9]?d|[1-9][0-9]?a|([2-9]|[1-9][0-9])a\+redis)$"
 )
 VendorChoice = Literal["auto", "cuda", "rocm", "cpu"]
-RuntimeChoice = Literal["auto", "compose", "process"]
-GpuAccess = Literal["auto", "runtime", "cdi", "all"]
 
 
 class EngineSpec(Strict):
@@ -250,10 +249,10 @@ class StackSpec(Strict, defer_build=False):
         description="tiny, a model folder, or a Hugging Face id; default: tiny on CPUs, "
         "Qwen/Qwen3-0.6B on GPUs",
     )
-    connector: Literal["lmcache", "lmcache-mp"] = Field(
-        "lmcache",
+    connector: Connector | None = Field(
+        None,
         description="how engines share KV: lmcache, inside each engine, through Redis; lmcache-mp, "
-        "through LMCache's server on this machine, and Redis behind it (processes on CPUs so far)",
+        "through LMCache's server here, and Redis; default: the first that works with the versions",
     )
     layerwise: bool = Field(False, description="move KV layer by layer while the engine computes")
     save_decode_cache: bool = Field(
@@ -291,10 +290,11 @@ class StackSpec(Strict, defer_build=False):
     tracing: TracingSpec = TracingSpec.model_construct()
 
 
-# A spec in which nothing is left to the machine: vendor and runtime are named.
+# A spec in which nothing is left to the machine: vendor, runtime and connector are named.
 SettledSpec = NewType("SettledSpec", StackSpec)
 
 
-def settle(spec: StackSpec, *, vendor: str, runtime: str) -> SettledSpec:
-    """Return a spec with what 'auto' means on a machine."""
-    return SettledSpec(spec.model_copy(update={"vendor": vendor, "runtime": runtime}))
+def settle(spec: StackSpec, *, vendor: str, runtime: str, connector: Connector) -> SettledSpec:
+    """Return a spec with what 'auto' means on a machine, and its default connector."""
+    found = {"vendor": vendor, "runtime": runtime, "connector": spec.connector or connector}
+    return SettledSpec(spec.model_copy(update=found))

@@ -29,6 +29,19 @@ class ContainerAccess:
 
 
 @dataclass(frozen=True)
+class ServerAccess:
+    """How LMCache's server reaches the KV of a vendor's engines.
+
+    Attributes:
+        base_mib: its resident host memory besides KV.
+        not_in_containers: why it cannot reach it from another container; "" if it can.
+    """
+
+    base_mib: int
+    not_in_containers: str = ""
+
+
+@dataclass(frozen=True)
 class Pin:
     """Keeps engines on the code path of vLLM that is tested.
 
@@ -69,6 +82,7 @@ class Vendor:
         visible_devices: variable that gives a process its GPUs.
         process_env: environment of engines that run as processes of this machine.
         container: how containers get GPUs.
+        server: how LMCache's server reaches KV.
     """
 
     name: str
@@ -76,6 +90,7 @@ class Vendor:
     default_model: str
     block_size: int
     engine_base_mib: int
+    server: ServerAccess
     has_gpus: bool = True
     max_threads: int | None = None
     kv_cache_gib: float | None = None
@@ -123,6 +138,9 @@ _GPU_PINS = (
 # The GPUs compute; more than a few threads contend for memory and slow down the start.
 _HOST_THREADS = 4
 
+# The same, and the libraries and a context of each GPU; not measured.
+_GPU_SERVER_MIB = 4096
+
 VENDORS: Mapping[str, Vendor] = {
     "cuda": Vendor(
         name="cuda",
@@ -130,6 +148,7 @@ VENDORS: Mapping[str, Vendor] = {
         default_model=_SMALL_MODEL,
         block_size=16,
         engine_base_mib=6144,
+        server=ServerAccess(base_mib=_GPU_SERVER_MIB),
         pins=_GPU_PINS,
         max_threads=_HOST_THREADS,
         visible_devices="CUDA_VISIBLE_DEVICES",
@@ -143,6 +162,11 @@ VENDORS: Mapping[str, Vendor] = {
         default_model=_SMALL_MODEL,
         block_size=16,
         engine_base_mib=6144,
+        server=ServerAccess(
+            base_mib=_GPU_SERVER_MIB,
+            not_in_containers="HIP opens memory of another process only in the same process and "
+            "network namespaces (https://github.com/ROCm/rocm-aic/pull/88)",
+        ),
         pins=_GPU_PINS,
         max_threads=_HOST_THREADS,
         visible_devices="HIP_VISIBLE_DEVICES",
@@ -160,6 +184,8 @@ VENDORS: Mapping[str, Vendor] = {
         default_model="tiny",
         block_size=32,
         engine_base_mib=2048,
+        # Python, torch and LMCache; 0.46 GiB were measured.
+        server=ServerAccess(base_mib=768),
         has_gpus=False,
         kv_cache_gib=0.5,
         libraries={"libnuma.so.1": "libnuma1"},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from deploy.config.choices import IN_ENGINES
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, fail, note, ok, tried, unknown, warn
 from deploy.doctor.seen import EngineCode, ImageSeen, Seen
-from deploy.planning.connector import HOW_TO, IN_ENGINES, connector_choice
+from deploy.planning.connector import HOW_TO, connector_choice
 
 
 def _native(seen: Seen) -> Verdict | None:
@@ -75,7 +76,10 @@ def _plug_ins(seen: Seen) -> Verdict | None:
 
 
 def _connector(seen: Seen) -> Verdict | None:
-    choice = connector_choice(seen.plan, seen.inventory) if seen.plan else None
+    if seen.plan is None:
+        return None
+    asked = seen.spec.connector is not None
+    choice = connector_choice(seen.plan, seen.inventory, asked=asked, versions=seen.versions)
     if choice is None or choice.name != IN_ENGINES:
         return None
     here = (

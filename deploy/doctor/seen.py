@@ -250,6 +250,7 @@ class Seen:
         outcomes: step that `up` takes too → how it went.
         hash_seeds: engine → the PYTHONHASHSEED it would be given.
         measured: what the last benchmark of this model on this machine says.
+        versions: of vLLM and LMCache, as far as they are known.
     """
 
     spec: StackSpec
@@ -267,3 +268,4 @@ class Seen:
     stack: StackSeen | None = None
     hash_seeds: Mapping[str, str] = field(default_factory=dict)
     measured: LastBenchmark | None = None
+    versions: tuple[str | None, str | None] = (None, None)

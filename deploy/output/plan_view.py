@@ -58,7 +58,8 @@ def plan_view(prepared: Prepared) -> str:
 
 def _staging(plan: Plan) -> str:
     if not plan.uses_redis:
-        return f", {size(plan.shared_memory_mib)} of it in /dev/shm" if plan.kv_server else ""
+        shared = plan.shared_memory_mib
+        return f", {size(shared)} of it in /dev/shm" if shared else ""
     staging = size(round(plan.limits.staging_gib * 1024))
     return f", {staging} of it staging for each of {plan.storing_ranks} ranks"
 
@@ -92,7 +93,12 @@ def _redis_row(shard: RedisPlan, plan: Plan) -> tuple[object, ...]:
 
 def _server_row(plan: Plan) -> list[tuple[object, ...]]:
     server = plan.kv_server
-    return [(server.name, "store", "-", "socket", size(server.memory_mib))] if server else []
+    if server is None:
+        return []
+    gpus = ", ".join(str(gpu.index) for gpu in plan.gpus)
+    return [
+        (server.name, "store", f"GPU {gpus}" if gpus else "-", "socket", size(server.memory_mib))
+    ]
 
 
 def _monitoring_rows(prepared: Prepared) -> list[tuple[object, ...]]:
@@ -129,7 +135,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             "memory_mib": plan.redis_memory_mib,
             "tokens": plan.redis_tokens,
         },
-        "connector": plan.spec.connector,
+        "connector": plan.connector,
         "connector_choice": asdict(choice) if choice else None,
         "kv_server": _server_data(plan),
         "staging": _staging_data(plan),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deploy.config.choices import IN_ENGINES, MP
+from deploy.config.compat import image_for, judge, require_compatible
 from deploy.config.spec import SettledSpec
 from deploy.errors import PdkitError
 from deploy.planning.inventory import Inventory
-from deploy.planning.kv_server import MP
 from deploy.planning.plan import Plan, make_plan
 
 HOW_TO = "docs/how-to/multiprocess-lmcache.md"
-IN_ENGINES = "lmcache"
 # The size that only the other connector has: a change of the connector leaves it out.
-UNUSED_SIZE = {IN_ENGINES: "server_gib", MP: "staging_gib"}
-_MEANS = {IN_ENGINES: "inside each engine", MP: "through LMCache's server"}
+UNUSED_SIZE: Mapping[str, str] = {IN_ENGINES: "server_gib", MP: "staging_gib"}
+_MEANS: Mapping[str, str] = {IN_ENGINES: "inside each engine", MP: "through LMCache's server"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ConnectorChoice:
 
     Attributes:
         name: the connector.
-        asked: the settings name it; else it is the default.
+        asked: the settings name it; else it is the default for the versions.
         other: the connector that was not chosen.
         refused: why the other one does not work with these settings; "" if it does.
     """
@@ -39,21 +40,43 @@ class ConnectorChoice:
         other = f"{self.other}, {_MEANS[self.other]},"
         if self.refused:
             return f"{how}; {self.other} would be refused: {self.refused}"
-        if self.asked:
-            return f"{how}; {other} is the default, which LMCache has deprecated"
+        if self.name == MP:
+            return f"{how}; {other} works here too, and LMCache has deprecated it"
         return f"{how}, which LMCache has deprecated; {other} works here too: {HOW_TO}"
 
 
-def connector_choice(plan: Plan, inventory: Inventory) -> ConnectorChoice | None:
-    """Return how a plan's engines share KV, and what its machine says to the other connector.
+def connector_choice(
+    plan: Plan,
+    inventory: Inventory,
+    *,
+    asked: bool,
+    versions: tuple[str | None, str | None] = (None, None),
+) -> ConnectorChoice | None:
+    """Return how a plan's engines share KV, and what speaks against the other connector.
 
-    None if they share none.
+    None if they share none. `versions` are those of vLLM and LMCache, if known.
     """
     if not plan.shares_kv:
         return None
-    name = plan.spec.connector
+    name = plan.connector
     other = IN_ENGINES if name == MP else MP
-    return ConnectorChoice(name, name == MP, other, _refused(plan, inventory, other))
+    refused = _refused(plan, inventory, other) or _bad_pair(plan, versions, other)
+    return ConnectorChoice(name, asked, other, refused)
+
+
+def _bad_pair(plan: Plan, versions: tuple[str | None, str | None], connector: str) -> str:
+    """Return what speaks against a connector with the versions that engines would have."""
+    if plan.runtime == "compose" and not plan.spec.image:
+        image = image_for(plan.vendor.name, connector)
+        versions = (image.vllm, image.lmcache)
+    if None in versions:
+        return ""
+    try:
+        verdict = judge(plan.vendor.name, *versions, connector=connector)
+        require_compatible(verdict, allow_unproven=plan.spec.allow_unproven)
+    except PdkitError as exc:
+        return exc.message
+    return ""
 
 
 def _refused(plan: Plan, inventory: Inventory, connector: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from deploy.config.choices import MP
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor
 from deploy.planning.address import host_port
 from deploy.planning.inventory import Gpu, Inventory
-from deploy.planning.kv_server import MP
 from deploy.planning.limits import TransferLimits
 from deploy.planning.memory import MIB, KvSpace
 from deploy.planning.topology import FIRST_ENGINE_OFFSET, Topology

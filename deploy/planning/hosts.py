@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
+from deploy.config.choices import MP
 from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 from deploy.planning.address import is_loopback
@@ -64,7 +65,7 @@ def _problems(spec: SettledSpec, topology: Topology) -> Iterator[tuple[str, str,
     if topology.aggregated:
         yield ("topology", f"{topology}: {shared} has producers and consumers",
                "set producers and consumers instead")  # fmt: skip
-    if spec.connector != "lmcache":
+    if spec.connector == MP:
         yield ("connector", f"{spec.connector} shares KV on one host only",
                "leave connector out")  # fmt: skip
     if spec.redis.url_file is None:

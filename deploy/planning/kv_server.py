@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
+from deploy.config.choices import MP
 from deploy.config.model import Model
 from deploy.config.spec import SettledSpec
+from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.topology import Topology
 
-MP = "lmcache-mp"
-# Resident memory beside KV: Python, torch and LMCache. 0.46 GiB were measured.
-_BASE_MIB = 768
 # LMCache evicts a fifth of its memory when it is four fifths full.
 _USABLE = 0.8
 
@@ -26,18 +25,20 @@ class KvServerPlan:
 
     Attributes:
         kv_mib: memory for KV, taken when it starts.
+        base_mib: resident host memory besides.
         metrics_port: on this machine, for Prometheus; 0 if none watches the stack, or where it
             does so inside the containers' network.
     """
 
     name: str
     kv_mib: int
+    base_mib: int
     metrics_port: int = 0
 
     @property
     def memory_mib(self) -> int:
         """Expected resident host memory."""
-        return self.kv_mib + _BASE_MIB
+        return self.kv_mib + self.base_mib
 
     def tokens(self, kv_bytes_per_token: int) -> int:
         """Return how many tokens of KV it holds before it drops the least recently used."""
@@ -53,6 +54,7 @@ def kv_server(spec: SettledSpec, topology: Topology, default_mib: int) -> KvServ
     return KvServerPlan(
         "kv-server",
         round(asked * 1024) if asked else default_mib,
+        vendor_named(spec.vendor).server.base_mib,
         metrics_port=spec.port + 5 if scraped else 0,
     )
 
@@ -95,11 +97,12 @@ def check_kv_server(spec: SettledSpec, topology: Topology, model: Model) -> None
 
 
 def _check_place(spec: SettledSpec) -> None:
-    if spec.vendor != "cpu":
+    reason = vendor_named(spec.vendor).server.not_in_containers
+    if spec.runtime == "compose" and reason:
         raise ConfigError(
-            f"{MP} runs on CPUs so far, and the vendor is {spec.vendor}",
+            f"{MP} does not work in containers on {spec.vendor}: {reason}",
             setting="connector",
-            retry=({"--connector": "lmcache"},),
+            retry=({"--connector": "lmcache"}, {"--runtime": "process"}),
         )
 
 

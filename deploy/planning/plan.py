@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.model import Model
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor, vendor_named
@@ -18,7 +19,7 @@ from deploy.planning.engines import (
     remote_engines,
 )
 from deploy.planning.gpus import allot, gpu_memory, gpu_need
-from deploy.planning.inventory import Inventory
+from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.kinds import check_kind
 from deploy.planning.kv_server import KvServerPlan, kv_server
 from deploy.planning.limits import TransferLimits, redis_limits
@@ -86,6 +87,11 @@ class Plan:
     remote: tuple[EnginePlan, ...] = ()
 
     @property
+    def connector(self) -> Connector:
+        """How engines share KV, if they do."""
+        return self.spec.connector or IN_ENGINES
+
+    @property
     def all_engines(self) -> tuple[EnginePlan, ...]:
         """The engines of this host, and those of others that its router uses."""
         return (*self.engines, *self.remote)
@@ -136,6 +142,11 @@ class Plan:
     def url(self) -> str:
         """Where clients come."""
         return f"http://{host_port(self.bind, self.port)}"
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of all engines here, each once."""
+        return tuple({gpu.index: gpu for one in self.engines for gpu in one.gpus}.values())
 
     @property
     def shares_gpus(self) -> bool:

@@ -38,6 +38,9 @@ _KV_METRICS_PORT = 9000
 _REDIS_PORT = 6379
 _PROMETHEUS_PORT = 9090
 _GRAFANA_PORT = 3000
+# Of processes and threads: an engine starts its workers with a few hundred of them. Kernels count
+# to 32,768 at least.
+_NUMBERS = 2048
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,9 @@ class ContainerLayout:
     def redis_socket(self, shard: RedisPlan) -> str:  # noqa: ARG002 - they share no folder
         return ""
 
+    def kv_server_env(self, plan: Plan) -> dict[str, str]:
+        return {**self.temp_env, **_process_numbers(plan, 0)}
+
     def kv_metrics(self, server: KvServerPlan) -> Endpoint:
         return _in_network(server.name, _KV_METRICS_PORT)
 
@@ -167,7 +173,8 @@ class ContainerLayout:
         if visible and engine.gpus:
             own = engine.devices if self.sees_all_gpus else range(len(engine.gpus))
             env[visible] = ",".join(map(str, own))
-        return {**env, **_home_env(engine, plan), **self._hub_env(plan)}
+        numbers = _process_numbers(plan, plan.engines.index(engine) + 1)
+        return {**env, **_home_env(engine, plan), **numbers, **self._hub_env(plan)}
 
     def _hub_env(self, plan: Plan) -> Mapping[str, str]:
         if plan.model.source != "hub":
@@ -187,6 +194,17 @@ def _home_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
     home = f"{ENGINE_CACHE}/{engine.name}"
     # Not below the home, if left out, but in the temporary folder, which is memory.
     return {"HOME": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}
+
+
+def _process_numbers(plan: Plan, place: int) -> dict[str, str]:
+    """Return the numbers of a container's processes, by its place among those that share KV.
+
+    GPU drivers tell processes that share memory apart by number, and containers all count from 1.
+    """
+    if not (plan.kv_server and plan.vendor.has_gpus):
+        return {}
+    first = _NUMBERS * place
+    return {"PDKIT_PROCESS_NUMBERS": f"{first or 1}-{first + _NUMBERS - 1}"}
 
 
 def _in_network(name: str, port: int) -> Endpoint:

@@ -106,8 +106,16 @@ def _kv_server(service: Service, plan: Plan, layout: ContainerLayout) -> Contain
             _SHARED_MEMORY,
         ),
         secrets=_kv_secrets(plan),
+        # Those of all engines: it reads and writes their KV where it is.
+        devices=device_access(plan.gpus, plan),
         shm_mib=_shm_mib(plan),
+        big_locks=_big_locks(plan, layout),
     )
+
+
+def _big_locks(plan: Plan, layout: ContainerLayout) -> bool:
+    """Tell whether a container with GPUs may lock memory; Docker without root cannot raise this."""
+    return plan.vendor.has_gpus and layout.user != ROOTLESS
 
 
 def _shm_mib(plan: Plan) -> int:
@@ -203,8 +211,7 @@ def _engine(service: Service, engine: EnginePlan, plan: Plan, layout: ContainerL
         ),
         devices=device_access(engine.gpus, plan),
         shm_mib=_shm_mib(plan),
-        # Docker without root may not raise this limit.
-        big_locks=plan.vendor.has_gpus and layout.user != ROOTLESS,
+        big_locks=_big_locks(plan, layout),
     )
 
 

@@ -78,7 +78,7 @@ def kv_server_service(
             "LMCACHE_TRACK_USAGE": "false",
             "LMCACHE_DISABLE_BANNER": "1",
             "DO_NOT_TRACK": "1",
-            **layout.temp_env,
+            **layout.kv_server_env(plan),
             **_metrics_env(server, plan, layout),
         },
         files=(ConfigFile(place.path, yaml.safe_dump(settings, sort_keys=True), place.target),),

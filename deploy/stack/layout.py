@@ -137,6 +137,10 @@ class Layout(Protocol):
         """Variables by which programs find a folder for temporary files, and their user's name."""
         ...
 
+    def kv_server_env(self, plan: Plan) -> dict[str, str]:
+        """Return the variables of LMCache's server that differ between processes and containers."""
+        ...
+
     def kv_metrics(self, server: KvServerPlan) -> Endpoint:
         """Return where LMCache's server shows Prometheus its metrics."""
         ...

@@ -36,7 +36,7 @@ def hash_seed(plan: Plan, layout: Layout) -> str:
         "block_size": plan.block_size,
         "chunk_size": plan.chunk_size,
         "layerwise": plan.layerwise,
-        **({"connector": plan.spec.connector} if plan.kv_server else {}),
+        **({"connector": plan.connector} if plan.kv_server else {}),
         # A user's own arguments and variables may choose the cache's numbers or layout, and the
         # vendor's pins the code that writes it.
         "args": [*plan.vendor.pinned_args, *plan.spec.engine.args],

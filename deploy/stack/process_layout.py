@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,9 @@ class ProcessLayout:
     def temp_env(self) -> dict[str, str]:
         return {"TMPDIR": str(self.temp_dir)}
 
+    def kv_server_env(self, plan: Plan) -> dict[str, str]:
+        return {**self.temp_env, **_gpus_env(plan, [gpu.index for gpu in plan.gpus])}
+
     def kv_metrics(self, server: KvServerPlan) -> Endpoint:
         return _on_loopback(server.metrics_port)
 
@@ -117,11 +121,16 @@ class ProcessLayout:
         return plan.model.ref
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
-        visible = plan.vendor.visible_devices
-        given = {visible: ",".join(map(str, engine.devices))} if visible else {}
         hub = {"HF_HUB_CACHE": self.hub_cache, "HF_TOKEN_PATH": self.hub_token}
         named = {name: str(path) for name, path in hub.items() if path}
-        return {**self.temp_env, **named, **plan.vendor.process_env, **given}
+        return {**self.temp_env, **named, **_gpus_env(plan, engine.devices)}
+
+
+def _gpus_env(plan: Plan, devices: Sequence[int]) -> dict[str, str]:
+    """Return what gives a process its GPUs and no others."""
+    visible = plan.vendor.visible_devices
+    given = {visible: ",".join(map(str, devices))} if visible else {}
+    return {**plan.vendor.process_env, **given}
 
 
 def _on_loopback(port: int) -> Endpoint:

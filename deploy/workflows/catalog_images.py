@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from deploy.config.catalog import EngineImage, ServiceImage, fetched, load_catalog, pins
-from deploy.config.compat import judge
+from deploy.config.compat import default_connector, judge
 from deploy.errors import ConfigError
 from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
 from deploy.runtime.compose.docker import answering_engine, engine_answers
@@ -141,6 +141,11 @@ def image_rows(today: date, advisories: Path | None = None) -> list[ImageRow]:
     ]
 
 
+def _verdict(engine: EngineImage) -> str:
+    of = (engine.vendor or "", engine.vllm, engine.lmcache)
+    return judge(*of, connector=default_connector(*of)).verdict
+
+
 def _row(image: EngineImage | ServiceImage, looks: bool, today: date) -> ImageRow:
     pinned = image.pinned or today
     found = find_any(image) if looks else None
@@ -152,9 +157,7 @@ def _row(image: EngineImage | ServiceImage, looks: bool, today: date) -> ImageRo
         default=engine.default,
         vllm=engine.vllm or "",
         lmcache=engine.lmcache or "",
-        verdict=judge(engine.vendor or "", engine.vllm, engine.lmcache).verdict
-        if engine is image
-        else "",
+        verdict=_verdict(engine) if engine is image else "",
         here=found is not None,
         size_mib=found.size_mib if found else 0,
         how="build" if image.build else "pull",

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deploy.assets import Kit
+from deploy.config.choices import IN_ENGINES
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import StateError
@@ -107,7 +108,8 @@ def read_document(text: str) -> ExportedStack:
             f"the document of the exported stack does not fit this version of pdkit: {exc}",
             hint="deploy export kubernetes -o FOLDER, which writes it again",
         ) from exc
-    settled = settle(spec, vendor=vendor_named(facts.vendor).name, runtime="compose")
+    vendor = vendor_named(facts.vendor).name
+    settled = settle(spec, vendor=vendor, runtime="compose", connector=IN_ENGINES)
     plan = across(make_plan(settled, model, facts.inventory), boxes)
     layout = cluster_layout(facts.software.images, _NO_KIT)
     return ExportedStack(namespace, Prepared(spec, facts, model, plan, layout), layout)

@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.config.choices import IN_ENGINES
 from deploy.config.compat import judge
 from deploy.config.engine_args import options
 from deploy.metrics.connector import ConnectorReport
@@ -250,19 +252,31 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 def _bad_pair(running: RunningStack, engines: Sequence[EngineFacts]) -> str:
     plan = running.prepared.plan
-    options = {"layerwise": plan.layerwise, "save_decode_cache": plan.save_decode_cache}
-    said = (known_against(plan.vendor.name, engine.kv, **options) for engine in engines)
+    against = partial(
+        known_against,
+        plan.vendor.name,
+        connector=plan.connector,
+        layerwise=plan.layerwise,
+        save_decode_cache=plan.save_decode_cache,
+    )
+    said = (against(engine.kv) for engine in engines)
     return next(filter(None, said), "")
 
 
 def known_against(
-    vendor: str, kv: Mapping[str, Any], *, layerwise: bool, save_decode_cache: bool
+    vendor: str,
+    kv: Mapping[str, Any],
+    *,
+    connector: str = IN_ENGINES,
+    layerwise: bool,
+    save_decode_cache: bool,
 ) -> str:
     """Return why an engine's versions are known to be bad together; "" if they are not."""
     verdict = judge(
         vendor,
         _known(kv, "vllm"),
         _known(kv, "lmcache"),
+        connector=connector,
         layerwise=layerwise,
         save_decode_cache=save_decode_cache,
     )

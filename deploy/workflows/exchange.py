@@ -155,4 +155,4 @@ def vendor_and_image(prepared: Prepared) -> tuple[str, str]:
 
 
 def _label(prepared: Prepared) -> str:
-    return label(*vendor_and_image(prepared), prepared.plan.spec.connector)
+    return label(*vendor_and_image(prepared), prepared.plan.connector)

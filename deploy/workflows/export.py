@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.assets import Kit
+from deploy.config.choices import IN_ENGINES
 from deploy.config.spec import SettledSpec, StackSpec, settle
 from deploy.config.vendors import VENDORS, vendor_named
 from deploy.errors import ConfigError, NamedSetting
@@ -106,7 +107,9 @@ def export(
     spec = spec.model_copy(update={"monitoring": False})
     boxes = {vendor: _box(spec, vendor, inventory) for vendor in _vendors(spec, inventory)}
     plans = {
-        vendor: _plan(settle(spec, vendor=vendor, runtime="compose"), home, box)
+        vendor: _plan(
+            settle(spec, vendor=vendor, runtime="compose", connector=IN_ENGINES), home, box
+        )
         for vendor, box in boxes.items()
     }
     form = {"namespace": space, "boxes": wanted.boxes}
@@ -220,7 +223,8 @@ def _vendor_stack(
     plan, vendor = across(of_box, form["boxes"]), of_box.vendor.name
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
-        refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
+        pair = (images.engine.vllm, images.engine.lmcache)
+        refuse_bad_pair(of_box.spec, vendor, *pair, lambda _: None)
     layout = cluster_layout(images.by_name, kit)
     first = {engine.role: engine for engine in reversed(plan.engines)}
     # Pods of a role are alike: one of each is built, whatever their number.
@@ -241,11 +245,11 @@ def _plan(spec: SettledSpec, home: Home, box: Inventory) -> Plan:
         )
     if model.source == "tiny":
         model = replace(model, ref=str(MODELS / Path(model.ref).name))
-    if spec.connector != "lmcache":
+    if spec.connector != IN_ENGINES:
         raise ConfigError(
             f"{spec.connector} is not exported yet",
             setting="connector",
-            retry=({"--connector": "lmcache"},),
+            retry=({"--connector": IN_ENGINES},),
         )
     plan = make_plan(spec, model, box)
     if plan.shares_gpus:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from deploy.config.compat import connector_of
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
+from deploy.errors import PdkitError
 from deploy.home_folder import default_hub_cache
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
@@ -17,6 +20,7 @@ from deploy.runtime.compose.docker import docker_answers, docker_info, engine_an
 from deploy.runtime.detect import detect_host, detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.host import (
+    engine_versions,
     find_engine_python,
     find_grafana,
     find_prometheus,
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from deploy.stack.container_layout import ContainerImages
     from deploy.workflows.stack_images import StackImages
 
+_UNKNOWN = (None, None)
 # Containers that root starts run as this user, for whom the kit's files are made readable.
 _UNPRIVILEGED = "10001:10001"
 
@@ -48,19 +53,27 @@ def stated_facts(
     looks = probe or spec.vendor == "auto"
     asks = inventory is None and probe and runtime != "process"
     info = docker_info() if asks and engine_answers() else None
-    machine = inventory or with_needed_gpus(
-        spec, detect_inventory(info) if looks else detect_host()
-    )
+    here = inventory or (detect_inventory(info) if looks else detect_host())
+    machine = inventory or with_needed_gpus(spec, here)
     vendor = _vendor(spec, machine)
     chosen = spec.runtime if spec.runtime != "auto" else runtime
     if chosen == "process":
-        return Facts(machine, vendor, chosen, named_programs(spec))
+        installed = _installed(spec) if not inventory and here.gpus_of(vendor) else _UNKNOWN
+        return Facts(machine, vendor, chosen, named_programs(spec), installed)
     from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
         refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
-    return Facts(machine, vendor, chosen, _containers(spec, images.by_name, info))
+    versions = (images.engine.vllm, images.engine.lmcache)
+    return Facts(machine, vendor, chosen, _containers(spec, images.by_name, info), versions)
+
+
+def _installed(spec: StackSpec) -> tuple[str | None, str | None]:
+    """Return this machine's versions of vLLM and LMCache, by which a connector is chosen."""
+    with suppress(PdkitError):
+        return engine_versions(named_programs(spec).engine_python)
+    return _UNKNOWN
 
 
 def _vendor(spec: StackSpec, machine: Inventory) -> str:
@@ -116,6 +129,8 @@ def with_images(facts: Facts, spec: StackSpec, report: Report) -> Facts:
     from deploy.workflows.images import obtain_images
     from deploy.workflows.stack_images import stack_images
 
+    # What is in them is judged for the connector that was planned for.
+    spec = spec.model_copy(update={"connector": connector_of(spec, facts.vendor, *facts.versions)})
     images = obtain_images(stack_images(spec, facts.vendor), spec, facts.vendor, report)
     return replace(facts, software=replace(facts.software, images=images))
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
 
+from deploy.config.choices import IN_ENGINES
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
-from deploy.planning.connector import IN_ENGINES
 from deploy.runtime.state import StackState
 from deploy.workflows.prepare import Prepared, engine_image
 
@@ -61,7 +61,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
         vendor=prepared.plan.vendor.name,
         image=engine_image(prepared),
         topology=str(prepared.plan.topology),
-        connector=prepared.plan.spec.connector,
+        connector=prepared.plan.connector,
     )
     return StackState(
         name=prepared.stack.name,
@@ -100,7 +100,7 @@ def stack_history(state: StackState) -> list[HistoryEntry]:
     kept += [(past["spec"], past["generation"]) for past in state.history]
     # Earlier versions did not write the connector there.
     entries = (
-        HistoryEntry(**{"connector": spec.get("connector", IN_ENGINES), **one})
+        HistoryEntry(**{"connector": spec.get("connector") or IN_ENGINES, **one})
         for spec, one in kept
     )
     return sorted(entries, key=lambda one: one.at, reverse=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.config.choices import IN_ENGINES
 from deploy.config.example import example_yaml
 from deploy.config.fields import MAX_COUNT
 from deploy.config.model import Model, cached_models
@@ -90,7 +91,11 @@ def _model(settings: dict[str, str | int], inventory: Inventory, cached: Sequenc
 def _fits(settings: dict[str, str | int], model: Model, inventory: Inventory) -> bool:
     spec = StackSpec.model_validate(settings)
     try:
-        make_plan(settle(spec, vendor=spec.vendor, runtime="process"), model, inventory)
+        make_plan(
+            settle(spec, vendor=spec.vendor, runtime="process", connector=IN_ENGINES),
+            model,
+            inventory,
+        )
     except PdkitError:
         return False
     return True

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.assets import Kit, connector_path, monitoring_path, router_path
+from deploy.config.choices import IN_ENGINES, Connector
+from deploy.config.compat import connector_of
 from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
@@ -82,12 +84,14 @@ class Facts:
     Attributes:
         vendor, runtime: what 'auto' means there.
         software: what its runtime runs services with.
+        versions: of vLLM and LMCache, as far as they are known.
     """
 
     inventory: Inventory
     vendor: str
     runtime: str
     software: Programs | Containers
+    versions: tuple[str | None, str | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,10 @@ class Prepared:
         """How engines share KV; None if they share none. Plans a second time to find out."""
         from deploy.planning.connector import connector_choice
 
-        return connector_choice(self.plan, self.inventory)
+        asked = self.spec.connector is not None
+        return connector_choice(
+            self.plan, self.inventory, asked=asked, versions=self.facts.versions
+        )
 
     @property
     def inventory(self) -> Inventory:
@@ -168,7 +175,9 @@ def prepare(
         ConfigError: the spec contradicts itself, the model or the machine.
         MachineError: the machine of the facts has too few GPUs, or too little memory on them.
     """
-    settled = settle(spec, vendor=facts.vendor, runtime=facts.runtime)
+    settled = settle(
+        spec, vendor=facts.vendor, runtime=facts.runtime, connector=_connector(spec, facts)
+    )
     if model is None:
         model = find_model(spec, home, facts.vendor)
         if isinstance(facts.software, Containers):
@@ -180,6 +189,13 @@ def prepare(
     plan = make_plan(settled, model, facts.inventory)
     layout = _layout(settled, home, facts.software, model, kit or installed_kit())
     return Prepared(spec, facts, model, plan, layout, last_measured(home, plan))
+
+
+def _connector(spec: StackSpec, facts: Facts) -> Connector:
+    """Return the connector; the default of engines that share no KV says nothing."""
+    if (spec.topology or "").endswith("a"):
+        return spec.connector or IN_ENGINES
+    return connector_of(spec, facts.vendor, *facts.versions)
 
 
 def _layout(

@@ -213,7 +213,8 @@ def restored_facts(stored: Mapping[str, Any]) -> Facts:
     else:
         found = Containers(**{**software, "images": ContainerImages(**software["images"])})
     inventory = inventory_from(stored["inventory"])
-    return Facts(inventory, stored["vendor"], stored["runtime"], found)
+    vllm, lmcache = stored.get("versions", (None, None))
+    return Facts(inventory, stored["vendor"], stored["runtime"], found, (vllm, lmcache))
 
 
 def restored_model(stored: Mapping[str, Any]) -> Model:

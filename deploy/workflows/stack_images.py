@@ -14,7 +14,8 @@ from deploy.config.catalog import (
     reference,
     reference_problem,
 )
-from deploy.config.compat import judge, require_compatible
+from deploy.config.choices import IN_ENGINES
+from deploy.config.compat import connector_of, image_for, judge, require_compatible
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.stack.container_layout import ContainerImages
@@ -54,13 +55,14 @@ class StackImages:
 
 
 def stack_images(spec: StackSpec, vendor: str) -> StackImages:
-    """Return the images of a spec: its own, else the catalogue's for the vendor.
+    """Return the images of a spec: its own, else the catalogue's for the vendor and connector.
 
     Raises:
         ConfigError: a profile that is unknown or another vendor's, or no image reference.
     """
     catalog = load_catalog()
-    engine = catalog.named(spec.image) if spec.image else catalog.default_for(vendor)
+    wanted = image_for(vendor, spec.connector or IN_ENGINES)
+    engine = catalog.named(spec.image) if spec.image else wanted
     if engine.vendor not in (None, vendor):
         raise ConfigError(
             f"'{spec.image}' is an image for {engine.vendor}, and the vendor is {vendor}",
@@ -110,7 +112,12 @@ def refuse_bad_pair(
         ConfigError: the pair is known to be bad, or nobody has proved it; names a good one.
     """
     verdict = judge(
-        vendor, vllm, lmcache, layerwise=spec.layerwise, save_decode_cache=spec.save_decode_cache
+        vendor,
+        vllm,
+        lmcache,
+        connector=connector_of(spec, vendor, vllm, lmcache),
+        layerwise=spec.layerwise,
+        save_decode_cache=spec.save_decode_cache,
     )
     warning = require_compatible(verdict, allow_unproven=spec.allow_unproven)
     if warning:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from deploy.config.spec import StackSpec
@@ -28,7 +28,7 @@ from deploy.workflows.facts import (
     stated_facts,
     without_held_gpus,
 )
-from deploy.workflows.prepare import Containers, Facts, Programs, Report
+from deploy.workflows.prepare import Facts, Programs, Report
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
 _DETAIL_LINES = 6
@@ -126,15 +126,15 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
     there = detect_inventory(info)
     vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
     machine = _machine(spec, vendor, without_held_gpus(there, home, spec.name), policy)
-    software: Programs | Containers
     if runtime == "process":
-        software = _programs(spec, vendor, policy, report)
-    elif info is not None:
-        software = containers_here(spec, stack_images(spec, vendor), vendor, info)
+        facts = Facts(machine, vendor, runtime, *_programs(spec, vendor, policy, report))
     else:  # as in a plan for another machine
         named = spec.model_copy(update={"vendor": vendor, "runtime": runtime})
-        software = stated_facts(named, machine, runtime=runtime).software
-    return Survey(Facts(machine, vendor, runtime, software), docker, info)
+        facts = stated_facts(named, machine, runtime=runtime)
+    if runtime == "compose" and info is not None:
+        images = containers_here(spec, stack_images(spec, vendor), vendor, info)
+        facts = replace(facts, software=images)
+    return Survey(facts, docker, info)
 
 
 def _see_docker(
@@ -185,18 +185,20 @@ def _machine(spec: StackSpec, vendor: str, there: Inventory, policy: Policy) -> 
     return with_assumed_gpus(there, row, need.needed)
 
 
-def _programs(spec: StackSpec, vendor: str, policy: Policy, report: Report) -> Programs:
+def _programs(
+    spec: StackSpec, vendor: str, policy: Policy, report: Report
+) -> tuple[Programs, tuple[str | None, str | None]]:
     programs = policy.take(
         "programs",
         lambda: found_programs(spec, vendor),
         lambda found: f"{found.engine_python}, {found.redis_server or 'no redis-server needed'}",
     )
     if programs is None:
-        return named_programs(spec)
+        return named_programs(spec), (None, None)
     vllm, lmcache = engine_versions(programs.engine_python)
     policy.take(
         "versions",
         lambda: refuse_bad_pair(spec, vendor, vllm, lmcache, report),
         lambda _: f"vLLM {vllm} with LMCache {lmcache}",
     )
-    return programs
+    return programs, (vllm, lmcache)

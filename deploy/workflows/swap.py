@@ -180,7 +180,7 @@ def _exchange(
     began = time.monotonic()
     old = running.prepared
     names = (vendor_and_image(old), vendor_and_image(target))
-    connectors = (old.spec.connector, target.spec.connector)
+    connectors = (old.plan.connector, target.plan.connector)
     if target.stack.fingerprint() == running.state.fingerprint and not running.stopped():
         kept = tuple(service.name for service in old.stack.services)
         seconds = time.monotonic() - began

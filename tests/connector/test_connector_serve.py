@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 from pdkit_connector import serve
-from pdkit_connector.errors import FixFailed
+from pdkit_connector.errors import ConnectorError, FixFailed
 from pdkit_connector.worker_socket import NAME_ENV, engine_name
 
 
@@ -74,6 +74,16 @@ def test_nothing_starts_when_one_does_not(monkeypatch, started):
         raise FixFailed("fix B99 is needed")
 
     monkeypatch.setattr(serve, "check", fail)
+    with pytest.raises(SystemExit) as ended:
+        serve.main()
+    assert (ended.value.code, started) == (3, [])
+
+
+def test_nothing_starts_without_numbers_for_its_processes(monkeypatch, started):
+    def none_left():
+        raise ConnectorError("process numbers end")
+
+    monkeypatch.setattr(serve, "take_numbers", none_left)
     with pytest.raises(SystemExit) as ended:
         serve.main()
     assert (ended.value.code, started) == (3, [])

@@ -20,6 +20,7 @@ from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from pdkit_connector import kv_server, mp_connector, server_life
 from pdkit_connector.engine_report import Report
+from pdkit_connector.errors import ConnectorError
 from pdkit_connector.mp_connector import (
     GuardedAdapter,
     GuardedSchedulerAdapter,
@@ -405,3 +406,12 @@ def test_an_engine_reports_under_which_number_the_server_knows_it(
     kv = json.loads(mp_connector.REPORT.dump())["kv"]
     assert (kv["instance"], kv["chunk_size"]) == (2**62 + 1, 256)
     assert kv["lmcache"] == importlib.metadata.version("lmcache").partition("+")[0]
+
+
+def test_neither_side_shares_gpu_memory_under_anothers_number(monkeypatch):
+    monkeypatch.setenv("PDKIT_PROCESS_NUMBERS", f"{os.getpid() + 1}-{os.getpid() + 9}")
+    with pytest.raises(ConnectorError, match="cannot share GPU memory"):
+        object.__new__(PatchedLMCacheMPConnector).register_kv_caches({})
+    monkeypatch.setattr(sys, "argv", ["kv_server", "/nowhere/requests", "/nowhere/pages"])
+    with pytest.raises(ConnectorError, match="cannot share GPU memory"):
+        kv_server.main()

@@ -136,6 +136,16 @@ def test_lookups_of_ended_requests_are_forgotten(sockets):
         worker.shutdown()
 
 
+def test_its_script_api_is_closed(sockets):
+    with sockets.served():
+        transport = httpx.HTTPTransport(uds=sockets.pages)
+        with httpx.Client(transport=transport, timeout=20) as client:
+            script = {"script": ("s.py", "result = 6 * 7")}
+            answer = client.post("http://localhost/run_script", files=script)
+        assert answer.status_code == 404
+        assert answer.text.startswith("The /run_script API is disabled")
+
+
 def left(sockets):
     """Return how many lookups the server has, and how many results of lookups."""
     told = sockets.status()

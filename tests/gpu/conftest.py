@@ -46,7 +46,7 @@ def facts(request: pytest.FixtureRequest, all_facts: dict[Any, Future[Facts]]) -
     return all_facts[request.param].result()
 
 
-def told(pair: str, vendor: str) -> Facts:
+def told(pair: str, vendor: str, program: str = "tests.gpu.facts") -> Facts:
     """Ask the pair's code, on a vendor's emulated GPUs."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_LEAKING)}
     environ |= {
@@ -60,7 +60,7 @@ def told(pair: str, vendor: str) -> Facts:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    command = (sys.executable, "-m", "tests.gpu.facts", vendor)
+    command = (sys.executable, "-m", program, vendor)
     done = subprocess.run(
         command,
         cwd=REPO,

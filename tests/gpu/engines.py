@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 # Where vLLM keeps the parser of its server, the newest first.
-_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.openai.cli_args")
+_PARSERS = (
+    "vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+)  # fmt: skip
 
 # The shape of Qwen3-0.6B, with a context that every golden's --max-model-len is below.
 _MODEL = {

@@ -60,13 +60,13 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
     from tests.gpu.engines import make_model
 
     model = str(make_model(folder / "model"))
-    engines = [_served(engine, model) for engine in goldens.engines(vendor)]
+    engines = [served(engine, model) for engine in goldens.engines(vendor)]
     consumer = next(engine for engine in engines if engine.name == "consumer-0")
     sharing = [engine for engine in engines if engine.lmcache]
     return {
         "code": {"vllm": vllm.__file__, "lmcache": lmcache.__file__},
         "releases": {name: importlib.metadata.version(name) for name in ("vllm", "lmcache")},
-        "engines": {f"{one.golden} {one.name}": _engine(one) for one in engines},
+        "engines": {f"{one.golden} {one.name}": engine_facts(one) for one in engines},
         "ranks": {tp: _ranks(consumer, tp) for tp in ("1", "2", "4")},
         "unpinned": _configuration(_unpinned(consumer)),
         "lifted": _configuration(_lifted(consumer)),
@@ -85,7 +85,7 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _served(engine: goldens.Engine, model: str) -> goldens.Engine:
+def served(engine: goldens.Engine, model: str) -> goldens.Engine:
     """Return an engine that serves a model that is here."""
     from tests.gpu.engines import changed, parsed
 
@@ -111,7 +111,8 @@ def _unpinned(engine: goldens.Engine) -> goldens.Engine:
     )
 
 
-def _config(engine: goldens.Engine) -> Any:
+def config_of(engine: goldens.Engine) -> Any:
+    """Return what vLLM's server makes of an engine's arguments."""
     from tests.gpu.engines import configuration
 
     with _environment(engine):
@@ -124,8 +125,9 @@ def _environment(engine: goldens.Engine) -> AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, {k: v for k, v in engine.env.items() if k in wanted})
 
 
-def _engine(engine: goldens.Engine) -> dict[str, Any]:
-    transfer = _config(engine).kv_transfer_config
+def engine_facts(engine: goldens.Engine) -> dict[str, Any]:
+    """Return an engine's arguments, and what vLLM configures by them."""
+    transfer = config_of(engine).kv_transfer_config
     return {
         "argv": engine.argv,
         "transfer": {
@@ -141,7 +143,7 @@ def _engine(engine: goldens.Engine) -> dict[str, Any]:
 
 
 def _configuration(engine: goldens.Engine) -> dict[str, Any]:
-    config = _config(engine)
+    config = config_of(engine)
     with _environment(engine):
         second = config.use_v2_model_runner
     scheduling = config.scheduler_config
@@ -193,7 +195,7 @@ def _fixes(engine: goldens.Engine, folder: Path) -> dict[str, Any]:
     from tests.gpu.steps import Consumer
 
     os.environ["LMCACHE_CONFIG_FILE"] = _file(engine, folder)
-    config = _config(engine)
+    config = config_of(engine)
     outcomes = Registry(discover()).apply(Setting.from_vllm(config, Consumer(config).kv), ())
     return {outcome.fix.id: [outcome.state.value, outcome.evidence] for outcome in outcomes}
 
@@ -203,7 +205,7 @@ def _metrics(engine: goldens.Engine) -> list[str]:
     from prometheus_client import REGISTRY
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-    PrometheusStatLogger(_config(engine))
+    PrometheusStatLogger(config_of(engine))
     families = [family for family in REGISTRY.collect() if family.name.startswith("vllm:")]
     samples = {sample.name for family in families for sample in family.samples}
     counters = {f"{family.name}_total" for family in families if family.type == "counter"}
@@ -226,7 +228,7 @@ def _steps(engine: goldens.Engine, without: Sequence[str]) -> dict[str, Any]:
     from tests.gpu.steps import Consumer
 
     Registry(discover()).apply(Setting(), without)
-    config = _config(engine)
+    config = config_of(engine)
     with _environment(engine):
         return {str(tokens): Consumer(config).first_step(tokens) for tokens in PROMPTS}
 
@@ -235,7 +237,7 @@ def _recomputed(engine: goldens.Engine) -> int:
     """Return how many tokens are computed after the load of a 512-token prompt failed."""
     from tests.gpu.steps import Consumer
 
-    return Consumer(_config(engine)).step_after_failed_load(512)
+    return Consumer(config_of(engine)).step_after_failed_load(512)
 
 
 if __name__ == "__main__":

@@ -89,19 +89,22 @@ class Consumer:
 
     def scheduled(self, tokens: int) -> Any:
         """Return the scheduler's output for a prompt of so many tokens."""
+        self.scheduler = self._scheduler(tokens // CHUNK * CHUNK)
+        self.scheduler.add_request(self.prompt(tokens))
+        return self.scheduler.schedule()
+
+    def prompt(self, tokens: int) -> Any:
+        """Return a request of so many tokens."""
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.request import Request
 
-        self.scheduler = self._scheduler(tokens // CHUNK * CHUNK)
         init_none_hash(sha256)
-        prompt = Request(
+        return Request(
             "prompt", list(range(tokens)), SamplingParams(max_tokens=16), None,
             block_hasher=get_request_block_hasher(BLOCK, sha256),
         )  # fmt: skip
-        self.scheduler.add_request(prompt)
-        return self.scheduler.schedule()
 
     def _scheduler(self, found: int) -> Any:
         from pdkit_connector.adapter_miniature import LookupClient

@@ -32,6 +32,7 @@ LISTS = {
     "images/router/requirements.lock": "3.11",
     "images/redis/requirements.lock": "3.11",
     "images/cuda/requirements.txt": "3.12",
+    "images/cuda/lmcache-mp.txt": "3.12",
     "images/cuda/process.lock": "3.12",
     "images/rocm/requirements.txt": "3.12",
     "images/rocm/build.txt": "3.12",

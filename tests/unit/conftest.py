@@ -107,7 +107,7 @@ def prepared() -> Callable[..., Prepared]:
     """Prepare the stack of a spec, given by its fields, for a machine that is none of ours.
 
     `machine=None` is one without GPUs, for which those that are asked for are assumed. `given` is
-    the model, which then need not be anywhere.
+    the model, which then need not be anywhere. `versions` are those of vLLM and LMCache.
     """
     programs = Programs("/opt/engines/bin/python", "/usr/bin/redis-server")
 
@@ -116,6 +116,7 @@ def prepared() -> Callable[..., Prepared]:
         machine: Inventory | None = MACHINE,
         given: Model | None = None,
         environ: Mapping[str, str] = NO_ENVIRONMENT,
+        versions: tuple[str, str] | None = None,
         **fields: Any,
     ) -> Prepared:
         values = {"vendor": "cpu", "runtime": "process", **fields}
@@ -123,6 +124,7 @@ def prepared() -> Callable[..., Prepared]:
         with mock.patch.dict(os.environ, {"HOME": "/home/user", **environ}, clear=True):
             there = machine or with_needed_gpus(asked, MACHINE)
             facts = stated_facts(asked, there, runtime="process")
+            facts = replace(facts, versions=versions or facts.versions)
             if isinstance(facts.software, Containers):
                 facts = replace(facts, software=replace(facts.software, user="1000:1000"))
             else:

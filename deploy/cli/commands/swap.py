@@ -48,7 +48,7 @@ def swap(
     json: Json = False,
 ) -> CommandResult:
     """Replace the engines' vendor, image or connector; restore the stack if that fails."""
-    from deploy.config.spec import StackSpec
+    from deploy.config.choices import Connector
     from deploy.config.vendors import VENDORS, meant_vendor
     from deploy.workflows.swap import SwapTo, swap_stack
 
@@ -56,7 +56,7 @@ def swap(
         raise UsageError(
             "give a vendor or --image to swap to, or --connector", hint="deploy swap rocm"
         )
-    connectors = get_args(StackSpec.model_fields["connector"].annotation)
+    connectors = get_args(Connector)
     if connector not in (None, *connectors):
         raise UsageError(
             f"--connector: '{connector}' is not one of {', '.join(connectors)}",

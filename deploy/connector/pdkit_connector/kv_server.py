@@ -18,6 +18,7 @@ from pdkit_connector import metrics_port
 from pdkit_connector.ended_engines import release_ended
 from pdkit_connector.first_tier import add_page
 from pdkit_connector.metrics import ServerCollector
+from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.server_life import hold_connections
 
 # Neither is a name of a host: a release that does not bind the sockets below binds nothing.
@@ -27,6 +28,7 @@ NO_HOST = "unix-socket-only"
 def main() -> None:
     """Serve until SIGTERM."""
     requests, pages, *rest = sys.argv[1:]
+    require_own_number()
     hold_connections(requests)
     release_ended()
     listen_on_sockets(requests, pages)

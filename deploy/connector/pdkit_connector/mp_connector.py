@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.log import get_logger
+from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.releases import installed_lmcache
 from pdkit_connector.request_view import foreign
 from pdkit_connector.server_life import Server
@@ -184,6 +185,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Give vLLM's KV tensors to the server, then answer the API server's questions."""
+        require_own_number()
         super().register_kv_caches(kv_caches)
         adapter = self.worker_adapter
         # LMCache pings from the first transfer on. An engine that idles before it is forgotten by

@@ -21,6 +21,7 @@ from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
 from pdkit_connector.log_files import bound_logs
 from pdkit_connector.metrics import EngineCollector
+from pdkit_connector.process_numbers import take_numbers
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
 from pdkit_connector.worker_socket import engine_name, make_unguessable
@@ -34,6 +35,7 @@ def main() -> None:
     """Check, then become the server; exit with 3 where a needed fix does not take."""
     make_unguessable()
     try:
+        take_numbers()
         with without_garbage_collection():
             fork_cores_on_cpus()
             check(sys.argv[1:])

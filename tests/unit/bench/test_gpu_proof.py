@@ -21,6 +21,7 @@ from bench.gpu_proof.model import LARGE, _config
 from bench.gpu_proof.results import ROOT, Result, Results
 from bench.gpu_proof.session import Session, Stack, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
+from deploy.config.choices import MP
 from deploy.config.model import resolve_model
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.runtime.detect.nvidia import parse_gpus
@@ -117,6 +118,41 @@ def test_time_is_up(ran: Ran) -> None:
 def test_an_unknown_step(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran(only="three") == run.USAGE
     assert "'three' is not one of one, two" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("versions", "chosen", "page"),
+    [
+        (("0.32.0", "0.5.6"), ["one", "server"], "gpu-cpu.md"),
+        (("0.33.0", "0.5.6"), ["one"], "gpu-cpu.md"),
+        (None, ["server"], "gpu-cpu-lmcache-mp.md"),
+    ],
+)
+def test_steps_are_those_of_the_connectors_that_work(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, versions: Any, chosen: list[str], page: str
+) -> None:
+    """None: as on CUDA with this pair, where LMCache inside the engines is broken."""
+    steps = (
+        Step("one", "-", ran.step("one")),
+        Step("server", "-", ran.step("server"), connector=MP),
+    )
+    monkeypatch.setattr(run, "STEPS", steps)
+    if versions:
+        monkeypatch.setattr(run, "engine_versions", lambda _: versions)
+    else:
+        monkeypatch.setattr(run, "working_connectors", lambda _: (MP,))
+    assert ran(results=None, short=False) == run.DONE
+    assert ran.ran == [*chosen, "down"]
+    assert (ran.folder / page).is_file()
+    assert ran(only="server", short=False) == run.DONE
+    assert ran.ran == ["server", "down"], "as asked for"
+
+
+def test_on_gpus_each_pair_has_its_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    for versions, works in ((("0.25.1", "0.5.3"), "lmcache"), (("0.32.0", "0.5.6"), "lmcache-mp")):
+        monkeypatch.setattr(run, "engine_versions", lambda _, v=versions: v)
+        assert run.working_connectors("cuda") == (works,)
+    assert {step.connector for step in STEPS if step.name.startswith("server")} == {MP}
 
 
 def test_no_gpu(ran: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -216,7 +216,7 @@ CASES: dict[str, Case] = {
     ),
     "rollback of no stack": Case(("rollback",), 2, ("no stack 'pdkit'",), "deploy up", "state"),
     "unknown image": Case(
-        ("images", "build", "cpus"), 2, ("'cpus'", "cuda, rocm"), "deploy images list"
+        ("images", "build", "cpus"), 2, ("'cpus'", "cuda, cuda-mp, rocm"), "deploy images list"
     ),
     "an image that is pulled": Case(
         ("images", "build", "redis"), 2, ("'redis'", "pulled"), "deploy images pull redis"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from deploy.config.catalog import load_catalog
+from deploy.config.choices import IN_ENGINES, MP
 from deploy.config.compat import (
+    default_connector,
+    image_for,
     in_range,
     judge,
     load_rules,
@@ -25,6 +28,7 @@ class TestTheTable:
         assert rule.link.startswith("https://github.com/")
         assert rule.vendors and set(rule.vendors) <= set(VENDORS)
         assert set(rule.options) <= {"layerwise", "save_decode_cache"}
+        assert rule.connectors and set(rule.connectors) <= {IN_ENGINES, MP}
         assert rule.why and not rule.why.endswith(".")
 
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -90,6 +94,50 @@ def test_judged(
     assert (found.verdict, found.rule) == (verdict, rule)
 
 
+@pytest.mark.parametrize(
+    ("vendor", "vllm", "lmcache", "verdict", "rule", "default"),
+    [
+        ("cpu", "0.32.0", "0.5.6", "proven", "cpu", "lmcache"),
+        ("cuda", "0.25.1", "0.5.3", "unknown", "", "lmcache"),
+        ("cuda", "0.32.0", "0.5.6", "derived", "mp-torch-2.13", "lmcache-mp"),
+        ("cuda", "0.32.0+cu130", "0.5.6", "derived", "mp-torch-2.13", "lmcache-mp"),
+        ("cuda", "0.31.0", "0.5.6", "unknown", "", "lmcache"),
+        # torch 2.14 lacks what LMCache's wheel needs.
+        ("cuda", "0.33.0", "0.5.6", "known_bad", "torch-2.14-abi", "lmcache"),
+        ("cuda", "0.25.1", "0.5.6", "known_bad", "torch-abi", "lmcache"),
+        ("rocm", "0.25.1", "0.5.3", "known_bad", "rocm-events", "lmcache"),
+        ("rocm", "0.32.0", "0.5.6", "known_bad", "rocm-events", "lmcache"),
+        ("cuda", None, None, "unknown", "", "lmcache"),
+    ],
+)
+def test_lmcaches_server_has_its_own_pairs(
+    vendor: str, vllm: str | None, lmcache: str | None, verdict: str, rule: str, default: str
+) -> None:
+    found = judge(vendor, vllm, lmcache, connector=MP)
+    assert (found.verdict, found.rule) == (verdict, rule)
+    assert default_connector(vendor, vllm, lmcache) == default
+    assert found.pair.endswith(f"on {vendor} through LMCache's server")
+
+
+def test_each_connector_has_an_image_whose_pair_works() -> None:
+    for connector, name in ((IN_ENGINES, "cuda"), (MP, "cuda-mp")):
+        image = image_for("cuda", connector)
+        assert image.name == name
+        assert judge("cuda", image.vllm, image.lmcache, connector=connector).works
+    assert image_for("cpu", MP) is image_for("cpu", IN_ENGINES)
+    assert image_for("rocm", MP).name == "rocm", "none works"
+
+
+def test_the_connector_that_works_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_compatible(judge("cuda", "0.32.0", "0.5.6"), allow_unproven=False)
+    assert caught.value.hint_for("up").startswith("--connector lmcache-mp, or --image cuda;")
+    with pytest.raises(ConfigError, match="can last for ever") as caught:
+        require_compatible(judge("rocm", "0.25.1", "0.5.3", connector=MP), allow_unproven=False)
+    assert "A tested pair" not in caught.value.message, "there is none"
+    assert caught.value.hint_for("up").startswith("--connector lmcache; to run it anyway")
+
+
 @pytest.mark.usefixtures("broken_layerwise")
 @pytest.mark.parametrize(
     ("lmcache", "layerwise", "save", "verdict"),
@@ -148,7 +196,8 @@ class TestRefusals:
     @pytest.mark.parametrize("allowed", [False, True])
     def test_good_pairs_pass_in_silence(self, allowed: bool) -> None:
         for engine in load_catalog().engines.values():
-            verdict = judge(engine.vendor or "", engine.vllm, engine.lmcache)
+            pair = (engine.vendor or "", engine.vllm, engine.lmcache)
+            verdict = judge(*pair, connector=default_connector(*pair))
             assert require_compatible(verdict, allow_unproven=allowed) == ""
 
     def test_a_broken_pair_is_refused_with_its_report_and_a_good_pair(self) -> None:

@@ -17,7 +17,7 @@ Make = Callable[..., StackSpec]
 def test_defaults(spec: Make) -> None:
     asked = spec()
     assert asked.name == "pdkit"
-    assert (asked.vendor, asked.runtime, asked.connector) == ("auto", "auto", "lmcache")
+    assert (asked.vendor, asked.runtime, asked.connector) == ("auto", "auto", None)
     assert (asked.gpus, asked.topology, asked.producers, asked.consumers) == (None,) * 4
     assert asked.model is None, "each vendor has its own default"
     assert (asked.tp, asked.layerwise, asked.save_decode_cache) == (1, False, False)

@@ -20,7 +20,9 @@ LLAMA_8B = Model("/m", "llama-8b", "folder", ModelShape(32, 32, 8, 128, 131072),
 def planned(name: str = "NVIDIA H100 80GB HBM3", **fields: Any) -> Plan:
     gpus = tuple(Gpu(index, "cuda", name, 81559, uuid=f"GPU-{index}") for index in range(4))
     machine = Inventory(cpus=64, memory_mib=1 << 20, gpus=gpus)
-    spec = settle(StackSpec(gpus=4, **fields), vendor="cuda", runtime="compose")
+    spec = settle(
+        StackSpec(gpus=4, **fields), vendor="cuda", runtime="compose", connector="lmcache"
+    )
     return make_plan(spec, LLAMA_8B, machine)
 
 

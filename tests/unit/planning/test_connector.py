@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
+from deploy.errors import ConfigError
 from deploy.output.plan_view import plan_data, plan_view
 from deploy.planning import connector
-from deploy.planning.connector import HOW_TO, ConnectorChoice, connector_choice
+from deploy.planning.connector import HOW_TO, ConnectorChoice
 from deploy.workflows.prepare import Prepared
 from tests.conftest import REPO
 from tests.unit.stack.cases import machine_with
 
 Make = Callable[..., Prepared]
 MP = {"connector": "lmcache-mp"}
+CATALOGUE, SERVERS = ("0.25.1", "0.5.3"), ("0.32.0", "0.5.6")
 
 
 def choice(found: Prepared) -> ConnectorChoice:
-    made = connector_choice(found.plan, found.inventory)
+    made = found.connector_choice
     assert made is not None
     return made
 
@@ -36,8 +38,16 @@ def test_the_default_names_its_successor_where_it_works(prepared: Make) -> None:
     ("fields", "why"),
     [
         (
-            {"vendor": "cuda", "machine": machine_with("cuda", 0, 1)},
-            "lmcache-mp runs on CPUs so far, and the vendor is cuda",
+            {"vendor": "rocm", "runtime": "compose", "machine": machine_with("rocm", 0, 1)},
+            "lmcache-mp does not work in containers on rocm: HIP opens memory of another process",
+        ),
+        (
+            {"vendor": "rocm", "machine": machine_with("rocm", 0, 1), "versions": CATALOGUE},
+            "on rocm through LMCache's server is broken: engines and LMCache's server wait for",
+        ),
+        (
+            {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "versions": CATALOGUE},
+            "vLLM 0.25.1 with LMCache 0.5.3 on cuda through LMCache's server is untested",
         ),
         ({"tp": 2}, "--tp: 2 does not work with lmcache-mp"),
         ({"layerwise": True}, "--layerwise: true does not work with lmcache-mp"),
@@ -55,7 +65,48 @@ def test_the_default_says_why_not_its_successor(
 def test_the_successor_is_asked_for_and_the_default_is_still_possible(prepared: Make) -> None:
     made = choice(prepared(**MP))
     assert made == ConnectorChoice("lmcache-mp", True, "lmcache", "")
-    assert "lmcache, inside each engine, is the default" in str(made)
+    assert str(made).endswith(
+        "lmcache, inside each engine, works here too, and LMCache has deprecated it"
+    )
+
+
+@pytest.mark.parametrize(
+    "of",
+    [{"versions": SERVERS}, {"runtime": "compose", "image": "cuda-mp"}],
+    ids=["process", "image"],
+)
+def test_the_successor_is_the_default_where_only_it_works(
+    prepared: Make, of: dict[str, Any]
+) -> None:
+    found = prepared(vendor="cuda", machine=machine_with("cuda", 0, 1), **of)
+    made = choice(found)
+    assert (made.name, made.asked, found.plan.kv_server is not None) == ("lmcache-mp", False, True)
+    assert "(default); lmcache would be refused: vLLM 0.32.0 with LMCache 0.5.6" in str(made)
+    assert "answers are silently wrong" in made.refused
+
+
+def test_an_image_is_that_of_the_connector(prepared: Make) -> None:
+    def image(**fields: Any) -> str:
+        found = prepared(vendor="cuda", runtime="compose", machine=None, **fields)
+        return found.facts.software.engine_image
+
+    assert image() == "pdkit/vllm-cuda:0.25.1-lmcache0.5.3"
+    assert image(**MP) == "pdkit/vllm-cuda:0.32.0-lmcache0.5.6"
+    assert choice(prepared(vendor="cuda", runtime="compose", machine=None)).refused == ""
+
+
+def test_engines_that_share_nothing_need_no_connector(prepared: Make) -> None:
+    alone = {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "topology": "2a"}
+    found = prepared(versions=SERVERS, **alone)
+    assert found.plan.kv_server is None
+    assert found.connector_choice is None
+
+
+def test_what_was_asked_for_is_refused_with_the_way_that_works(prepared: Make) -> None:
+    with pytest.raises(ConfigError, match="silently wrong") as caught:
+        prepared(vendor="cuda", runtime="compose", machine=None, image="cuda-mp",
+                 connector="lmcache")  # fmt: skip
+    assert caught.value.hint_for("plan").startswith("--connector lmcache-mp, or --image cuda")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +132,7 @@ def test_plan_shows_it_where_engines_share_kv(prepared: Make) -> None:
 def test_text_and_json_share_one_trial(prepared: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = []
 
-    def trial(*given: object) -> None:
+    def trial(*given: object, **_more: object) -> None:
         trials.append(given)
 
     monkeypatch.setattr(connector, "connector_choice", trial)

@@ -168,7 +168,15 @@ def test_plan_shows_the_server(prepared: Make) -> None:
         ({"tp": 2}, "--tp"),
         ({"given": replace(TINY, ref="/models/tiny@2")}, "--model"),
         ({"topology": "2a"}, "--connector"),
-        ({"vendor": "cuda", "machine": machine_with("cuda", 0, 1)}, "--connector"),
+        (
+            {
+                "vendor": "rocm",
+                "runtime": "compose",
+                "machine": machine_with("rocm", 0, 1),
+                "allow_unproven": True,
+            },
+            "--connector",
+        ),
         ({"lmcache": {"staging_gib": 1}}, "lmcache.staging_gib"),
         ({"redis": {"client": "lmcache"}}, "redis.client"),
     ],
@@ -193,3 +201,33 @@ def test_aggregated_engines_can_use_it(prepared: Make) -> None:
     for engine in engines:
         at = engine.argv.index("--kv-transfer-config")
         assert json.loads(engine.argv[at + 1])["kv_role"] == "kv_both"
+
+
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_the_server_sees_the_gpus_of_all_engines_and_no_others(prepared: Make, vendor: Any) -> None:
+    found = prepared(**MP, vendor=vendor, machine=machine_with(vendor, 2, 3, 5), gpus=2)
+    stack, variable = found.stack, VISIBLE[vendor]
+    seen = {name: stack.service(name).env[variable] for name in ("producer-0", "consumer-0")}
+    assert seen == {"producer-0": "2", "consumer-0": "3"}
+    assert stack.service("kv-server").env[variable] == "2,3"
+    assert stack.service("kv-server").env.get("CUDA_DEVICE_ORDER") == (
+        "PCI_BUS_ID" if vendor == "cuda" else None
+    )
+    assert "GPU 2, 3" in plan_view(found)
+    shared = prepared(**MP, vendor=vendor, machine=machine_with(vendor, 1), gpus=1).stack
+    assert shared.service("kv-server").env[variable] == "1"
+
+
+def test_kv_on_gpus_is_in_no_shared_memory_of_the_host(prepared: Make) -> None:
+    on_gpus = prepared(**MP, vendor="cuda", machine=machine_with("cuda", 0, 1))
+    assert on_gpus.plan.shared_memory_mib == 0
+    assert "/dev/shm" not in plan_view(on_gpus)
+    server, plain = on_gpus.plan.kv_server, prepared(**MP).plan.kv_server
+    assert server is not None
+    assert plain is not None
+    assert server.memory_mib - server.kv_mib > plain.memory_mib - plain.kv_mib
+    engine = on_gpus.stack.service("producer-0")
+    assert not [name for name in engine.env if name.startswith("PDKIT_PROCESS")]

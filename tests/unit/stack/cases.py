@@ -97,10 +97,11 @@ def all_cases() -> dict[str, dict[str, Any]]:
         for topology in TOPOLOGIES
         for option in OPTIONS
     } | {
-        f"cpu {topology} lmcache-mp {option}": {
-            "vendor": "cpu", "runtime": "compose", "machine": None, "connector": "lmcache-mp",
+        f"{vendor} {topology} lmcache-mp {option}": {
+            "vendor": vendor, "runtime": "compose", "machine": None, "connector": "lmcache-mp",
             **TOPOLOGIES[topology], **OPTIONS[option],
         }
+        for vendor in ("cpu", "cuda")
         for topology in ("1p1d", "2p2d", "2a+redis")
         for option in ("plain", "folder", "own-redis", "monitoring")
     }  # fmt: skip

@@ -33,6 +33,10 @@ CASES: dict[str, dict[str, Any]] = {
     "cuda-shards": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "gpus": 2},
     "cuda-tp2": {"vendor": "cuda", "gpus": 4, "tp": 2},
     "cuda-shared": {"vendor": "cuda", "gpus": 1},
+    "cuda-lmcache-mp": {
+        "vendor": "cuda", "connector": "lmcache-mp", "machine": machine_with("cuda", 0, 1),
+        "gpus": 2, **ONE_REDIS,
+    },
     "cuda-cdi": {"vendor": "cuda", **OPTIONS["cdi"]},
     "cuda-hub-token-everywhere": {
         "vendor": "cuda", **OPTIONS["hub-token"], **OPTIONS["everywhere"],

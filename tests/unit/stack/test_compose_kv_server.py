@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from deploy.errors import ConfigError
 from deploy.runtime.home import Home
 from deploy.workflows.prepare import prepare
 from tests.unit.conftest import KIT
+from tests.unit.stack.cases import machine_with
 from tests.unit.stack.conftest import Case
 
 Make = Callable[..., Case]
@@ -135,3 +137,72 @@ def test_a_folder_that_leaves_no_room_for_a_socket_is_refused(made: Case) -> Non
         socket_in(f"{longest}h")
     hint = caught.value.hint_for("plan")
     assert hint == "deploy plan --connector lmcache, or PDKIT_HOME=/A/SHORTER/FOLDER"
+
+
+class TestOnGpus:
+    @pytest.fixture(scope="class")
+    def on_gpus(self, contained: Make) -> Case:
+        return contained(
+            vendor="cuda", connector="lmcache-mp", topology="2p2d", gpus=4,
+            machine=machine_with("cuda", 1, 2, 4, 7), redis={"shards": 1},
+        )  # fmt: skip
+
+    def test_the_server_has_the_gpus_of_all_engines_and_an_engine_its_own(
+        self, on_gpus: Case
+    ) -> None:
+        given = {
+            name: service["deploy"]["resources"]["reservations"]["devices"][0]
+            for name, service in on_gpus.services.items()
+            if "reservations" in service["deploy"]["resources"]
+        }
+        ids = {name: device["device_ids"] for name, device in given.items()}
+        assert ids.pop("kv-server") == ["1", "2", "4", "7"]
+        assert sorted(ids.values()) == [["1"], ["2"], ["4"], ["7"]]
+        assert {device["driver"] for device in given.values()} == {"nvidia"}
+
+    def test_it_may_pin_its_memory(self, on_gpus: Case, made: Case) -> None:
+        assert on_gpus.services["kv-server"]["ulimits"] == {"memlock": {"soft": -1, "hard": -1}}
+        assert "ulimits" not in made.services["kv-server"]
+
+    def test_no_namespace_is_shared_and_no_right_is_added(self, on_gpus: Case) -> None:
+        for name, service in on_gpus.services.items():
+            assert not {"ipc", "pid", "network_mode", "privileged", "cap_add"} & service.keys(), (
+                name
+            )
+            assert service["cap_drop"] == ["ALL"]
+            assert "devices" not in service
+
+    def test_they_share_one_memory_for_events(self, on_gpus: Case) -> None:
+        sharing = {name for name, one in on_gpus.services.items() if mounted(one, SHARED)}
+        assert sharing == {"kv-server", *on_gpus.engines}
+        (volume,) = on_gpus.document["volumes"].values()
+        # Two GiB an engine, as each has without the server; KV is on the GPUs.
+        assert f"size={4 * 2048}m" in volume["driver_opts"]["o"].split(",")
+
+    def test_no_two_containers_have_processes_of_one_number(
+        self, on_gpus: Case, made: Case
+    ) -> None:
+        numbers = {
+            name: tuple(map(int, service["environment"]["PDKIT_PROCESS_NUMBERS"].split("-")))
+            for name, service in on_gpus.services.items()
+            if "PDKIT_PROCESS_NUMBERS" in service.get("environment", {})
+        }
+        assert numbers.keys() == {"kv-server", *on_gpus.engines}
+        assert numbers["kv-server"][0] == 1, "its own process is among a container's first"
+        ordered = sorted(numbers.values())
+        for (_, last), (first, _) in itertools.pairwise(ordered):
+            assert last < first
+        assert all(last - first >= 2000 for first, last in ordered)
+        for service in made.services.values():
+            assert "PDKIT_PROCESS_NUMBERS" not in service.get("environment", {}), "for GPUs only"
+
+    def test_engines_still_do_not_reach_redis(self, on_gpus: Case) -> None:
+        for engine in on_gpus.engines.values():
+            assert engine["networks"] == ["front"]
+            assert {one["source"] for one in engine["secrets"]} == {"engine_key"}
+
+    def test_it_has_the_image_whose_pair_works(self, on_gpus: Case) -> None:
+        images = {
+            one["image"] for one in (on_gpus.services["kv-server"], *on_gpus.engines.values())
+        }
+        assert images == {"pdkit/vllm-cuda:0.32.0-lmcache0.5.6"}

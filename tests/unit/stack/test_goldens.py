@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.output.plan_view import plan_view
+from deploy.planning.inventory import GpuVendor
 from deploy.stack.document import document_yaml, stack_document
 from deploy.workflows.prepare import Prepared
 from tests.golden_documents import golden_text
@@ -30,11 +31,19 @@ CASES: dict[str, dict[str, Any]] = {
     "lmcache-mp": {"connector": "lmcache-mp"},
     "own-redis": {"redis": {"url_file": "/home/user/redis-url"}},
 }
+GPU_VENDORS: tuple[GpuVendor, ...] = ("cuda", "rocm")
 ON_GPUS: dict[str, dict[str, Any]] = {
     "cuda-1p1d": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), **ONE_REDIS},
     "rocm-1p1d": {"vendor": "rocm", "machine": machine_with("rocm", 0, 1), **ONE_REDIS},
     "cuda-2a": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "topology": "2a"},
-}
+    **{
+        f"{vendor}-lmcache-mp": {
+            "vendor": vendor, "machine": machine_with(vendor, 0, 1), "connector": "lmcache-mp",
+            **ONE_REDIS,
+        }
+        for vendor in GPU_VENDORS
+    },
+}  # fmt: skip
 PROCESSES = "tests/golden/process/1p1d.yaml"
 # What the others are compared with is whole.
 WHOLE = ("1p1d", "cuda-1p1d", "rocm-1p1d")

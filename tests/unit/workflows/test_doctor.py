@@ -115,7 +115,9 @@ class TestWhatUpRefusesToo:
         assert "fix B7" in failing(look(lab))["engine.fixes"]
 
     def test_an_untested_pair_of_versions(self, lab: Lab) -> None:
-        vendor_of_another = lab.spec(vendor="cuda", gpus=2, allow_unproven=False)
+        vendor_of_another = lab.spec(
+            vendor="cuda", gpus=2, allow_unproven=False, connector="lmcache"
+        )
         found = look(lab, vendor_of_another)
         assert set(failing(found)) >= {"gpu.enough", "engine.versions"}
         assert found.failed[0].id == "engine.versions", "the spec's own fault first"

@@ -1080,6 +1080,7 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
             "lmcache-mp is not exported",
             "--connector lmcache",
         ),
+        ({"vendor": "cuda", "image": "cuda-mp"}, "silently wrong", "--image cuda;"),
         ({"flavour": "helm"}, "'helm' is not one of plain, disagg", "--flavour plain"),
         ({"flavour": "disaggregatedset", "topology": "2a"}, "2a has one role", "--flavour plain"),
         ({"name": "a_b"}, "'pdkit-a_b' is not a valid namespace", "--namespace NAME"),

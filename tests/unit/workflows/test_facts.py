@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from deploy.config.compat import connector_of
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, DockerUnavailable, MissingGpus, StateError
 from deploy.planning.inventory import Inventory
@@ -157,10 +158,21 @@ class TestHere:
         with pytest.raises(
             ConfigError, match=r"vLLM 0\.32\.0 with LMCache 0\.5\.6 on cuda is broken"
         ):
-            facts_here(spec(runtime="process"), home, lines.append)
+            facts_here(spec(runtime="process", connector="lmcache"), home, lines.append)
         facts_here(spec(runtime="process", allow_unproven=True), home, lines.append)
         (warning,) = lines
         assert warning.startswith("warning: vLLM 0.32.0 with LMCache 0.5.6 on cuda is broken")
+
+    def test_a_pair_of_programs_that_works_with_the_other_connector(
+        self, spec: Make, home: Home
+    ) -> None:
+        lines: list[str] = []
+        asked = spec(runtime="process")
+        facts = facts_here(asked, home, lines.append)
+        assert (facts.versions, lines) == (("0.32.0", "0.5.6"), [])
+        assert connector_of(asked, facts.vendor, *facts.versions) == "lmcache-mp"
+        allowed = spec(runtime="process", allow_unproven=True)
+        assert connector_of(allowed, facts.vendor, *facts.versions) == "lmcache", "as it was"
 
     def test_containers_are_asked_for_where_no_docker_is(
         self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch

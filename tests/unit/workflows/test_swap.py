@@ -25,6 +25,7 @@ from deploy.errors import (
     StateError,
     SwapFailed,
 )
+from deploy.planning import kv_server
 from deploy.planning.inventory import Inventory
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
@@ -398,8 +399,11 @@ def test_a_connector_that_cannot_be_is_refused_before_anything_is_stopped(
     lasting: Lab, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, past = pids(lasting), went(lasting)
-    with pytest.raises(ConfigError, match="and the vendor is cuda") as refused:
-        swap_stack(lasting.home, "pdkit", replace(MP, vendor="cuda"), lasting.lines.append)
+    unsupported = (("port", True, "in this test"),)
+    with monkeypatch.context() as patched:
+        patched.setattr(kv_server, "_unsupported", lambda _: unsupported)
+        with pytest.raises(ConfigError, match="does not work with lmcache-mp") as refused:
+            swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
     assert refused.value.hint == "deploy status --name pdkit: the stack keeps running unchanged"
     small = replace(SOUND_HOST, shm_free_mib=100)
     monkeypatch.setattr(preflight, "see_host", lambda: small)
