@@ -139,14 +139,15 @@ def test_a_folder_that_leaves_no_room_for_a_socket_is_refused(made: Case) -> Non
     assert hint == "deploy plan --connector lmcache, or PDKIT_HOME=/A/SHORTER/FOLDER"
 
 
-class TestOnGpus:
-    @pytest.fixture(scope="class")
-    def on_gpus(self, contained: Make) -> Case:
-        return contained(
-            vendor="cuda", connector="lmcache-mp", topology="2p2d", gpus=4,
-            machine=machine_with("cuda", 1, 2, 4, 7), redis={"shards": 1},
-        )  # fmt: skip
+@pytest.fixture(scope="module")
+def on_gpus(contained: Make) -> Case:
+    return contained(
+        vendor="cuda", connector="lmcache-mp", topology="2p2d", gpus=4,
+        machine=machine_with("cuda", 1, 2, 4, 7), redis={"shards": 1},
+    )  # fmt: skip
 
+
+class TestOnGpus:
     def test_the_server_has_the_gpus_of_all_engines_and_an_engine_its_own(
         self, on_gpus: Case
     ) -> None:
