@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from deploy.stack.service import Service
 Object = dict[str, Any]
 DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 _NOTICED_S = 5
+# For which nodes may pull the images, before engines begin to load their model.
+_PULL_S = 1800
 
 
 def namespace(name: str) -> Object:
@@ -31,6 +34,8 @@ def workload_objects(service: Service, stack: str, program: Sequence[str]) -> li
     spec: Object = {"selector": {"matchLabels": own}, "template": template}
     stateless = service.role == "router"
     if stateless:
+        # Its pods become ready when engines do; after ten minutes it would count as failed.
+        spec["progressDeadlineSeconds"] = _PULL_S + math.ceil(service.ready_s)
         template["spec"]["terminationGracePeriodSeconds"] = _NOTICED_S + LEAVES_S + _NOTICED_S
         # Until no Service sends it new connections.
         wait = {"preStop": {"exec": {"command": ["sleep", str(_NOTICED_S)]}}}

@@ -568,6 +568,12 @@ def test_a_loading_engine_is_not_taken_for_a_dead_one() -> None:
     assert router["livenessProbe"]["httpGet"]["path"] == "/liveness"
 
 
+def test_a_router_that_waits_for_engines_has_not_failed() -> None:
+    found = made(vendor="cpu", timeouts={"ready_s": 3600})
+    (router, *_) = yaml.safe_load_all(found.files["base/router.yaml"])
+    assert router["spec"]["progressDeadlineSeconds"] > 3600
+
+
 def test_node_drains_take_one_pod_of_a_role_and_any_that_is_not_ready(
     built: dict[str, list[Object]],
 ) -> None:
