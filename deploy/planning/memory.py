@@ -83,7 +83,10 @@ def kv_space(
     parts = model.shape.kv_parts(spec.tp) if model.shape and vendor.has_gpus else 1
     # vLLM keeps one block for itself.
     spare = block_size * a_token // parts
-    return KvSpace(told + spare if told else None, room * parts // a_token)
+    tokens = room * parts // a_token
+    if told is None:
+        return KvSpace(None, tokens)
+    return KvSpace(told + spare, tokens // block_size * block_size)
 
 
 def _gpu_room(spec: SettledSpec, model: Model, share_bytes: int, told: int | None) -> int | None:

@@ -33,6 +33,13 @@ def gpus(plan: Make, count: int = 2, *, model: Model = MODEL, **fields: Any) -> 
     return plan(model=model, machine=machine, **{"vendor": "cuda", **fields})
 
 
+def test_a_context_that_kv_space_limits_is_of_whole_blocks(plan: Make) -> None:
+    """Of 4,681 tokens that fit, an engine takes 4,672, and does not start with more."""
+    shape = ModelShape(28, 16, 8, 128, max_positions=40960)
+    made = plan(model=replace(MODEL, shape=shape, weight_bytes=GIB), engine={"dtype": "bfloat16"})
+    assert (GIB // 2 // (2 * 28 * 8 * 128 * 2), made.max_model_len) == (4681, 4672)
+
+
 class TestWeights:
     def test_too_many_for_a_gpu(self, plan: Make) -> None:
         with pytest.raises(NotEnoughMemory) as caught:
