@@ -19,7 +19,9 @@ case "$*" in *"${HANGS:-no such command}"*) exit 1 ;; esac
 case "$*" in
 "get namespace"*) [ -n "${THERE:-}" ] ;;
 *"create secret"*) cat "${!##--from-env-file=}" >>"$CALLS.keys" ;;
-*"logs -f job/check"*) echo "check ended" ;;
+*"logs -f job/check"*)
+    [ "$(grep -c "logs -f" "$CALLS")" -lt "${SPEAKS_AT:-1}" ] || echo "check ended"
+    ;;
 *"logs -l"*) echo "an engine's last words" ;;
 *"get job check"*)
     if [ "$(grep -c "get job check" "$CALLS")" -lt "${ENDS_AT:-1}" ]; then exit; fi
@@ -159,6 +161,11 @@ def test_a_log_that_breaks_off_is_not_a_failed_check(exported: Path) -> None:
     again = checking("stack")[1:3]
     assert calls(exported)[-8:] == [*3 * again, *checking("stack")[3:], *END]
     assert (exported / "calls.slept").read_text() == 2 * "sleep 2\n"
+
+
+def test_a_log_that_ends_before_it_begins_is_asked_for_again(exported: Path) -> None:
+    ran = prove(exported, "stack", "cpu", SPEAKS_AT="2", ENDS_AT="3")
+    assert ran.stdout.splitlines() == ["check ended", "proved: cpu in namespace proof"]
 
 
 def test_a_log_that_was_printed_is_not_printed_again(exported: Path) -> None:
