@@ -119,7 +119,7 @@ class TestInPlans:
     ) -> None:
         made = planned(engine={"kv_cache_gib": 4})
         assert made.plan.kv_bytes_per_token == A_TOKEN
-        assert made.plan.redis_memory_mib == 8192 - 1, "twice what a producer holds, whole tokens"
+        assert made.plan.redis_memory_mib == 8180, "twice the 13,088 tokens of whole blocks"
         assert made.notes == ()
         for engine in ("producer-0", "consumer-0"):
             argv = made.stack.service(engine).argv
