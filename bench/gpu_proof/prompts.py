@@ -154,12 +154,7 @@ def kill_redis_before_load(stack: Stack, tokens: int) -> Killed:
     Redis closes every connection that a value is to go out by, so that none arrives before it dies,
     however slow this process is.
     """
-    prompt = fresh(tokens)
-    stack.forget()
-    reference = stack.ask("consumer-0", prompt)
-    noise = _noise(reference, stack.ask("consumer-0", prompt))
-    stack.forget()
-    stack.ask("producer-0", prompt, 1)
+    prompt, reference, noise = _stored(stack, tokens)
     before = stack.store_path("consumer-0")
     stores = stack.stores()
     for store in stores:
@@ -174,6 +169,17 @@ def kill_redis_before_load(stack: Stack, tokens: int) -> Killed:
     return Killed(found.matches, moved.not_loaded, found.max_logprob_diff)
 
 
+def _stored(stack: Stack, tokens: int) -> tuple[list[int], Completion, Noise]:
+    """Store a fresh prompt's KV; return the prompt, its computed answer, and the engine's noise."""
+    prompt = fresh(tokens)
+    stack.forget()
+    reference = stack.ask("consumer-0", prompt)
+    noise = _noise(reference, stack.ask("consumer-0", prompt))
+    stack.forget()
+    stack.ask("producer-0", prompt, 1)
+    return prompt, reference, noise
+
+
 def _kill_once_read(stack: Stack, stores: Sequence[redis.Redis]) -> None:
     """Wait for the first read of a value, two minutes at most, and kill Redis."""
     until = time.monotonic() + 120
@@ -184,12 +190,7 @@ def _kill_once_read(stack: Stack, stores: Sequence[redis.Redis]) -> None:
 
 def kill_server_before_load(stack: Stack, tokens: int) -> Killed:
     """Kill LMCache's server when it has a prompt, ask for it, and compare the answer."""
-    prompt = fresh(tokens)
-    stack.forget()
-    reference = stack.ask("consumer-0", prompt)
-    noise = _noise(reference, stack.ask("consumer-0", prompt))
-    stack.forget()
-    stack.ask("producer-0", prompt, 1)
+    prompt, reference, noise = _stored(stack, tokens)
     before = stack.counters("consumer-0").external_hits
     stack.kill("kv-server")
     answer = stack.ask("consumer-0", prompt)
