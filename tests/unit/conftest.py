@@ -104,7 +104,7 @@ def plan() -> Callable[..., Plan]:
 
 @pytest.fixture(scope="session")
 def prepared() -> Callable[..., Prepared]:
-    """Prepare the stack of a spec, given by its fields, for a machine that is none of ours.
+    """Prepare the stack of a spec, given by its fields, for a made-up machine.
 
     `machine=None` is one without GPUs, for which those that are asked for are assumed. `given` is
     the model, which then need not be anywhere. `versions` are those of vLLM and LMCache.

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 
-import pytest
-
-from deploy.benchmark import load as module
-from deploy.benchmark import stream
 from deploy.benchmark.compare import MetricRow, compare
 from deploy.benchmark.load import LoadTarget, run_load
 from deploy.benchmark.results import Repeat, Result
 from deploy.benchmark.summary import summary
 from deploy.benchmark.workloads import Conversation, Turn
 from tests.unit.benchmark.samples import result
-from tests.unit.benchmark.streaming import Stage, serving
+from tests.unit.benchmark.streaming import Stage
 
 FACTOR = 1.5
 REPEATS, REQUESTS = 5, 3
 LATENCIES = ("TTFT p50", "ITL p50", "end to end p50")
-
-
-@pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    with serving(Stage()) as made:
-        monkeypatch.setattr(module, "time", made.clock)
-        monkeypatch.setattr(stream, "time", made.clock)
-        yield made
 
 
 def measured(stage: Stage, factor: float, seed: int) -> Result:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from deploy.benchmark import load as module
-from deploy.benchmark import stream
 from deploy.benchmark.load import Load, LoadTarget, run_load
 from deploy.benchmark.workloads import Conversation, Prompt, Turn
-from tests.unit.benchmark.streaming import Stage, event, serving, until
-
-
-@pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    with serving(Stage()) as made:
-        monkeypatch.setattr(module, "time", made.clock)
-        monkeypatch.setattr(stream, "time", made.clock)
-        yield made
+from tests.unit.benchmark.streaming import Stage, event, until
 
 
 def single(index: int, prompt: Prompt = (1, 2, 3), *, start_s: float = 0.0) -> Conversation:

@@ -115,7 +115,7 @@ CASES = {
     ),
     "PdkitEngineNotServing": Case(
         {HEALTHY: level(1, 0)},
-        {HEALTHY: "1x23 0 1x6"},  # a moment is none of its business
+        {HEALTHY: "1x23 0 1x6"},  # too short to fire
         OF_ROUTER | {"engine": "consumer-0", "role": "consumer"},
     ),
     "PdkitDegraded": Case(front("degraded", 1), front("degraded", 0), OF_ROUTER),
