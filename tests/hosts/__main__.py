@@ -20,7 +20,7 @@ from tests.hosts.host import REPO
 from tests.report.results import FAILED, results_folder
 
 # One with a single core takes as long as it keeps that core busy: others leave it to that one.
-OF_SEVERAL_CORES = ("nice", "-n", "5")
+OF_SEVERAL_CORES = ("nice", "-n", "10")
 NAMESPACES = ("unshare", "--mount", "--net", "--propagation", "private")
 TOOLS = ("unshare", "mount", "localedef")
 WORN = "tests/hosts"

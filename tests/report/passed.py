@@ -14,9 +14,22 @@ from pathlib import Path
 from tests.report.results import REPO
 
 RECORD = Path(__file__).with_name("passed.json")
-PODMAN = "tests/e2e/docker/test_kubernetes.py"
+# Part → its end-to-end tests. Every other part is a step of its own name.
+E2E = {
+    "gpu-proof": ("tests/e2e/test_gpu_proof.py",),
+    "lmcache-mp": ("tests/e2e/docker/test_swap_connector.py", "tests/e2e/test_kv_server.py"),
+    "podman": ("tests/e2e/docker/test_kubernetes.py",),
+    "user-redis": ("tests/e2e/test_own_redis.py", "tests/e2e/test_several_hosts.py"),
+}
 _ENGINES = ("deploy/connector", "images/cpu/requirements.lock")
 _WHEELS = ("tests/conftest.py", "tests/wheels.py")
+# All that a running stack is made of, and that starts, checks and stops it.
+_STACK = (
+    *_ENGINES, "compose", "deploy/assets.py", "deploy/config", "deploy/metrics", "deploy/planning",
+    "deploy/router", "deploy/runtime", "deploy/stack", "deploy/tiny_model", "deploy/verify",
+    "deploy/workflows", "images", "tests/conftest.py", "tests/e2e/conftest.py",
+    "tests/e2e/engines.py", "tests/e2e/traffic.py",
+)  # fmt: skip
 # Part → the files and folders that decide whether it passes.
 PARTS = {
     # Fixes on each LMCache: the connector, the releases and the cells.
@@ -35,9 +48,22 @@ PARTS = {
     "podman": (
         *_ENGINES, "deploy/cli/cluster_check.py", "deploy/stack/cluster",
         "deploy/workflows/cluster_check.py", "deploy/workflows/cluster_counters.py",
-        "deploy/workflows/cluster_document.py", "images", "tests/e2e/podman.py",
-        "tests/golden/kubernetes", PODMAN,
+        "deploy/workflows/cluster_document.py", "images",
+        "tests/e2e/conftest.py", "tests/e2e/podman.py", "tests/golden/kubernetes",
+        "tests/unit/workflows/test_export.py", *E2E["podman"],
     ),
+    # The other connector, another Redis and several hosts: what they share with every stack is
+    # tested by the files that always run.
+    "lmcache-mp": (
+        *_STACK, "bench/check_power", "tests/e2e/docker/conftest.py",
+        "tests/e2e/docker/test_isolation.py", "tests/e2e/prometheus.py",
+        "tests/e2e/store_vandals.py", *E2E["lmcache-mp"],
+    ),
+    "user-redis": (
+        *_STACK, "tests/connector/redis_servers.py", "tests/e2e/two_networks.py",
+        *E2E["user-redis"],
+    ),
+    "gpu-proof": (*_STACK, "bench", "scripts/gpu-proof", *E2E["gpu-proof"]),
 }  # fmt: skip
 
 

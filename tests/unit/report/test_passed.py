@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPO
-from tests.report.passed import PARTS, unchanged, write_down
+from tests.report.passed import E2E, PARTS, unchanged, write_down
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_nothing_without_a_record(tree: Path) -> None:
 def test_what_passed_and_only_that(tree: Path) -> None:
     passed(tree, "versions")
     assert left_out(tree) == {"versions"}
-    passed(tree, "podman", "gpu")
+    passed(tree, *PARTS.keys() - {"versions"})
     assert left_out(tree) == set(PARTS)
 
 
@@ -84,3 +85,12 @@ def test_gpu_has_each_module_that_names_a_metric_of_vllm() -> None:
         if '"vllm:' in file.read_text(encoding="utf-8")
     }
     assert naming and naming <= set(PARTS["gpu"])
+
+
+@pytest.mark.parametrize("part", E2E)
+def test_a_part_has_what_its_tests_import_of_the_tests(part: str) -> None:
+    for file in E2E[part]:
+        imported = re.findall(r"^from (tests|bench)[.]([\w.]+)", (REPO / file).read_text(), re.M)
+        paths = {f"{top}/{name.replace('.', '/')}.py" for top, name in imported}
+        listed = {path for path in paths if any(path.startswith(known) for known in PARTS[part])}
+        assert paths - listed <= {"tests/ports.py"}

@@ -16,7 +16,7 @@ from tests.hosts.disguises import DISGUISES
 from tests.report.__main__ import end, main
 from tests.report.lanes import Ended, Run, Step
 from tests.report.machine import machine
-from tests.report.passed import PODMAN
+from tests.report.passed import E2E
 from tests.report.results import empty_results, results_folder
 from tests.report.steps import steps
 
@@ -116,8 +116,10 @@ def e2e(without: frozenset[str]) -> tuple[str, ...]:
 def test_parts_are_left_out() -> None:
     beside = steps(3.0, quick=False, without=frozenset({"versions"}))[1]
     assert [step.name for step in beside] == ["types", "docs", "images", "gpu"]
-    played = f"--ignore={PODMAN}"
-    assert played in e2e(frozenset({"podman"})) and played not in e2e(frozenset({"versions"}))
+    for part, files in E2E.items():
+        ignored = [option for option in e2e(frozenset({part, "versions"})) if "ignore" in option]
+        assert ignored == [f"--ignore={file}" for file in files]
+    assert "ignore" not in " ".join(e2e(frozenset({"versions"})))
 
 
 def test_ends_with_what_was_left_out(results: Path) -> None:
@@ -128,8 +130,8 @@ def test_ends_with_what_was_left_out(results: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "failed", "written"),
     [
-        ((), "", {"podman", "gpu"}),
-        (("full",), "", {"podman", "versions", "gpu"}),
+        ((), "", {*E2E, "gpu"}),
+        (("full",), "", {*E2E, "versions", "gpu"}),
         (("full",), "e2e", {"versions", "gpu"}),
         (("quick",), "", {"gpu"}),
     ],
@@ -141,7 +143,7 @@ def test_what_ran_and_passed_is_written_down(
     failed: str,
     written: set[str],
 ) -> None:
-    """Of the three parts, the files of one are those of its last pass."""
+    """The files of one part are those of its last pass."""
     found: set[str] = set()
     monkeypatch.setattr("tests.report.__main__.unchanged", lambda: frozenset({"versions"}))
     monkeypatch.setattr("tests.report.__main__.write_down", found.update)
