@@ -4,6 +4,7 @@
     .venv/bin/python -m bench.redis_path --lookups [--json]    lookups only
     .venv/bin/python -m bench.redis_path --stack [--json]      in a real stack
     .venv/bin/python -m bench.redis_path --clients [--json]    stock and ours in real engines
+    .venv/bin/python -m bench.redis_path --connectors [--json] lmcache and lmcache-mp in real stacks
     .venv/bin/python -m bench.redis_path --shards [--json]     several Redis, and io-threads
     .venv/bin/python -m bench.redis_path --long [--json]       a prompt larger than staging memory
 
@@ -38,7 +39,7 @@ MANY_ENGINES = 4
 
 def main() -> None:
     options = _options()
-    for name in ("stack", "clients", "shards", "long"):
+    for name in ("stack", "clients", "connectors", "shards", "long"):
         if getattr(options, name):
             other = importlib.import_module(f"bench.redis_path.{name}")
             other.run(options.rounds, as_json=options.json, results=options.results)
@@ -69,6 +70,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lookups", action="store_true", help="lookups only, of raw and ours")
     parser.add_argument("--stack", action="store_true", help="measure a real stack instead")
     parser.add_argument("--clients", action="store_true", help="stock and ours in real engines")
+    parser.add_argument("--connectors", action="store_true", help="both connectors, side by side")
     parser.add_argument("--shards", action="store_true", help="several Redis, and io-threads")
     parser.add_argument("--long", action="store_true", help="a prompt of 2 GiB, in a real stack")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write a page, too")

@@ -88,6 +88,28 @@ blocks.
 """
 
 
+_CONNECTORS_PAGE = """\
+# The two connectors side by side
+
+`python -m bench.redis_path --connectors --rounds {rounds} --results FILE` wrote this page on
+{date}.
+
+{machine}
+
+Two stacks of one producer and one consumer each are up at once, as `deploy up --runtime process`
+starts them, on a Llama with random weights and 64 KiB of KV a token: a prompt has 176 MiB in 11
+chunks. Engines of the one share KV through Redis (`lmcache`), those of the other through LMCache's
+server (`lmcache-mp`). In each round each stack prefills a prompt and decodes it as soon as the
+prefill answers. With the server another prompt is prefilled, dropped from the server's memory once
+Redis has it, and decoded. The memory is that of all the stack's processes, engines' KV space
+included, with what they share counted once.
+
+{targets}
+
+{table}
+"""
+
+
 _LOOKUPS_PAGE = """\
 # Lookups in Redis, measured
 
@@ -136,6 +158,17 @@ def clients_page(table: str, rounds: int, path: str) -> str:
         rounds=rounds,
         table=table,
         path=path,
+    )
+
+
+def connectors_page(table: str, judged: Sequence[report.Target], rounds: int) -> str:
+    """Return the page of both connectors, as Markdown."""
+    return _CONNECTORS_PAGE.format(
+        date=today(),
+        machine=machine("as installed"),
+        rounds=rounds,
+        targets=report.target_table(judged),
+        table=table,
     )
 
 

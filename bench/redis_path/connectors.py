@@ -1,0 +1,197 @@
+"""Both connectors on stacks of the same shape, side by side, in turns.
+
+Two stacks of the wide model are up at once: one shares KV by LMCache inside the engines and Redis,
+the other by LMCache's server with Redis as its second tier. A decode is sent as soon as its prefill
+answers. With the server a second prompt is loaded from Redis alone, as `deploy check` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+
+from bench.kit import free_ports, say, started, store_of
+from bench.redis_path import page, wide_model
+from bench.redis_path.report import Target, target_table
+from bench.redis_path.running_stack import Engine, await_stored, engines, prompt
+from bench.redis_path.stack import CHUNK, PROMPT_TOKENS
+from deploy.config.choices import Connector
+from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.home import Home
+from deploy.verify.eligible import eligible_tokens
+from deploy.workflows.running import require_stack
+
+_ELIGIBLE = eligible_tokens(PROMPT_TOKENS, CHUNK)
+_LOADED_GB = _ELIGIBLE * wide_model.BYTES_A_TOKEN / 1e9
+_FORGOTTEN_S, _POLL_S = 30.0, 0.05
+# What is measured → what the page calls it.
+_SHOWN = {
+    "prefill_s": "prefill's answer, s",
+    "decode_s": "decode's first token, KV loaded, s",
+    "decode_cpu_s_gb": "CPU of the stack for it, s per GB loaded",
+    "redis_s": "decode's first token, from Redis alone, s",
+}
+Turn = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two stacks; the connector is its name."""
+
+    connector: Connector
+    producer: Engine
+    consumer: Engine
+    store: redis.Redis
+    model: str
+    server: str | None
+    pids: tuple[int, ...]
+
+    def turn(self, seed: int) -> Turn:
+        """Prefill a prompt that is new and decode it at once; with the server, then another."""
+        asked, before = prompt(PROMPT_TOKENS, seed), self.consumer.hits()
+        found: Turn = {"prefill_s": self.producer.ask(asked)}
+        cpu_s = self._cpu_s()
+        found["decode_s"] = self.consumer.ask(asked)
+        found["decode_cpu_s_gb"] = (self._cpu_s() - cpu_s) / _LOADED_GB
+        found["hits"] = self.consumer.hits() - before
+        self._clean(asked)
+        if self.server is not None:
+            other = prompt(PROMPT_TOKENS, seed + 1)
+            self.producer.ask(other)
+            self._forget(other)
+            found["redis_s"] = self.consumer.ask(other)
+            found["redis_hits"] = self.consumer.hits() - before - found["hits"]
+            self._clean(other)
+        return found
+
+    def memory_gib(self) -> float:
+        """Return the memory of all processes, with what they share counted once."""
+        return float(sum(one.memory_full_info().pss for one in self._processes())) / 2**30
+
+    def _clean(self, asked: Sequence[int]) -> None:
+        """Leave nothing of a prompt, so that no turn pays for another one's eviction."""
+        await_stored(self.store)
+        if self.server is not None:
+            self._forget(asked)
+        self.store.flushall()
+
+    def _forget(self, asked: Sequence[int]) -> None:
+        """Have the server drop a prompt's KV once Redis has it."""
+        until = time.monotonic() + _FORGOTTEN_S
+        with EngineApi(self.server or "", timeout_s=5.0) as api:
+            while not api.forget(self.model, 1, asked):
+                if time.monotonic() > until:
+                    raise RuntimeError("Redis does not get a prompt's KV in time")
+                time.sleep(_POLL_S)
+
+    def _cpu_s(self) -> float:
+        each = [one.cpu_times() for one in self._processes()]
+        return sum(times.user + times.system for times in each)
+
+    def _processes(self) -> list[psutil.Process]:
+        parents = [psutil.Process(pid) for pid in self.pids]
+        return [one for p in parents for one in (p, *p.children(recursive=True))]
+
+
+def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
+    """Measure, and print what was found."""
+    with _two_stacks() as sides:
+        found: dict[str, list[Turn]] = {side.connector: [] for side in sides}
+        for number in range(rounds + 1):
+            for side in sides if number % 2 else sides[::-1]:
+                turn = side.turn(10_000 * len(side.connector) + 2 * number)
+                if number:  # the first round warms up
+                    found[side.connector].append(turn)
+                say(f"round {number} of {rounds}, {side.connector}: {turn}")
+        memory = {side.connector: side.memory_gib() for side in sides}
+    targets = judge(found)
+    if results:
+        text = page.connectors_page(_table(found, memory), targets, rounds)
+        results.write_text(text, encoding="utf-8")
+    if as_json:
+        print(json.dumps({**found, "memory_gib": memory}))
+        return
+    print(f"{_table(found, memory)}\n\n{target_table(targets)}")
+
+
+def judge(found: dict[str, list[Turn]]) -> list[Target]:
+    """Return what must hold: every eligible token, and half the time to the first token."""
+    whole = f"{_ELIGIBLE:,} tokens"
+    kinds = (
+        ("lmcache", "hits", "lmcache, no gap"),
+        ("lmcache-mp", "hits", "lmcache-mp, no gap"),
+        ("lmcache-mp", "redis_hits", "lmcache-mp, from Redis alone"),
+    )
+    fewest = [(what, min(turn[name] for turn in found[side])) for side, name, what in kinds]
+    ratio = statistics.median(_ratios(found, "decode_s"))
+    return [
+        *(Target(f"loaded, {what}", whole, f"{n:,.0f}", n == _ELIGIBLE) for what, n in fewest),
+        Target("first token, lmcache-mp / lmcache", "<= 0.50", f"{ratio:.2f}", ratio <= 0.5),
+    ]
+
+
+def _ratios(found: dict[str, list[Turn]], name: str) -> list[float]:
+    pairs = zip(found["lmcache-mp"], found["lmcache"], strict=True)
+    return [mp[name] / inside[name] for mp, inside in pairs]
+
+
+def _table(found: dict[str, list[Turn]], memory: dict[str, float]) -> str:
+    rows = ["| | lmcache | lmcache-mp | ratio | lowest to highest |", "|---|---|---|---|---|"]
+    for name, what in _SHOWN.items():
+        inside, server = (
+            f"{statistics.median(turn[name] for turn in turns):.2f}" if name in turns[0] else ""
+            for turns in (found["lmcache"], found["lmcache-mp"])
+        )
+        ratios = _ratios(found, name) if inside else []
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
+        rows.append(f"| {what} | {inside} | {server} | {ratio} | {spread} |")
+    inside, server = (f"{memory[name]:.2f}" for name in ("lmcache", "lmcache-mp"))
+    rows.append(f"| memory of all processes, GiB | {inside} | {server} | | |")
+    return "\n".join(rows)
+
+
+@contextlib.contextmanager
+def _two_stacks() -> Iterator[tuple[Side, Side]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name,
+        contextlib.ExitStack() as both,
+    ):
+        say("making a model")
+        model = wide_model.make(Path(name))
+        inside = both.enter_context(_stack(Path(name), "lmcache", model, {"staging_gib": 0.5}))
+        server = both.enter_context(_stack(Path(name), "lmcache-mp", model, {"server_gib": 1}))
+        yield inside, server
+
+
+@contextlib.contextmanager
+def _stack(
+    folder: Path, connector: Connector, model: Path, lmcache: dict[str, Any]
+) -> Iterator[Side]:
+    port = free_ports()
+    spec = {
+        "name": connector, "vendor": "cpu", "runtime": "process", "topology": "1p1d", "port": port,
+        "model": str(model), "connector": connector, "lmcache": lmcache,
+        "engine": {"kv_cache_gib": 0.6}, "redis": {"memory_gib": 1, "shards": 1},
+    }  # fmt: skip
+    with started(folder, spec) as files:
+        producer, consumer = engines(files, port)
+        services = json.loads(files.state_file.read_text(encoding="utf-8"))["services"]
+        pids = tuple(int(one["pid"]) for one in services.values())
+        server = _server_url(folder, connector) if "kv-server" in services else None
+        store = store_of(files)
+        yield Side(connector, producer, consumer, store, str(model), server, pids)
+
+
+def _server_url(folder: Path, name: str) -> str:
+    return require_stack(Home(folder, folder), name).stack.service("kv-server").url
