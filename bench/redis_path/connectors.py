@@ -38,6 +38,8 @@ _FORGOTTEN_S, _POLL_S = 30.0, 0.05
 _SHOWN = {
     "prefill_s": "prefill's answer, s",
     "decode_s": "decode's first token, KV loaded, s",
+    "own_s": "the same from the engine's own prefix cache, s",
+    "moved_s": "the difference: moving KV, s",
     "decode_cpu_s_gb": "CPU of the stack for it, s per GB loaded",
     "redis_s": "decode's first token, from Redis alone, s",
 }
@@ -57,13 +59,15 @@ class Side:
     pids: tuple[int, ...]
 
     def turn(self, seed: int) -> Turn:
-        """Prefill a prompt that is new and decode it at once; with the server, then another."""
+        """Prefill a prompt that is new and decode it twice; with the server, then another."""
         asked, before = prompt(PROMPT_TOKENS, seed), self.consumer.hits()
         found: Turn = {"prefill_s": self.producer.ask(asked)}
         cpu_s = self._cpu_s()
         found["decode_s"] = self.consumer.ask(asked)
         found["decode_cpu_s_gb"] = (self._cpu_s() - cpu_s) / _LOADED_GB
         found["hits"] = self.consumer.hits() - before
+        found["own_s"] = self.consumer.ask(asked)
+        found["moved_s"] = found["decode_s"] - found["own_s"]
         self._clean(asked)
         if self.server is not None:
             other = prompt(PROMPT_TOKENS, seed + 1)
