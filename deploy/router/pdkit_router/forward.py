@@ -168,17 +168,20 @@ class Forwarder:
         Raises:
             NoEngine: none is left, or no try.
         """
+        # Engines whose old connection broke off are asked once more, on a new one, if there is no
+        # other to try. Until then they count as broken: a request that breaks engines looks alike.
         tried, stale = set(lost), set[Engine]()
         answer, broken = None, 0
         headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
-        while broken < _MOST_BROKEN and (
-            engine := group.choose(tried, todo.beginning)
-            or (group.choose(tried - stale) if stale else None)
+        while engine := (
+            (group.choose(tried, todo.beginning) if broken < _MOST_BROKEN else None)
+            or (group.choose(set(group.all) - stale) if stale else None)
         ):
             if tried:
                 if not self.budget.take():
                     break
                 self.counts["retries"] += 1
+            again = engine in stale
             stale.discard(engine)
             tried.add(engine)
             trace.tries += 1
@@ -199,7 +202,7 @@ class Forwarder:
                         broken += 1
             except EngineLost as exc:
                 broken += exc.asked
-                if exc.stale:  # asked once more, if there is no other
+                if exc.stale and not again:
                     stale.add(engine)
                 if not exc.asked:
                     engine.lost()

@@ -224,6 +224,10 @@ async def breaks_off(engine: StandIn, to: Connection) -> None:
     to.writer.transport.abort()
 
 
+async def dies(engine: StandIn, to: Connection) -> None:
+    await engine._kill()
+
+
 async def answers_half(engine: StandIn, to: Connection) -> None:
     await to.send(
         b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"

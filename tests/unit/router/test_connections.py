@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pdkit_router.engine_side import Connections, EngineConnection, EngineLost
+from pdkit_router.engines import Engine, Group
+from pdkit_router.errors import Refused
+from pdkit_router.forward import Forwarder
+from pdkit_router.request import Request
+
+from tests.unit.router.conftest import engines_up
 
 
 @pytest.mark.parametrize("closing", [True, False])
@@ -35,3 +43,21 @@ def test_a_connection_that_is_lost_before_its_first_request(closing: bool) -> No
         assert not caught.value.asked
     else:
         assert len(asyncio.run(get()).open) == 1
+
+
+def test_old_connections_that_break_off_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines are asked twice each; a third is not."""
+    asked = Counter[str]()
+
+    @asynccontextmanager
+    async def exchange(engine: Engine, *_: Any, **__: Any) -> AsyncIterator[None]:
+        asked[engine.name] += 1
+        raise EngineLost("it broke off", asked=True, stale=True)
+        yield
+
+    monkeypatch.setattr(Engine, "exchange", exchange)
+    forwarder = Forwarder(Group(()), Group(engines_up(3)), "recompute", 5.0, Counter())
+    request = Request("POST", "/v1/completions", (), bytearray(b'{"model": "m", "prompt": "x"}'))
+    with pytest.raises(Refused, match="no engine can answer"):
+        asyncio.run(forwarder.serve(request, None))  # type: ignore[arg-type]
+    assert sorted(asked.values()) == [2, 2]

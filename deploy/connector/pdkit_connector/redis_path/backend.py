@@ -99,6 +99,8 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
                 COUNTERS.add("chunks", 0, operation=operation, result=result)
         SERVERS.watch(self._client.shards)
         refuse_bad_login(self._client)
+        if self.local_cpu_backend is not None:  # else no values move
+            self._client.open()
         open_socket(metadata.worker_id)
 
     def pdkit_facts(self) -> dict[str, str]:

@@ -42,7 +42,7 @@ class Limits:
 
 
 class Client:
-    """`lookups`, `loads` and `stores`; nothing is connected before it is needed.
+    """`lookups`, `loads` and `stores`; connections are made by `open`, or when first needed.
 
     Raises ConnectorError where a URL is no address (see `address`).
     """
@@ -69,6 +69,14 @@ class Client:
                 self.lookups.ping(shard)
             except Exception as exc:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
                 yield exc
+
+    def open(self) -> None:
+        """Begin to open the connections for values; to be called before the first load or store.
+
+        It does not wait, and what fails is tried again when needed. Where names are found slowly,
+        as after a restart, they are known by the time there is something to store.
+        """
+        self.shards.open()
 
     def close(self) -> None:
         """Finish the stores that began, within their limit, and close the connections."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 from pdkit_connector.counters import Counters
@@ -19,7 +20,7 @@ Job = Callable[["Links"], None]
 
 
 class Links:
-    """The connections of one thread, one per server, opened when first needed.
+    """The connections of one thread, one per server, opened by `open` or when first needed.
 
     Other threads open them, since resolving a name has no time limit. A connection that comes too
     late for one caller serves the next.
@@ -31,6 +32,17 @@ class Links:
         self._links: dict[Node, Link] = {}
         self._coming: dict[object, futures.Future[Any]] = {}
 
+    def open(self) -> None:
+        """Begin to connect before the first caller does, who tries again if this fails.
+
+        Of a cluster, only one server is known to be needed. To be called before all else.
+        """
+        if route := self._topology.route():
+            node = route(b"")
+            self._coming[node] = _begun(partial(self._connect, node))
+        else:
+            self._coming["route"] = _begun(self._topology.learn)
+
     def route(self, deadline: Deadline) -> Route:
         """Return the function that maps a key to its server."""
         known = self._topology.route()
@@ -40,9 +52,8 @@ class Links:
         """Return the connection to a server; raise redis-py's error if there is none."""
         link = self._links.get(node)
         if link is None:
-            link = self._aside(node, lambda: Link(self._topology.connect(node)), deadline)
+            link = self._aside(node, partial(self._connect, node), deadline)
             self._links[node] = link
-            self._counters.add("connects")
         return link
 
     def drop(self, *nodes: Node) -> None:
@@ -62,6 +73,11 @@ class Links:
         for late in self._coming.values():
             late.add_done_callback(_close)
         self._coming.clear()
+
+    def _connect(self, node: Node) -> Link:
+        link = Link(self._topology.connect(node))
+        self._counters.add("connects")
+        return link
 
     def _aside(self, name: object, work: Callable[[], Any], deadline: Deadline) -> Any:
         """Run `work` in another thread; if it takes too long, the next caller gets its result."""
@@ -116,14 +132,15 @@ class Lanes:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
+        self._links = [make_links() for _ in range(count)]
         self._threads = [
             threading.Thread(
                 target=self._run,
-                args=(make_links(),),
+                args=(links,),
                 name=f"pdkit-redis-{operation}{where}-{n}",
                 daemon=True,
             )
-            for n in range(count)
+            for n, links in enumerate(self._links)
         ]
         for thread in self._threads:
             thread.start()
@@ -132,6 +149,11 @@ class Lanes:
     def count(self) -> int:
         """How many jobs run in parallel."""
         return len(self._threads)
+
+    def open(self) -> None:
+        """Begin to open the threads' connections; to be called before the first job."""
+        for links in self._links:
+            links.open()
 
     def submit(self, job: Job) -> bool:
         """Queue a job, which must not raise; return False if the lanes are closed."""

@@ -71,6 +71,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
             for result in results:
                 COUNTERS.add("chunks", 0, operation=operation, result=result)
         refuse_bad_login(self._client)
+        self._client.open()
         SERVERS.watch(self._client.shards)
         self._tasks = itertools.count()
         self._stored: Results[Any] = Results()

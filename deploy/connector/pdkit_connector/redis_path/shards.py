@@ -77,6 +77,12 @@ class Shards:
     def _number(self, key: bytes) -> int:
         return zlib.crc32(key) % len(self._all)
 
+    def open(self) -> None:
+        """Begin to open the connections for values; to be called before the first job."""
+        for shard in self:
+            shard.load_lanes.open()
+            shard.store_lanes.open()
+
     def close(self, store_s: float, load_s: float) -> None:
         """Finish the stores that began and close all connections, within these limits in all."""
         _close([shard.store_lanes for shard in self], store_s)
