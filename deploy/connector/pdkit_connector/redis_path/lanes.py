@@ -12,7 +12,7 @@ from typing import Any
 from pdkit_connector.counters import Counters
 from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.link import Deadline, Link
-from pdkit_connector.redis_path.topology import Route, Topology
+from pdkit_connector.redis_path.routing_table import Route, RoutingTable
 from pdkit_connector.redis_url import Node
 
 Job = Callable[["Links"], None]
@@ -25,22 +25,22 @@ class Links:
     late for one caller serves the next.
     """
 
-    def __init__(self, topology: Topology, counters: Counters) -> None:
-        self._topology = topology
+    def __init__(self, table: RoutingTable, counters: Counters) -> None:
+        self._table = table
         self._counters = counters
         self._links: dict[Node, Link] = {}
         self._coming: dict[object, futures.Future[Any]] = {}
 
     def route(self, deadline: Deadline) -> Route:
         """Return the function that maps a key to its server."""
-        known = self._topology.route()
-        return known or self._aside("route", self._topology.learn, deadline)
+        known = self._table.route()
+        return known or self._aside("route", self._table.learn, deadline)
 
     def to(self, node: Node, deadline: Deadline) -> Link:
         """Return the connection to a server; raise redis-py's error if there is none."""
         link = self._links.get(node)
         if link is None:
-            link = self._aside(node, lambda: Link(self._topology.connect(node)), deadline)
+            link = self._aside(node, lambda: Link(self._table.connect(node)), deadline)
             self._links[node] = link
             self._counters.add("connects")
         return link
@@ -53,7 +53,7 @@ class Links:
 
     def changed(self) -> None:
         """Ask again which server has which keys."""
-        self._topology.changed()
+        self._table.changed()
         self.drop(*self._links)
 
     def close(self) -> None:
