@@ -169,6 +169,12 @@ def test_only_the_boundary_prints_and_exits(path: Path) -> None:
             assert node.func.id not in ("print", "exit", "quit", "input"), node.lineno
 
 
+@pytest.mark.parametrize("path", [p for p in OURS if part_of(p) == "cli"], ids=name_of)
+def test_the_boundary_rewrites_no_message_by_patterns(path: Path) -> None:
+    """Errors carry the setting and the command as values."""
+    assert "re" not in imports(path)
+
+
 @pytest.mark.parametrize("path", OURS, ids=name_of)
 def test_processes_are_started_without_a_shell(path: Path) -> None:
     for node in ast.walk(tree(path)):
