@@ -33,7 +33,12 @@ def read(text: str) -> Any:
 
 
 def load(file: Path) -> Any:
-    """Return the document of a golden, its differences applied to its base."""
+    """Return the document of a golden, its differences applied to its base.
+
+    A folder is one document, whose keys are in several files.
+    """
+    if file.is_dir():
+        return {key: value for part in sorted(file.iterdir()) for key, value in load(part).items()}
     document = read(file.read_text(encoding="utf-8"))
     if set(document) != {"base", "differs"}:
         return document

@@ -14,7 +14,7 @@ from deploy.assets import asset, yaml_asset
 from deploy.errors import ConfigError
 
 LIST_COMMAND = "deploy images list"
-_PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
+_PIN = r"(?m)^([\w.-]+)==([^\s;\\]+)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _PORT = r"(?::[0-9]+)"
 _HOST = rf"(?:{_LABEL}(?:\.{_LABEL})+{_PORT}?|{_LABEL}{_PORT}|localhost|\[[0-9a-fA-F:]+\]{_PORT}?)"
 _PATH = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_REFERENCE = re.compile(
+_REFERENCE = (  # compiled when it is used
     rf"(?:{_HOST}/)?(?P<path>{_PATH}(?:/{_PATH})*)"
     r"(?P<tag>:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
 )
@@ -153,9 +153,9 @@ def reference_problem(value: str) -> str:
     The form is [host[:port]/]path[:tag][@sha256:digest], with a path in lower case. Tag or digest
     is required, since a bare name is more often a mistyped profile than an image.
     """
-    found = _REFERENCE.fullmatch(value)
+    found = re.fullmatch(_REFERENCE, value)
     if found is None:
-        lower = " (image names are lower case)" if _REFERENCE.fullmatch(value.lower()) else ""
+        lower = " (image names are lower case)" if re.fullmatch(_REFERENCE, value.lower()) else ""
         return f"'{value}' is neither a profile nor an image reference{lower}"
     if not (found["tag"] or found["digest"]):
         return f"'{value}' is not a profile, and as an image it lacks a tag or a digest"
@@ -178,7 +178,7 @@ def pins(image: Image) -> dict[str, str]:
     found: dict[str, str] = {}
     for listed in asset(*image.build.split("/")).glob("requirements.*") if image.build else ():
         if listed.suffix in (".lock", ".txt"):
-            found.update(_PIN.findall(listed.read_text(encoding="utf-8")))
+            found.update(re.findall(_PIN, listed.read_text(encoding="utf-8")))
     if isinstance(image, EngineImage):
         own = {"vllm": image.vllm, "lmcache": image.lmcache, "torch": image.torch}
         found.update({name: version for name, version in own.items() if version})

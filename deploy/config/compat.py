@@ -83,13 +83,12 @@ def judge(
     on = {name for name, set_ in options.items() if set_}
     rule = _rule_for(vendor, vllm, lmcache, connector, on)
     how = " through LMCache's server" if connector == MP else ""
-    good = image_for(vendor, connector)
     others = (one for one in (IN_ENGINES, MP) if one != connector)
     return PairVerdict(
         verdict=rule.verdict if rule else "unknown",
         pair=f"vLLM {vllm or '(unknown)'} with LMCache {lmcache or '(unknown)'} on {vendor}{how}",
         reason=rule.why if rule else _why_unknown(vllm, lmcache),
-        good=good if _works(vendor, good.vllm, good.lmcache, connector) else None,
+        good=_working_image(vendor, connector),
         link=rule.link if rule else "",
         rule=rule.id if rule else "",
         other=next((one for one in others if _works(vendor, vllm, lmcache, one)), ""),
@@ -126,12 +125,15 @@ def connector_of(spec: StackSpec, vendor: str, vllm: str | None, lmcache: str | 
 
 def image_for(vendor: str, connector: str) -> EngineImage:
     """Return a vendor's image for a connector: its default, unless only another's pair works."""
+    return _working_image(vendor, connector) or load_catalog().default_for(vendor)
+
+
+def _working_image(vendor: str, connector: str) -> EngineImage | None:
     catalog = load_catalog()
-    default = catalog.default_for(vendor)
-    for image in (default, *catalog.engines.values()):
+    for image in (catalog.default_for(vendor), *catalog.engines.values()):
         if image.vendor == vendor and _works(vendor, image.vllm, image.lmcache, connector):
             return image
-    return default
+    return None
 
 
 def _works(vendor: str, vllm: str | None, lmcache: str | None, connector: str) -> bool:

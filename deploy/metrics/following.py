@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceReading
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 
 
 @dataclass(frozen=True)

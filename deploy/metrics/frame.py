@@ -14,7 +14,7 @@ from deploy.metrics.kv_server import Tiers
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.planning.engines import DECODE, ENGINE_ROLES
 from deploy.verify.store_path import StorePath
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from deploy.metrics.page import MetricsPage
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 
 ServiceCondition = Literal["ready", "not ready", "exited", "not started"]
 

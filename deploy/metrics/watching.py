@@ -17,7 +17,7 @@ from deploy.metrics.following import (
 from deploy.metrics.frame import EngineFrame, Frame, RouterFrame, StoreFrame, Totals
 from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.metrics.router import RouterCounts, RouterView
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.planning.engines import ENGINE_ROLES
 
 

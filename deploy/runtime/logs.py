@@ -14,13 +14,14 @@ from deploy.errors import printable
 from deploy.metrics.reading import Complaint
 
 _TAIL_BYTES = 256 * 1024
+# Patterns are compiled when they are used: most commands read no log.
 # An exception as the end of a traceback names it; the connector's own say what they mean instead.
 _EXCEPTION = r"(?:pdkit_connector\.errors\.\w+|(?:\w+\.)*\w*(?:Error|Exception)): "
-_ERROR = re.compile(rf"(?:\(.*\] )?\s*(?P<said>{_EXCEPTION}.+)$")
+_ERROR = rf"(?:\(.*\] )?\s*(?P<said>{_EXCEPTION}.+)$"
 # How warnings and errors begin in the logs of vLLM, LMCache, the connector, the router, Redis (a #)
 # and uvicorn; and an uncaught exception.
 _COMPLAINTS = tuple(
-    re.compile(r"(?:\(\w+ pid=\d+\) )?" + form)
+    r"(?:\(\w+ pid=\d+\) )?" + form
     for form in (
         r"(?P<level>WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ \[(?P<source>[^\]]+)\] ?(?P<said>.*)",
         r"\[[\d ,:-]+\] LMCache (?P<level>WARNING|ERROR|CRITICAL):\s*(?P<said>.*?)"
@@ -32,12 +33,9 @@ _COMPLAINTS = tuple(
         rf"(?P<said>{_EXCEPTION}.+)",
     )
 )
-_TRACEBACK = re.compile(rf"\s|Traceback |\^|$|{_EXCEPTION}")
-_RAISED = re.compile(_EXCEPTION)
+_TRACEBACK = rf"\s|Traceback |\^|$|{_EXCEPTION}"
 # Escape sequences: colours and cursor; titles and clipboard, up to their end; all others.
-_ESCAPES = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])"
-)
+_ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])"
 
 
 def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple[str, ...]:
@@ -63,7 +61,7 @@ def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple
 
 def plain(text: str) -> str:
     """Return a text without control sequences: clients choose much of what is logged."""
-    return printable(_ESCAPES.sub("", text))
+    return printable(re.sub(_ESCAPES, "", text))
 
 
 def first_error(lines: Iterable[str]) -> str:
@@ -72,7 +70,7 @@ def first_error(lines: Iterable[str]) -> str:
     The first, because one process of an engine takes the others down, and the last ones only report
     that another one failed.
     """
-    found = (_ERROR.match(line) for line in lines)
+    found = (re.match(_ERROR, line) for line in lines)
     return next((match["said"].strip() for match in found if match), "")
 
 
@@ -141,7 +139,7 @@ def complaints(lines: Iterable[tuple[str, str]]) -> tuple[Complaint, ...]:
 
 def _complaint(service: str, line: str) -> Complaint | None:
     for form in _COMPLAINTS:
-        match = form.match(line)
+        match = re.match(form, line)
         if match:
             known = match.groupdict()
             mild = (known.get("level") or "ERROR")[0] in "W#"
@@ -151,8 +149,8 @@ def _complaint(service: str, line: str) -> Complaint | None:
 
 
 def _together(before: Complaint, after: Complaint) -> Complaint:
-    if _TRACEBACK.match(after.text) or _TRACEBACK.match(before.text):
-        raised = _RAISED.match(after.text) and not _RAISED.match(before.text)
+    if re.match(_TRACEBACK, after.text) or re.match(_TRACEBACK, before.text):
+        raised = re.match(_EXCEPTION, after.text) and not re.match(_EXCEPTION, before.text)
         told = after if raised else before
         return replace(told, count=before.count)
     return replace(before, count=before.count + 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
-from deploy.metrics.store import StoreStats, combined
+from deploy.metrics.store_stats import StoreStats, combined
 from deploy.runtime.store import Refusal, Store, plain_twin
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import Any, NamedTuple, Protocol
 
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.redis_socket import Address, RedisError, RedisSocket
 from deploy.runtime.secrets import Secret
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deploy.connector.pdkit_connector.redis_url import Node, RedisUrl
-from deploy.metrics.store import StoreStats, combined
+from deploy.metrics.store_stats import StoreStats, combined
 from deploy.runtime.bounded_redis import STEP_S, bounded
 from deploy.runtime.redis_client import if_allowed, refusal_of, scan_of, server_stats
 from deploy.runtime.store import Refusal, key_pages, marked_keys, remove_marked

@@ -18,7 +18,7 @@ from deploy.stack.kv_server import kv_server_service
 from deploy.stack.layout import API_KEY, ENGINE_KEY, LOOPBACK, REDIS_PASSWORD, REDIS_URL, Layout
 from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
 from deploy.stack.router import router_argv
-from deploy.stack.service import ConfigFile, Health, Service, Stack
+from deploy.stack.service import ConfigFile, HealthCheck, Service, Stack
 
 
 def build_stack(plan: Plan, layout: Layout) -> Stack:
@@ -70,7 +70,7 @@ def _redis(shard: RedisPlan, plan: Plan, layout: Layout) -> Service:
         argv=(layout.redis_program, file.seen_at),
         host=LOOPBACK,
         port=shard.port,
-        health=Health("redis"),
+        health=HealthCheck("redis"),
         ready_s=min(30.0, plan.spec.timeouts.ready_s),
         files=(ConfigFile(file.path, text, file.target),),
         memory_mib=shard.memory_mib,
@@ -97,7 +97,7 @@ def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -
         argv=(layout.engine_program, *engine_argv(engine, plan, layout)),
         host=engine.host,
         port=engine.port,
-        health=Health("http", "/health"),
+        health=HealthCheck("http", "/health"),
         ready_s=plan.spec.timeouts.ready_s,
         env=engine_env(engine, plan, layout, (file.target or file.path) if file else ""),
         files=(file,) if file else (),
@@ -110,7 +110,7 @@ def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -
 def _remote(engine: EnginePlan) -> Service:
     """Return an engine of another host: where it is reached, and nothing to run."""
     return Service(
-        engine.name, engine.role, (), engine.host, engine.port, Health("http", "/health"), 0.0
+        engine.name, engine.role, (), engine.host, engine.port, HealthCheck("http", "/health"), 0.0
     )
 
 
@@ -142,7 +142,7 @@ def _router(plan: Plan, layout: Layout) -> Service:
         argv=(layout.router_program, *router_argv(plan, layout, key_file)),
         host=plan.bind,
         port=plan.port,
-        health=Health("http", "/readiness"),
+        health=HealthCheck("http", "/readiness"),
         ready_s=plan.spec.timeouts.ready_s,
         env={"PYTHONPATH": layout.router_dir},
         extra_ports=(plan.router_metrics_port,),

@@ -18,7 +18,7 @@ from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
 from deploy.stack.redis_path import redis_path_settings
-from deploy.stack.service import ConfigFile, Health, Service
+from deploy.stack.service import ConfigFile, HealthCheck, Service
 
 # Seconds between an engine's pings, and for the answer to one. An engine that lost the server
 # computes prompts itself until a ping is answered again.
@@ -71,7 +71,7 @@ def kv_server_service(
         host="",
         port=0,
         socket=pages.path,
-        health=Health("http", "/healthcheck"),
+        health=HealthCheck("http", "/healthcheck"),
         ready_s=plan.spec.timeouts.ready_s,
         env={
             "PYTHONPATH": layout.connector_dir,

@@ -9,7 +9,7 @@ import yaml
 
 from deploy.planning.plan import Plan
 from deploy.stack.layout import ENGINE_KEY, GRAFANA_HOME, LOOPBACK, Endpoint, Layout
-from deploy.stack.service import ConfigFile, Health, Service
+from deploy.stack.service import ConfigFile, HealthCheck, Service
 
 GRAFANA_PASSWORD = "grafana_password"  # noqa: S105 - the name of the secret, not the secret
 SCRAPE_S = 10
@@ -47,7 +47,7 @@ def _prometheus(plan: Plan, layout: Layout) -> Service:
         ),
         host=LOOPBACK,
         port=plan.prometheus_port,
-        health=Health("http", "/-/ready"),
+        health=HealthCheck("http", "/-/ready"),
         ready_s=min(_PROMETHEUS_READY_S, plan.spec.timeouts.ready_s),
         files=(
             ConfigFile(place.path, prometheus_config(plan, layout), place.target),
@@ -128,7 +128,7 @@ def _grafana(plan: Plan, layout: Layout) -> Service:
         ),
         host=LOOPBACK,
         port=plan.grafana_port,
-        health=Health("http", "/api/health"),
+        health=HealthCheck("http", "/api/health"),
         ready_s=min(_GRAFANA_READY_S, plan.spec.timeouts.ready_s),
         # Its provisioning files name two of these. A proxy that Docker gives to containers knows
         # no Prometheus of ours.

@@ -37,7 +37,7 @@ class ConfigFile:
 
 
 @dataclass(frozen=True)
-class Health:
+class HealthCheck:
     """How readiness is asked: an HTTP GET that answers 200, or a Redis PING."""
 
     kind: Literal["http", "redis"]
@@ -128,7 +128,7 @@ class Service:
     argv: tuple[str, ...]
     host: str
     port: int
-    health: Health
+    health: HealthCheck
     ready_s: float
     env: Mapping[str, str] = field(default_factory=dict)
     files: tuple[ConfigFile, ...] = ()

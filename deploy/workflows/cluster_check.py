@@ -18,7 +18,7 @@ from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.state import StackState
 from deploy.stack.cluster.layout import workload
 from deploy.stack.layout import API_KEY, ENGINE_KEY, ENGINE_PORT, REDIS_PASSWORD, REDIS_URL
-from deploy.stack.service import Health, Service, ServiceRole, Stack
+from deploy.stack.service import HealthCheck, Service, ServiceRole, Stack
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import CheckOptions, check_running
 from deploy.workflows.cluster_document import ExportedStack, read_document
@@ -123,7 +123,7 @@ def _found(exported: ExportedStack, secrets: dict[str, Secret], look_up: LookUp)
             for service in _services("redis", layout.redis(shard).reached_at, shard.name, look_up)
         ),
         *(
-            Service(one.name, one.role, (), one.host, one.port, Health("http", "/health"), 0.0)
+            Service(one.name, one.role, (), one.host, one.port, HealthCheck("http", "/health"), 0.0)
             for one in engines
         ),
         *_services("router", f"{front}:{front_port}", front, look_up),
@@ -150,6 +150,6 @@ def _engines(plan: Plan, look_up: LookUp) -> Iterator[EnginePlan]:
 def _services(role: ServiceRole, address: str, name: str, look_up: LookUp) -> Iterator[Service]:
     """Yield the one service at an address; nothing as long as it has none."""
     host, _, port = address.rpartition(":")
-    health = Health("redis") if role == "redis" else Health("http", "/readiness")
+    health = HealthCheck("redis") if role == "redis" else HealthCheck("http", "/readiness")
     for found, number in look_up(host, int(port))[:1]:
         yield Service(name, role, (), found, number, health, 0.0)

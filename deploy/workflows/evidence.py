@@ -16,7 +16,7 @@ from deploy.config.engine_args import options
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.kv_server import KvServerPressure
 from deploy.metrics.page import MetricsPage
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.observe.disks import free_mib
 from deploy.runtime.store import Store

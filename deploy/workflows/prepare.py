@@ -164,20 +164,21 @@ def prepare(
     facts: Facts,
     *,
     model: Model | None = None,
+    connector: Connector | None = None,
     kit: Kit | None = None,
 ) -> Prepared:
     """Plan a spec and its stack. Changes nothing.
 
-    Without `model` the spec's is looked up, and its config.json read. The stack is given the files
-    of the pdkit that runs, or of `kit`.
+    Without `model` the spec's is looked up, and its config.json read. Without `connector` the
+    versions decide, unless the spec does. The stack is given the files of the pdkit that runs, or
+    of `kit`.
 
     Raises:
         ConfigError: the spec contradicts itself, the model or the machine.
         MachineError: the machine of the facts has too few GPUs, or too little memory on them.
     """
-    settled = settle(
-        spec, vendor=facts.vendor, runtime=facts.runtime, connector=_connector(spec, facts)
-    )
+    chosen = connector or _connector(spec, facts)
+    settled = settle(spec, vendor=facts.vendor, runtime=facts.runtime, connector=chosen)
     if model is None:
         model = find_model(spec, home, facts.vendor)
         if isinstance(facts.software, Containers):

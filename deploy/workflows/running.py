@@ -27,7 +27,6 @@ from deploy.planning.plan import Plan
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
-from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.state import StackState, read_state
@@ -112,6 +111,8 @@ def launcher_for(runtime: str, name: str, files: StackHome) -> Launcher:
         from deploy.runtime.compose.launcher import ComposeLauncher
 
         return ComposeLauncher(name, files)
+    from deploy.runtime.process.launcher import ProcessLauncher  # it imports psutil
+
     return ProcessLauncher(files)
 
 
@@ -244,7 +245,7 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
             hint=f"deploy down --name {name}, which removes it and finds the stack's services "
             "without it",
         ) from exc
-    prepared = prepare(spec, home, facts, model=model)
+    prepared = prepare(spec, home, facts, model=model, connector=state.generation.get("connector"))
     return stack_as_planned(prepared, state, home, launcher_for(facts.runtime, name, files))
 
 
@@ -293,8 +294,7 @@ def require_running(running: RunningStack) -> None:
     """
     dead = [one.name for one in running.stopped() if one not in running.stack.monitoring]
     if dead:
-        name = running.stack.name
         raise StackUnhealthy(
             f"not running: {', '.join(dead)}",
-            hint=f"deploy up --resume --name {name}, which starts them again",
+            hint=f"deploy up --resume --name {running.stack.name}, which starts them again",
         )

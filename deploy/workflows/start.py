@@ -19,7 +19,7 @@ from deploy.runtime.secrets import Secret
 from deploy.runtime.state import StackState, write_state
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.layout import REDIS_PASSWORD
-from deploy.stack.service import MONITORING_ROLES, Health, Service
+from deploy.stack.service import MONITORING_ROLES, HealthCheck, Service
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import (
@@ -239,7 +239,7 @@ class StackStart:
     def _asked(self, service: Service) -> Service:
         """Return a service with the health check that this start waits for."""
         if self.alone and service.role == "router" and self.prepared.stack.remote:
-            return replace(service, health=Health("http", "/liveness"))
+            return replace(service, health=HealthCheck("http", "/liveness"))
         return service
 
 

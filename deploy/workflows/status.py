@@ -12,7 +12,7 @@ from deploy.metrics.engine import CacheCounters
 from deploy.metrics.kv_server import KvServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.planning.engines import DECODE, ENGINE_ROLES
 from deploy.runtime.drains import drained_engines
 from deploy.runtime.events import ServiceEvent, read_events

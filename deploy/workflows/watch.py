@@ -11,7 +11,7 @@ from datetime import datetime
 from deploy.errors import PdkitError
 from deploy.metrics.frame import Frame
 from deploy.metrics.reading import Complaint, ServiceReading, StackReading
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.metrics.watching import Memory, next_frame
 from deploy.runtime.home import Home
 from deploy.runtime.logs import LogReader, complaints

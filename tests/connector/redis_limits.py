@@ -53,4 +53,4 @@ def unpaused(one):
     """End the pauses after failures, which would end by themselves."""
     for shard in one.shards:
         for attempts in (shard.reads, shard.writes):
-            attempts._health._until = 0.0
+            attempts._backoff._until = 0.0

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pdkit_connector import __main__ as command
-from pdkit_connector.registry import FixOutcome, State, discover
+from pdkit_connector.registry import FixOutcome, FixState, discover
 
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 IDS = {fix.id for fix in discover()}
@@ -45,7 +45,7 @@ def test_it_prints_json_alone_and_marks_disabled_fixes():
 
 
 def test_it_prints_a_table(monkeypatch, capsys):
-    outcomes = tuple(FixOutcome(fix, State.APPLIED, f"seen of {fix.id}") for fix in discover())
+    outcomes = tuple(FixOutcome(fix, FixState.APPLIED, f"seen of {fix.id}") for fix in discover())
     monkeypatch.setattr(command, "_require_engine", lambda: None)
     monkeypatch.setattr(command.gc, "disable", lambda: None)
     monkeypatch.setattr(command.Registry, "apply", lambda *_: outcomes)

@@ -21,7 +21,7 @@ from lmcache.integration.vllm.vllm_v1_adapter import (
 from pdkit_connector.adapter_miniature import BLOCK, CHUNK, IdleEngine, LookupClient, miniature
 from pdkit_connector.connector import start_failure
 from pdkit_connector.fixes import b11_slot_mapping, b16b_image_keys
-from pdkit_connector.registry import Need, State, apply_fix, discover
+from pdkit_connector.registry import FixState, Need, apply_fix, discover
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import of_step, resumed_ids, without
@@ -54,7 +54,7 @@ def untouched(restored, monkeypatch):
 def fixed():
     """Apply all of the adapter's fixes; those that a release does not need change nothing."""
     states = {fix.id: apply_fix(fix, Setting()).state for fix in FIXES.values()}
-    assert set(states.values()) <= {State.APPLIED, State.NOT_NEEDED, State.NOT_APPLICABLE}
+    assert set(states.values()) <= {FixState.APPLIED, FixState.NOT_NEEDED, FixState.NOT_APPLICABLE}
     return states
 
 
@@ -68,7 +68,7 @@ def test_a_probe_has_the_same_answer_twice_and_after_the_fix_another(fix_id):
     before = fix.probe(Setting())
     assert fix.probe(Setting()) == before
     if before.need is Need.NEEDED:
-        assert apply_fix(fix, Setting()).state is State.APPLIED
+        assert apply_fix(fix, Setting()).state is FixState.APPLIED
         assert fix.probe(Setting()).need is Need.NOT_NEEDED
 
 

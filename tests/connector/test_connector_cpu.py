@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.fixes import b17_cpu_mover as b17
-from pdkit_connector.registry import State, apply_fix
+from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 
 
@@ -22,10 +22,10 @@ def test_a_cpu_engine_is_refused_by_name():
 @pytest.mark.parametrize("setting", [Setting(), Setting(device_type="cpu")])
 def test_without_an_engine_there_is_nothing_to_fix(setting):
     outcome = apply_fix(b17.FIX, setting)
-    assert outcome.state is State.NOT_APPLICABLE
+    assert outcome.state is FixState.NOT_APPLICABLE
     assert "cards only" in outcome.evidence
 
 
 def test_an_engine_on_a_card_goes_on():
     outcome = apply_fix(b17.FIX, Setting(device_type="cuda", engine=True))
-    assert outcome.state is State.NOT_APPLICABLE
+    assert outcome.state is FixState.NOT_APPLICABLE

@@ -22,7 +22,7 @@ from pdkit_connector.cpu_mover import BlockMover, LayerwiseBlockMover
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.fixes import b17_cpu_mover as b17
 from pdkit_connector.layer_steps import idle_engine
-from pdkit_connector.registry import Registry, State, apply_fix, discover
+from pdkit_connector.registry import FixState, Registry, apply_fix, discover
 from pdkit_connector.setting import Setting
 
 FIXES = {fix.id: fix for fix in discover()}
@@ -47,14 +47,14 @@ def patched(restored):
 
 @pytest.mark.parametrize("fix_id", [*LAYERWISE, "B16c", "B17", "B18"])
 def test_needed_once_then_not_needed(patched, fix_id):
-    assert patched(fix_id).state is State.APPLIED
-    assert patched(fix_id).state is State.NOT_NEEDED
+    assert patched(fix_id).state is FixState.APPLIED
+    assert patched(fix_id).state is FixState.NOT_NEEDED
 
 
 @pytest.mark.parametrize("fix_id", [*LAYERWISE, "B16c", "B18"])
 def test_layerwise_bugs_do_not_apply_to_plain_mode(patched, monkeypatch, fix_id):
     monkeypatch.setattr(Setting, "lmcache_value", lambda *_: False)
-    assert patched(fix_id).state is State.NOT_APPLICABLE
+    assert patched(fix_id).state is FixState.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize("healthy", [True, False])
@@ -142,7 +142,7 @@ def make_mover(setting=BLOCKS_OF_32, facts=None, **config):
 
 @pytest.mark.parametrize(("layerwise", "kind"), [(False, BlockMover), (True, LayerwiseBlockMover)])
 def test_lmcache_gets_the_mover_it_asks_for(patched, layerwise, kind):
-    assert patched("B17", Setting(block_size=32)).state is State.APPLIED
+    assert patched("B17", Setting(block_size=32)).state is FixState.APPLIED
     config = LMCacheEngineConfig.from_defaults(use_layerwise=layerwise)
     mover = gpu_connector.CreateGPUConnector(config, metadata(), EngineType.VLLM)
     assert type(mover) is kind
@@ -179,12 +179,12 @@ def test_what_whole_blocks_cannot_serve_is_refused(change, message):
 
 @pytest.mark.parametrize("block_size", [32, 96, 512])
 def test_the_fix_takes_at_any_block_size(patched, block_size):
-    assert patched("B17", Setting(block_size=block_size)).state is State.APPLIED
+    assert patched("B17", Setting(block_size=block_size)).state is FixState.APPLIED
 
 
 def test_the_mover_is_for_cpus_only(patched):
-    assert patched("B17", Setting(device_type="cuda")).state is State.NOT_APPLICABLE
-    assert patched("B17", Setting(device_type="cpu")).state is State.APPLIED
+    assert patched("B17", Setting(device_type="cuda")).state is FixState.NOT_APPLICABLE
+    assert patched("B17", Setting(device_type="cpu")).state is FixState.APPLIED
 
 
 def test_an_unsupported_configuration_is_not_blamed_on_the_fix(patched):

@@ -22,7 +22,7 @@ from pdkit_connector.fixes import b16c_layerwise_tags as b16c
 from pdkit_connector.fixes import b18_layerwise_shortfall as b18
 from pdkit_connector.layer_steps import idle_engine, replace_method
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Need, State, apply_fix
+from pdkit_connector.registry import FixState, Need, apply_fix
 from pdkit_connector.setting import Setting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
@@ -46,7 +46,7 @@ def untouched(restored):
 @pytest.fixture
 def fixed(untouched):
     for module in sorted(ALL, key=lambda module: module.FIX.order):
-        assert apply_fix(module.FIX, NO_ENGINE).state in (State.APPLIED, State.NOT_NEEDED)
+        assert apply_fix(module.FIX, NO_ENGINE).state in (FixState.APPLIED, FixState.NOT_NEEDED)
 
 
 @pytest.fixture

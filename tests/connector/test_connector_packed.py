@@ -11,7 +11,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
 from pdkit_connector.fixes import b06_packed_kv as b06
 from pdkit_connector.packed_kv import PackedLayout, PackedMover, common_layout
-from pdkit_connector.registry import Need, State, apply_fix
+from pdkit_connector.registry import FixState, Need, apply_fix
 from pdkit_connector.setting import Setting
 
 LAYERS, BLOCKS, HEADS, SIZE, HEAD = 2, 5, 3, 4, 8
@@ -224,8 +224,8 @@ def test_kv_that_is_not_packed_goes_the_way_it_went(monkeypatch):
             seen.append(("store", memory_obj, start, end))
 
     monkeypatch.setattr(b06, "_mover_class", lambda: Plain)
-    assert apply_fix(b06.FIX, CARD).state is State.APPLIED
-    assert apply_fix(b06.FIX, CARD).state is State.NOT_NEEDED
+    assert apply_fix(b06.FIX, CARD).state is FixState.APPLIED
+    assert apply_fix(b06.FIX, CARD).state is FixState.NOT_NEEDED
     plain = Plain(HEADS * HEAD, LAYERS)
     plain.to_gpu("a", 0, 4, kvcaches=[torch.zeros(2, 4, 4, 2, 8)])
     plain.from_gpu("b", 4, 8, kvcaches=[torch.zeros(4, 4, 8)])

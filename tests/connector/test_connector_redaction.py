@@ -18,7 +18,7 @@ from pdkit_connector.redaction import (
     redact_stream,
     secrets_in,
 )
-from pdkit_connector.registry import State, apply_fix
+from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 
 SECRET = "hunter2hunter2"
@@ -192,15 +192,15 @@ def test_the_fix_is_needed_here_and_takes(capture, monkeypatch):
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, io.StringIO())
     outcome = apply_fix(b15.FIX, Setting())
-    assert outcome.state is State.APPLIED
+    assert outcome.state is FixState.APPLIED
     for place in ("configuration dump", "redis_adapter.py", "remote_backend.py"):
         assert place in outcome.evidence
-    assert apply_fix(b15.FIX, Setting()).state is State.NOT_NEEDED
+    assert apply_fix(b15.FIX, Setting()).state is FixState.NOT_NEEDED
 
 
 def test_the_probe_sees_an_installation_that_does_not_take(capture, monkeypatch):
     monkeypatch.setattr(b15, "install", lambda _redactor: None)
-    assert apply_fix(b15.FIX, Setting()).state is State.FAILED
+    assert apply_fix(b15.FIX, Setting()).state is FixState.FAILED
 
 
 def test_the_scan_finds_logged_urls_only():

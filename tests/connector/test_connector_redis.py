@@ -32,7 +32,7 @@ from pdkit_connector.fixes import (
 )
 from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
 from pdkit_connector.redis_reads import METADATA, PAYLOAD, read_prefix
-from pdkit_connector.registry import State, apply_fix
+from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 
 from tests.connector import fair_clock
@@ -75,7 +75,7 @@ def patched(restored):
 @pytest.fixture
 def all_patched(patched):
     """Apply the four fixes."""
-    assert {patched(fix_id).state for fix_id in FIXES} == {State.APPLIED}
+    assert {patched(fix_id).state for fix_id in FIXES} == {FixState.APPLIED}
 
 
 @pytest.fixture(scope="module")
@@ -174,16 +174,16 @@ both = pytest.mark.parametrize("backend", ["by_socket", "by_cluster"], indirect=
 
 @pytest.mark.parametrize("fix_id", FIXES)
 def test_needed_once_then_not_needed(patched, fix_id):
-    assert patched(fix_id).state is State.APPLIED
-    assert patched(fix_id).state is State.NOT_NEEDED
+    assert patched(fix_id).state is FixState.APPLIED
+    assert patched(fix_id).state is FixState.NOT_NEEDED
 
 
 @pytest.mark.parametrize("fix_id", FIXES)
 def test_no_fix_leans_on_the_others(patched, fix_id):
     for other in reversed(FIXES):
         if other != fix_id:
-            assert patched(other).state is State.APPLIED
-    assert patched(fix_id).state is State.APPLIED
+            assert patched(other).state is FixState.APPLIED
+    assert patched(fix_id).state is FixState.APPLIED
 
 
 @pytest.mark.usefixtures("all_patched")

@@ -11,10 +11,10 @@ import pytest
 from pdkit_connector.errors import ConnectorError, FixFailed
 from pdkit_connector.registry import (
     Fix,
+    FixState,
     Need,
     ProbeResult,
     Registry,
-    State,
     apply_fix,
     disabled_ids,
     discover,
@@ -90,12 +90,12 @@ def test_the_kits_own_fixes_are_found_and_documented():
 @pytest.mark.parametrize(
     ("needs", "state"),
     [
-        ((Need.NEEDED, Need.NOT_NEEDED), State.APPLIED),
-        ((Need.NOT_NEEDED,), State.NOT_NEEDED),
-        ((Need.NOT_APPLICABLE,), State.NOT_APPLICABLE),
-        ((Need.NEEDED, Need.NEEDED), State.FAILED),
-        ((AttributeError("gone"),), State.FAILED),
-        ((Need.NEEDED, AttributeError("gone")), State.FAILED),
+        ((Need.NEEDED, Need.NOT_NEEDED), FixState.APPLIED),
+        ((Need.NOT_NEEDED,), FixState.NOT_NEEDED),
+        ((Need.NOT_APPLICABLE,), FixState.NOT_APPLICABLE),
+        ((Need.NEEDED, Need.NEEDED), FixState.FAILED),
+        ((AttributeError("gone"),), FixState.FAILED),
+        ((Need.NEEDED, AttributeError("gone")), FixState.FAILED),
     ],
 )
 def test_states(needs, state):
@@ -124,8 +124,8 @@ def test_a_fix_that_is_not_applicable_or_disabled_does_not_stop_the_engine():
     broken = make_fix("B9", needs=(AttributeError("gone"),))
     registry = Registry((broken, make_fix("B8", needs=(Need.NOT_APPLICABLE,))))
     assert [o.state for o in registry.apply(Setting(), {"B9"})] == [
-        State.DISABLED,
-        State.NOT_APPLICABLE,
+        FixState.DISABLED,
+        FixState.NOT_APPLICABLE,
     ]
     registry.require_no_failure()
     assert registry.disabled == ("B9",)

@@ -19,12 +19,12 @@ import pytest
 from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from pdkit_connector import kv_server, mp_connector, server_life
-from pdkit_connector.engine_report import Report
+from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.mp_connector import (
     GuardedAdapter,
     GuardedSchedulerAdapter,
-    Health,
+    HealthEvent,
     PatchedLMCacheMPConnector,
     remove_left,
 )
@@ -88,7 +88,7 @@ def adapter(tmp_path, process):
     """Return a worker side whose server is that process; nothing is sent anywhere."""
     one = object.__new__(GuardedAdapter)
     one._server, one._collects = None, False
-    one._health_event = Health()
+    one._health_event = HealthEvent()
     one._health_event.server = Server(str(tmp_path / "requests"))
     one.lazy_offload = one.dispatcher = None
     one._kv_events_enabled = False
@@ -401,7 +401,7 @@ def test_an_engine_reports_under_which_number_the_server_knows_it(
     adapter, monkeypatch, silent_upstream
 ):
     """By it, `deploy check` finds an engine that the server forgot."""
-    monkeypatch.setattr(mp_connector, "REPORT", Report())
+    monkeypatch.setattr(mp_connector, "REPORT", WorkerReport())
     registered(adapter)
     kv = json.loads(mp_connector.REPORT.dump())["kv"]
     assert (kv["instance"], kv["chunk_size"]) == (2**62 + 1, 256)

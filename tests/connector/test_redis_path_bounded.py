@@ -9,9 +9,9 @@ from itertools import product
 from types import SimpleNamespace
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path import health
+from pdkit_connector.redis_path import backoff
 from pdkit_connector.redis_path.attempts import Attempts
-from pdkit_connector.redis_path.health import Health
+from pdkit_connector.redis_path.backoff import Backoff
 from pdkit_connector.redis_path.link import ReplyError
 from redis_chunks import LIMITS as PATIENT
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
@@ -266,8 +266,8 @@ def test_close_does_not_wait_for_a_redis_that_hangs(server):
 
 def test_pauses_are_short_and_end_with_the_first_success(monkeypatch):
     at = 100.0
-    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: at))
-    tried = Health("testing")
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: at))
+    tried = Backoff("testing")
 
     def pause_s():
         """Fail, and return the pause, after which the next one begins."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pdkit_connector.redis_path import login, topology
+from pdkit_connector.redis_path import login, routing_table
 from pdkit_connector.redis_path.address import parse
-from pdkit_connector.redis_path.topology import Cluster, Single, _by_slot
+from pdkit_connector.redis_path.routing_table import Cluster, Single, _by_slot
 from redis.exceptions import RedisError
 
 from tests.hostile_redis import dripping, endless, hostile
@@ -23,7 +23,7 @@ BUFFERS = 16 << 20
 def test_an_endless_answer_to_the_log_in_is_cut_off(announced):
     with hostile(endless(announced)) as server:
         with pytest.raises((RedisError, OSError)):
-            Single(parse(server.url)).connect(topology.ONLY)
+            Single(parse(server.url)).connect(routing_table.ONLY)
         assert server.sent_bytes < login.REPLY_BYTES + BUFFERS
 
 
@@ -33,7 +33,7 @@ def test_arrays_in_arrays_are_cut_off():
         hostile(lambda server, taker: server.send(taker, nested)) as server,
         pytest.raises((RedisError, OSError, RecursionError)),
     ):
-        Single(parse(server.url)).connect(topology.ONLY)
+        Single(parse(server.url)).connect(routing_table.ONLY)
 
 
 def test_a_log_in_byte_by_byte_ends(monkeypatch):
@@ -41,7 +41,7 @@ def test_a_log_in_byte_by_byte_ends(monkeypatch):
     monkeypatch.setattr(login, "LOGIN_S", 0.5)
     with hostile(dripping(0.02, 1000)) as server:
         with pytest.raises((RedisError, OSError), match=r"(?i)time|deadline"):
-            Single(parse(server.url)).connect(topology.ONLY)
+            Single(parse(server.url)).connect(routing_table.ONLY)
         assert server.sent_bytes < 1000
 
 
@@ -61,10 +61,10 @@ def test_a_server_that_log_in_worked_on_is_asked_no_longer_than_its_time(monkeyp
 
 
 def test_many_servers_are_asked_no_longer_than_one_limit(monkeypatch):
-    monkeypatch.setattr(topology, "_ASK_S", -1)
+    monkeypatch.setattr(routing_table, "_ASK_S", -1)
     nodes = tuple(("127.0.0.1", port) for port in range(1, 1000))
     with pytest.raises(OSError, match="no server"):
-        topology._ask(parse("redis://127.0.0.1:1"), nodes, ("PING",), lambda said, _node: said)
+        routing_table._ask(parse("redis://127.0.0.1:1"), nodes, ("PING",), lambda said, _node: said)
 
 
 NODE = [b"10.0.0.1", 6379, b"id"]

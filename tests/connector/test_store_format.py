@@ -20,7 +20,7 @@ from pdkit_connector.fixes import (
     b10_serde_guard,
     b20_kv_groups,
 )
-from pdkit_connector.registry import State, apply_fix
+from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 
 NO_ENGINE = Setting()
@@ -63,8 +63,8 @@ def packed_both_ways(metadata) -> bytes:
 def test_b1_is_needed_once_and_leaves_the_groups_alone(groups):
     groups(3)
     before = protocol.REMOTE_METADATA_FMT
-    assert apply_fix(b01_metadata_packing.FIX, NO_ENGINE).state is State.APPLIED
-    assert apply_fix(b01_metadata_packing.FIX, NO_ENGINE).state is State.NOT_NEEDED
+    assert apply_fix(b01_metadata_packing.FIX, NO_ENGINE).state is FixState.APPLIED
+    assert apply_fix(b01_metadata_packing.FIX, NO_ENGINE).state is FixState.NOT_NEEDED
     assert before == protocol.REMOTE_METADATA_FMT
 
 
@@ -126,7 +126,7 @@ def test_b1_replaces_a_dtype_that_the_installed_code_fills_in(groups, monkeypatc
     monkeypatch.setattr(protocol.RemoteMetadata, "_prepare_params", filling)
     monkeypatch.setattr(BytesBufferMemoryObj, "get_dtypes", lambda _self: [])
     outcome = apply_fix(b01_metadata_packing.FIX, NO_ENGINE)
-    assert outcome.state is State.APPLIED
+    assert outcome.state is FixState.APPLIED
     assert "bfloat16" in outcome.evidence
     groups(1)
     assert protocol.RemoteMetadata.deserialize(compressed().serialize()).dtypes == [None]
@@ -175,13 +175,13 @@ def four_only(groups, monkeypatch):
 
 def test_b5_is_not_needed_on_the_installed_release(groups):
     groups(1)
-    assert apply_fix(b05_layerwise_remote.FIX, NO_ENGINE).state is State.NOT_NEEDED
+    assert apply_fix(b05_layerwise_remote.FIX, NO_ENGINE).state is FixState.NOT_NEEDED
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_b5_and_b1_together_in_any_order(four_only, order):
     for fix in (b01_metadata_packing.FIX, b05_layerwise_remote.FIX)[::order]:
-        assert apply_fix(fix, NO_ENGINE).state is State.APPLIED
+        assert apply_fix(fix, NO_ENGINE).state is FixState.APPLIED
     for count in (1, 2):
         four_only(count)
         for metadata in (
@@ -219,7 +219,7 @@ def key(**more) -> CacheEngineKey:
 
 
 def test_b3_is_not_needed_on_the_installed_release():
-    assert apply_fix(b03_key_layer.FIX, NO_ENGINE).state is State.NOT_NEEDED
+    assert apply_fix(b03_key_layer.FIX, NO_ENGINE).state is FixState.NOT_NEEDED
 
 
 def test_b3_reads_layers_in_every_module_that_reads_keys(monkeypatch):
@@ -230,7 +230,7 @@ def test_b3_reads_layers_in_every_module_that_reads_keys(monkeypatch):
     monkeypatch.setattr(utils, "parse_cache_key", looks_at_the_dtype)
     monkeypatch.setattr(protocol, "parse_cache_key", looks_at_the_dtype)
     outcome = apply_fix(b03_key_layer.FIX, NO_ENGINE)
-    assert outcome.state is State.APPLIED, outcome.evidence
+    assert outcome.state is FixState.APPLIED, outcome.evidence
     for tags in (None, {"lmcache.tag.9": "1"}, {"lmcache.tag.a": "1", "lmcache.tag.b": "2%3"}):
         whole = key(request_configs=tags)
         for expected in (whole, *whole.split_layers(101)):
@@ -263,17 +263,17 @@ def test_b10_refuses_compression_that_is_never_undone(reader, on):
 @pytest.mark.parametrize("settings", [{}, {"enable_async_loading": "false"}])
 def test_b10_lets_compression_run_with_plain_loads(settings):
     outcome = apply_fix(b10_serde_guard.FIX, engine(remote_serde="cachegen", **settings))
-    assert outcome.state is State.GUARDED
+    assert outcome.state is FixState.GUARDED
 
 
 @pytest.mark.parametrize("serde", ["naive", "kivi"])
 def test_b10_does_not_concern_serializers_that_change_nothing(serde):
     setting = engine(remote_serde=serde, enable_async_loading=True, use_layerwise=True)
-    assert apply_fix(b10_serde_guard.FIX, setting).state is State.NOT_APPLICABLE
+    assert apply_fix(b10_serde_guard.FIX, setting).state is FixState.NOT_APPLICABLE
 
 
 def test_b10_without_an_engine_only_tells():
-    assert apply_fix(b10_serde_guard.FIX, NO_ENGINE).state is State.GUARDED
+    assert apply_fix(b10_serde_guard.FIX, NO_ENGINE).state is FixState.GUARDED
 
 
 # B20
@@ -328,7 +328,7 @@ def serving(groups) -> Setting:
     )
 
 
-def state(groups) -> State:
+def state(groups) -> FixState:
     return apply_fix(b20_kv_groups.FIX, serving(groups)).state
 
 
@@ -340,9 +340,9 @@ def test_vllm_counts_the_connector_among_those_with_one_block_table():
 
 
 def test_b20_lets_full_attention_run_and_windows_that_vllm_merged_with_it():
-    assert state(planned(a=full(), b=full())) is State.NOT_APPLICABLE
-    assert state(planned(a=full(), b=sliding())) is State.NOT_APPLICABLE
-    assert state(planned(a=full(), b=full(heads=4))) is State.NOT_APPLICABLE
+    assert state(planned(a=full(), b=full())) is FixState.NOT_APPLICABLE
+    assert state(planned(a=full(), b=sliding())) is FixState.NOT_APPLICABLE
+    assert state(planned(a=full(), b=full(heads=4))) is FixState.NOT_APPLICABLE
 
 
 def test_vllm_refuses_mamba_beside_attention_itself():
@@ -370,13 +370,13 @@ def test_b20_looks_into_a_group_of_unequal_layers():
     def group(**layers):
         return [KVCacheGroupSpec(list(layers), UniformTypeKVCacheSpecs(16, layers))]
 
-    assert state(group(a=full(), b=full(heads=4))) is State.NOT_APPLICABLE
+    assert state(group(a=full(), b=full(heads=4))) is FixState.NOT_APPLICABLE
     with pytest.raises(UnsupportedSetting, match="SlidingWindowSpec"):
         state(group(a=full(), b=sliding()))
 
 
 def test_b20_without_an_engine_only_tells():
-    assert apply_fix(b20_kv_groups.FIX, NO_ENGINE).state is State.GUARDED
+    assert apply_fix(b20_kv_groups.FIX, NO_ENGINE).state is FixState.GUARDED
 
 
 def test_vllm_holds_its_null_block_where_a_window_has_passed():

@@ -8,10 +8,10 @@ import os
 import pytest
 from pdkit_connector import engine_report, metrics, worker_socket
 from pdkit_connector.counters import Counters
-from pdkit_connector.engine_report import Report
+from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.redis_path import servers
-from pdkit_connector.registry import Fix, FixOutcome, State
+from pdkit_connector.registry import Fix, FixOutcome, FixState
 from prometheus_client import CollectorRegistry, generate_latest
 
 FIX = Fix("B1", "title", "link", "reason", probe=lambda _: None)
@@ -109,9 +109,9 @@ def reporting(monkeypatch, *reports):
 
 
 def test_one_worker_reports_fixes_and_kv_for_all(monkeypatch):
-    silent, first, second = Report(), Report(), Report()
+    silent, first, second = WorkerReport(), WorkerReport(), WorkerReport()
     for report in (first, second):
-        report.set_fixes([FixOutcome(FIX, State.NOT_NEEDED, 'no "bug"\nhere')])
+        report.set_fixes([FixOutcome(FIX, FixState.NOT_NEEDED, 'no "bug"\nhere')])
         report.set_kv({"chunk_size": 64, "layerwise": False})
     page = reporting(monkeypatch, silent, first, second)
     assert page.count("pdkit_fix_info{") == page.count("pdkit_kv_info{") == 1
@@ -121,7 +121,7 @@ def test_one_worker_reports_fixes_and_kv_for_all(monkeypatch):
 
 
 def test_the_last_failure_of_each_kind_by_any_worker(monkeypatch):
-    one, other = Report(), Report()
+    one, other = WorkerReport(), WorkerReport()
     one.redis_failed("storing", "oom", "first")
     other.redis_failed("storing", "oom", "second")
     one.redis_failed("reading", "unreachable", "Error 111")
@@ -134,11 +134,11 @@ def test_the_last_failure_of_each_kind_by_any_worker(monkeypatch):
 
 
 def test_a_failure_is_reported_without_secrets(monkeypatch):
-    report = Report()
+    report = WorkerReport()
     report.redis_failed("reading", "auth", "redis://u:not-to-be-seen@h:1 refused")
     assert b"not-to-be-seen" not in report.dump()
     assert b"refused" in report.dump()
 
 
 def test_before_the_workers_are_ready_nothing_is_reported(monkeypatch):
-    assert "pdkit_" not in reporting(monkeypatch, Report())
+    assert "pdkit_" not in reporting(monkeypatch, WorkerReport())

@@ -25,8 +25,8 @@ from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.address import parse
 from pdkit_connector.redis_path.link import Deadline, Link, LinkBroken, ReplyError
 from pdkit_connector.redis_path.reading import Reading
+from pdkit_connector.redis_path.routing_table import _by_slot
 from pdkit_connector.redis_path.tensors import OwnTensors
-from pdkit_connector.redis_path.topology import _by_slot
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url

@@ -23,7 +23,8 @@ def hanging_engine(path: Path, **more: bytes) -> Iterator[str]:
             if "/" in self.headers["Host"]:
                 self.send_error(400, "malformed Host header")
                 return
-            known = [body for end, body in answers.items() if self.path.endswith(end)]
+            path, _, _ = self.path.partition("?")
+            known = [body for end, body in answers.items() if path.endswith(end)]
             if not known:
                 over.wait(30)
                 return

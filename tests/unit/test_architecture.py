@@ -58,6 +58,26 @@ CALLBACKS = {
     "on_message_complete",
 }  # fmt: skip
 
+# Classes with one name that are one thing, and the parts that have them: documents of `--json` are
+# named after what they show, and the connector cannot import the error of the kit.
+ONE_THING = {
+    "Comparison": ["benchmark", "output"],
+    "EngineCounts": ["metrics", "output"],
+    "EngineFrame": ["metrics", "output"],
+    "Equivalence": ["output", "verify"],
+    "Examination": ["output", "workflows"],
+    "FixFailed": ["connector", "errors"],
+    "Frame": ["metrics", "output"],
+    "MetricRow": ["benchmark", "output"],
+    "OwnPrompt": ["output", "verify"],
+    "Patches": ["output", "workflows"],
+    "Phase": ["output", "verify"],
+    "Plan": ["output", "planning"],
+    "RemoteEngine": ["config", "output"],
+    "ServiceRecord": ["output", "runtime"],
+    "Totals": ["metrics", "output"],
+}
+
 
 def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -149,6 +169,12 @@ def test_only_the_boundary_prints_and_exits(path: Path) -> None:
             assert node.func.id not in ("print", "exit", "quit", "input"), node.lineno
 
 
+@pytest.mark.parametrize("path", [p for p in OURS if part_of(p) == "cli"], ids=name_of)
+def test_the_boundary_rewrites_no_message_by_patterns(path: Path) -> None:
+    """Errors carry the setting and the command as values."""
+    assert "re" not in imports(path)
+
+
 @pytest.mark.parametrize("path", OURS, ids=name_of)
 def test_processes_are_started_without_a_shell(path: Path) -> None:
     for node in ast.walk(tree(path)):
@@ -209,6 +235,21 @@ def test_public_names_are_documented() -> None:
     assert not names
 
 
+def classes_with_one_name(paths: Collection[Path]) -> dict[str, list[Path]]:
+    """Return the modules of each public class whose name another class has, too."""
+    homes: dict[str, list[Path]] = {}
+    for path in paths:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path)
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_the_name_of_a_class_has_one_meaning() -> None:
+    found = classes_with_one_name(MODULES)
+    assert {name: sorted(map(part_of, paths)) for name, paths in found.items()} == ONE_THING
+
+
 class TestTheRulesThemselves:
     """Each rule catches what it is for."""
 
@@ -237,6 +278,12 @@ class TestTheRulesThemselves:
         said = list(methods_of_protocols(tree(source)))
         assert said == ["said"]
         assert undocumented(source, said) == ["A", "unsaid", "other", "free"]
+
+    def test_classes_with_one_name_are_found(self, source: Path) -> None:
+        other = source.with_name("other.py")
+        source.write_text("class A: ...\nclass _B: ...\nclass C: ...\n")
+        other.write_text("class A: ...\nclass _B: ...\nclass D:\n    class C: ...\n")
+        assert classes_with_one_name([source, other]) == {"A": [source, other]}
 
     def test_relative_imports_are_refused(self, source: Path) -> None:
         source.write_text("from . import errors\n")

@@ -225,7 +225,7 @@ class TestJsonFields:
         """Yield every type of every document with its schema; the documents' own are first."""
         for command in file_names().values():
             schema = schema_for(command)
-            yield "Envelope" if command else "State", schema
+            yield "Envelope" if command else "StateFile", schema
             yield from schema.get("$defs", {}).items()
 
     def test_every_field_has_a_meaning(self) -> None:

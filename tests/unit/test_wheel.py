@@ -17,14 +17,13 @@ import pytest
 
 from deploy import __version__
 from tests.conftest import Ended, plain_environ
+from tests.unit.stack.cases import VENDORS
 
 OPTIONS = ("--topology", "1p3d", "--layerwise")
 COMMANDS = {
     "plan": OPTIONS,
     "render": OPTIONS,
-    **{
-        f"render --runtime compose --vendor {vendor}": OPTIONS for vendor in ("cuda", "rocm", "cpu")
-    },
+    **{f"render --runtime compose --vendor {vendor}": OPTIONS for vendor in VENDORS},
     "export kubernetes -o exported": OPTIONS,
     "images list": (),
 }

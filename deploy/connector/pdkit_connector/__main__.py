@@ -14,7 +14,7 @@ import json
 import sys
 from typing import Any
 
-from pdkit_connector.registry import Fix, FixOutcome, Registry, State, disabled_ids, discover
+from pdkit_connector.registry import Fix, FixOutcome, FixState, Registry, disabled_ids, discover
 from pdkit_connector.releases import PROVED, installed_lmcache
 from pdkit_connector.setting import Setting
 
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         fixes = discover()
         outcomes = Registry(fixes).apply(Setting(), disabled_ids(fixes))
     print(json.dumps(report(outcomes), indent=2) if options.json else table(outcomes))
-    return int(any(outcome.state is State.FAILED for outcome in outcomes))
+    return int(any(outcome.state is FixState.FAILED for outcome in outcomes))
 
 
 def _require_engine() -> None:

@@ -15,7 +15,7 @@ from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Registry, State, disabled_ids, discover
+from pdkit_connector.registry import FixState, Registry, disabled_ids, discover
 from pdkit_connector.releases import release_line
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_clock import timed_steps
@@ -175,6 +175,6 @@ def open_worker_socket(adapter: Any, rank: int) -> None:
 def announce(registry: Registry) -> None:
     """Log the release and one line a fix."""
     get_logger().info("%s", release_line())
-    levels = {State.FAILED: logging.ERROR, State.DISABLED: logging.WARNING}
+    levels = {FixState.FAILED: logging.ERROR, FixState.DISABLED: logging.WARNING}
     for outcome in registry.outcomes:
         get_logger().log(levels.get(outcome.state, logging.INFO), "%s", outcome.line())

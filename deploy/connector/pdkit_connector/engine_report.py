@@ -25,7 +25,7 @@ KV = "pdkit_kv"
 REDIS_FAILED = "pdkit_store_last_failure_timestamp_seconds"
 
 
-class Report:
+class WorkerReport:
     """One worker's report; any thread may add to it."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def _redactor() -> Redactor:
 
 
 # What this process reports.
-REPORT = Report()
+REPORT = WorkerReport()
 
 
 async def answer() -> bytes:

@@ -42,7 +42,7 @@ def listening_server() -> Server | None:
     return None
 
 
-class Health(threading.Event):
+class HealthEvent(threading.Event):
     """Set while pings are answered, by the server that knows this engine's KV.
 
     LMCache registers KV again if this was not set before a ping that is answered. A server that is
@@ -75,7 +75,7 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         self._server: Server | None = None
         self._collects = False
         super().__init__(*args, **kwargs)
-        self._health_event = Health()
+        self._health_event = HealthEvent()
 
     @property
     def is_healthy(self) -> bool:

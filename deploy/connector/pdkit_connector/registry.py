@@ -27,7 +27,7 @@ class Need(Enum):
     NOT_APPLICABLE = "not applicable"
 
 
-class State(Enum):
+class FixState(Enum):
     """What became of a fix in this process."""
 
     APPLIED = "applied"
@@ -79,7 +79,7 @@ class FixOutcome:
     """A fix, its state in this process, and why."""
 
     fix: Fix
-    state: State
+    state: FixState
     evidence: str
 
     def line(self) -> str:
@@ -137,26 +137,26 @@ def apply_fix(fix: Fix, setting: Setting) -> FixOutcome:
     try:
         probed = fix.probe(setting)
     except Exception as exc:  # noqa: BLE001 - the installed code is unknown: any error is an outcome
-        return FixOutcome(fix, State.FAILED, f"probe raised {describe(exc)}")
+        return FixOutcome(fix, FixState.FAILED, f"probe raised {describe(exc)}")
     if probed.need is not Need.NEEDED:
-        return FixOutcome(fix, State(probed.need.value), probed.evidence)
+        return FixOutcome(fix, FixState(probed.need.value), probed.evidence)
     if fix.guard is not None and (bites := fix.guard(setting)):
         raise UnsupportedSetting(
             f"{bites}: {fix.title} ({fix.id}, {fix.link}). {fix.reason} Way out: change that "
             f"setting, or set {DISABLE_ENV}={fix.id} to run with the bug."
         )
     if fix.apply is None:
-        return FixOutcome(fix, State.GUARDED, probed.evidence)
+        return FixOutcome(fix, FixState.GUARDED, probed.evidence)
     try:
         done = fix.apply(setting)
         after = fix.probe(setting)
     except UnsupportedSetting:
         raise  # the fix took; it is the configuration that must change
     except Exception as exc:  # noqa: BLE001 - as above
-        return FixOutcome(fix, State.FAILED, f"{probed.evidence}; apply raised {describe(exc)}")
+        return FixOutcome(fix, FixState.FAILED, f"{probed.evidence}; apply raised {describe(exc)}")
     if after.need is Need.NEEDED:
-        return FixOutcome(fix, State.FAILED, f"applied ({done}), yet {after.evidence}")
-    return FixOutcome(fix, State.APPLIED, f"{probed.evidence}; {done}")
+        return FixOutcome(fix, FixState.FAILED, f"applied ({done}), yet {after.evidence}")
+    return FixOutcome(fix, FixState.APPLIED, f"{probed.evidence}; {done}")
 
 
 def describe(exc: BaseException) -> str:
@@ -175,7 +175,7 @@ class Registry:
         """Apply every fix once and return the outcomes; later calls patch nothing."""
         if not self.outcomes:
             self.outcomes = tuple(
-                FixOutcome(fix, State.DISABLED, f"turned off by {DISABLE_ENV}")
+                FixOutcome(fix, FixState.DISABLED, f"turned off by {DISABLE_ENV}")
                 if fix.id in disabled
                 else apply_fix(fix, setting)
                 for fix in self.fixes
@@ -184,20 +184,20 @@ class Registry:
 
     def require_no_failure(self) -> None:
         """Raise FixFailed naming each failed fix, its bug and the way out."""
-        failed = [o for o in self.outcomes if o.state is State.FAILED]
+        failed = [o for o in self.outcomes if o.state is FixState.FAILED]
         if failed:
             raise FixFailed("\n".join(_failure_message(outcome) for outcome in failed))
 
     def check_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Show vLLM's KV tensors to every applied fix; one that cannot serve them raises."""
         for outcome in self.outcomes:
-            if outcome.state is State.APPLIED and outcome.fix.on_kv_caches is not None:
+            if outcome.state is FixState.APPLIED and outcome.fix.on_kv_caches is not None:
                 outcome.fix.on_kv_caches(kv_caches)
 
     @property
     def disabled(self) -> tuple[str, ...]:
         """Ids of the fixes that were turned off by hand."""
-        return tuple(o.fix.id for o in self.outcomes if o.state is State.DISABLED)
+        return tuple(o.fix.id for o in self.outcomes if o.state is FixState.DISABLED)
 
 
 def _failure_message(outcome: FixOutcome) -> str:

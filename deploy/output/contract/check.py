@@ -85,7 +85,7 @@ class Equivalence(TypedDict):
 
 
 @with_fields_of(StorePath)
-class RedisPath(TypedDict):
+class RedisTraffic(TypedDict):
     """What engines moved to and from Redis.
 
     Attributes:
@@ -155,7 +155,7 @@ class Check(TypedDict):
     burst: Phase | None
     equivalence: Equivalence
     redis: StoreUse | None
-    store_path: RedisPath | None
+    store_path: RedisTraffic | None
     engines: list[EngineHealth]
     others_requests: int
     vllm: Vllm

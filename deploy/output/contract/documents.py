@@ -142,7 +142,7 @@ class MetricRow(TypedDict):
     verdict: str
 
 
-class Point(TypedDict):
+class ComparedLoad(TypedDict):
     """All metrics at one load."""
 
     load: str
@@ -159,12 +159,12 @@ class Comparison(TypedDict):
 
     first: str
     second: str
-    points: list[Point]
+    points: list[ComparedLoad]
     unlike: list[UnlikeField]
     notes: list[str]
 
 
-class Report(TypedDict):
+class BenchReport(TypedDict):
     """A report of results.
 
     Attributes:
@@ -198,7 +198,7 @@ class ServiceRecord(TypedDict):
     version: str
 
 
-class State(TypedDict):
+class StateFile(TypedDict):
     """The state file of a stack. Only the same version of pdkit promises to read it.
 
     Attributes:
@@ -250,6 +250,6 @@ COMMANDS: dict[str, Any] = {
     "bench": Bench,
     "bench sweep": SweepDone | SweepPlan,
     "bench compare": Comparison,
-    "bench report": Report,
+    "bench report": BenchReport,
 }
-STATE: Any = State
+STATE: Any = StateFile

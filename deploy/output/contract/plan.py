@@ -24,7 +24,7 @@ class PlannedModel(TypedDict):
     source: str
 
 
-class Address(TypedDict):
+class RouterAddress(TypedDict):
     """Where the router listens."""
 
     host: str
@@ -141,7 +141,7 @@ class Plan(TypedDict):
     topology: str
     tp: int
     model: PlannedModel
-    router: Address
+    router: RouterAddress
     front: Front
     redis: PlannedRedis
     connector: str

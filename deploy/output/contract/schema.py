@@ -47,7 +47,7 @@ def _finished(schema: Schema) -> Schema:
     """Close every object, require what is always printed, and describe the fields."""
     types = schema.get("$defs", {})
     about = {name: _documented(one.get("description", ""))[0] for name, one in types.items()}
-    whole = "Envelope" if "data" in schema["properties"] else "State"
+    whole = "Envelope" if "data" in schema["properties"] else "StateFile"
     for name, one in ((whole, schema), *types.items()):
         if "properties" in one:
             _finish(name, one, about)
@@ -98,8 +98,8 @@ def page() -> str:
         schema = schema_for(command)
         types |= schema.get("$defs", {})
         if not command:
-            types["State"] = schema
-        shown = _type(schema["properties"]["data"]) if command else "[State](#state)"
+            types["StateFile"] = schema
+        shown = _type(schema["properties"]["data"]) if command else "[StateFile](#statefile)"
         what = f"`deploy {command}`" if command else "`state.json` of a stack"
         rows.append(f"| {what} | {shown} | [{file}](schemas/commands/{file}) |")
         if command:

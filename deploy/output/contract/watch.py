@@ -12,13 +12,13 @@ from deploy.metrics.following import StoreInterval
 from deploy.metrics.kv_server import Tiers
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
-from deploy.metrics.store import StoreStats
-from deploy.output.contract.check import RedisPath
+from deploy.metrics.store_stats import StoreStats
+from deploy.output.contract.check import RedisTraffic
 from deploy.output.contract.made import with_fields_of
 
 
 @with_fields_of(CacheCounters)
-class Hits(TypedDict):
+class CacheHits(TypedDict):
     """Tokens asked for and found; a rate is null if nothing was asked.
 
     Attributes:
@@ -30,7 +30,7 @@ class Hits(TypedDict):
     local_hit_rate: float | None
 
 
-class Totals(Hits):
+class Totals(CacheHits):
     """What a stack's engines counted together.
 
     Attributes:
@@ -38,7 +38,7 @@ class Totals(Hits):
     """
 
     answers: float
-    store_path: RedisPath | None
+    store_path: RedisTraffic | None
 
 
 class StackTotals(Totals):
@@ -72,7 +72,7 @@ class EngineInterval(EngineCounts):
     generation_tokens_s: float | None
 
 
-class Engine(TypedDict):
+class EngineFrame(TypedDict):
     """An engine.
 
     Attributes:
@@ -159,7 +159,7 @@ class Frame(TypedDict):
     healthy: bool
     trouble: str
     services: Mapping[str, ServiceCondition]
-    engines: list[Engine]
+    engines: list[EngineFrame]
     redis: Redis | None
     router: Router | None
     interval: StackTotals

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import MachineError, OutOfMemory, StackUnhealthy
+from deploy.runtime.compose.container_store import ContainerStore, open_container_store
 from deploy.runtime.compose.containers import LET_DIE, docker_error, end_containers, reloaded
 from deploy.runtime.compose.docker import docker_client, run_docker
 from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.project import COMPOSE_FILE, write_project
 from deploy.runtime.compose.refusals import describe_end, refusal
-from deploy.runtime.compose.store import ContainerStore, open_container_store
 from deploy.runtime.home import StackHome, write_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import first_error, last_lines, plain

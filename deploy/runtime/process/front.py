@@ -15,7 +15,6 @@ from pathlib import Path
 
 from deploy import __version__
 from deploy.runtime.home import is_private
-from deploy.runtime.process import sessions
 
 LISTEN_ENV = "PDKIT_LISTEN_FD"
 _BACKLOG = 1024
@@ -89,6 +88,8 @@ def ask(path: Path) -> RunningSupervisor | None:
 
 def end(there: RunningSupervisor) -> None:
     """End a supervisor, and close our copy of the router's socket."""
+    from deploy.runtime.process import sessions  # `deploy status` of containers does without psutil
+
     if there.front:
         there.front.close()
     sessions.end_sessions({there.pid: sessions.start_time(there.pid)}, grace_s=_STOP_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from deploy.verify.diagnosis import engines, requests, server, store
+from deploy.verify.diagnosis import engine_causes, request_causes, server_causes, store_causes
 from deploy.verify.diagnosis.evidence import Evidence
 from deploy.verify.report import Diagnosis
 
@@ -27,68 +27,68 @@ class Cause(NamedTuple):
 
 
 # Reported for a prompt even if nothing is wrong.
-HIDES = Cause("prefix_cache_hides", requests.prefix_cache_hides)
+HIDES = Cause("prefix_cache_hides", request_causes.prefix_cache_hides)
 CAUSES = (
-    Cause("prompt_under_chunk", requests.short_prompts, ("prefix_cache_hides",)),
+    Cause("prompt_under_chunk", request_causes.short_prompts, ("prefix_cache_hides",)),
     Cause(
-        "store_unreachable", store.unreachable,
+        "store_unreachable", store_causes.unreachable,
         ("keys_lost", "request_failed", *_OF_A_SICK_STORE),
     ),
     Cause(
-        "shared_memory_full", server.no_shared_memory,
+        "shared_memory_full", server_causes.no_shared_memory,
         ("engine_died", "request_failed", "router_bypasses_producers", "stores_late", *_NOT_THERE),
     ),
     Cause(
-        "engine_died", engines.ended,
+        "engine_died", engine_causes.ended,
         ("request_failed", "router_bypasses_producers", "stores_late", *_NOT_THERE),
     ),
     Cause(
-        "engine_restarted", engines.ended,
+        "engine_restarted", engine_causes.ended,
         ("request_failed", "router_bypasses_producers", "stores_late", *_NOT_THERE),
     ),
     Cause(
-        "connector_not_loaded", engines.connector,
+        "connector_not_loaded", engine_causes.connector,
         ("hash_algorithm_differs", "known_bad_pair", "stores_late", *_OF_KEYS),
     ),
     Cause(
-        "fix_not_applied", engines.fixes,
+        "fix_not_applied", engine_causes.fixes,
         ("kv_differs", "known_bad_pair", "layout_differs", "stores_late", *_NOT_THERE),
     ),
-    Cause("lmcache_differs", server.versions, ("engine_unknown", *_NOT_THERE)),
-    Cause("engine_unknown", server.forgets, _NOT_THERE),
-    Cause("self_differs", requests.contradicts_itself, ("kv_differs",)),
-    Cause("kv_differs", requests.wrong_kv),
-    Cause("store_differs", engines.redis_address, _NOT_THERE),
-    Cause("namespace_differs", engines.namespace, _NOT_THERE),
-    Cause("model_differs", engines.model, ("layout_differs", *_OF_NUMBERS)),
-    Cause("tp_differs", engines.tensor_parallel, ("layout_differs", *_OF_NUMBERS)),
-    Cause("chunk_size_differs", engines.chunk_size, _OF_KEYS),
-    Cause("hash_seed_differs", engines.hash_seeds, ("hash_algorithm_differs", *_NOT_THERE)),
-    Cause("hash_algorithm_differs", engines.hash_algorithm, _NOT_THERE),
-    Cause("layout_differs", engines.layout, _OF_NUMBERS),
-    Cause("store_denied", store.denied, _OF_A_SICK_STORE),
-    Cause("store_read_only", store.read_only, ("keys_lost", *_OF_A_SICK_STORE)),
-    Cause("store_full", store.full, _OF_A_SICK_STORE),
+    Cause("lmcache_differs", server_causes.versions, ("engine_unknown", *_NOT_THERE)),
+    Cause("engine_unknown", server_causes.forgets, _NOT_THERE),
+    Cause("self_differs", request_causes.contradicts_itself, ("kv_differs",)),
+    Cause("kv_differs", request_causes.wrong_kv),
+    Cause("store_differs", engine_causes.redis_address, _NOT_THERE),
+    Cause("namespace_differs", engine_causes.namespace, _NOT_THERE),
+    Cause("model_differs", engine_causes.model, ("layout_differs", *_OF_NUMBERS)),
+    Cause("tp_differs", engine_causes.tensor_parallel, ("layout_differs", *_OF_NUMBERS)),
+    Cause("chunk_size_differs", engine_causes.chunk_size, _OF_KEYS),
+    Cause("hash_seed_differs", engine_causes.hash_seeds, ("hash_algorithm_differs", *_NOT_THERE)),
+    Cause("hash_algorithm_differs", engine_causes.hash_algorithm, _NOT_THERE),
+    Cause("layout_differs", engine_causes.layout, _OF_NUMBERS),
+    Cause("store_denied", store_causes.denied, _OF_A_SICK_STORE),
+    Cause("store_read_only", store_causes.read_only, ("keys_lost", *_OF_A_SICK_STORE)),
+    Cause("store_full", store_causes.full, _OF_A_SICK_STORE),
     Cause(
-        "keys_lost", store.lost_keys, ("engine_unknown", "request_failed", *_OF_A_SICK_STORE)
+        "keys_lost", store_causes.lost_keys, ("engine_unknown", "request_failed", *_OF_A_SICK_STORE)
     ),
-    Cause("store_evicts", store.evicts, _NOT_THERE),
-    Cause("server_full", server.full, _NOT_THERE),
-    Cause("values_refused", store.refused_values),
-    Cause("store_fails", store.fails, ("stores_late", *_NOT_THERE)),
-    Cause("stores_late", store.late, _NOT_THERE),
-    Cause("request_failed", requests.failed, ("router_bypasses_producers", *_NOT_THERE)),
-    Cause("router_bypasses_producers", requests.router),
-    Cause("known_bad_pair", engines.bad_pair, ("kv_differs", *_NOT_THERE)),
-    Cause("not_stored", store.not_stored),
+    Cause("store_evicts", store_causes.evicts, _NOT_THERE),
+    Cause("server_full", server_causes.full, _NOT_THERE),
+    Cause("values_refused", store_causes.refused_values),
+    Cause("store_fails", store_causes.fails, ("stores_late", *_NOT_THERE)),
+    Cause("stores_late", store_causes.late, _NOT_THERE),
+    Cause("request_failed", request_causes.failed, ("router_bypasses_producers", *_NOT_THERE)),
+    Cause("router_bypasses_producers", request_causes.router),
+    Cause("known_bad_pair", engine_causes.bad_pair, ("kv_differs", *_NOT_THERE)),
+    Cause("not_stored", store_causes.not_stored),
     HIDES,
 )  # fmt: skip
 # If nothing else fits, the first of these that does.
 LAST_RESORTS = (
-    Cause("store_evicts", store.perhaps_evicts),
-    Cause("server_full", server.perhaps_evicts),
-    Cause("not_found", requests.not_found),
-    Cause("unexplained", requests.unexplained),
+    Cause("store_evicts", store_causes.perhaps_evicts),
+    Cause("server_full", server_causes.perhaps_evicts),
+    Cause("not_found", request_causes.not_found),
+    Cause("unexplained", request_causes.unexplained),
 )
 CODES = tuple(dict.fromkeys(cause.code for cause in (*CAUSES, *LAST_RESORTS)))
 

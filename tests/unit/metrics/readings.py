@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition, ServiceReading, StackReading
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.verify.store_path import Sample
 
 BEGAN = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)

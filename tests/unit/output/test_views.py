@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.output.check_view import check_view
 from deploy.output.plan_view import plan_data, plan_view
 from deploy.output.views import images_view, status_view, swap_view

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from deploy.runtime.compose.store import ContainerStore
+from deploy.runtime.compose.container_store import ContainerStore
 from deploy.runtime.host import find_redis_server
 from deploy.runtime.secrets import Secret
 from deploy.runtime.shard_stores import open_shards

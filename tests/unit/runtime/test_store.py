@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from deploy.runtime import store as store_module
-from deploy.runtime.compose.store import _REMOVE, _SCAN
+from deploy.runtime.compose.container_store import _REMOVE, _SCAN
 from deploy.runtime.host import find_redis_server
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret

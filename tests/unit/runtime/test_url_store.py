@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.url_store import FoundKeys, UrlStore, combined
 from tests.conftest import unused_port
 from tests.unit.redis_server import HOST, redis_server

@@ -146,3 +146,19 @@ def test_every_golden_is_small_compared_with_its_document() -> None:
             sizes[file] = (lines, len(yaml.safe_dump(load(file)).splitlines()))
     assert len(sizes) >= 20
     assert sum(lines for lines, _ in sizes.values()) < sum(all_ for _, all_ in sizes.values()) / 3
+
+
+def test_no_golden_is_too_long_to_review() -> None:
+    files = [one for one in (REPO / "tests" / "golden").rglob("*") if one.is_file()]
+    assert len(files) > 50
+    long = [one for one in files if len(one.read_text(encoding="utf-8").splitlines()) > 400]
+    assert not long, "store it as differences, or a part in each file of a folder"
+
+
+def test_a_folder_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "redis.yaml").write_text("redis: {port: 6379}")
+    (tmp_path / "router.yaml").write_text("router: {port: 8000}\nurl: x")
+    parts = {"redis": {"port": 6379}, "router": {"port": 8000}, "url": "x"}
+    assert load(tmp_path) == parts
+    (tmp_path / "redis.yaml").unlink()
+    assert load(tmp_path) != parts

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.stack.service import Health, Service, ServiceRole, Stack
+from deploy.stack.service import HealthCheck, Service, ServiceRole, Stack
 
 
 def service(name: str, role: ServiceRole, host: str = "127.0.0.1") -> Service:
-    return Service(name, role, ("true",), host, 8000, Health("http", "/health"), 1.0)
+    return Service(name, role, ("true",), host, 8000, HealthCheck("http", "/health"), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from deploy.errors import StateError
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.output.check_view import check_view
 from deploy.runtime.engine_api import EngineApi, TimedOut, bearer
 from deploy.verify.equivalence import LOGPROB_TOLERANCE, Completion

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.metrics.connector import FIX
 from deploy.metrics.page import MetricsPage
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.verify.diagnosis.evidence import CONNECTOR
 from deploy.verify.store_path import PREFIX, Sample, failed_calls
 from deploy.workflows.evidence import Readings, connector_of, known_against

@@ -23,7 +23,7 @@ from deploy.workflows.render import rendered
 from deploy.workflows.render_folder import write_rendered
 from tests.conftest import Ended, plain_environ
 from tests.unit.conftest import HOME
-from tests.unit.stack.cases import TOKEN
+from tests.unit.stack.cases import TOKEN, VENDORS
 
 # Put before all of a Python program: whatever it wants of the machine ends it.
 GUARD = """
@@ -42,7 +42,6 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-VENDORS = ("cuda", "rocm", "cpu")
 RENDER_EACH = f"""
 from deploy.cli.main import main
 for vendor in {VENDORS}:
@@ -113,7 +112,7 @@ class TestNothingIsTouched:
 
 
 def test_the_same_bytes_each_time(prepared: Callable[..., Prepared]) -> None:
-    for vendor in ("cuda", "rocm", "cpu"):
+    for vendor in VENDORS:
         fields: dict[str, Any] = {"vendor": vendor, "runtime": "compose", "machine": None}
         first, second = (document_yaml(rendered(prepared(**fields), HOME)) for _ in range(2))
         assert first.encode() == second.encode()

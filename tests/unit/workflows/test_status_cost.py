@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from deploy.runtime import home
+import pytest
+
+from deploy.config import compat
+from deploy.errors import StackUnhealthy
+from deploy.runtime import home as home_module
+from deploy.runtime.home import Home
+from deploy.runtime.state import write_state
+from deploy.workflows.history import new_state
+from deploy.workflows.prepare import Prepared
+from deploy.workflows.running import find_stack
 from tests.conftest import plain_environ
+from tests.ports import free_row
+from tests.unit.docker_stand_in import hanging_engine
 from tests.unit.workflows.conftest import Lab
 
 HEAVY = {
@@ -22,15 +34,18 @@ importlib.metadata.entry_points = searched
 from deploy.runtime import home
 home._TEMP = pathlib.Path(sys.argv.pop(1))
 from deploy.cli.main import main
-assert main(sys.argv[1:]) == 0
+code = main(sys.argv[1:])
 print(*sorted(sys.modules), file=sys.stderr)
+sys.exit(code)
 """
 
 
-def run(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *words: str, code: int = 0, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run `deploy`; stderr ends with the modules that it imported."""
     done = subprocess.run(
-        (sys.executable, "-c", PROGRAM, str(home._TEMP), *words),
+        (sys.executable, "-c", PROGRAM, str(home_module._TEMP), *words),
         env=plain_environ(**environ),
         cwd=folder,
         capture_output=True,
@@ -38,7 +53,7 @@ def run(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProces
         check=False,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done
 
 
@@ -51,6 +66,34 @@ def test_nothing_heavy_is_imported(served: Lab) -> None:
     assert "psutil" in loaded
     assert {name.split(".")[0] for name in loaded} & HEAVY == set()
     assert "deploy.workflows.watch" not in loaded, "that is for --watch"
+
+
+def test_containers_cost_only_the_import_of_docker(
+    prepared: Callable[..., Prepared], tmp_path: Path
+) -> None:
+    """Of a stack whose containers are all gone."""
+    state = new_state(prepared(runtime="compose", port=free_row()), "up", boot="")
+    write_state(Home(tmp_path, tmp_path).stack("pdkit").state_file, state)
+    with hanging_engine(tmp_path / "s", **{"containers/json": b"[]"}) as address:
+        environ = {"PDKIT_HOME": str(tmp_path), "DOCKER_HOST": address}
+        done = run(tmp_path, "status", code=StackUnhealthy.exit_code, **environ)
+    assert "not started" in done.stdout
+    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    assert loaded & (HEAVY | {"psutil"}) == {"docker", "requests"}
+
+
+def test_a_stack_keeps_the_connector_that_it_was_started_with(
+    prepared: Callable[..., Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if a later table of versions would choose another; so nobody reads the table."""
+    home = Home(tmp_path, tmp_path)
+    state = new_state(prepared(vendor="cuda", machine=None, runtime="compose"), "up", boot="")
+    assert state.spec["connector"] is None, "the versions decided"
+    write_state(home.stack("pdkit").state_file, state)
+    monkeypatch.setattr(compat, "load_rules", lambda: pytest.fail("the table is read"))
+    found = find_stack(home, "pdkit")
+    assert found is not None
+    assert found.prepared.plan.connector == "lmcache"
 
 
 def test_rendering_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pdkit_connector.counters import Counters
 from pdkit_connector.log import get_logger
-from pdkit_connector.redis_path.health import Health
+from pdkit_connector.redis_path.backoff import Backoff
 from pdkit_connector.redis_path.lanes import Links
 from pdkit_connector.redis_path.link import ReplyError
 
@@ -33,14 +33,14 @@ class Attempts:
         self, what: str, counters: Counters, labels: Mapping[str, str] | None = None
     ) -> None:
         """Count failures under these labels, beside their kind."""
-        self._health = Health(what)
+        self._backoff = Backoff(what)
         self._counters = counters
         self._labels = labels or {}
         self._told: set[str] = set()
 
     def pausing(self) -> bool:
         """Tell whether Redis failed a moment ago, so that it should not be asked now."""
-        return self._health.pausing()
+        return self._backoff.pausing()
 
     def run(self, work: Callable[[], R], links: Links) -> R | None:
         """Return what `work` returns, or None where Redis failed.
@@ -63,7 +63,7 @@ class Attempts:
                 error = exc
                 break
             else:
-                self._health.worked()
+                self._backoff.worked()
                 return done
         self._failed(error, links)
         return None
@@ -75,7 +75,7 @@ class Attempts:
                 return
         else:
             links.changed()  # a server that is gone may have a successor
-        self._health.failed(_kind(error), f"{type(error).__name__}: {error}")
+        self._backoff.failed(_kind(error), f"{type(error).__name__}: {error}")
 
     def tell_once(self, about: str, what: str) -> None:
         """Log a warning, unless there was one about the same thing."""

@@ -13,7 +13,7 @@ from typing import Any
 from pdkit_connector.counters import Counters
 from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.link import Deadline, Link
-from pdkit_connector.redis_path.topology import Route, Topology
+from pdkit_connector.redis_path.routing_table import Route, RoutingTable
 from pdkit_connector.redis_url import Node
 
 Job = Callable[["Links"], None]
@@ -26,8 +26,8 @@ class Links:
     late for one caller serves the next.
     """
 
-    def __init__(self, topology: Topology, counters: Counters) -> None:
-        self._topology = topology
+    def __init__(self, table: RoutingTable, counters: Counters) -> None:
+        self._table = table
         self._counters = counters
         self._links: dict[Node, Link] = {}
         self._coming: dict[object, futures.Future[Any]] = {}
@@ -37,16 +37,16 @@ class Links:
 
         Of a cluster, only one server is known to be needed. To be called before all else.
         """
-        if route := self._topology.route():
+        if route := self._table.route():
             node = route(b"")
             self._coming[node] = _begun(partial(self._connect, node))
         else:
-            self._coming["route"] = _begun(self._topology.learn)
+            self._coming["route"] = _begun(self._table.learn)
 
     def route(self, deadline: Deadline) -> Route:
         """Return the function that maps a key to its server."""
-        known = self._topology.route()
-        return known or self._aside("route", self._topology.learn, deadline)
+        known = self._table.route()
+        return known or self._aside("route", self._table.learn, deadline)
 
     def to(self, node: Node, deadline: Deadline) -> Link:
         """Return the connection to a server; raise redis-py's error if there is none."""
@@ -64,7 +64,7 @@ class Links:
 
     def changed(self) -> None:
         """Ask again which server has which keys."""
-        self._topology.changed()
+        self._table.changed()
         self.drop(*self._links)
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Links:
         self._coming.clear()
 
     def _connect(self, node: Node) -> Link:
-        link = Link(self._topology.connect(node))
+        link = Link(self._table.connect(node))
         self._counters.add("connects")
         return link
 

@@ -14,7 +14,7 @@ from pdkit_connector.redis_path.lanes import Dropping, Links
 from pdkit_connector.redis_path.link import Deadline, ReplyError, Timeouts
 from pdkit_connector.redis_path.reading import Reading
 from pdkit_connector.redis_path.shards import Shard, Shards
-from pdkit_connector.redis_path.value import BadValue, Check, Codec, Header
+from pdkit_connector.redis_path.value import BadValue, Codec, Header, PayloadChecksum
 
 # How long a lane may take beyond the deadline to notice it.
 _GRACE_S = 0.2
@@ -157,7 +157,7 @@ def _receive(
     reading: Reading,
     target: Target,
     header: Header,
-    check: Check,
+    check: PayloadChecksum,
     all_asked: Callable[[], None],
 ) -> None:
     """Fill a target, or release it and raise: BadValue if the bytes have changed."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pdkit_connector.redis_path.link import Deadline, Link, ReplyError, command
-from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Check
+from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, PayloadChecksum
 
 # The first range; a value that fits into it needs no other.
 _FIRST_BYTES = 1 << 20
@@ -55,7 +55,9 @@ class Reading:
         self._left -= HEADER_BYTES
         return self._link.read(HEADER_BYTES, self._deadline)
 
-    def payload(self, memory: memoryview, check: Check, all_asked: Callable[[], None]) -> None:
+    def payload(
+        self, memory: memoryview, check: PayloadChecksum, all_asked: Callable[[], None]
+    ) -> None:
         """Fill memory with what follows the header.
 
         Args:
@@ -84,7 +86,7 @@ class Reading:
                 raise BadValue("missing", "it was removed while it was read")
         check.require()
 
-    def _range(self, memory: memoryview, check: Check) -> int:
+    def _range(self, memory: memoryview, check: PayloadChecksum) -> int:
         """Read the rest of an answer; return its length."""
         if self._left > len(memory):
             raise BadValue("corrupt", "it is longer than its header says")

@@ -34,7 +34,7 @@ from pdkit_connector.redis_path.settings import (
     settings_in,
     urls_of,
 )
-from pdkit_connector.redis_path.tasks import Buffers, Results, Stores
+from pdkit_connector.redis_path.tasks import Buffers, Results, TaskStores
 from pdkit_connector.redis_path.value import Codec, Header
 
 # LMCache's own default for prompts that are looked up and loaded at once.
@@ -98,7 +98,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         """Begin to store objects, which must not change until the task has ended."""
         task = next(self._tasks)
         values = [self._value(key, one) for key, one in zip(keys, objects, strict=True)]
-        stores = Stores([len(payload) for _, _, payload in values], partial(self._told, task))
+        stores = TaskStores([len(payload) for _, _, payload in values], partial(self._told, task))
         for name, header, payload in values:
             done = stores.done(len(payload))
             if not self._client.stores.store(name, header, payload, done):

@@ -15,7 +15,7 @@ from pdkit_connector.counters import Counters
 from pdkit_connector.redis_path.address import parse
 from pdkit_connector.redis_path.attempts import Attempts
 from pdkit_connector.redis_path.lanes import Lanes, Links
-from pdkit_connector.redis_path.topology import topology
+from pdkit_connector.redis_path.routing_table import routing_table
 
 
 class LaneCounts(Protocol):
@@ -92,7 +92,7 @@ class Shards:
 def _shard(
     url: str, counters: Counters, lanes: LaneCounts, number: int | None, count: int
 ) -> Shard:
-    where = topology(parse(url))
+    where = routing_table(parse(url))
     name, labels = ("", {}) if number is None else (f" shard {number}", {"shard": str(number)})
 
     def links() -> Links:

@@ -52,7 +52,7 @@ class Results(Generic[R]):
             self._event.close()
 
 
-class Stores:
+class TaskStores:
     """The stores of one task: tells their end once, with the bytes that Redis has now."""
 
     def __init__(self, sizes: Sequence[int], told: Callable[[int, bool], None]) -> None:

@@ -123,8 +123,8 @@ class Codec:
         fixed[_OF_HEADER] = checksum(fixed).digest()[:8]
         return bytes(fixed)
 
-    def parse(self, raw: bytes, key: bytes) -> tuple[Header, Check]:
-        """Return a value's header, and the check of its payload.
+    def parse(self, raw: bytes, key: bytes) -> tuple[Header, PayloadChecksum]:
+        """Return a value's header, and the checksum of its payload.
 
         Args:
             raw: the first HEADER_BYTES of the value.
@@ -150,8 +150,8 @@ class Codec:
         header = Header(name, tuple(shape[:ndim]), memory_format, payload_bytes, layout, of_key)
         return header, check
 
-    def _check(self, number: int, raw: bytes) -> Check:
-        """Check a header; return the check of its payload.
+    def _check(self, number: int, raw: bytes) -> PayloadChecksum:
+        """Check a header; return the checksum of its payload.
 
         The header has its own checksum, because memory is reserved by it.
         """
@@ -161,10 +161,10 @@ class Codec:
         if checksum(fixed).digest()[:8] != raw[_OF_HEADER]:
             raise BadValue("corrupt", "the checksum of its header does not match")
         fixed[_CHECKSUM] = bytes(8)
-        return Check(checksum(fixed), raw[_CHECKSUM])
+        return PayloadChecksum(checksum(fixed), raw[_CHECKSUM])
 
 
-class Check:
+class PayloadChecksum:
     """The checksum of a payload that comes in pieces."""
 
     def __init__(self, running: Any, expected: bytes) -> None:

@@ -37,7 +37,7 @@ from deploy.stack.service import (
     ConfigFile,
     Container,
     DeviceAccess,
-    Health,
+    HealthCheck,
     Mount,
     Published,
     Service,
@@ -185,7 +185,7 @@ def service(name: str, **container: Any) -> Service:
     }
     file = ConfigFile(f"ROOT/run/{name}/{name}.conf", "pass @{redis_password}", f"/run/{name}")
     return Service(
-        name, "redis", ("program",), "", 0, Health("redis"), 30.0, files=(file,),
+        name, "redis", ("program",), "", 0, HealthCheck("redis"), 30.0, files=(file,),
         container=Container(**{**usual, **container}),
     )  # fmt: skip
 

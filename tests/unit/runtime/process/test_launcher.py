@@ -28,7 +28,7 @@ from deploy.runtime.process.launcher import (
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret, ensure_secrets
 from deploy.runtime.state import StackState, write_state
-from deploy.stack.service import ConfigFile, Health, Service
+from deploy.stack.service import ConfigFile, HealthCheck, Service
 from tests.unit.runtime.conftest import kill_session, program, wait_until_executed
 
 SLEEPER = "import time; time.sleep(60)"
@@ -56,7 +56,7 @@ def start(launcher: ProcessLauncher) -> Iterator[Start]:
     def run(
         text: str, *, name: str = "engine", starts: int = 1, ready_s: float = 30.0, **fields: Any
     ) -> tuple[Service, Launched]:
-        health = Health("http", "/health")
+        health = HealthCheck("http", "/health")
         service = Service(
             name, "producer", program(text), "127.0.0.1", 1, health, ready_s, **fields
         )
@@ -140,7 +140,7 @@ class TestStart:
 
     def test_a_program_that_is_missing(self, launcher: ProcessLauncher) -> None:
         service = Service(
-            "redis", "redis", ("/no/such/program",), "127.0.0.1", 1, Health("redis"), 1.0
+            "redis", "redis", ("/no/such/program",), "127.0.0.1", 1, HealthCheck("redis"), 1.0
         )
         with pytest.raises(MissingTool, match="redis: /no/such/program") as caught:
             launcher.start(service, {})

@@ -13,7 +13,7 @@ _LONGEST_PAUSE_S = 1.0
 _TELL_AGAIN_S = 60.0
 
 
-class Health:
+class Backoff:
     """One way of using Redis (say, storing), which pauses after each failure, longer each time.
 
     A pause lasts at most a second, so that a server that comes back is used again at once.

@@ -15,8 +15,8 @@ from docker import DockerClient
 from docker.errors import APIError
 from requests import ConnectTimeout
 
-from deploy.metrics.store import StoreStats
-from deploy.runtime.compose.store import ContainerStore, open_container_store
+from deploy.metrics.store_stats import StoreStats
+from deploy.runtime.compose.container_store import ContainerStore, open_container_store
 from deploy.runtime.store import Refusal
 
 # As redis-cli prints them: the lines of INFO end with carriage returns.

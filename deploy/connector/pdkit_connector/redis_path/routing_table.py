@@ -28,7 +28,7 @@ _SLOTS = 16384
 _ASK_S = 20.0
 
 
-class Topology(Protocol):
+class RoutingTable(Protocol):
     """The servers behind an address; any thread may ask."""
 
     def route(self) -> Route | None:
@@ -48,8 +48,8 @@ class Topology(Protocol):
         ...
 
 
-def topology(address: Address) -> Topology:
-    """Return the topology of an address."""
+def routing_table(address: Address) -> RoutingTable:
+    """Return the routing table of an address."""
     if address.kind == "cluster":
         return Cluster(address)
     return SentinelMaster(address) if address.kind == "sentinel" else Single(address)

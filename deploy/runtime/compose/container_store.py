@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any
 
-from deploy.metrics.store import StoreStats
+from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.store import Refusal, calls_of, info_fields, stats_from
 from deploy.stack.layout import SECRETS
 
