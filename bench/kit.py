@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,8 @@ def free_ports() -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the seconds that the threads of a process have run so far, to the nanosecond."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    """Return the seconds that all threads of a process have run so far, to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | 2)  # the kernel's name of that process's clock
 
 
 def median_within(values: list[float]) -> list[float]:

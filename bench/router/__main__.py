@@ -64,16 +64,19 @@ def other(python: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def running(
-    argv: tuple[str, ...], port: int, path: str, kit: Path = ROOT
+    argv: tuple[str, ...], port: int, path: str, kit: Path = ROOT, core: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the block ends, once it answers; the router is that of a tree."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{kit / 'deploy' / 'router'}"}
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, cwd=ROOT)
+    unheard = None if "BENCH_STDERR" in os.environ else subprocess.DEVNULL
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=unheard, cwd=ROOT)
     try:
+        if core is not None:
+            os.sched_setaffinity(process.pid, {core})
         until = time.monotonic() + _START_S
         while not _answers(port, path):
             if process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"{' '.join(argv[:4])} did not start")
+                raise SystemExit(f"{' '.join(argv[:4])} did not start; BENCH_STDERR=1 shows why")
             time.sleep(0.1)
         yield process
     finally:

@@ -27,35 +27,35 @@ class Timing:
         return len(self.each_s) / self.whole_s
 
 
-class _Client(asyncio.Protocol):
+class Client(asyncio.Protocol):
     """One connection that sends the same request again and again."""
 
-    def __init__(self, request: bytes, stop: list[int], times: list[float]) -> None:
-        self._request, self._left, self._times = request, stop, times
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._answered: asyncio.Future[float] | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._next()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
 
-    def _next(self) -> None:
-        if self._left[0] <= 0:
-            self._transport.close()
-            self.ended.set_result(None)
-            return
-        self._left[0] -= 1
+    def ask(self) -> asyncio.Future[float]:
+        """Send it; the result is the seconds until all of the answer came, or ConnectionError."""
         self._held = b""
+        self._answered = asyncio.get_running_loop().create_future()
         self._began = time.perf_counter()
         self._transport.write(self._request)
+        return self._answered
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._held += data
         if self._complete():
             if not self._held.startswith(b"HTTP/1.1 200"):
                 self._fail(self._held[:300].decode(errors="replace"))
-                return
-            self._times.append(time.perf_counter() - self._began)
-            self._next()
+            elif self._answered and not self._answered.done():
+                self._answered.set_result(time.perf_counter() - self._began)
 
     def _complete(self) -> bool:
         end = self._held.find(b"\r\n\r\n")
@@ -71,12 +71,12 @@ class _Client(asyncio.Protocol):
         self._fail(f"connection lost: {exc}")
 
     def _fail(self, why: str) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(ConnectionError(why))
+        if self._answered and not self._answered.done():
+            self._answered.set_exception(ConnectionError(why))
 
 
-def measure(port: int, *, clients: int, requests: int, stream: bool) -> Timing:
-    """Send `requests` in all over `clients` connections; raises ConnectionError if one fails."""
+async def connected(port: int, clients: int, *, stream: bool) -> list[Client]:
+    """Return clients of an address that ask for a completion, as a stream or whole."""
     body = json.dumps(
         {"model": "stand-in", "prompt": "word " * 200, "max_tokens": 32, "stream": stream}
     ).encode()
@@ -84,15 +84,27 @@ def measure(port: int, *, clients: int, requests: int, stream: bool) -> Timing:
         b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (port, len(body), body)
     )
-    return uvloop.run(_measure(port, request, clients, requests))
-
-
-async def _measure(port: int, request: bytes, clients: int, requests: int) -> Timing:
-    loop, left, times = asyncio.get_running_loop(), [requests], list[float]()
-    began = time.perf_counter()
+    loop = asyncio.get_running_loop()
     opened = [
-        await loop.create_connection(lambda: _Client(request, left, times), "127.0.0.1", port)
+        await loop.create_connection(lambda: Client(request), "127.0.0.1", port)
         for _ in range(clients)
     ]
-    await asyncio.gather(*(protocol.ended for _, protocol in opened))
+    return [client for _, client in opened]
+
+
+def measure(port: int, *, clients: int, requests: int, stream: bool) -> Timing:
+    """Send `requests` in all over `clients` connections; raises ConnectionError if one fails."""
+    return uvloop.run(_measure(port, clients, requests, stream))
+
+
+async def _measure(port: int, clients: int, requests: int, stream: bool) -> Timing:
+    left, times = iter(range(requests)), list[float]()
+    began = time.perf_counter()
+
+    async def asks(client: Client) -> None:
+        for _ in left:  # which all clients share
+            times.append(await client.ask())
+        client.close()
+
+    await asyncio.gather(*map(asks, await connected(port, clients, stream=stream)))
     return Timing(tuple(times), time.perf_counter() - began)

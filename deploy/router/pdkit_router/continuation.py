@@ -24,7 +24,8 @@ _PROMPT = frozenset({
     "prompt", "messages", "add_special_tokens", "add_generation_prompt", "continue_final_message",
     "chat_template", "chat_template_kwargs", "truncate_prompt_tokens",
 })  # fmt: skip
-_CONTINUES = _KEPT | _LENGTHS | _PROMPT
+_REST = _KEPT | _LENGTHS
+_CONTINUES = _REST | _PROMPT
 # Values, as JSON, with which a field is the same as left out. So is null, always.
 _NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "n": ("1",),
@@ -49,7 +50,7 @@ def transcript(path: str, fields: Mapping[str, Any], *, others: bool) -> Transcr
         others: there is more than one engine that could answer.
     """
     problem = next(_obstacles(path, fields), "") if others else "there is no other engine"
-    small = {name: value for name, value in fields.items() if name in _KEPT | _LENGTHS}
+    small = {name: value for name, value in fields.items() if name in _REST}
     return Transcript(path, small, problem)
 
 
