@@ -123,7 +123,7 @@ def test_it_takes_the_place_of_lmcaches():
     assert torch.equal(objects[0][0, : 2 * SIZE], wanted)
 
 
-@pytest.mark.parametrize("other", [None, lambda layers, objects: None])
+@pytest.mark.parametrize("other", [None, Run])
 def test_another_lmcache_stays_as_it_is(monkeypatch, other):
     monkeypatch.setattr(mp_mem_kernels, "_transfer_per_layer_fused", other)
     assert not copy_by_runs()

@@ -51,7 +51,7 @@ def copy_by_runs() -> bool:
     return True
 
 
-def transfer_blocks(
+def transfer_blocks(  # noqa: PLR0913, PLR0917 - as LMCache calls it
     layers: Sequence[torch.Tensor],
     objects: Sequence[torch.Tensor],
     block_ids: torch.Tensor | Sequence[int],
@@ -59,7 +59,7 @@ def transfer_blocks(
     blocks_per_object: int,
     block_size: int,
     format_spec: Any,
-    is_d2h: bool,  # noqa: FBT001 - LMCache's call
+    is_d2h: bool,
     skip_prefix_n_blocks: int,
 ) -> None:
     """Copy blocks between layers and objects.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -143,6 +144,7 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
         checker.asked.wait(), *(one.asked.wait() for one in discoveries)
     )
     await asyncio.wait({first_round, watching}, return_when=asyncio.FIRST_COMPLETED)
+    gc.freeze()  # modules and all else that stays: no collection looks at it again
     front = await _listen(clients, given.host, given.port)
     leaving: asyncio.Future[Any] = asyncio.ensure_future(left.wait())
     await asyncio.wait({leaving, watching}, return_when=asyncio.FIRST_COMPLETED)
