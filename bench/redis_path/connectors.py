@@ -32,6 +32,7 @@ from deploy.verify.eligible import eligible_tokens
 from deploy.workflows.running import require_stack
 
 _ELIGIBLE = eligible_tokens(PROMPT_TOKENS, CHUNK)
+_REST = PROMPT_TOKENS - _ELIGIBLE
 _LOADED_GB = _ELIGIBLE * wide_model.BYTES_A_TOKEN / 1e9
 _FORGOTTEN_S, _POLL_S = 30.0, 0.05
 # What is measured → what the page calls it.
@@ -66,7 +67,8 @@ class Side:
         found["decode_s"] = self.consumer.ask(asked)
         found["decode_cpu_s_gb"] = (self._cpu_s() - cpu_s) / _LOADED_GB
         found["hits"] = self.consumer.hits() - before
-        found["own_s"] = self.consumer.ask(asked)
+        # With another end, so that as many tokens are computed as after a load.
+        found["own_s"] = self.consumer.ask([*asked[:_ELIGIBLE], *prompt(_REST, seed + 2)])
         found["moved_s"] = found["decode_s"] - found["own_s"]
         self._clean(asked)
         if self.server is not None:
@@ -113,7 +115,7 @@ def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
         found: dict[str, list[Turn]] = {side.connector: [] for side in sides}
         for number in range(rounds + 1):
             for side in sides if number % 2 else sides[::-1]:
-                turn = side.turn(10_000 * len(side.connector) + 2 * number)
+                turn = side.turn(10_000 * len(side.connector) + 3 * number)
                 if number:  # the first round warms up
                     found[side.connector].append(turn)
                 say(f"round {number} of {rounds}, {side.connector}: {turn}")

@@ -100,9 +100,10 @@ Two stacks of one producer and one consumer each are up at once, as `deploy up -
 starts them, on a Llama with random weights and 64 KiB of KV a token: a prompt has 176 MiB in 11
 chunks. Engines of the one share KV through Redis (`lmcache`), those of the other through LMCache's
 server (`lmcache-mp`). In each round each stack prefills a prompt, decodes it as soon as the prefill
-answers, and once more, from the engine's own prefix cache. With the server another prompt is
-prefilled, dropped from the server's memory once Redis has it, and decoded. The memory is that of all the stack's processes, engines' KV space
-included, with what they share counted once.
+answers, and once more with another end, from the engine's own prefix cache: that is what both
+connectors compute in any case, and no first token can come sooner. With the server another prompt
+is prefilled, dropped from the server's memory once Redis has it, and decoded. The memory is that of
+all the stack's processes, engines' KV space included, with what they share counted once.
 
 {targets}
 

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from pdkit_connector import metrics_port
-from pdkit_connector.block_runs import copy_by_runs
 from pdkit_connector.ended_engines import release_ended
 from pdkit_connector.first_tier import add_page
 from pdkit_connector.metrics import ServerCollector
@@ -32,7 +31,6 @@ def main() -> None:
     require_own_number()
     hold_connections(requests)
     release_ended()
-    copy_by_runs()
     listen_on_sockets(requests, pages)
     add_pages()
     if address := os.environ.get(metrics_port.ADDRESS_ENV):
