@@ -49,7 +49,7 @@ def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple
             size = file.seek(0, os.SEEK_END)
             first = since if count is None else max(0, size - _TAIL_BYTES)
             if first < size:
-                file.seek(first, os.SEEK_DATA)  # the router may have freed the oldest part
+                file.seek(first, os.SEEK_DATA)  # an engine may have freed the oldest part
             text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ()

@@ -109,7 +109,7 @@ def refuse_bad_pair(
     """Refuse versions that do not belong together, before anything is started.
 
     Raises:
-        ConfigError: the pair is known to be bad, or nobody has proved it; names a good one.
+        ConfigError: the pair is known to be bad, or is untested; names a good one.
     """
     verdict = judge(
         vendor,

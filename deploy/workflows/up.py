@@ -149,7 +149,7 @@ def bring_up(
 
 
 def _checked(result: UpResult, home: Home, report: Report) -> CheckReport | None:
-    """Check what was brought up; None if there is no router to check it by."""
+    """Check the stack that was started; None if it has no router to send prompts to."""
     if not result.running.stack.has_front:
         return None
     if result.outlived_store:

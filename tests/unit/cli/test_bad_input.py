@@ -163,7 +163,7 @@ CASES: dict[str, Case] = {
         "--vendor cuda --image rocm", 2, "--image", "'rocm'", "vendor is cuda",
         hint="--vendor rocm --image rocm",
     ),
-    "a pair that nobody has proved": up(
+    "an untested pair of versions": up(
         "", 2, "vLLM 0.33.0 with LMCache 0.5.6 on cpu is untested", "profile 'cpu'",
         hint="--allow-unproven",
         files={"deploy.yaml": "engine: {python: FOLDER/other}\n", "other": OTHER_VERSIONS},
@@ -211,7 +211,7 @@ CASES: dict[str, Case] = {
         ("undrain", "consumer-0"), 2, ("no stack 'pdkit'",), "deploy up", "state"
     ),
     "drain of nothing": Case(("drain",), 2, ("engine",), "deploy drain --help", "usage"),
-    "restart with a wait that is none": Case(
+    "restart with a negative wait": Case(
         ("restart", "--wait", "-1"), 2, ("--wait -1 is not a number",), "--wait 600", "usage"
     ),
     "rollback of no stack": Case(("rollback",), 2, ("no stack 'pdkit'",), "deploy up", "state"),

@@ -33,7 +33,7 @@ class TestLastLines:
         assert len(last_lines(file)) == 100_000
 
     def test_the_freed_part_of_a_log_is_skipped(self, file: Path) -> None:
-        """As the router leaves a log: its oldest part is a hole, far larger than the memory."""
+        """As an engine leaves a log: its oldest part is a hole, far larger than the memory."""
         with file.open("wb") as log:
             log.truncate(1 << 42)
             log.seek(0, 2)
