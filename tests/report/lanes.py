@@ -16,7 +16,7 @@ from typing import BinaryIO
 from tests.report.results import REPO, results_folder
 
 # The other lane takes what this one leaves of the cores.
-SECOND = ("nice", "-n", "10")
+SECOND = ("nice", "-n", "15")
 
 
 @dataclass(frozen=True)

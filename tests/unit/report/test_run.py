@@ -172,7 +172,7 @@ class TestLanes:
 
     def test_what_runs_beside_is_nice(self, results: Path) -> None:
         Run().both([], [script("c", "nice")])
-        assert (results / "c.log").read_text() == f"{min(os.nice(0) + 10, 19)}\n"
+        assert (results / "c.log").read_text() == f"{min(os.nice(0) + 15, 19)}\n"
 
     def test_no_step_begins_after_one_that_failed(self) -> None:
         run = Run()
