@@ -6,7 +6,7 @@ from deploy.config.choices import IN_ENGINES
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, fail, note, ok, tried, unknown, warn
 from deploy.doctor.seen import EngineCode, ImageSeen, Seen
-from deploy.planning.connector import HOW_TO, connector_choice
+from deploy.planning.connector import HOW_TO
 
 
 def _native(seen: Seen) -> Verdict | None:
@@ -76,10 +76,7 @@ def _plug_ins(seen: Seen) -> Verdict | None:
 
 
 def _connector(seen: Seen) -> Verdict | None:
-    if seen.plan is None:
-        return None
-    asked = seen.spec.connector is not None
-    choice = connector_choice(seen.plan, seen.inventory, asked=asked, versions=seen.versions)
+    choice = seen.connector
     if choice is None or choice.name != IN_ENGINES:
         return None
     here = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from deploy.config.spec import StackSpec
 from deploy.planning.break_even import LastBenchmark
+from deploy.planning.connector import ConnectorChoice
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
 
@@ -250,7 +251,7 @@ class Seen:
         outcomes: step that `up` takes too → how it went.
         hash_seeds: engine → the PYTHONHASHSEED it would be given.
         measured: what the last benchmark of this model on this machine says.
-        versions: of vLLM and LMCache, as far as they are known.
+        connector: how engines share KV, and how else they could; `up` does not try that out.
     """
 
     spec: StackSpec
@@ -268,4 +269,4 @@ class Seen:
     stack: StackSeen | None = None
     hash_seeds: Mapping[str, str] = field(default_factory=dict)
     measured: LastBenchmark | None = None
-    versions: tuple[str | None, str | None] = (None, None)
+    connector: ConnectorChoice | None = None

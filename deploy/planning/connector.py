@@ -15,7 +15,7 @@ from deploy.planning.plan import Plan, make_plan
 HOW_TO = "docs/how-to/multiprocess-lmcache.md"
 # The size that only the other connector has: a change of the connector leaves it out.
 UNUSED_SIZE: Mapping[str, str] = {IN_ENGINES: "server_gib", MP: "staging_gib"}
-_MEANS: Mapping[str, str] = {IN_ENGINES: "inside each engine", MP: "through LMCache's server"}
+_WHERE: Mapping[str, str] = {IN_ENGINES: "inside each engine", MP: "through LMCache's server"}
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,18 @@ class ConnectorChoice:
     refused: str
 
     def __str__(self) -> str:
-        chosen = f"{self.name}, {_MEANS[self.name]}"
-        how = f"{chosen} ({'asked for' if self.asked else 'default'})"
-        other = f"{self.other}, {_MEANS[self.other]},"
+        how = chosen_connector(self.name, asked=self.asked)
+        other = f"{self.other}, {_WHERE[self.other]},"
         if self.refused:
             return f"{how}; {self.other} would be refused: {self.refused}"
         if self.name == MP:
             return f"{how}; {other} works here too, and LMCache has deprecated it"
         return f"{how}, which LMCache has deprecated; {other} works here too: {HOW_TO}"
+
+
+def chosen_connector(name: str, *, asked: bool) -> str:
+    """Return in words which connector engines share KV by, and why."""
+    return f"{name}, {_WHERE[name]} ({'asked for' if asked else 'default'})"
 
 
 def connector_choice(

@@ -11,8 +11,7 @@ from deploy.assets import asset
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
-from deploy.stack.container_layout import ContainerLayout
-from deploy.stack.containers import engine_secrets, in_container
+from deploy.stack.containers import engine_secrets
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.kv_server import kv_server_service
 from deploy.stack.layout import API_KEY, ENGINE_KEY, LOOPBACK, REDIS_PASSWORD, REDIS_URL, Layout
@@ -35,8 +34,7 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
         *((_router(plan, layout),) if plan.has_router else ()),
         *monitoring_services(plan, layout),
     ]
-    if isinstance(layout, ContainerLayout):
-        services = [in_container(service, plan, layout) for service in services]
+    services = [layout.placed(service, plan) for service in services]
     key_named = plan.spec.engine.key_file is not None
     made = (
         *(name for name in engine_secrets(plan) if not (key_named and name == ENGINE_KEY)),

@@ -11,6 +11,7 @@ from deploy.planning.engines import EnginePlan
 from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
+from deploy.stack.containers import in_container
 from deploy.stack.layout import (
     CONNECTOR,
     DRAINED,
@@ -31,6 +32,7 @@ from deploy.stack.layout import (
     Endpoint,
     FilePlace,
 )
+from deploy.stack.service import Service
 
 _ROUTER_PORT = 8000
 _ROUTER_METRICS_PORT = 9000
@@ -175,6 +177,9 @@ class ContainerLayout:
             env[visible] = ",".join(map(str, own))
         numbers = _process_numbers(plan, plan.engines.index(engine) + 1)
         return {**env, **_home_env(engine, plan), **numbers, **self._hub_env(plan)}
+
+    def placed(self, service: Service, plan: Plan) -> Service:
+        return in_container(service, plan, self)
 
     def _hub_env(self, plan: Plan) -> Mapping[str, str]:
         if plan.model.source != "hub":

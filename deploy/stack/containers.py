@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.assets import asset
 from deploy.config.vendors import Vendor
 from deploy.planning.engines import EnginePlan
 from deploy.planning.inventory import Gpu
 from deploy.planning.plan import Plan
-from deploy.stack.container_layout import ContainerLayout
 from deploy.stack.layout import (
     CONNECTOR,
     ENGINE_CACHE,
@@ -28,6 +28,9 @@ from deploy.stack.layout import (
     SHARED_MEMORY,
 )
 from deploy.stack.service import Container, DeviceAccess, Mount, Published, Service, Stack
+
+if TYPE_CHECKING:
+    from deploy.stack.container_layout import ContainerLayout
 
 # 'uid:gid' in containers where Docker runs without root: there it is the user.
 ROOTLESS = "0:0"

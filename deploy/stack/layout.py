@@ -11,6 +11,7 @@ from deploy.planning.engines import EnginePlan
 from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
+from deploy.stack.service import Service
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a container's own network, on which only its stack is
@@ -201,4 +202,8 @@ class Layout(Protocol):
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
         """Return the variables of an engine that differ between processes and containers."""
+        ...
+
+    def placed(self, service: Service, plan: Plan) -> Service:
+        """Return a service with what it gets as a container; as it is, if it is a process."""
         ...

@@ -13,6 +13,7 @@ from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.layout import DRAINED, LOOPBACK, WILDCARDS, Endpoint, FilePlace
+from deploy.stack.service import Service
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ class ProcessLayout:
         hub = {"HF_HUB_CACHE": self.hub_cache, "HF_TOKEN_PATH": self.hub_token}
         named = {name: str(path) for name, path in hub.items() if path}
         return {**self.temp_env, **named, **_gpus_env(plan, engine.devices)}
+
+    def placed(self, service: Service, plan: Plan) -> Service:  # noqa: ARG002 - as it is
+        return service
 
 
 def _gpus_env(plan: Plan, devices: Sequence[int]) -> dict[str, str]:

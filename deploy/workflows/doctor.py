@@ -157,6 +157,7 @@ def _seen(
             trial.result()
         return replace(
             look,
+            connector=prepared.connector_choice,
             docker=here.docker,
             host=host,
             hub=_joined(look.hub, hub),

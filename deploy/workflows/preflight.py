@@ -140,7 +140,6 @@ def _bare(prepared: Prepared) -> Seen:
         inventory=prepared.inventory,
         plan=prepared.plan,
         measured=prepared.measured,
-        versions=prepared.facts.versions,
     )
 
 

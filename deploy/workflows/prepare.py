@@ -119,13 +119,24 @@ class Prepared:
 
     @cached_property
     def connector_choice(self) -> ConnectorChoice | None:
-        """How engines share KV; None if they share none. Plans a second time to find out."""
+        """How engines share KV, and how else they could; None if they share none.
+
+        Plans a second time to find out; `chosen_connector` does not.
+        """
         from deploy.planning.connector import connector_choice
 
         asked = self.spec.connector is not None
         return connector_choice(
             self.plan, self.inventory, asked=asked, versions=self.facts.versions
         )
+
+    @property
+    def chosen_connector(self) -> str:
+        """How engines share KV and why, in words; "" if they share none."""
+        from deploy.planning.connector import chosen_connector
+
+        asked = self.spec.connector is not None
+        return chosen_connector(self.plan.connector, asked=asked) if self.plan.shares_kv else ""
 
     @property
     def inventory(self) -> Inventory:

@@ -111,8 +111,8 @@ class StackStart:
         if prepared.model.source == "tiny":
             self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
         self._report(f"data type: {prepared.plan.dtype}")
-        if choice := prepared.connector_choice:
-            self._report(f"connector: {choice}")
+        if chosen := prepared.chosen_connector:
+            self._report(f"connector: {chosen}")
         secrets = stack_secrets(prepared, self._files.secrets_dir)
         provide_caches(prepared)
         self.launcher.prepare(prepared.stack, secrets, stop_s=prepared.spec.timeouts.stop_s)

@@ -41,6 +41,21 @@ def test_what_does_not_exist_is_found() -> None:
     assert missing(text) == ["scripts/gone", "blacker"]
 
 
+def test_what_makes_the_reference_is_what_its_hook_watches() -> None:
+    """The modules that the script and the types of `--json` are made of."""
+    config = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text("utf-8"))
+    hooks = config["repos"][0]["hooks"]
+    (watched,) = (re.compile(hook["files"]) for hook in hooks if hook["id"] == "reference")
+    sources = [REPO / "scripts" / "reference.py", *(REPO / "deploy/output/contract").glob("*.py")]
+    text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
+    modules = set(re.findall(r"^from (deploy\.[\w.]+) import", text, re.MULTILINE))
+    assert {"deploy.output.contract.documents", "deploy.workflows.down"} <= modules
+    unwatched = {one for one in modules if not watched.search(f"{one.replace('.', '/')}.py")}
+    assert unwatched == set()
+    assert not watched.search("deploy/router/pdkit_router/app.py")
+    assert not watched.search("docs/how-to/images.md")
+
+
 def test_the_workflow_is_one() -> None:
     schema = get_builtin_schema("vendor.github-workflows")
     validator = jsonschema.validators.validator_for(schema)(schema)

@@ -29,6 +29,7 @@ from deploy.doctor.seen import (
     StepOutcome,
 )
 from deploy.planning.break_even import LastBenchmark
+from deploy.planning.connector import connector_choice
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.plan import Plan, make_plan
 from tests.unit.conftest import MACHINE, TINY
@@ -351,7 +352,8 @@ def seen_in(case: Case) -> Seen:
     fields = {"vendor": "cpu", "runtime": "process", **case.fields}
     spec = StackSpec.model_validate(fields)
     plan: Plan = make_plan(spec, case.model, case.machine)
-    return Seen(spec=spec, inventory=case.machine, plan=plan, **case.seen)
+    connector = connector_choice(plan, case.machine, asked=spec.connector is not None)
+    return Seen(spec=spec, inventory=case.machine, plan=plan, connector=connector, **case.seen)
 
 
 @pytest.mark.parametrize(

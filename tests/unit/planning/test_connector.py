@@ -31,6 +31,7 @@ def test_the_default_names_its_successor_where_it_works(prepared: Make) -> None:
     assert made == ConnectorChoice("lmcache", False, "lmcache-mp", "")
     assert str(made).startswith("lmcache, inside each engine (default), which LMCache has deprec")
     assert str(made).endswith(f"works here too: {HOW_TO}")
+    assert str(made).startswith(f"{prepared().chosen_connector}, ")
     assert (REPO / HOW_TO).is_file()
 
 
@@ -65,6 +66,7 @@ def test_the_default_says_why_not_its_successor(
 def test_the_successor_is_asked_for_and_the_default_is_still_possible(prepared: Make) -> None:
     made = choice(prepared(**MP))
     assert made == ConnectorChoice("lmcache-mp", True, "lmcache", "")
+    assert prepared(**MP).chosen_connector == "lmcache-mp, through LMCache's server (asked for)"
     assert str(made).endswith(
         "lmcache, inside each engine, works here too, and LMCache has deprecated it"
     )
@@ -100,6 +102,7 @@ def test_engines_that_share_nothing_need_no_connector(prepared: Make) -> None:
     found = prepared(versions=SERVERS, **alone)
     assert found.plan.kv_server is None
     assert found.connector_choice is None
+    assert found.chosen_connector == ""
 
 
 def test_what_was_asked_for_is_refused_with_the_way_that_works(prepared: Make) -> None:

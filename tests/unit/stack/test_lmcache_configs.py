@@ -47,6 +47,19 @@ def test_there_is_a_file_for_each_client_and_role(repo: Path) -> None:
     assert found == {f"{client}-{role}.yaml" for client in CLIENTS for role in ROLES}
 
 
+def test_with_lmcaches_server_there_is_none_and_each_file_says_why(
+    repo: Path, contained: Callable[..., Case]
+) -> None:
+    made = contained(vendor="cpu", connector="lmcache-mp")
+    files = {Path(file).name for file in made.document["x-pdkit"]["files"]}
+    assert "lmcache.yaml" not in files and "second-tier.yaml" in files
+    server = made.services["kv-server"]["command"]
+    assert {"--chunk-size", "--l2-adapter"} <= set(server)
+    said = "`deploy render --vendor cpu --connector lmcache-mp` shows them."
+    for file in (repo / "lmcache_configs").iterdir():
+        assert said in file.read_text(encoding="utf-8").partition("\n\n")[0]
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("client", CLIENTS)
 class TestFiles:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from deploy.stack.build import build_stack
+from deploy.stack.layout import Layout
 from deploy.stack.service import HealthCheck, Service, ServiceRole, Stack
+from deploy.workflows.prepare import Prepared
+from tests.unit.stack.cases import machine_with
 
 
 def service(name: str, role: ServiceRole, host: str = "127.0.0.1") -> Service:
@@ -23,6 +30,25 @@ def service(name: str, role: ServiceRole, host: str = "127.0.0.1") -> Service:
 )
 def test_url(host: str, url: str) -> None:
     assert service("router", "router", host).url == url
+
+
+class SomeLayout:
+    """A layout that is of no class the kit knows, and answers as another one does."""
+
+    def __init__(self, other: Layout) -> None:
+        self.other = other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.other, name)
+
+
+@pytest.mark.parametrize("runtime", ["process", "compose"])
+def test_what_differs_between_runtimes_is_asked_of_the_layout(
+    prepared: Callable[..., Prepared], runtime: str
+) -> None:
+    made = prepared(vendor="cuda", runtime=runtime, machine=machine_with("cuda", 0, 1))
+    assert build_stack(made.plan, SomeLayout(made.layout)) == made.stack
+    assert all((one.container is not None) is (runtime == "compose") for one in made.stack.services)
 
 
 def test_finding_services() -> None:

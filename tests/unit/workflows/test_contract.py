@@ -5,20 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jsonschema import ValidationError
 from typer.main import get_command
 
+from deploy.benchmark.report import files
+from deploy.benchmark.results import write_result
 from deploy.cli import main as main_module
 from deploy.cli.commands import whole_app
 from deploy.output.contract import COMMANDS
 from deploy.runtime.home import Home
+from deploy.workflows import catalog_images
+from tests.conftest import REPO
 from tests.contract import SCHEMAS, validate_state, validated
+from tests.unit.benchmark.samples import repeat, result
 from tests.unit.workflows.conftest import Lab
 
 Run = Callable[..., dict[str, Any]]
+# Command → the file with the test that validates its success, if not this one.
+ELSEWHERE = {
+    "init": "tests/unit/cli/test_init.py",
+    "export kubernetes": "tests/unit/cli/test_export.py",
+    "bench sweep": "tests/unit/cli/test_bench_sweep.py",
+    "doctor": "tests/e2e/test_doctor.py",
+    "swap": "tests/e2e/docker/test_swap.py",
+    "rollback": "tests/e2e/docker/test_swap.py",
+}
 
 
 @pytest.fixture
@@ -76,6 +91,62 @@ def test_from_the_start_to_the_end(run: Run, lab: Lab, tmp_path: Path) -> None:
     assert run(lab.home, "status")["data"]["up"] is False
 
 
+def test_of_an_engine_that_is_taken_out_of_use(run: Run, served: Lab) -> None:
+    assert run(served.home, "drain", "consumer-1")["data"]["drained"] is True
+    assert run(served.home, "undrain", "consumer-1")["data"]["drained"] is False
+    assert list(run(served.home, "restart", "consumer-1")["data"]["seconds"]) == ["consumer-1"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--vendor", "cpu", "--runtime", "compose"),
+        ("render", "--vendor", "cpu", "-o", "out"),
+        ("images", "list"),
+        ("images", "pull"),
+        ("images", "build", "router", "--base", "mine:1"),
+    ],
+)
+def test_without_a_stack(
+    run: Run, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("answering_engine", "pull_image", "build"):
+        monkeypatch.setattr(catalog_images, name, lambda *_, **__: None)
+    monkeypatch.setattr(catalog_images, "engine_answers", lambda: False)
+    found = run(Home(tmp_path, tmp_path), *arguments)
+    assert " ".join(arguments).startswith(found["command"])
+    assert all(found["data"].values()) or found["command"] == "plan"
+
+
+def test_of_finished_benchmarks(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(javascript_bundle=str, vegalite_to_png=lambda *_, **__: b"")
+    monkeypatch.setattr(files, "_library", lambda: library)
+    home = Home(tmp_path, tmp_path)
+    aggregated = _measured(tmp_path / "first", "2a", 2.0, seed=0)
+    split = _measured(tmp_path / "second", "1p1d", 3.0, seed=0)
+    unlike = _measured(tmp_path / "third", "1p1d", 3.0, seed=1)
+    compared = run(home, "bench", "compare", aggregated, unlike, "--anyway")["data"]
+    assert compared["unlike"] and compared["points"][0]["metrics"][0]["ratio"]
+    report = run(home, "bench", "report", aggregated, split, "-o", str(tmp_path / "out"))["data"]
+    assert report["ratio"] and report["files"]
+
+
+def _measured(folder: Path, topology: str, goodput: float, *, seed: int) -> str:
+    """Write a result of a topology, and return its folder."""
+    repeats = [repeat(at, goodput_per_s=goodput + at / 100) for at in range(6)]
+    stack = {**result().stack.model_dump(), "topology": topology, "redis": topology == "1p1d"}
+    folder.mkdir()
+    write_result(folder, result(repeats=repeats, stack=stack, seed=seed))
+    return str(folder)
+
+
+def _is_run(command: str) -> bool:
+    """Tell whether the file that is to test a command names it as tests type it."""
+    file = Path(__file__) if command not in ELSEWHERE else REPO / ELSEWHERE[command]
+    return '"{}"'.format('", "'.join(command.split())) in file.read_text(encoding="utf-8")
+
+
 def _commands(group: Any, before: str = "") -> Iterator[str]:
     for name, command in group.commands.items():
         inner = getattr(command, "commands", None)
@@ -90,6 +161,11 @@ class TestSchemas:
         assert set(_commands(get_command(whole_app()))) == set(COMMANDS)
         wanted = {f"{name.replace(' ', '-')}.json" for name in COMMANDS} | {"state.json"}
         assert {file.name for file in SCHEMAS.iterdir()} == wanted
+
+    def test_a_test_runs_every_command(self) -> None:
+        assert [command for command in COMMANDS if not _is_run(command)] == []
+        assert ELSEWHERE.keys() <= COMMANDS.keys()
+        assert not _is_run("bench of nothing")
 
     @pytest.mark.parametrize("change", [{"new": 1}, {"services": None}, {"healthy": "yes"}])
     def test_other_documents_do_not_fit(

@@ -22,13 +22,14 @@ from deploy.errors import (
     StackUnhealthy,
     StateError,
 )
+from deploy.planning import plan
 from deploy.runtime import host
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
 from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.state import read_state
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows import prepare, up
+from deploy.workflows import up
 from deploy.workflows.bench.facts import up_extra_s
 from deploy.workflows.down import stop_stack
 from deploy.workflows.logs import chosen_services, log_source, tail
@@ -41,16 +42,18 @@ SERVICES = ["redis", "producer-0", "consumer-0", "router"]
 
 
 def test_a_fresh_start_plans_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check after it works with the same plan as the start."""
-    plan, plans = prepare.make_plan, []
+    """The check after it works with the same plan, and no other connector is tried out."""
+    need, plans = plan.gpu_need, []
 
     def counted(*args: Any) -> Any:
         plans.append(args)
-        return plan(*args)
+        return need(*args)
 
-    monkeypatch.setattr(prepare, "make_plan", counted)
+    # What `make_plan` asks first, whoever calls it.
+    monkeypatch.setattr(plan, "gpu_need", counted)
     started = lab.up(lab.spec(), check=True)
     assert len(plans) == 1
+    assert "connector: lmcache, inside each engine (default)" in lab.lines
     found = require_stack(lab.home, "pdkit")
     assert found.prepared == started.running.prepared, "as any later command finds it"
     assert found.secrets.keys() == started.running.secrets.keys()
