@@ -16,6 +16,9 @@ from deploy.benchmark.statistics import Estimate, noise
 
 # Steps of a distribution's curve: enough for the eye, and few enough for a page.
 _QUANTILES = (*range(0, 98, 2), 98, 99, 99.5, 100)
+# Times are kept in steps of 10 µs. A gap between tokens of one piece is 0, which has no
+# place on a log scale.
+_LEAST_MS = 0.01
 # The stages as a request passes them, with the colour's order in the chart.
 _STAGES = {
     ("producer", "queue"): "queue before prefill",
@@ -177,7 +180,8 @@ def distribution(found: Iterable[Point], field: str) -> Iterator[dict[str, Any]]
         )
         for share in _QUANTILES if values else ():
             at = round(share / 100 * (len(values) - 1))
-            yield {"stack": point.run.name, "ms": 1e3 * values[at], "share": share / 100}
+            ms = max(1e3 * values[at], _LEAST_MS)
+            yield {"stack": point.run.name, "ms": ms, "share": share / 100}
 
 
 def _times(record: RequestRecord, field: str) -> Sequence[float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 
 from deploy.benchmark.report import points
 from deploy.benchmark.report.charts import charts
@@ -150,6 +151,17 @@ class TestCharts:
         closed = [repeat(0, rate=None, concurrency=4)]
         assert "goodput" not in self.names(measured(repeats=closed))
 
+    def test_axes_have_plain_numbers(self) -> None:
+        """Not 0.5k, nor 5e+2."""
+        slow = {"producer": {"prefill": 1.05}}
+        repeats = [repeat(at, rate=5.0 * at, stages=slow) for at in (1, 2)]
+        labels: set[str] = set()
+        for chart in charts(runs(measured(repeats=repeats))):
+            svg = vl_convert.vegalite_to_svg({**chart.spec, "width": 640})
+            labels |= set(re.findall(">([^<]+)</text>", svg))
+        assert {"10", "500", "1,000"} <= labels
+        assert not [one for one in labels if re.search(r"\d(k|e\+)", one)]
+
     def test_a_stack_has_the_same_colour_in_all(self) -> None:
         found = json.dumps([chart.spec for chart in charts(runs(measured(), measured("2a")))])
         stacks = re.findall(r'"domain": \["1p1d", "2a"\], "range": (\["#.*?\])', found)
@@ -169,6 +181,13 @@ class TestPoints:
         assert (found[0]["ms"], found[-1]["ms"], found[-1]["share"]) == (1.0, 100.0, 1.0)
         half = next(one for one in found if one["share"] == 0.5)
         assert half["ms"] == pytest.approx(50, abs=1)
+
+    def test_gaps_of_zero_are_on_the_log_scale(self) -> None:
+        """An engine that falls behind sends several tokens in one piece."""
+        at_once = [one.model_copy(update={"itl_s": [0.0, 0.01]}) for one in records(0)]
+        (point, *_) = points.points(named([(measured(), at_once)]))
+        found = list(points.distribution([point], "itl_s"))
+        assert {round(one["ms"], 3) for one in found} == {0.01, 10.0}
 
     def test_stacks_are_compared_at_a_load_that_all_can_take(self) -> None:
         weak = [
