@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from deploy.benchmark.compare import METRICS, by_load, differences, median_metric, values_of
+from deploy.benchmark.own_cost import measured_once
 from deploy.benchmark.report.verdict import stack_names
 from deploy.benchmark.results import Repeat, RequestRecord, Result
 from deploy.benchmark.slo import RESOLUTION
@@ -42,7 +43,8 @@ class StackRuns:
     """All runs of a stack together, with a name of its own.
 
     Attributes:
-        result: the first run's, with the repeats of all.
+        result: the first run's, with the repeats of all, and the medians of what each run measured
+            once.
     """
 
     name: str
@@ -112,7 +114,11 @@ def _merged(group: Sequence[Measured]) -> Measured:
             if one.repeat in number
         ]
     interrupted = any(result.interrupted for result, _ in group)
-    update = {"repeats": repeats, "interrupted": interrupted}
+    update = {
+        "repeats": repeats,
+        "interrupted": interrupted,
+        **measured_once([result for result, _ in group]),
+    }
     return group[0][0].model_copy(update=update), requests
 
 

@@ -96,6 +96,15 @@ class TestPage:
         bare = measured(repeats=[repeat(0)])
         assert "own cost" not in drawn(runs(bare))
 
+    def test_costs_that_a_run_measures_once_are_the_medians_of_the_runs(self) -> None:
+        kinds = ("p50", "p90", "p99", "mean")
+        rounds = [
+            measured(hop_s=dict.fromkeys(kinds, ms / 1e3), up_extra_s=up_s)
+            for ms, up_s in ((9, 90.0), (1, 50.0), (2, 51.0))
+        ]
+        text = drawn(runs(*rounds, measured()))
+        assert re.search("<td>1p1d</td><td>2 ms</td><td>2 ms</td>.*<td>51 s</td></tr>", text)
+
     def test_use_of_gpus(self) -> None:
         gpu = {"0": {"utilization": 0.875, "peak_memory_bytes": 3 << 30},
                "1": {"utilization": None, "peak_memory_bytes": None}}  # fmt: skip
