@@ -45,11 +45,13 @@ class StackRuns:
     Attributes:
         result: the first run's, with the repeats of all, and the medians of what each run measured
             once.
+        starts: of a sweep, the number of the start that each repeat is of.
     """
 
     name: str
     result: Result
     requests: Sequence[RequestRecord]
+    starts: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,40 @@ class Point:
     load: str
     repeats: Sequence[Repeat]
 
+    @property
+    def samples(self) -> list[list[Repeat]]:
+        """The repeats by what is independent: each of them; in a sweep, those of each start."""
+        starts = self.run.starts
+        found: dict[int, list[Repeat]] = {}
+        for one in self.repeats:
+            found.setdefault(starts[one.index] if starts else one.index, []).append(one)
+        return list(found.values())
+
     def median(self, metric: str) -> Estimate | None:
         """Return a metric of METRICS, by its name."""
-        return median_metric(_METRICS[metric], self.repeats)
+        return median_metric(_METRICS[metric], self._values(metric))
 
     @property
     def noise(self) -> float | None:
         """Relative spread of the TTFT medians."""
-        found = values_of(_METRICS["TTFT p50"], self.repeats)
+        found = self._values("TTFT p50")
         return noise(found) if len(found) > 1 and min(found) > 0 else None
+
+    def _values(self, metric: str) -> list[float]:
+        """Return one value of each sample that has the metric: the median of its repeats."""
+        found = (values_of(_METRICS[metric], sample) for sample in self.samples)
+        return [median(values) for values in found if values]
 
 
 _METRICS = {metric.name: metric for metric in METRICS}
 
 
-def named(results: Sequence[Measured]) -> list[StackRuns]:
-    """Return the stacks with names that tell them apart; like runs of a stack are one."""
+def named(results: Sequence[Measured], *, of_sweep: bool = False) -> list[StackRuns]:
+    """Return the stacks with names that tell them apart; like runs of a stack are one.
+
+    Args:
+        of_sweep: each run is of another start, so that its repeats are not independent.
+    """
     groups: list[list[Measured]] = []
     for one in results:
         like = next((group for group in groups if _like(group[0][0], one[0])), None)
@@ -86,8 +106,8 @@ def named(results: Sequence[Measured]) -> list[StackRuns]:
     merged = [_merged(group) for group in groups]
     names = stack_names([result for result, _ in merged])
     return [
-        StackRuns(name, result, requests)
-        for name, (result, requests) in zip(names, merged, strict=True)
+        StackRuns(name, result, requests, _starts(group) if of_sweep else None)
+        for name, group, (result, requests) in zip(names, groups, merged, strict=True)
     ]
 
 
@@ -120,6 +140,11 @@ def _merged(group: Sequence[Measured]) -> Measured:
         **measured_once([result for result, _ in group]),
     }
     return group[0][0].model_copy(update=update), requests
+
+
+def _starts(group: Sequence[Measured]) -> list[int]:
+    """Return the number of the run that each repeat is of, in the order of `_merged`."""
+    return [at for at, (result, _) in enumerate(group) for _ in result.repeats]
 
 
 def _level(result: Result, repeat: Repeat, group: Sequence[Measured]) -> float | None:

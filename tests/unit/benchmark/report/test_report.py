@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import vl_convert
 
-from deploy.benchmark.report import points
+from deploy.benchmark.report import files, points
 from deploy.benchmark.report.charts import charts
 from deploy.benchmark.report.files import result_folders, table, write_report
 from deploy.benchmark.report.page import page
@@ -28,9 +28,12 @@ from deploy.benchmark.results import (
     append_requests,
     write_result,
 )
+from deploy.benchmark.statistics import median_of
+from deploy.benchmark.sweep import write_sweep
 from deploy.errors import MissingTool, UsageError
 from tests.unit.benchmark.samples import repeat, result
 from tests.unit.benchmark.test_break_even import PATH
+from tests.unit.benchmark.test_sweep import sweep as a_sweep
 
 STAGES = {
     "producer": {"queue": 0.01, "prefill": 0.1},
@@ -222,6 +225,21 @@ class TestPoints:
         assert [run.name for run in unlike] == ["1p1d #1", "1p1d #2"]
         assert second.load == "2 requests/s offered"
 
+    def test_a_start_of_a_sweep_is_one_value(self) -> None:
+        """Its repeats share what varies from start to start: they are no larger sample of that."""
+        rates = [10.0, 11.0, 12.0, 13.0, 14.0]
+        rounds = [
+            measured(repeats=[repeat(at, goodput_per_s=g) for at, g in enumerate((9, rate, 99))])
+            for rate in rates
+        ]
+        swept, pooled = (named([(one, []) for one in rounds], of_sweep=of) for of in (True, False))
+        (point,), (other,) = points.points(swept), points.points(pooled)
+        assert point.median("goodput") == median_of(rates)
+        assert len(point.repeats) == 15
+        assert "starts at each load: 5" in drawn(swept)
+        assert [len(sample) for sample in other.samples] == [1] * 15
+        assert "repeats at each load: 15" in drawn(pooled)
+
     def test_rates_of_several_searches_that_hardly_differ_are_one_load(self) -> None:
         search = {
             "required_share": 0.9,
@@ -300,6 +318,16 @@ class TestFiles:
         assert table_file.read_text().startswith("stack,load,metric")
         assert len(pictures) == 7
         assert all(one.read_bytes().startswith(b"\x89PNG") for one in pictures)
+
+    def test_of_a_sweep_that_is_not_finished(
+        self, sweep: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its finished runs are judged, and each of them is one value of an interval."""
+        monkeypatch.setattr(files, "charts", lambda _: [])
+        write_sweep(sweep, a_sweep({"1p1d": [2.0], "2a": [3.0]}))
+        written = write_report(result_folders(sweep), sweep)
+        assert written.verdict.sentence.startswith("Too few rounds to tell 1p1d from 2a")
+        assert "starts at each load: 1 " in written.files[0].read_text()
 
     def test_a_result_itself_is_one(self, sweep: Path) -> None:
         assert result_folders(sweep / "2a") == [sweep / "2a"]
