@@ -1,7 +1,8 @@
 """Open a report in headless Chromium: at a phone's and a desktop's width, light and dark.
 
 Fails where the page writes to the console, asks for anything outside itself, does not draw all
-charts, or is wider than the window. Leaves the four screenshots for people to look at.
+charts, draws one with an axis without labels or a distribution as a vertical line, or is wider than
+the window. Leaves the four screenshots for people to look at.
 
 Needs Chromium (Debian: `apt-get install chromium`) and `pip install playwright`; neither is
 installed by scripts/install. Usage: python bench/report_page.py REPORT.html FOLDER
@@ -19,6 +20,12 @@ from playwright.sync_api import Browser, sync_playwright
 
 WIDTHS = (390, 1280)
 THEMES = ("light", "dark")
+_BARE_AXES = """() => [...document.querySelectorAll('.chart .role-axis[aria-label]')]
+    .filter(axis => !axis.querySelector('.role-axis-label text')?.textContent)
+    .map(axis => `${axis.closest('.chart').id} has no labels: ${axis.ariaLabel}`)"""
+_UPRIGHT = """() => [...document.querySelectorAll('[id$=-distribution] .mark-line path')]
+    .filter(line => line.getBBox().width < 1)
+    .map(line => `${line.closest('.chart').id} has a vertical line`)"""
 
 
 def main() -> None:
@@ -57,6 +64,8 @@ def faults(browser: Browser, report: Path, width: int, theme: str, folder: Path)
     missing = page.evaluate("document.querySelectorAll('.chart:not(:has(svg))').length")
     if missing:
         yield f"{missing} charts were not drawn"
+    yield from page.evaluate(_BARE_AXES)
+    yield from page.evaluate(_UPRIGHT)
     page.close()
 
 

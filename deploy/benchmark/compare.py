@@ -174,10 +174,9 @@ def _latency(field: str, percentile: str) -> Callable[[Repeat], float | None]:
 METRICS = tuple(_metrics())
 
 
-def median_metric(metric: Metric, repeats: Sequence[Repeat]) -> Estimate | None:
-    """Return a metric's median; None if no repeat has it."""
-    found = values_of(metric, repeats)
-    return median_of(found, most=1.0 if metric.unit == "%" else math.inf) if found else None
+def median_metric(metric: Metric, values: Sequence[float]) -> Estimate | None:
+    """Return the median of a metric's values; None without any."""
+    return median_of(values, most=1.0 if metric.unit == "%" else math.inf) if values else None
 
 
 def values_of(metric: Metric, repeats: Sequence[Repeat]) -> list[float]:
@@ -188,7 +187,7 @@ def values_of(metric: Metric, repeats: Sequence[Repeat]) -> list[float]:
 def _rows(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[MetricRow]:
     rows = []
     for metric in METRICS:
-        ours, theirs = median_metric(metric, first), median_metric(metric, second)
+        ours, theirs = (median_metric(metric, values_of(metric, one)) for one in (first, second))
         if ours and theirs:
             rows.append(MetricRow(metric, ours, theirs, _ratio(metric, first, second)))
     return rows

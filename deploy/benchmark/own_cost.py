@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from deploy.benchmark.results import Percentiles, Repeat, Result
 
@@ -59,6 +60,21 @@ def own_cost(result: Result) -> OwnCost:
         },
         up_extra_s=result.up_extra_s,
     )
+
+
+def measured_once(runs: Sequence[Result]) -> dict[str, Any]:
+    """Return the costs that a run measures once, as fields of a result: the medians of the runs."""
+    hops = [one.hop_s for one in runs if one.hop_s]
+    ups = [one.up_extra_s for one in runs if one.up_extra_s is not None]
+    return {
+        "hop_s": _median(hops) if hops else None,
+        "up_extra_s": median(ups) if ups else None,
+    }
+
+
+def _median(hops: Sequence[Percentiles]) -> Percentiles:
+    fields = Percentiles.model_fields
+    return Percentiles(**{name: median(getattr(one, name) for one in hops) for name in fields})
 
 
 def _router_cpu_s(repeats: Sequence[Repeat]) -> float | None:

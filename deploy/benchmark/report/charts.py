@@ -185,7 +185,7 @@ def _goodput(values: list[Spec], order: Sequence[str]) -> Spec:
     wide = bool(rates) and max(rates) > 16 * min(rates)
     scale = {"type": "log", "nice": False} if wide else {}
     x = _axis(
-        "offered", "requests offered per second", axis={"tickCount": 6, "format": ",~g"},
+        "offered", "requests offered per second", axis={"tickCount": 6, "format": ",~f"},
         scale=scale,
     )  # fmt: skip
     return _spec(values, **_with_intervals(x, y, order, tooltip, below=[ideal]))
@@ -232,7 +232,7 @@ def _bars(
                 "field": "stack", "type": "nominal", "sort": list(order), "title": None,
                 "axis": {"labelFontSize": 13},
             },
-            "x": _axis(amount, title, stack="zero", axis={"format": "%" if share else "~s"}),
+            "x": _axis(amount, title, stack="zero", axis={"format": "%" if share else ",~f"}),
             "color": {
                 "field": kind,
                 "type": "nominal",

@@ -51,8 +51,8 @@ def write_report(folders: Sequence[Path], out: Path) -> WrittenReport:
             raise UsageError(
                 f"{folder}: the result has no finished repeat", hint="deploy bench, to run it again"
             )
-    runs = named(results)
     found = of_sweep(folders) or verdict([result for result, _ in results])
+    runs = named(results, of_sweep=found.sweep is not None)
     drawn = charts(runs)
     files: dict[str, bytes] = {
         PAGE: page(runs, found, drawn, library.javascript_bundle()).encode(),

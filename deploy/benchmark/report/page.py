@@ -75,15 +75,19 @@ def _embedded(json_text: str) -> str:
 def _conditions(runs: Sequence[StackRuns]) -> str:
     result = runs[0].result
     machine = result.machine
-    repeats = sorted({len(point.repeats) for point in points(runs)})
+    counts = sorted({len(point.samples) for point in points(runs)})
     parts = [
         f"{len(runs)} {'stack' if len(runs) == 1 else 'stacks'}",
-        f"repeats at each load: {_range(repeats)}",
+        f"{'starts' if _of_sweep(runs) else 'repeats'} at each load: {_range(counts)}",
         f"SLO: {slo_text(result) or 'none'}",
         ", ".join(machine.gpus) or f"{machine.processor}, {machine.cores} cores",
         result.started[:10],
     ]
     return " · ".join(parts)
+
+
+def _of_sweep(runs: Sequence[StackRuns]) -> bool:
+    return runs[0].starts is not None
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -100,8 +104,9 @@ def _figure(chart: Chart) -> str:
 
 def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
     yield "<h2>Results</h2>"
+    values = "starts, each with the median of its repeats" if _of_sweep(runs) else "repeats"
     yield (
-        '<p class="soft">Medians of the repeats, with 95 % intervals where there are five or more. '
+        f'<p class="soft">Medians of the {values}; 95 % intervals where there are five or more. '
         "Noise is the relative spread of the TTFT medians. Of many loads, each stack's best and "
         "the one to compare are shown; report.csv has all. Rates of several searches of a stack "
         "are rounded to steps of 10 %.</p>"

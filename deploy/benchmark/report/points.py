@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from deploy.benchmark.compare import METRICS, by_load, differences, median_metric, values_of
+from deploy.benchmark.own_cost import measured_once
 from deploy.benchmark.report.verdict import stack_names
 from deploy.benchmark.results import Repeat, RequestRecord, Result
 from deploy.benchmark.slo import RESOLUTION
@@ -16,6 +17,9 @@ from deploy.benchmark.statistics import Estimate, noise
 
 # Steps of a distribution's curve: enough for the eye, and few enough for a page.
 _QUANTILES = (*range(0, 98, 2), 98, 99, 99.5, 100)
+# Times are kept in steps of 10 µs. A gap between tokens of one piece is 0, which has no
+# place on a log scale.
+_LEAST_MS = 0.01
 # The stages as a request passes them, with the colour's order in the chart.
 _STAGES = {
     ("producer", "queue"): "queue before prefill",
@@ -39,12 +43,15 @@ class StackRuns:
     """All runs of a stack together, with a name of its own.
 
     Attributes:
-        result: the first run's, with the repeats of all.
+        result: the first run's, with the repeats of all, and the medians of what each run measured
+            once.
+        starts: of a sweep, the number of the start that each repeat is of.
     """
 
     name: str
     result: Result
     requests: Sequence[RequestRecord]
+    starts: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,22 +62,40 @@ class Point:
     load: str
     repeats: Sequence[Repeat]
 
+    @property
+    def samples(self) -> list[list[Repeat]]:
+        """The repeats by what is independent: each of them; in a sweep, those of each start."""
+        starts = self.run.starts
+        found: dict[int, list[Repeat]] = {}
+        for one in self.repeats:
+            found.setdefault(starts[one.index] if starts else one.index, []).append(one)
+        return list(found.values())
+
     def median(self, metric: str) -> Estimate | None:
         """Return a metric of METRICS, by its name."""
-        return median_metric(_METRICS[metric], self.repeats)
+        return median_metric(_METRICS[metric], self._values(metric))
 
     @property
     def noise(self) -> float | None:
         """Relative spread of the TTFT medians."""
-        found = values_of(_METRICS["TTFT p50"], self.repeats)
+        found = self._values("TTFT p50")
         return noise(found) if len(found) > 1 and min(found) > 0 else None
+
+    def _values(self, metric: str) -> list[float]:
+        """Return one value of each sample that has the metric: the median of its repeats."""
+        found = (values_of(_METRICS[metric], sample) for sample in self.samples)
+        return [median(values) for values in found if values]
 
 
 _METRICS = {metric.name: metric for metric in METRICS}
 
 
-def named(results: Sequence[Measured]) -> list[StackRuns]:
-    """Return the stacks with names that tell them apart; like runs of a stack are one."""
+def named(results: Sequence[Measured], *, of_sweep: bool = False) -> list[StackRuns]:
+    """Return the stacks with names that tell them apart; like runs of a stack are one.
+
+    Args:
+        of_sweep: each run is of another start, so that its repeats are not independent.
+    """
     groups: list[list[Measured]] = []
     for one in results:
         like = next((group for group in groups if _like(group[0][0], one[0])), None)
@@ -81,8 +106,8 @@ def named(results: Sequence[Measured]) -> list[StackRuns]:
     merged = [_merged(group) for group in groups]
     names = stack_names([result for result, _ in merged])
     return [
-        StackRuns(name, result, requests)
-        for name, (result, requests) in zip(names, merged, strict=True)
+        StackRuns(name, result, requests, _starts(group) if of_sweep else None)
+        for name, group, (result, requests) in zip(names, groups, merged, strict=True)
     ]
 
 
@@ -109,8 +134,17 @@ def _merged(group: Sequence[Measured]) -> Measured:
             if one.repeat in number
         ]
     interrupted = any(result.interrupted for result, _ in group)
-    update = {"repeats": repeats, "interrupted": interrupted}
+    update = {
+        "repeats": repeats,
+        "interrupted": interrupted,
+        **measured_once([result for result, _ in group]),
+    }
     return group[0][0].model_copy(update=update), requests
+
+
+def _starts(group: Sequence[Measured]) -> list[int]:
+    """Return the number of the run that each repeat is of, in the order of `_merged`."""
+    return [at for at, (result, _) in enumerate(group) for _ in result.repeats]
 
 
 def _level(result: Result, repeat: Repeat, group: Sequence[Measured]) -> float | None:
@@ -177,7 +211,8 @@ def distribution(found: Iterable[Point], field: str) -> Iterator[dict[str, Any]]
         )
         for share in _QUANTILES if values else ():
             at = round(share / 100 * (len(values) - 1))
-            yield {"stack": point.run.name, "ms": 1e3 * values[at], "share": share / 100}
+            ms = max(1e3 * values[at], _LEAST_MS)
+            yield {"stack": point.run.name, "ms": ms, "share": share / 100}
 
 
 def _times(record: RequestRecord, field: str) -> Sequence[float]:

@@ -11,7 +11,7 @@ from typing import Literal
 from deploy.benchmark.compare import by_load, differences
 from deploy.benchmark.results import Result, StackFacts
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
-from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, Sweep, SweepVerdict, read_sweep
+from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, Sweep, SweepVerdict, judge, read_sweep
 
 Kind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one run"]
 
@@ -143,15 +143,14 @@ def verdict(results: Sequence[Result]) -> ReportVerdict:
 def of_sweep(folders: Sequence[Path]) -> ReportVerdict | None:
     """Return the verdict of the sweep that these are the runs of; None if they are not.
 
-    It pairs the rounds, in which the topologies ran soon after one another.
+    It pairs the rounds, in which the topologies ran soon after one another. An unfinished sweep is
+    judged by its finished runs.
     """
     parent = folders[0].parent
     if {one.parent for one in folders} != {parent} or not (parent / SWEEP_FILE).exists():
         return None
     sweep = read_sweep(parent)
-    said = sweep.verdict
-    if said is None:
-        return None
+    said = sweep.verdict or judge(sweep)
     found = said.ratio
     ratio = Ratio(found.value, found.low, found.high, sweep.rounds) if found else None
     return ReportVerdict(_kind(said), said.sentence, ratio, sweep=sweep)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 
-from deploy.benchmark.report import points
+from deploy.benchmark.report import files, points
 from deploy.benchmark.report.charts import charts
 from deploy.benchmark.report.files import result_folders, table, write_report
 from deploy.benchmark.report.page import page
@@ -27,9 +28,12 @@ from deploy.benchmark.results import (
     append_requests,
     write_result,
 )
+from deploy.benchmark.statistics import median_of
+from deploy.benchmark.sweep import write_sweep
 from deploy.errors import MissingTool, UsageError
 from tests.unit.benchmark.samples import repeat, result
 from tests.unit.benchmark.test_break_even import PATH
+from tests.unit.benchmark.test_sweep import sweep as a_sweep
 
 STAGES = {
     "producer": {"queue": 0.01, "prefill": 0.1},
@@ -95,6 +99,15 @@ class TestPage:
         bare = measured(repeats=[repeat(0)])
         assert "own cost" not in drawn(runs(bare))
 
+    def test_costs_that_a_run_measures_once_are_the_medians_of_the_runs(self) -> None:
+        kinds = ("p50", "p90", "p99", "mean")
+        rounds = [
+            measured(hop_s=dict.fromkeys(kinds, ms / 1e3), up_extra_s=up_s)
+            for ms, up_s in ((9, 90.0), (1, 50.0), (2, 51.0))
+        ]
+        text = drawn(runs(*rounds, measured()))
+        assert re.search("<td>1p1d</td><td>2 ms</td><td>2 ms</td>.*<td>51 s</td></tr>", text)
+
     def test_use_of_gpus(self) -> None:
         gpu = {"0": {"utilization": 0.875, "peak_memory_bytes": 3 << 30},
                "1": {"utilization": None, "peak_memory_bytes": None}}  # fmt: skip
@@ -150,6 +163,17 @@ class TestCharts:
         closed = [repeat(0, rate=None, concurrency=4)]
         assert "goodput" not in self.names(measured(repeats=closed))
 
+    def test_axes_have_plain_numbers(self) -> None:
+        """Not 0.5k, nor 5e+2."""
+        slow = {"producer": {"prefill": 1.05}}
+        repeats = [repeat(at, rate=5.0 * at, stages=slow) for at in (1, 2)]
+        labels: set[str] = set()
+        for chart in charts(runs(measured(repeats=repeats))):
+            svg = vl_convert.vegalite_to_svg({**chart.spec, "width": 640})
+            labels |= set(re.findall(">([^<]+)</text>", svg))
+        assert {"10", "500", "1,000"} <= labels
+        assert not [one for one in labels if re.search(r"\d(k|e\+)", one)]
+
     def test_a_stack_has_the_same_colour_in_all(self) -> None:
         found = json.dumps([chart.spec for chart in charts(runs(measured(), measured("2a")))])
         stacks = re.findall(r'"domain": \["1p1d", "2a"\], "range": (\["#.*?\])', found)
@@ -169,6 +193,13 @@ class TestPoints:
         assert (found[0]["ms"], found[-1]["ms"], found[-1]["share"]) == (1.0, 100.0, 1.0)
         half = next(one for one in found if one["share"] == 0.5)
         assert half["ms"] == pytest.approx(50, abs=1)
+
+    def test_gaps_of_zero_are_on_the_log_scale(self) -> None:
+        """An engine that falls behind sends several tokens in one piece."""
+        at_once = [one.model_copy(update={"itl_s": [0.0, 0.01]}) for one in records(0)]
+        (point, *_) = points.points(named([(measured(), at_once)]))
+        found = list(points.distribution([point], "itl_s"))
+        assert {round(one["ms"], 3) for one in found} == {0.01, 10.0}
 
     def test_stacks_are_compared_at_a_load_that_all_can_take(self) -> None:
         weak = [
@@ -193,6 +224,21 @@ class TestPoints:
         unlike = named([(measured(), []), (measured(seed=1), [])])
         assert [run.name for run in unlike] == ["1p1d #1", "1p1d #2"]
         assert second.load == "2 requests/s offered"
+
+    def test_a_start_of_a_sweep_is_one_value(self) -> None:
+        """Its repeats share what varies from start to start: they are no larger sample of that."""
+        rates = [10.0, 11.0, 12.0, 13.0, 14.0]
+        rounds = [
+            measured(repeats=[repeat(at, goodput_per_s=g) for at, g in enumerate((9, rate, 99))])
+            for rate in rates
+        ]
+        swept, pooled = (named([(one, []) for one in rounds], of_sweep=of) for of in (True, False))
+        (point,), (other,) = points.points(swept), points.points(pooled)
+        assert point.median("goodput") == median_of(rates)
+        assert len(point.repeats) == 15
+        assert "starts at each load: 5" in drawn(swept)
+        assert [len(sample) for sample in other.samples] == [1] * 15
+        assert "repeats at each load: 15" in drawn(pooled)
 
     def test_rates_of_several_searches_that_hardly_differ_are_one_load(self) -> None:
         search = {
@@ -272,6 +318,16 @@ class TestFiles:
         assert table_file.read_text().startswith("stack,load,metric")
         assert len(pictures) == 7
         assert all(one.read_bytes().startswith(b"\x89PNG") for one in pictures)
+
+    def test_of_a_sweep_that_is_not_finished(
+        self, sweep: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its finished runs are judged, and each of them is one value of an interval."""
+        monkeypatch.setattr(files, "charts", lambda _: [])
+        write_sweep(sweep, a_sweep({"1p1d": [2.0], "2a": [3.0]}))
+        written = write_report(result_folders(sweep), sweep)
+        assert written.verdict.sentence.startswith("Too few rounds to tell 1p1d from 2a")
+        assert "starts at each load: 1 " in written.files[0].read_text()
 
     def test_a_result_itself_is_one(self, sweep: Path) -> None:
         assert result_folders(sweep / "2a") == [sweep / "2a"]
