@@ -1,7 +1,7 @@
 """What the review's fixes cost: the Redis path and the router of an older commit and of this tree.
 
     .venv/bin/python -m bench.before_after [--only lookups|redis-path|router] [--rounds 60]
-        [--redis-path COMMIT] [--router COMMIT] [--requests 400] [--spin-us 0]
+        [--redis-path COMMIT] [--router COMMIT] [--requests 640] [--spin-us 0]
 
 Both sides have processes of their own and take turns in every round, so that a noisy machine hurts
 both alike. Prints a table: the median of the rounds' ratios, after by before, the limits between

@@ -84,6 +84,12 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)  # the kernel's name of that process's clock
 
 
+def family_cpu_s(pid: int) -> float:
+    """Return the same of a process and all that it has started."""
+    parent = psutil.Process(pid)
+    return sum(cpu_s(one.pid) for one in (parent, *parent.children(recursive=True)))
+
+
 def median_within(values: list[float]) -> list[float]:
     """Return the median and the limits in which it lies with 95 % certainty, by ranks alone."""
     ranked, count = sorted(values), len(values)

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import redis
 
-from bench.kit import ROOT, free_ports, say, started, store_of
+from bench.kit import ROOT, family_cpu_s, free_ports, say, started, store_of
 from bench.redis_path import page, wide_model
 from bench.redis_path.running_stack import Engine, await_stored, engines, prompt
 from bench.redis_path.stack import PROMPT_TOKENS
@@ -51,9 +50,9 @@ class Side:
         asked = prompt(PROMPT_TOKENS, 10_000 * (1 + len(self.name)) + number)
         self.producer.ask(asked)
         await_stored(self.store)
-        seen, before = len(self._loads()), self._cpu_s()
+        seen, before = len(self._loads()), family_cpu_s(self.consumer_pid)
         first_token_s = self.consumer.ask(asked)
-        cpu_s = self._cpu_s() - before
+        cpu_s = family_cpu_s(self.consumer_pid) - before
         loads = self._loads()[seen:]
         if len(loads) != 1:
             raise RuntimeError(f"{self.name} loaded {len(loads)} times")
@@ -64,11 +63,6 @@ class Side:
         time.sleep(0.2)
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return [float(rate) for _, _, rate in _LOADED.findall(text)]
-
-    def _cpu_s(self) -> float:
-        parent = psutil.Process(self.consumer_pid)
-        each = [p.cpu_times() for p in (parent, *parent.children(recursive=True))]
-        return sum(times.user + times.system for times in each)
 
 
 def run(rounds: int, *, as_json: bool, results: Path | None) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +19,20 @@ from typing import Any
 import psutil
 import redis
 
-from bench.kit import free_ports, say, started, store_of
+from bench.kit import family_cpu_s, free_ports, say, started, store_of
 from bench.redis_path import page, wide_model
 from bench.redis_path.report import Target, target_table
 from bench.redis_path.running_stack import Engine, await_stored, engines, prompt
 from bench.redis_path.stack import CHUNK, PROMPT_TOKENS
 from deploy.config.choices import Connector
-from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
 from deploy.verify.eligible import eligible_tokens
-from deploy.workflows.running import require_stack
+from deploy.workflows.check.second_tier import drop_from_memory
+from deploy.workflows.running import RunningStack, require_stack
 
 _ELIGIBLE = eligible_tokens(PROMPT_TOKENS, CHUNK)
 _REST = PROMPT_TOKENS - _ELIGIBLE
 _LOADED_GB = _ELIGIBLE * wide_model.BYTES_A_TOKEN / 1e9
-_FORGOTTEN_S, _POLL_S = 30.0, 0.05
 # What is measured → what the page calls it.
 _SHOWN = {
     "prefill_s": "prefill's answer, s",
@@ -55,9 +53,11 @@ class Side:
     producer: Engine
     consumer: Engine
     store: redis.Redis
-    model: str
-    server: str | None
-    pids: tuple[int, ...]
+    running: RunningStack
+
+    @property
+    def has_server(self) -> bool:
+        return self.running.prepared.plan.kv_server is not None
 
     def turn(self, seed: int) -> Turn:
         """Prefill a prompt that is new and decode it twice; with the server, then another."""
@@ -71,7 +71,7 @@ class Side:
         found["own_s"] = self.consumer.ask([*asked[:_ELIGIBLE], *prompt(_REST, seed + 2)])
         found["moved_s"] = found["decode_s"] - found["own_s"]
         self._clean(asked)
-        if self.server is not None:
+        if self.has_server:
             other = prompt(PROMPT_TOKENS, seed + 1)
             self.producer.ask(other)
             self._forget(other)
@@ -82,31 +82,23 @@ class Side:
 
     def memory_gib(self) -> float:
         """Return the memory of all processes, with what they share counted once."""
-        return float(sum(one.memory_full_info().pss for one in self._processes())) / 2**30
+        parents = [psutil.Process(one.pid) for one in self.running.state.services.values()]
+        each = [one for p in parents for one in (p, *p.children(recursive=True))]
+        return float(sum(one.memory_full_info().pss for one in each)) / 2**30
 
     def _clean(self, asked: Sequence[int]) -> None:
         """Leave nothing of a prompt, so that no turn pays for another one's eviction."""
         await_stored(self.store)
-        if self.server is not None:
+        if self.has_server:
             self._forget(asked)
         self.store.flushall()
 
     def _forget(self, asked: Sequence[int]) -> None:
-        """Have the server drop a prompt's KV once Redis has it."""
-        until = time.monotonic() + _FORGOTTEN_S
-        with EngineApi(self.server or "", timeout_s=5.0) as api:
-            while not api.forget(self.model, 1, asked):
-                if time.monotonic() > until:
-                    raise RuntimeError("Redis does not get a prompt's KV in time")
-                time.sleep(_POLL_S)
+        if not drop_from_memory(self.running, "producer-0", asked):
+            raise RuntimeError("Redis does not get a prompt's KV in time")
 
     def _cpu_s(self) -> float:
-        each = [one.cpu_times() for one in self._processes()]
-        return sum(times.user + times.system for times in each)
-
-    def _processes(self) -> list[psutil.Process]:
-        parents = [psutil.Process(pid) for pid in self.pids]
-        return [one for p in parents for one in (p, *p.children(recursive=True))]
+        return sum(family_cpu_s(one.pid) for one in self.running.state.services.values())
 
 
 def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
@@ -192,12 +184,5 @@ def _stack(
     }  # fmt: skip
     with started(folder, spec) as files:
         producer, consumer = engines(files, port)
-        services = json.loads(files.state_file.read_text(encoding="utf-8"))["services"]
-        pids = tuple(int(one["pid"]) for one in services.values())
-        server = _server_url(folder, connector) if "kv-server" in services else None
-        store = store_of(files)
-        yield Side(connector, producer, consumer, store, str(model), server, pids)
-
-
-def _server_url(folder: Path, name: str) -> str:
-    return require_stack(Home(folder, folder), name).stack.service("kv-server").url
+        running = require_stack(Home(folder, folder), connector)
+        yield Side(connector, producer, consumer, store_of(files), running)

@@ -10,6 +10,7 @@ from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.verify.hits import Phase
 from deploy.workflows.check.probes import hits_of, lengths, said
 from deploy.workflows.check.session import Session
+from deploy.workflows.running import RunningStack
 
 LEFT_OUT = (
     "the number of keys in Redis, because LMCache's server stores them; what the check stores "
@@ -34,7 +35,7 @@ def check_second_tier(session: Session) -> None:
     logs = f"deploy logs kv-server --name {session.running.stack.name}"
     try:
         reference = session.computed(producer, prompt, "")
-        if not drop_from_memory(session, prompt):
+        if not drop_from_memory(session.running, producer, prompt):
             session.found.second_tier = Phase(hits_of(session, length, 0), 2)
             session.report(f"from Redis alone: Redis does not get a prompt's KV in time; {logs}")
             return
@@ -48,18 +49,21 @@ def check_second_tier(session: Session) -> None:
     session.report(f"from Redis alone: {said(session.found.second_tier.hits)}")
 
 
-def drop_from_memory(session: Session, prompt: Sequence[int]) -> bool:
+def drop_from_memory(running: RunningStack, engine: str, prompt: Sequence[int]) -> bool:
     """Have LMCache's server drop a prompt's KV from its memory once Redis has it.
+
+    Args:
+        running: the stack.
+        engine: one of those that the server serves.
 
     Returns:
         Whether that happened in time.
     """
-    running = session.running
     plan = running.prepared.plan
     if plan.kv_server is None:
         return False
     # As the engines call it, which in containers is another path than this machine's.
-    model = options(running.stack.service(session.producers[0]).argv)["--model"]
+    model = options(running.stack.service(engine).argv)["--model"]
     deadline = time.monotonic() + _STORED_WITHIN_S
     with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
         while not api.forget(model, plan.tp, prompt):
