@@ -1,7 +1,8 @@
 """Run the unit tests in every disguise at the same time: python -m tests.hosts [NAME …] [-- …].
 
-What stands behind `--` is given to pytest, with the tests to run where it names none. JUnit's files
-and what failed are in the run's results, in a folder for each disguise.
+With --dealt, a file that does not look at the machine runs in one disguise alone. What stands
+behind `--` is given to pytest, with the tests to run where it names none. JUnit's files and what
+failed are in the run's results, in a folder for each disguise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.hosts.dealt import UNIT, left_to_others, this_commit, unit_files
 from tests.hosts.disguises import DISGUISES
 from tests.hosts.dress import RESULTS
 from tests.hosts.host import REPO
@@ -24,19 +26,24 @@ OF_SEVERAL_CORES = ("nice", "-n", "10")
 NAMESPACES = ("unshare", "--mount", "--net", "--propagation", "private")
 TOOLS = ("unshare", "mount", "localedef")
 WORN = "tests/hosts"
-SUITE = ("tests/unit", WORN)
+SUITE = (UNIT, WORN)
+DEALT = "--dealt"
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code: that of the first disguise in which something failed."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    names, options = arguments[:at] or list(DISGUISES), arguments[at + 1 :]
+    chosen, options = arguments[:at], arguments[at + 1 :]
+    names = [name for name in chosen if name != DEALT] or list(DISGUISES)
     if problem := _problem(names):
         print(f"error: {problem}", file=sys.stderr)
         return 3
     with tempfile.TemporaryDirectory(prefix="host-") as folder:
         began = time.monotonic()
-        started = {name: _start(name, Path(folder), options) for name in names}
+        commit = this_commit() if DEALT in chosen else None
+        started = {
+            name: _start(name, Path(folder), [*options, *_ignored(name, commit)]) for name in names
+        }
         codes = [_finish(name, process, Path(folder), began) for name, process in started.items()]
     return next(filter(None, codes), 0)
 
@@ -68,6 +75,13 @@ def _start(name: str, folder: Path, options: list[str]) -> subprocess.Popen[byte
 def _tests(options: list[str]) -> tuple[str, ...]:
     """Return what to run: all, or with the tests that are named those of the disguise itself."""
     return (WORN,) if any(option.startswith("tests/") for option in options) else SUITE
+
+
+def _ignored(name: str, commit: str | None) -> list[str]:
+    """Return the options that leave files to the other disguises; none without a commit."""
+    if commit is None:
+        return []
+    return [f"--ignore={file}" for file in left_to_others(name, commit, unit_files())]
 
 
 def _finish(name: str, process: subprocess.Popen[bytes], folder: Path, began: float) -> int:

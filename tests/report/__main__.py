@@ -27,10 +27,11 @@ def main(command: str, seconds: str, *arguments: str) -> int:
     empty_results()
     installed_s = float(seconds)
     run = Run(time.monotonic() - installed_s, [Ended("install", 0, installed_s, 0)])
-    without = frozenset() if arguments == ("full",) else unchanged()
+    quick, full = (arguments == (kind,) for kind in ("quick", "full"))
+    without = frozenset() if full else unchanged()
     stopped = True
     try:
-        run.both(*steps(run.began_s, quick=arguments == ("quick",), without=without))
+        run.both(*steps(run.began_s, quick=quick, without=without, full=full))
         stopped = False
     finally:
         print("\n".join(end(run.ended, run.seconds(), stopped=stopped, without=without)))

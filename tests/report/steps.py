@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from deploy.runtime.host import machine_memory_mib
+from tests.hosts.__main__ import DEALT
 from tests.report.lanes import Step
 from tests.report.passed import E2E
 
@@ -17,12 +18,15 @@ QUICK_ON = ("large",)
 CONNECTOR = ("mypy", "--config-file", "../../pyproject.toml", "-p", "pdkit_connector")
 
 
-def steps(began_s: float, *, quick: bool, without: frozenset[str]) -> tuple[list[Step], list[Step]]:
+def steps(
+    began_s: float, *, quick: bool, without: frozenset[str], full: bool = False
+) -> tuple[list[Step], list[Step]]:
     """Return the steps in turn, and those beside them.
 
     Args:
         began_s: when the run began, on the monotonic clock.
         quick: without the end-to-end tests, and the unit tests on one disguised machine.
+        full: all unit tests on both disguised machines.
         without: parts of a run that are left out, of those in passed.py.
     """
 
@@ -50,7 +54,7 @@ def steps(began_s: float, *, quick: bool, without: frozenset[str]) -> tuple[list
     )  # fmt: skip
     if os.getuid() == 0:
         # On two disguised machines at once: who can make them need not run the tests on this one.
-        machines = QUICK_ON if quick else ()
+        machines = QUICK_ON if quick else () if full else (DEALT,)
         # A third of their time is waiting, so that two processes would leave a core idle.
         workers = "4" if quick else "3"
         disguised = (sys.executable, "-m", "tests.hosts", *machines, "--", "-q", "-n", workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -13,6 +14,7 @@ import pytest
 from tests.conftest import REPO
 from tests.hosts import __main__ as runner
 from tests.hosts import dress
+from tests.hosts.dealt import ON_BOTH, PAIRS, UNIT, left_to_others, unit_files
 from tests.hosts.disguises import DISGUISES
 
 # Not the one in which this very test may run.
@@ -72,6 +74,53 @@ def test_a_user_who_is_not_root_is_told_so(
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     assert runner.main([]) == 3
     assert "run as root" in capsys.readouterr().err
+
+
+def test_each_file_is_dealt_to_a_machine_and_over_commits_to_both() -> None:
+    files = unit_files()
+    dealt = {
+        commit: {name: set(left_to_others(name, commit, files)) for name in DISGUISES}
+        for commit in map(str, range(40))
+    }
+    for left in dealt.values():
+        small, large = (set(files) - left[name] for name in DISGUISES)
+        assert small | large == set(files)
+        assert {file for file in files if below_both(file)} == small & large
+        assert 0.35 < len(small) / (len(small) + len(large)) < 0.65
+    for name in DISGUISES:
+        assert set.intersection(*(left[name] for left in dealt.values())) == set()
+
+
+def below_both(file: str) -> bool:
+    return any((REPO / UNIT / path) in ((REPO / file), *(REPO / file).parents) for path in ON_BOTH)
+
+
+def test_what_runs_on_both_machines_exists_and_no_other_file_is_skipped_on_one() -> None:
+    """A test that one machine skips would be left out in every other run."""
+    listed = (*ON_BOTH, *(path for pair in PAIRS for path in pair))
+    assert [path for path in listed if not (REPO / UNIT / path).exists()] == []
+    skips = re.compile(r"pytest\.(mark\.)?skip")
+    alone = [file for file in unit_files() if not below_both(file)]
+    assert [file for file in alone if skips.search((REPO / file).read_text())] == []
+
+
+@pytest.mark.parametrize("chosen", [(), ("--dealt",)])
+def test_dealt_files_are_ignored_by_the_other_machine(
+    chosen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: dict[str, list[str]] = {}
+
+    def start(name: str, _: Path, options: list[str]) -> subprocess.Popen[bytes]:
+        told[name] = options
+        return subprocess.Popen(("true",))
+
+    monkeypatch.setattr(runner, "_problem", lambda _: "")
+    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner, "_finish", lambda *_: 0)
+    assert runner.main([*chosen, "--", "-q"]) == 0
+    ignored = [option for options in told.values() for option in options if "--ignore" in option]
+    assert len(ignored) == len({*ignored})
+    assert bool(ignored) == bool(chosen)
 
 
 def test_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

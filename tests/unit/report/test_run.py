@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.hosts.__main__ import DEALT
 from tests.hosts.disguises import DISGUISES
 from tests.report.__main__ import end, main
 from tests.report.lanes import Ended, Run, Step
@@ -98,6 +99,9 @@ def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
     command = shown[2].commands[0]
     assert ("tests.hosts" in command) == (user == 0)
     assert [name for name in DISGUISES if name in command] == ["large"] * (quick and user == 0)
+    assert (DEALT in command) == (user == 0 and not quick)
+    whole, _ = steps(3.0, quick=quick, without=frozenset(), full=not quick)
+    assert DEALT not in whole[2].commands[0], "all unit tests on both machines"
 
 
 @pytest.mark.parametrize(("memory_mib", "stacks"), [(16_000, "2"), (24_000, "3")])
