@@ -48,7 +48,7 @@ sent a request a second: growing conversations, from a few tokens to several chu
 
 @dataclass(frozen=True)
 class CheckRuns:
-    """What became of the runs of one command.
+    """The results of the runs of one command.
 
     Attributes:
         others: requests that the client's conversations made meanwhile.

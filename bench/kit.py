@@ -71,7 +71,7 @@ def store_of(files: StackHome) -> redis.Redis:
 
 
 def free_ports() -> int:
-    """Return the first of 20 ports that nobody uses."""
+    """Return the first of 20 free ports."""
     for base in range(29000, 32000, 100):
         taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.laddr}
         if not taken & set(range(base, base + 20)):

@@ -60,7 +60,7 @@ Counts = dict[str, int]
 
 
 def main() -> int:
-    """Kill, wait, and tell what is left."""
+    """Kill, wait, and report what is left."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
-"""Prove which kinds of model run: `python -m bench.model_kinds [KIND ...]`.
+"""Test which kinds of models run: `python -m bench.model_kinds [KIND ...]`.
 
-Makes a tiny random model of each kind on the spot, brings up a 1p1d stack on CPUs with it and runs
+Makes a tiny random model of each kind, starts a 1p1d stack on CPUs with it and runs
 the whole check, or shows by which sentence `deploy up` refuses it. With two LoRA adapters it also
 asks for the same prompt with each, on both engines.
 
@@ -184,7 +184,7 @@ def running(kind: str, home: Path) -> Iterator[str]:
 
 
 def prove(kind: str, home: Path) -> str:
-    """Return what became of a kind; "" if that is as it must be."""
+    """Return what is wrong with the result of a kind; "" if nothing is."""
     with running(kind, home) as refused:
         if refused or KINDS[kind].refused:
             wanted = KINDS[kind].refused
@@ -215,7 +215,7 @@ def mixed(home: Path) -> list[str]:
     ]
     wrong += [f"{name} loaded KV" for name in ADAPTERS if answers[name].cached_tokens]
     wrong += [
-        f"{one} and {other} answer alike, so that nothing is proved"
+        f"{one} and {other} answer alike, so equal answers show nothing"
         for one, other in itertools.combinations(names, 2)
         if compare(computed[one], computed[other]).matches
     ]

@@ -75,6 +75,8 @@ class PdkitError(Exception):
     Attributes:
         words: the message; the settings in it are values, named by their origins where those are
             known (`name_origins`).
+        setting: the one that is wrong; "" if none is.
+        reason: the message without the name of that setting.
         retry: changes to the stack options, each of which fixes it. The hint names them; the
             boundary applies them to the command that was typed.
         otherwise: the rest of the hint.
@@ -96,11 +98,12 @@ class PdkitError(Exception):
         """Make an error.
 
         Args:
-            setting: that is wrong; the message begins with it.
+            setting: the one that is wrong; the message begins with it.
             hint: the next command to type, or HELP.
-            note: what to know of the commands of `retry`.
+            note: what to know about the commands of `retry`.
         """
         words = (message,) if isinstance(message, str) else message
+        self.setting, self.reason = setting, worded(words, {})
         self.words: Words = (NamedSetting(setting), ": ", *words) if setting else words
         self.message = worded(self.words, {})
         super().__init__(self.message)

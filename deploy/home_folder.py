@@ -9,7 +9,7 @@ from deploy.errors import ConfigError
 
 
 def expanded(path: Path | str) -> Path:
-    """Return a path with the home folder in the place of its `~`.
+    """Return a path with its leading `~` replaced by the home folder.
 
     Raises:
         ConfigError: it begins with `~`, HOME is not set, and the user has no home folder.

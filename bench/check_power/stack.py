@@ -64,7 +64,7 @@ class Bench:
         return found
 
     def healthy(self) -> CheckResult:
-        """Return what a whole check finds while nobody meddles."""
+        """Return what a whole check finds without damage."""
         report = check_stack(self.home, self.name, lambda _: None, CheckOptions())
         return CheckResult(report.failures, report.equivalence.max_logprob_diff)
 

@@ -12,7 +12,7 @@ from bench.check_power.damage import NOTHING
 from bench.check_power.stack import Bench, CheckResult
 from bench.kit import say
 
-# Whole checks of the stack while nobody meddles.
+# Whole checks of the stack without damage.
 HEALTHY = "healthy"
 
 

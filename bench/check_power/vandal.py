@@ -24,7 +24,7 @@ class Loot:
 
     Attributes:
         first_chunk: as it was; another prompt's chunk for the next.
-        in_time: nobody had read anything before.
+        in_time: nothing had been read before.
     """
 
     first_chunk: bytes

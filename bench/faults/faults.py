@@ -146,7 +146,7 @@ def take_no_keys(running: RunningStack, service: Service, for_s: float = FOR_S) 
 
 
 def cut_off(running: RunningStack, service: Service, for_s: float = FOR_S) -> None:
-    """Close all connections of a Redis, and let nobody make another one, as a cut network does."""
+    """Close all connections of a Redis and refuse new ones, as a cut network does."""
     place = Path(service.socket)
     hidden = place.with_name(f"{place.name}.cut")
     with _redis(running, service) as redis:

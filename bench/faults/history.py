@@ -36,7 +36,7 @@ class Asked:
 
 
 def verdict(asked: Asked, answers: Mapping[int, str], late_s: float) -> AnswerVerdict:
-    """Say what became of a request.
+    """Return the outcome of a request.
 
     A stream that says by an event that it is not complete has ended, and is not lost, if what came
     of it is right.

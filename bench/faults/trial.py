@@ -1,4 +1,4 @@
-"""One trial: a fault at a random moment under load, and what became of requests and stack."""
+"""One trial: a fault at a random moment under load, and its effect on requests and stack."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def trial(find: Find, fault: Fault, load: Load, seed: int, file: Path | None) ->
 def _judged(
     history: History, fault: Fault, load: Load, began: float, passed: float
 ) -> dict[str, Any]:
-    """Count requests by what became of them; those that should not have are named."""
+    """Count requests by their outcome; those with a bad one are named."""
 
     def meanwhile(one: Asked) -> bool:
         return one.ended_s >= began and one.sent_s <= passed

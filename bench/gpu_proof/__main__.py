@@ -1,4 +1,4 @@
-"""Prove the kit on this machine's GPUs: `scripts/gpu-proof`.
+"""Test the kit on this machine's GPUs: `scripts/gpu-proof`.
 
 Needs no Docker and no network. Installs the engines from a folder of wheels, makes a model with
 random weights, and uses the kit's own commands. Each step takes less than 8 minutes; a run that

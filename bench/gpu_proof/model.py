@@ -1,4 +1,4 @@
-"""A Llama with random bfloat16 weights, made on the spot: no hub, no network.
+"""A generated Llama with random bfloat16 weights: nothing is downloaded.
 
 Its large shape is that of Qwen3-0.6B: 28 layers, 8 KV heads of 128, 112 KiB of KV a token. Plain
 random weights would hide wrong KV, for their attention averages over all tokens and their logits
@@ -53,7 +53,7 @@ def make(folder: Path, shape: Shape) -> Path:
     tiny = ensure_tiny_model(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(tiny / name, model / name)
-    # Last, since it tells that the rest is whole.
+    # Last: if it exists, all files are complete.
     config = _config(shape, json.loads((tiny / "config.json").read_text(encoding="utf-8")))
     (model / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return model

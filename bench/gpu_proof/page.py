@@ -1,4 +1,4 @@
-"""The page of results: what was proved on which GPU, and what failed."""
+"""The page of results: what passed on which GPU, and what failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.gpu_proof.steps import Step
 from deploy.runtime.host import engine_versions
 
 Found = Sequence[tuple[Step, Result | None]]
-_PAGE = """# Proved on {name}
+_PAGE = """# Tested on {name}
 
 **{verdict}**
 
@@ -79,7 +79,7 @@ def _verdict(found: Found) -> str:
 
 
 def steps_table(found: Found) -> str:
-    """Return each step with what became of it."""
+    """Return each step with its result."""
     lines = ["| step | what | result | seconds |", "|---|---|---|---|"]
     for step, result in found:
         said = "not run" if result is None else "passed" if result.passed else "FAILED"

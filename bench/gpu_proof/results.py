@@ -1,4 +1,4 @@
-"""What became of each step, kept as one JSON file a step, so that the next run can go on."""
+"""The results of the steps, one JSON file each, so that the next run can continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Results:
     folder: Path
 
     def read(self, step: str) -> Result | None:
-        """Return what became of a step; None if it has not ended yet, or the file is cut off."""
+        """Return the result of a step; None if it has not ended yet, or the file is cut off."""
         try:
             return Result(**json.loads(self._file(step).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

@@ -29,7 +29,7 @@ from deploy.runtime.host import engine_versions
 STEP_S = 460
 # Exit codes.
 DONE, FAILED, USAGE, MISSING, TO_GO_ON, INTERRUPTED = 0, 1, 2, 3, 4, 130
-# What a step may meet on a machine that nobody has seen: it fails, and the next one runs.
+# What may go wrong in a step on an unknown machine: it fails, and the next one runs.
 _TROUBLE = (
     *(StepFailed, ApiError, httpx.HTTPError, redis.RedisError, subprocess.SubprocessError),
     *(OSError, LookupError, ValueError, TypeError, RuntimeError),

@@ -137,7 +137,7 @@ class Session:
         (self.state / "setup.json").unlink(missing_ok=True)
 
     def keep_logs(self, step: str) -> None:
-        """Copy what the services have said so far, for whoever looks for the reason."""
+        """Copy what the services have said so far, to find the reason later."""
         if self.files.logs_dir.is_dir():
             shutil.copytree(self.files.logs_dir, self.state / "logs" / step, dirs_exist_ok=True)
 

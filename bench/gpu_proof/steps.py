@@ -95,7 +95,7 @@ def redis_killed(session: Session) -> Found:
 
 
 def layerwise(session: Session) -> Found:
-    return _proved(session, Setup(layerwise=True))
+    return _started_and_checked(session, Setup(layerwise=True))
 
 
 def decode(session: Session) -> Found:
@@ -109,7 +109,7 @@ def decode(session: Session) -> Found:
 
 
 def two_gpus(session: Session) -> Found:
-    return _proved(session, Setup(gpus=2))
+    return _started_and_checked(session, Setup(gpus=2))
 
 
 def server_long(session: Session) -> Found:
@@ -147,7 +147,7 @@ def runner(version: int, *, asynchronous: bool) -> Callable[[Session], Found]:
     return run
 
 
-def _proved(session: Session, setup: Setup) -> Found:
+def _started_and_checked(session: Session, setup: Setup) -> Found:
     stack = session.stack(setup)
     facts, failures = _checked(session)
     more, others = _edges(stack)
@@ -155,7 +155,7 @@ def _proved(session: Session, setup: Setup) -> Found:
 
 
 def _by_server(gpus: int) -> Callable[[Session], Found]:
-    return lambda session: _proved(session, Setup(gpus=gpus, connector=MP))
+    return lambda session: _started_and_checked(session, Setup(gpus=gpus, connector=MP))
 
 
 def _checked(session: Session, *options: str) -> Found:

@@ -94,7 +94,7 @@ def _object(shape: Any) -> Any:
 
 
 def _awaited(descriptor: int, result: Callable[[], Any]) -> Any:
-    """Wait for an adapter's event, and return what it came to."""
+    """Wait for an adapter's event, and return its result."""
     from lmcache.v1.platform import consume_fd
 
     poller = select.poll()

@@ -73,7 +73,7 @@ def _prompt(tokens: int = PROMPT_TOKENS) -> list[int]:
 
 
 def _first_tokens(stack: Running, rounds: int) -> tuple[list[float], list[float], float]:
-    """Ask for prompts right after their prefill; now and then for one that nobody has stored."""
+    """Ask for prompts right after their prefill; now and then for one that was never stored."""
     loaded, computed = [], []
     before = stack.consumer.hits()
     for number in range(ONE_BY_ONE):

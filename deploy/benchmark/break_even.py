@@ -14,7 +14,7 @@ from deploy.planning.engines import PREFILL
 def measured_speeds(result: Result) -> dict[str, Speeds]:
     """Return the speeds at each load of a run, the lowest first: medians of its repeats.
 
-    Empty if the run has none of them: nothing was loaded, or the engines do not tell.
+    Empty if the run has none of them: nothing was loaded, or the engines do not report it.
     """
     found = {}
     for load, repeats in sorted(by_load(result.repeats).items(), key=_offered):

@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The name by which `--candidates` and results know it, such as 2p1d or 2a:tp2."""
+        """The name by which `--topologies` and results know it, such as 2p1d or 2a:tp2."""
         return f"{self.topology}:tp{self.tp}" if self.tp > 1 else str(self.topology)
 
 

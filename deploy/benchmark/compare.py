@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs between them, and by how much with which certainty."""
+"""Two runs side by side: what differs, by how much, and how certain that is."""
 
 from __future__ import annotations
 

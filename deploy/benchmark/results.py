@@ -22,7 +22,7 @@ REQUESTS_FILE = "requests.jsonl"
 class StrictModel(BaseModel):
     """A model that refuses fields it does not know."""
 
-    # A field that nobody knows is a mistake.
+    # An unknown field is a mistake.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -128,7 +128,7 @@ class RedisPathUse(StrictModel):
 
 
 class GpuUse(StrictModel):
-    """A GPU during one repeat; null is what its driver does not tell."""
+    """A GPU during one repeat; null is what its driver does not report."""
 
     utilization: float | None = Field(description="mean share of the time in which it computed")
     peak_memory_bytes: int | None = Field(description="in use at once, by all processes")

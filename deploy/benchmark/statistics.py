@@ -27,7 +27,7 @@ _COMBINED_TAIL = 0.04
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
 _GRID = 4000
 
-Difference = Literal["higher", "lower", "no significant difference", "too few repeats"]
+Significance = Literal["higher", "lower", "no significant difference", "too few repeats"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Ratio(Estimate):
     """How many times as large one condition's median is as the other's."""
 
     @property
-    def difference(self) -> Difference:
+    def difference(self) -> Significance:
         """Whether the interval excludes 1, and on which side."""
         if self.low is None or self.high is None:
             return "too few repeats"
@@ -144,8 +144,8 @@ def noise(values: Sequence[float]) -> float:
 def repeats_for(spread: float, within: float) -> int:
     """Return how many repeats give a median, or a paired ratio, ± `within`.
 
-    Choose once, from a pilot's noise: who stops as soon as an interval looks narrow stops at the
-    ones that are too narrow.
+    Choose once, from a pilot's noise: stopping as soon as an interval looks narrow selects the
+    intervals that are too narrow.
 
     Args:
         spread: the noise of the repeats, or of the ratios of pairs.

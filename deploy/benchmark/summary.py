@@ -1,4 +1,4 @@
-"""What a pass gave, by the generator's clock."""
+"""The results of a pass, by the generator's clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def said(repeat: Repeat) -> str:
 
 
 def summary(load: Load, slo: Slo | None, *, index: int = 0) -> Repeat:
-    """Return what a pass gave, by the client's clock."""
+    """Return the results of a pass, by the client's clock."""
     records, duration_s = load.records, load.duration_s
     good = [one for one in records if one.error is None]
     share = share_within(records, slo) if slo else None

@@ -1,4 +1,4 @@
-"""A sweep: every run of every topology, and what they say together."""
+"""A sweep: every run of every topology, and the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DO_NOT = "Do not disaggregate this workload here"
 
 
 class SweepRun(StrictModel):
-    """One start of one topology: brought up, checked, loaded, taken down."""
+    """One start of one topology: `up`, check, load, `down`."""
 
     topology: str = Field(description="such as 1p2d, 4a, 4a+redis, or 2a:tp2 with its TP")
     round: int
@@ -60,7 +60,7 @@ class SweepVerdict(StrictModel):
 
 
 class Sweep(StrictModel):
-    """All of a sweep, as `sweep.json` keeps it."""
+    """A whole sweep, as `sweep.json` stores it."""
 
     format: Literal[1] = FORMAT
     kind: Literal["sweep"] = "sweep"

@@ -17,14 +17,14 @@ from typing import Any, Literal
 from deploy.benchmark.results import Workload
 from deploy.errors import UsageError
 
-Name = Literal["random", "shared-prefix", "multi-turn", "dataset", "trace"]
-NAMES: tuple[Name, ...] = ("random", "shared-prefix", "multi-turn", "dataset", "trace")
+WorkloadName = Literal["random", "shared-prefix", "multi-turn", "dataset", "trace"]
+NAMES: tuple[WorkloadName, ...] = ("random", "shared-prefix", "multi-turn", "dataset", "trace")
 FILE_WORKLOADS = ("dataset", "trace")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _MARK_TOKENS = 8
 BLOCK_TOKENS = 512  # of a trace's blocks
-Message = dict[str, Any]
-Prompt = tuple[int, ...] | str | list[Message]
+ChatMessage = dict[str, Any]
+Prompt = tuple[int, ...] | str | list[ChatMessage]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TokenRange:
         return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
 
 
-def known_workload(name: str) -> Name:
+def known_workload(name: str) -> WorkloadName:
     """Return a workload's name.
 
     Raises:
@@ -76,7 +76,7 @@ def known_workload(name: str) -> Name:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """A workload as it is asked for.
+    """A requested workload.
 
     Attributes:
         input_tokens: of a prompt; after a shared prefix, or in each turn, of what is new.
@@ -87,7 +87,7 @@ class WorkloadOptions:
         as_is: send a dataset's prompts without a mark that makes them new to the caches.
     """
 
-    name: Name = "random"
+    name: WorkloadName = "random"
     input_tokens: TokenRange = TokenRange(512, 512)
     output_tokens: TokenRange = TokenRange(32, 32)
     prefix_tokens: int = 512

@@ -20,7 +20,7 @@ def repeated(
         if count > 1:
             report(f"run {run + 1} of {count}")
         yield check(options)
-        # Once asked, engines hold the KV of the user's prompt themselves.
+        # After the first run, engines hold the prompt's KV in their own prefix caches.
         options = replace(options, prompt=None)
 
 

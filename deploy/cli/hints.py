@@ -16,7 +16,7 @@ _PLANNING = ("up", "plan", "render", "doctor", "export kubernetes")
 def not_a_number(exc: Any, arguments: Sequence[str]) -> str:
     """Return what is wrong with an option of typer's that takes a whole number; "" for others.
 
-    Typer's own words differ by its release, and only some tell the value.
+    Typer's own words differ by its release, and only some show the value.
     """
     param: Any = getattr(exc, "param", None)
     if param is None or not _takes_whole_numbers(param, exc.__cause__):

@@ -1,4 +1,4 @@
-"""The options that commands share which load a stack: what is sent, and what it must keep."""
+"""Options shared by the commands that put load on a stack: the workload and its limits."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def workload_options(
 
 
 def require_positive(command: str, option: str, value: float | None) -> None:
-    """Refuse a number that is not above 0; None was not given."""
+    """Refuse a number that is not above 0; None means not given."""
     if value is not None and not 0 < value < math.inf:
         raise UsageError(
             f"{option} {value:g}: expected a number above 0", hint=f"{command} {option} 1"

@@ -53,10 +53,10 @@ _Image = Annotated[
         "(default: the vendor's profile)."
     ),
 ]
-_AllowUnproven = Annotated[
+_AllowUntested = Annotated[
     bool | None,
     typer.Option(
-        "--allow-unproven/--no-allow-unproven",
+        "--allow-untested/--no-allow-untested",
         help="Allow an untested pair of vLLM and LMCache versions (default: refuse it).",
     ),
 ]
@@ -145,7 +145,7 @@ def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
     vendor: _Vendor = None,
     runtime: _Runtime = None,
     image: _Image = None,
-    allow_unproven: _AllowUnproven = None,
+    allow_untested: _AllowUntested = None,
     topology: _Topology = None,
     producers: _Producers = None,
     consumers: _Consumers = None,

@@ -1,4 +1,4 @@
-"""Helpers of several commands: which stack is meant, and what a result is an error of."""
+"""Helpers of commands: which stack a command is about, and errors from its result."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
 def require_consent(source: SpecSource, *, named: bool) -> None:
     """Refuse a file that names programs or addresses until the user names it (-f, PDKIT_FILE).
 
-    The folder that one happens to be in may be another's. A file that was named is known from then
-    on, as long as it stays the same.
+    The current folder may belong to somebody else. A file that was named once is trusted until it
+    changes.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: it was never named, or has changed.
     """
     from deploy.errors import ConfigError
     from deploy.runtime import consent
@@ -87,7 +87,7 @@ def stack_name(given: str | None) -> str:
 
 @contextlib.contextmanager
 def locked_stack(given: str | None) -> Iterator[tuple[Home, str]]:
-    """Hold the lock of the stack that is meant; yield the home folder and the stack's name."""
+    """Lock the stack that the command is about; yield the home folder and the stack's name."""
     from deploy.runtime.home import Home
     from deploy.runtime.lock import stack_lock
 
@@ -100,7 +100,7 @@ def named_spec(name: str | None, file: Path | None = None, *, consented: bool = 
     """Return the spec that `up` would use here, with another name if one is given.
 
     Args:
-        consented: the file's addresses are used, so that `require_consent` must allow it.
+        consented: `require_consent` must allow the file, because its addresses are used.
     """
     import_settings()
     from deploy.config.sources import load_spec, named_file

@@ -169,12 +169,12 @@ def fetched(image: Image) -> str:
 
 
 def reference(image: Image) -> str:
-    """Return what a stack names to run an image: one that is pulled by its digest, if known."""
+    """Return the reference by which a stack runs an image: with its digest if it is pulled."""
     return image.image if image.build else fetched(image)
 
 
 def pins(image: Image) -> dict[str, str]:
-    """Return the packages of PyPI that an image gets, name → version, as far as the kit says."""
+    """Return the packages of PyPI that an image gets, name → version, as far as the kit knows."""
     found: dict[str, str] = {}
     for listed in asset(*image.build.split("/")).glob("requirements.*") if image.build else ():
         if listed.suffix in (".lock", ".txt"):

@@ -13,8 +13,8 @@ from deploy.config.choices import IN_ENGINES, MP, Connector
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 
-Judgement = Literal["proven", "derived", "known_bad", "unknown"]
-_GOOD = ("proven", "derived")
+Judgement = Literal["tested", "derived", "known_bad", "unknown"]
+_GOOD = ("tested", "derived")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PairVerdict:
 
     @property
     def works(self) -> bool:
-        """Whether it runs without being allowed to."""
+        """Whether it runs without --allow-untested."""
         return self.verdict in _GOOD
 
 
@@ -109,17 +109,17 @@ def _rule_for(
 
 
 def default_connector(vendor: str, vllm: str | None, lmcache: str | None) -> Connector:
-    """Return how engines of a pair share KV unless it is asked for otherwise.
+    """Return the default connector for a pair of versions.
 
-    Inside the engines, unless only LMCache's server works with the pair.
+    LMCache inside the engines, unless only LMCache's server works with the pair.
     """
     fitting = (one for one in (IN_ENGINES, MP) if _works(vendor, vllm, lmcache, one))
     return next(fitting, IN_ENGINES)
 
 
 def connector_of(spec: StackSpec, vendor: str, vllm: str | None, lmcache: str | None) -> Connector:
-    """Return how a spec's engines share KV; who allows any pair has to ask for LMCache's server."""
-    default = IN_ENGINES if spec.allow_unproven else default_connector(vendor, vllm, lmcache)
+    """Return a spec's connector; with --allow-untested, LMCache's server must be named."""
+    default = IN_ENGINES if spec.allow_untested else default_connector(vendor, vllm, lmcache)
     return spec.connector or default
 
 
@@ -141,7 +141,7 @@ def _works(vendor: str, vllm: str | None, lmcache: str | None, connector: str) -
     return rule is not None and rule.verdict in _GOOD
 
 
-def require_compatible(verdict: PairVerdict, *, allow_unproven: bool) -> str:
+def require_compatible(verdict: PairVerdict, *, allow_untested: bool) -> str:
     """Refuse a broken or unknown pair unless the user allows it; return a warning, or ''.
 
     Raises:
@@ -153,13 +153,13 @@ def require_compatible(verdict: PairVerdict, *, allow_unproven: bool) -> str:
     message = f"{verdict.pair} {'is broken' if bad else 'is untested'}: {verdict.reason}"
     if verdict.link:
         message += f" ({verdict.link})"
-    if allow_unproven:
+    if allow_untested:
         return message
     ways = [f"--connector {verdict.other}"] if verdict.other else []
     if good := verdict.good:
         message += f". A tested pair is {good.pair} (profile '{good.name}')"
         ways.append(f"--image {good.name}")
-    anyway = "to run it anyway, add --allow-unproven"
+    anyway = "to run it anyway, add --allow-untested"
     raise ConfigError(message, hint="; ".join(filter(None, (", or ".join(ways), anyway))))
 
 

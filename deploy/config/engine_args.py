@@ -27,7 +27,7 @@ def options(args: Sequence[str]) -> dict[str, str]:
 
 
 def batched_tokens(args: Sequence[str]) -> int | None:
-    """Return the most tokens that an engine computes in a step; None if nothing is said.
+    """Return the most tokens that an engine computes in a step; None if not set.
 
     Raises:
         ConfigError: it is not a number above 0.

@@ -61,6 +61,6 @@ def _lines(
 
 
 def _comment(text: str) -> list[str]:
-    # Without YAML's rarer ends of lines, too: the name of a cached model may be another user's.
+    # Without YAML's rarer line breaks, too: another user may have named a cached model.
     words = printable(" ".join(text.split()))
     return [f"# {line}" for line in textwrap.wrap(words, _WIDTH - 4, break_on_hyphens=False)]

@@ -39,7 +39,7 @@ def _address(value: str) -> str:
         raise ValueError("expected an IP address, such as 127.0.0.1 or 0.0.0.0") from None
 
 
-Address = Annotated[str, AfterValidator(_address)]
+BindAddress = Annotated[str, AfterValidator(_address)]
 
 
 def _collector(value: str) -> str:
@@ -70,7 +70,7 @@ ImageName = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class Strict(BaseModel):
-    """A part of the spec: unknown keys are refused, and nothing changes."""
+    """A part of the spec: frozen, and strict about unknown keys."""
 
     # Only StackSpec is validated, and it holds the others: theirs would be built for nothing.
     model_config = ConfigDict(
@@ -92,7 +92,7 @@ def _engine_url(value: str) -> str:
 
 
 def _engine_host(host: str) -> str | None:
-    """Return a host of a URL in the one way to write it; None if nothing can connect to it.
+    """Return a URL's host in its canonical form; None if nothing can connect to it.
 
     Raises:
         ValueError: brackets without an IPv6 address.

@@ -27,11 +27,11 @@ DEFAULT_FILE = Path("deploy.yaml")
 ENV_FIELDS = (
     "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp", "model",
     "connector", "layerwise", "save_decode_cache", "port", "bind", "image",
-    "allow_unproven", "allow_keyless", "gpu_access", "hub_cache", "hf_token_file", "api_key_file",
+    "allow_untested", "allow_keyless", "gpu_access", "hub_cache", "hf_token_file", "api_key_file",
     "supervise", "monitoring",
 )  # fmt: skip
 
-# Settings that name programs, what they are given, secrets, or addresses, or open ports.
+# Settings that name programs and their arguments, secrets or addresses, or open ports.
 REACHING = (
     "engine.python", "engine.args", "engine.env", "engine.bind", "engine.key_file", "image",
     "redis.server", "redis.image", "redis.url_file", "redis.tls_files", "router.image",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, NewType
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from deploy.config.choices import Connector, GpuAccess, RuntimeChoice
 from deploy.config.fields import (
-    Address,
+    BindAddress,
     Count,
     Gibibytes,
     HostPath,
@@ -30,7 +30,7 @@ from deploy.config.fields import (
 
 MAX_CHUNK = 8192  # tokens
 MAX_SHARDS = 16
-# A single engine has nobody to share KV with.
+# A single engine has no other engine to share KV with.
 TOPOLOGY_FORM = (
     r"^([1-9][0-9]?p(0|[1-9][0-9]?)d|0p[1-9][0-9]?d|[1-9][0-9]?a|([2-9]|[1-9][0-9])a\+redis)$"
 )
@@ -69,7 +69,7 @@ class EngineSpec(Strict):
         description="containers only: host memory limit of an engine, at least what the plan "
         "expects; default: well above that",
     )
-    bind: Address = Field(
+    bind: BindAddress = Field(
         "127.0.0.1",
         description="processes only: address on which engines listen, for the router of another "
         "host; requires key_file",
@@ -212,13 +212,11 @@ class StackSpec(Strict, defer_build=False):
     )
     producers: RoleCount | None = Field(
         None,
-        description="number of producers, instead of topology; 0 if other hosts have them; "
-        "default: 1",
+        description="number of producers, instead of topology; 0 if on other hosts; default: 1",
     )
     consumers: RoleCount | None = Field(
         None,
-        description="number of consumers, instead of topology; 0 if other hosts have them; "
-        "default: 1",
+        description="number of consumers, instead of topology; 0 if on other hosts; default: 1",
     )
     tp: Count = Field(1, description="tensor-parallel size of every engine")
     producer_tp: Count | None = Field(None, description="must equal tp; default: tp")
@@ -228,8 +226,10 @@ class StackSpec(Strict, defer_build=False):
         description="engine image: a profile (deploy images list) or an image reference; default: "
         "the vendor's profile",
     )
-    allow_unproven: bool = Field(
-        False, description="allow an untested pair of vLLM and LMCache versions"
+    allow_untested: bool = Field(
+        False,
+        validation_alias=AliasChoices("allow_untested", "allow_unproven"),  # its old name
+        description="allow an untested pair of vLLM and LMCache versions",
     )
     gpu_access: GpuAccess = Field(
         "auto",
@@ -263,7 +263,7 @@ class StackSpec(Strict, defer_build=False):
         description="port for clients; +1 Redis (processes with redis.client lmcache), +2 router "
         "metrics, +3 Prometheus, +4 Grafana, from +10 the engines",
     )
-    bind: Address = Field(
+    bind: BindAddress = Field(
         "127.0.0.1", description="address for clients; everything else stays on loopback"
     )
     api_key_file: HostPath | None = Field(

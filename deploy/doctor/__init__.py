@@ -1,1 +1,1 @@
-"""What would stop `up` or spoil the hit rate: rules on what was seen of a machine. No I/O."""
+"""What would stop `up` or lower the hit rate: rules about an observed machine. No I/O."""

@@ -118,7 +118,7 @@ RULES = (
         tried("versions", "this pair of versions is broken or untested"),
         looks_at="the versions of vLLM and LMCache, against the compatibility table",
         fails="the pair is broken or untested (exit code 2)",
-        fix="the `--image` that the message names, or `--allow-unproven`",
+        fix="the `--image` that the message names, or `--allow-untested`",
     ),
     Rule(
         "engine.plug_ins", _plug_ins,

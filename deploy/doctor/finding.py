@@ -8,7 +8,7 @@ from typing import Literal
 
 from deploy.doctor.seen import Seen, StepOutcome
 
-Status = Literal["ok", "warn", "fail", "unknown"]
+FindingStatus = Literal["ok", "warn", "fail", "unknown"]
 Area = Literal[
     "docker", "gpu", "ports", "memory", "disk", "host", "hub", "engine", "redis", "stack"
 ]
@@ -26,7 +26,7 @@ class Verdict:
         usage: the spec is wrong, rather than the machine.
     """
 
-    status: Status
+    status: FindingStatus
     message: str
     why: str = ""
     fix: str = ""

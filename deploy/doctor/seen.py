@@ -1,6 +1,6 @@
-"""What was seen of a machine, and of the stack that is to run on it: the values that rules judge.
+"""What was observed of a machine and of the stack to run on it: the values that rules judge.
 
-None means that nobody looked, or that nothing reports it.
+None means not examined, or unknown.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from deploy.planning.plan import Plan
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """How a step went that `up` takes too.
+    """The outcome of a step that `up` takes too.
 
     Attributes:
-        says: what there is to say where it went well.
+        says: the message if it went well.
         trouble: the error's message; "" if it went well.
         fix: the error's hint.
         details: the error's, cut to what a line can hold.
@@ -64,11 +64,11 @@ class ImageSeen:
     """An image that the stack runs.
 
     Attributes:
-        size_mib: what it takes unpacked; None if nothing says it.
+        size_mib: what it takes unpacked; None if unknown.
         size_sure: that size was seen, rather than estimated.
         get: the command that gets it.
         cuda: the CUDA release it is built for, such as '13.0'; "" if none is known.
-        archs: GPUs that it is built for, such as 'gfx942'; empty if nothing says it.
+        archs: GPUs that it is built for, such as 'gfx942'; empty if unknown.
     """
 
     reference: str
@@ -82,7 +82,7 @@ class ImageSeen:
 
 @dataclass(frozen=True)
 class GpuMemoryUse:
-    """What of a GPU's memory is taken, and by whom ('pid 123 (python), 4000 MiB')."""
+    """How much of a GPU's memory is in use, and by whom ('pid 123 (python), 4000 MiB')."""
 
     vendor: str
     index: int
@@ -95,7 +95,7 @@ class GpusSeen:
     """The drivers of GPUs, and what is done with them at present.
 
     Attributes:
-        driver: the version of the vendor's kernel driver; "" if nothing tells.
+        driver: the version of the vendor's kernel driver; "" if unknown.
         cuda: the newest CUDA that it runs, such as '13.0'.
         closed: device nodes that this user may not open.
         trouble: why the vendor's tool reported nothing.
@@ -122,7 +122,7 @@ class HostSeen:
         numa_balancing: the kernel moves pages between nodes by itself.
         cpus: processors that this process may use; `cpu_quota` is what a control group leaves.
         now: seconds since 1970, by this machine's clock.
-        synced: by a time server; None if nothing tells.
+        synced: by a time server; None if unknown.
     """
 
     open_files: int | None = None
@@ -171,8 +171,8 @@ class HubSeen:
     Attributes:
         cached: its config.json and weights are here.
         offline: engines are told to leave the hub alone.
-        asked: the hub was asked; `trouble` is what it said then, "" if all was well.
-        refused: it knows the model, and does not give it to this user.
+        asked: the hub was asked; `trouble` is its error, "" without one.
+        refused: it has the model, but denies it to this user.
         proxies: variables that name a proxy, and are not set in the engines' containers.
     """
 
@@ -188,7 +188,7 @@ class HubSeen:
 
 @dataclass(frozen=True)
 class EngineCode:
-    """What an interpreter or image holds, as far as the kit rests on it.
+    """What an interpreter or image contains, as far as the kit depends on it.
 
     Attributes:
         cuda: what its torch is built for; "" if it is not.
@@ -215,7 +215,7 @@ class EngineCode:
 
 @dataclass(frozen=True)
 class RedisSeen:
-    """A server of the user's own Redis; None if it does not tell its user."""
+    """A server of the user's own Redis; None is what its user may not see."""
 
     version: str | None = None
     max_memory_bytes: int | None = None
@@ -245,12 +245,12 @@ class StackSeen:
 
 @dataclass(frozen=True)
 class Seen:
-    """All of it.
+    """Everything that rules judge.
 
     Attributes:
-        outcomes: step that `up` takes too → how it went.
+        outcomes: step that `up` takes too → its outcome.
         hash_seeds: engine → the PYTHONHASHSEED it would be given.
-        measured: what the last benchmark of this model on this machine says.
+        measured: result of the last benchmark of this model on this machine.
         connector: how engines share KV, and how else they could; `up` does not try that out.
     """
 

@@ -1,1 +1,1 @@
-"""What services count about themselves, and what two readings of it tell. No I/O."""
+"""Services' counters, and what two readings of them show. No I/O."""

@@ -21,15 +21,15 @@ class ConnectorReport:
 
     Attributes:
         lmcache: the version; "" without a report.
-        proved: the kit's tests tried the fixes on that version.
+        tested: the kit's tests ran the fixes with that version.
         fixes: fix id → its state.
         evidence: fix id → the observation that the state rests on.
-        kv: what KV means in this engine (the connector's `kv_report`).
+        kv: the format of KV in this engine (the connector's `kv_report`).
         redis_failures: kind → the last failure of Redis, in words; the newest kind last.
     """
 
     lmcache: str = ""
-    proved: bool = True
+    tested: bool = True
     fixes: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, str] = field(default_factory=dict)
     kv: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +41,8 @@ class ConnectorReport:
         fixes = {labels["fix"]: labels for labels in _labels_of(page, FIX, "fix", "state")}
         return cls(
             lmcache=connector.get("lmcache", ""),
-            proved=connector.get("proved", "yes") == "yes",
+            # Engines that an older pdkit started say "proved".
+            tested=connector.get("tested", connector.get("proved", "yes")) == "yes",
             fixes={fix: labels["state"] for fix, labels in fixes.items()},
             evidence={fix: labels.get("evidence", "") for fix, labels in fixes.items()},
             kv=next((_facts(labels["facts"]) for labels in _labels_of(page, KV, "facts")), {}),

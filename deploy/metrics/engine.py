@@ -1,4 +1,4 @@
-"""What a vLLM engine tells of itself. The names are those of vLLM 0.25 to 0.32."""
+"""Metrics of a vLLM engine, by the names that vLLM 0.25 to 0.32 give them."""
 
 from __future__ import annotations
 

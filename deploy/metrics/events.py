@@ -88,7 +88,7 @@ def _of_services(before: StackReading, now: StackReading) -> Iterator[Event]:
 
 
 def _change(was: ServiceReading, now: ServiceReading) -> Iterator[tuple[str, str]]:
-    """Yield kind and text of what became of a service."""
+    """Yield kind and text of what happened to a service."""
     another_life = bool(now.life) and now.life != was.life
     if another_life:
         after = "restarted" if was.life else "started again"
@@ -146,7 +146,7 @@ def _losses(path: StorePath) -> tuple[tuple[str, str, float], ...]:
 
 def _of_logs(before: StackReading, now: StackReading) -> Iterator[Event]:
     for one in now.complaints:
-        # Who starts warns of much that is as it should be.
+        # A starting service warns of much that is normal.
         serves = all(_is_ready(reading, one.service) for reading in (before, now))
         if one.level == "error" or serves:
             yield Event(now.at, one.level, one.service, one.text, one.count)

@@ -47,7 +47,7 @@ def followed(
     """Return a service with its new reading, and what it counted since the last one.
 
     `clock_s` is the time of the stack's reading before; `first` says that there is none. Nothing is
-    known of an interval after the first reading of a life that nobody saw begin, nor after one
+    known of an interval after the first reading of a life whose start was not seen, nor after one
     in which the service did not answer.
     """
     if before is None:
@@ -86,7 +86,7 @@ class StoreInterval:
 
 
 def store_interval(before: StoreStats, now: StoreStats, seconds: float) -> StoreInterval:
-    """Return what Redis did between two readings; None for what one of them does not tell."""
+    """Return what Redis did between two readings; None for what one of them lacks."""
     return StoreInterval(
         seconds,
         now.grown("received_bytes", before),

@@ -185,7 +185,7 @@ class Frame:
 
     @property
     def sick(self) -> list[str]:
-        """What of the stack is not ready."""
+        """The services that are not ready."""
         redis = ["the Redis of redis.url_file"] if self.user_redis and not self.store else []
         ill = [name for name, condition in self.conditions.items() if condition != "ready"]
         return (ill + redis) if self.up else []

@@ -87,7 +87,7 @@ class KvServerUse:
 
     @classmethod
     def read(cls, page: MetricsPage, max_bytes: int) -> KvServerUse | None:
-        """Return what a page tells; None if it does not tell how much is used."""
+        """Return what a page reports; None if it lacks the memory in use."""
         if page.total(_USED) is None:
             return None
         # Counters without a count yet are not on the page.

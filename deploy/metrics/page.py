@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from deploy.verify.store_path import Sample
 
-# What the names of numbers end with that only grow, until their service starts anew.
+# Ends of the names of counters, which only grow until their service restarts.
 _COUNTER_ENDS = ("_total", "_count", "_sum", "_bucket")
 
 # A sample of Prometheus' text format: name, labels, value; a time stamp may follow. Parts next
@@ -73,10 +73,10 @@ class MetricsPage:
 
 
 def parsed_page(text: str) -> MetricsPage:
-    """Return the page that a text in Prometheus' format is.
+    """Parse a page in Prometheus' text format.
 
     Not by prometheus_client, whose import alone takes a tenth of the CPU of `deploy status`.
-    A counter that is infinite or no number is left out: nobody can count with it.
+    A counter that is infinite or no number is left out.
 
     Raises:
         ValueError: it has another format.

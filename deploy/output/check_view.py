@@ -31,7 +31,7 @@ def check_view(report: CheckReport) -> str:
 
 
 def _reuse(report: CheckReport) -> list[str]:
-    """Return what was reused of what can be; nothing can where engines share no KV."""
+    """Return how much KV was reused, or that the engines share none."""
     if report.store is None and not report.left_out:
         return [
             f"{len(report.engines)} engines share no KV, so there is nothing to reuse; "
@@ -72,7 +72,7 @@ def _store_line(store: StoreUse) -> str:
 
 
 def runs_view(reports: Sequence[CheckReport]) -> str:
-    """Return what became of a check that was repeated."""
+    """Return the outcome of a repeated check."""
     passed = sum(report.passed for report in reports)
     slowest = max(report.seconds for report in reports)
     said = f"{passed} of {len(reports)} runs passed; the slowest took {slowest:.1f} s"

@@ -52,5 +52,5 @@ def told(number: int | None) -> str:
 
 
 def told_size(size_bytes: int | None) -> str:
-    """Return a size that Redis tells, or a question mark."""
+    """Return a size that Redis reports, or a question mark."""
     return "?" if size_bytes is None else size(size_bytes / 2**20)

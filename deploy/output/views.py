@@ -180,7 +180,7 @@ def _server_line(use: KvServerUse) -> str:
 
 
 def down_view(result: DownResult) -> str:
-    """Return what became of a stack, and what is left of it in a Redis of the user's own."""
+    """Return whether a stack is down, and which keys it left in the user's own Redis."""
     lines = [f"the stack '{result.name}' {'is down' if result.was_up else 'was not up'}"]
     if result.others and not result.was_up:
         lines[0] += f"; running: {', '.join(result.others)}"
@@ -245,7 +245,7 @@ def images_view(rows: Sequence[ImageRow]) -> str:
 
 
 def patches_view(patches: Patches) -> str:
-    """Return the fixes as a table, with what to know of them."""
+    """Return the fixes as a table, with warnings about them."""
     rows = [
         (
             row.id,

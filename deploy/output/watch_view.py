@@ -22,7 +22,7 @@ _LOSSES = ("refused", "not loaded", "not stored", "failures", "late")
 def watch_view(frame: Frame, recent: Sequence[Event], height: int | None = None) -> str:
     """Return a frame, and the events that were remembered up to it, as lines of 80 characters.
 
-    `height` is the most lines there is room for; engines that are ready are left out for it.
+    `height` limits the number of lines; ready engines are left out if there is no room.
     """
     what = f"stack '{frame.name}'" + (f": {frame.what}" if frame.what else "")
     above = [_cut(what, WIDTH), _when(frame)]
@@ -44,7 +44,7 @@ def _when(frame: Frame) -> str:
 
 
 def _engines(engines: Sequence[EngineFrame], room: int | None) -> list[str]:
-    """Return the table of engines; where there is no room, those that are ready go first."""
+    """Return the table of engines; if there is no room, ready ones are left out first."""
     shown = list(engines)
     if room is not None and len(shown) > room:
         room = max(1, room - 1)

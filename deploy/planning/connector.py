@@ -56,7 +56,7 @@ def connector_choice(
     asked: bool,
     versions: tuple[str | None, str | None] = (None, None),
 ) -> ConnectorChoice | None:
-    """Return how a plan's engines share KV, and what speaks against the other connector.
+    """Return how a plan's engines share KV, and why the other connector would be refused.
 
     None if they share none. `versions` are those of vLLM and LMCache, if known.
     """
@@ -69,7 +69,7 @@ def connector_choice(
 
 
 def _bad_pair(plan: Plan, versions: tuple[str | None, str | None], connector: str) -> str:
-    """Return what speaks against a connector with the versions that engines would have."""
+    """Return why the engines' versions do not work with a connector; "" if they do."""
     if plan.runtime == "compose" and not plan.spec.image:
         image = image_for(plan.vendor.name, connector)
         versions = (image.vllm, image.lmcache)
@@ -77,7 +77,7 @@ def _bad_pair(plan: Plan, versions: tuple[str | None, str | None], connector: st
         return ""
     try:
         verdict = judge(plan.vendor.name, *versions, connector=connector)
-        require_compatible(verdict, allow_unproven=plan.spec.allow_unproven)
+        require_compatible(verdict, allow_untested=plan.spec.allow_untested)
     except PdkitError as exc:
         return exc.message
     return ""
@@ -90,5 +90,5 @@ def _refused(plan: Plan, inventory: Inventory, connector: str) -> str:
     try:
         make_plan(spec, plan.model, inventory)
     except PdkitError as exc:
-        return exc.message.removeprefix("--connector: ")
+        return exc.reason if exc.setting == "connector" else exc.message
     return ""

@@ -195,7 +195,7 @@ def _too_small(spec: SettledSpec, least: int, traffic: _Traffic) -> ConfigError:
     of = f"room for two chunks of {spec.lmcache.chunk_size} tokens"
     ways = "or a smaller lmcache.chunk_size"
     if spec.layerwise:
-        of = f"a prompt of {traffic.prompt} tokens, which moves whole in layerwise mode,"
+        of = f"a prompt of {traffic.prompt} tokens, which layerwise mode moves in one piece,"
         ways = "or a smaller engine.max_model_len, or leave layerwise out"
     return ConfigError(
         f"{spec.lmcache.staging_gib:g} GiB is too little; {of} takes {needed:g}",

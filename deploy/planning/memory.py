@@ -74,8 +74,8 @@ def kv_space(
     if gpu is not None:
         room = _gpu_room(spec, model, int(gpu.memory_mib * gpu.share) * MIB, told)
         if room is not None and gpu.shared:
-            # Engines that measure a shared GPU at the same time would count each other's memory;
-            # after a restart of the machine nobody sees to it that they do not.
+            # Engines that measure a shared GPU at the same time would count each other's memory,
+            # and after a reboot all of them start at once.
             told = room = told or int(room * _ESTIMATE_USED)
     if a_token is None or room is None:
         return KvSpace(told, None)

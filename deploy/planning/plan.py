@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def url(self) -> str:
-        """Where clients come."""
+        """The address for clients."""
         return f"http://{host_port(self.bind, self.port)}"
 
     @property
@@ -193,7 +193,7 @@ class Plan:
 
     @property
     def shared_memory_mib(self) -> int:
-        """What of the engines' KV is in `/dev/shm`, where LMCache's server reaches it."""
+        """How much of the engines' KV is in `/dev/shm`, where LMCache's server reaches it."""
         if self.kv_server is None or self.vendor.has_gpus:
             return 0
         return len(self.engines) * self.tp * (self.kv_cache_bytes or 0) // MIB

@@ -49,17 +49,17 @@ def computed_gb_s(plan: Plan) -> float | None:
     return tokens_s * a_token / 1e9
 
 
-def rate_note(plan: Plan, boxes: int = 1) -> list[str]:
+def rate_note(plan: Plan, machines: int = 1) -> list[str]:
     """Return a note that compares what the GPUs compute with what the kit's Redis carries.
 
     Args:
-        plan: of all boxes.
-        boxes: how many have GPUs like these.
+        plan: of all machines.
+        machines: how many have GPUs like these.
     """
-    of_box = computed_gb_s(plan)
-    if of_box is None or not plan.redis or plan.kv_server:
+    of_machine = computed_gb_s(plan)
+    if of_machine is None or not plan.redis or plan.kv_server:
         return []
-    computed = boxes * of_box
+    computed = machines * of_machine
     count = len(plan.redis)
     carried = count * _SHARD_GB_S
     said = (

@@ -66,7 +66,7 @@ def check_redis(spec: SettledSpec, topology: Topology) -> None:
         )
     if spec.redis.client == "lmcache" and spec.redis.integrity == "mac":
         raise ConfigError(
-            "redis.integrity: mac does not work with redis.client lmcache, which tests nothing",
+            "redis.integrity: mac does not work with redis.client lmcache, which has no checks",
             hint="leave redis.integrity out of deploy.yaml, or redis.client",
         )
     if file is None:

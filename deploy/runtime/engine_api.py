@@ -115,7 +115,7 @@ class EngineApi:
             return int(answer["data"][0]["max_model_len"])
 
     def version(self) -> str:
-        """Return the engine's release of vLLM; "" if it does not tell."""
+        """Return the engine's release of vLLM; "" if unknown."""
         try:
             return str(self._json(self._request("GET", "/version"))["version"])
         except (ApiError, KeyError, TypeError):

@@ -48,11 +48,11 @@ class FixReports:
 
     Attributes:
         lmcache: its version.
-        proved: the fixes were tried on that version by the kit's tests.
+        tested: the kit's tests ran the fixes with that version.
     """
 
     lmcache: str
-    proved: bool
+    tested: bool
     fixes: Sequence[FixReport]
 
 
@@ -156,4 +156,4 @@ def _parsed(done: subprocess.CompletedProcess[str], where: str) -> FixReports:
         ) from None
     names = ("id", "state", "evidence", "title", "link", "reason")
     fixes = [FixReport(**{name: fix[name] for name in names}) for fix in told["fixes"]]
-    return FixReports(told["lmcache"], told["proved"], fixes)
+    return FixReports(told["lmcache"], told["tested"], fixes)

@@ -1,7 +1,7 @@
 """How busy GPUs are, and how much of their memory is in use, during a `with` block.
 
 nvidia-smi reports on NVIDIA's, one process for the whole block, since each start of it wakes the
-driver. Of AMD's the kernel tells in files.
+driver. For AMD's, the kernel has files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MeteredGpu:
 
     Attributes:
         busy: percent of the time in which it computed, once per sample.
-        peak_bytes: the most memory in use at once, by all processes; None if not said.
+        peak_bytes: the most memory in use at once, by all processes; None if unknown.
     """
 
     busy: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class MeteredGpu:
 
     @property
     def utilization(self) -> float | None:
-        """The mean share of the time in which it computed; None if not said."""
+        """The mean share of the time in which it computed; None if unknown."""
         return fmean(self.busy) / 100 if self.busy else None
 
     @property
@@ -75,7 +75,7 @@ class GpuMeter:
 
     @property
     def trouble(self) -> str:
-        """Why something is not known; "" if all of it is."""
+        """Why something is unknown; "" if nothing is."""
         unknown = [str(index) for index, one in self._all.items() if not one.is_known]
         if not self._problem and not unknown:
             return ""

@@ -18,7 +18,7 @@ _TEMP_NAMES = 10
 
 
 def is_private(folder: Path) -> bool:
-    """Whether this is a folder of this user that nobody else may use; not a link to one."""
+    """Whether this is a private folder of this user, and not a link to one."""
     try:
         found = folder.lstat()
     except OSError:

@@ -65,7 +65,7 @@ def text_of(path: Path) -> str:
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's name as Linux tells it, else its architecture."""
+    """Return the processor's name as Linux reports it, else its architecture."""
     for line in text_of(cpuinfo).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -74,7 +74,7 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """Return the processor's flags as Linux on x86 names them; empty if nothing tells."""
+    """Return the processor's flags as Linux on x86 names them; empty if unknown."""
     found = re.search(r"^flags\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
     return frozenset(found[1].split()) if found else frozenset()
 

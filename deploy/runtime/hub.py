@@ -65,9 +65,9 @@ def fetch_config(address: str, model: str, revision: str, token: str | None) -> 
     try:
         config = answer.json()
     except ValueError as exc:
-        raise HubError(f"{address} answers with something else than JSON") from exc
+        raise HubError(f"{address} did not answer with JSON") from exc
     if not isinstance(config, dict):
-        raise HubError(f"{address} answers with no JSON object")
+        raise HubError(f"{address} did not answer with a JSON object")
     # Where the hub points at a copy elsewhere, it is the hub that names the commit.
     commits = (one.headers.get("x-repo-commit", "") for one in (*answer.history, answer))
     return HubConfig(config, next((text for text in commits if _COMMIT.fullmatch(text)), ""))

@@ -1,4 +1,4 @@
-"""A socket whose other end can neither fill memory nor hold up who asks."""
+"""A socket whose peer can neither fill memory nor block the reader."""
 
 from __future__ import annotations
 

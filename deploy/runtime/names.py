@@ -1,4 +1,4 @@
-"""Where names are, as a cluster's DNS tells it."""
+"""Look up names in a cluster's DNS."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from deploy.runtime.bounded_redis import STEP_S, measured
 from deploy.runtime.secrets import Secret
 
 # The path of a Unix socket, or host and port.
-Address = str | tuple[str, int]
+SocketAddress = str | tuple[str, int]
 _PIECE = 1 << 16
 _MAX_DEPTH = 8  # of arrays in arrays; SCAN answers two
 
@@ -25,7 +25,7 @@ class RedisSocket:
     up to the caller.
     """
 
-    def __init__(self, address: Address, password: Secret | None) -> None:
+    def __init__(self, address: SocketAddress, password: Secret | None) -> None:
         self._address = address
         self._password = password
         self._connection: _Connection | None = None
@@ -54,7 +54,7 @@ class RedisSocket:
             self._connection = None
 
 
-def _connected(address: Address, password: Secret | None) -> _Connection:
+def _connected(address: SocketAddress, password: Secret | None) -> _Connection:
     connection = _Connection(_opened(address))
     try:
         if password:
@@ -65,7 +65,7 @@ def _connected(address: Address, password: Secret | None) -> _Connection:
     return connection
 
 
-def _opened(address: Address) -> socket.socket:
+def _opened(address: SocketAddress) -> socket.socket:
     if not isinstance(address, str):
         return socket.create_connection(address, STEP_S)
     opened = socket.socket(socket.AF_UNIX)

@@ -14,7 +14,7 @@ class ShardStore(Store, Protocol):
     """One of the servers. A key's twin (see `Store.remove_marked`) may be on another one."""
 
     def marked_keys(self, mark: str) -> set[bytes] | None:
-        """Return the keys that contain a mark; None if Redis does not tell."""
+        """Return the keys that contain a mark; None if unknown."""
         ...
 
     def unlink(self, keys: Sequence[bytes]) -> int | None:

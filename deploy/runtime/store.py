@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing
 from typing import Any, NamedTuple, Protocol
 
 from deploy.metrics.store_stats import StoreStats
-from deploy.runtime.redis_socket import Address, RedisError, RedisSocket
+from deploy.runtime.redis_socket import RedisError, RedisSocket, SocketAddress
 from deploy.runtime.secrets import Secret
 
 _SCAN_COUNT = 1000
@@ -46,7 +46,7 @@ class Store(Protocol):
         ...
 
     def count_marked(self, mark: str) -> int | None:
-        """Return how many keys contain a mark; None if Redis does not tell."""
+        """Return how many keys contain a mark; None if unknown."""
         ...
 
     def remove_marked(self, mark: str) -> int | None:
@@ -72,7 +72,7 @@ def key_pages(scan: Scan, pattern: str) -> Iterator[list[bytes]]:
     """Yield the keys of a server that fit a pattern; some may come twice.
 
     Raises:
-        TimeoutError: it tells of ever more.
+        TimeoutError: its list of keys does not end.
     """
     cursor, until = None, time.monotonic() + _SCAN_S
     while cursor != 0:
@@ -169,7 +169,7 @@ def optional_int(value: Any) -> int | None:
 class SocketStore:
     """A connection to a stack's own Redis."""
 
-    def __init__(self, address: Address, password: Secret | None) -> None:
+    def __init__(self, address: SocketAddress, password: Secret | None) -> None:
         self._redis = RedisSocket(address, password)
 
     def ping(self) -> bool:
@@ -257,6 +257,8 @@ def _not_redis(answer: object) -> ConnectionError:
     return ConnectionError(f"not a Redis reply: {str(answer)[:40]}")
 
 
-def open_store(address: Address, password: Secret | None) -> AbstractContextManager[SocketStore]:
+def open_store(
+    address: SocketAddress, password: Secret | None
+) -> AbstractContextManager[SocketStore]:
     """Return a store for a with block, which closes it."""
     return closing(SocketStore(address, password))

@@ -1,4 +1,4 @@
-"""Start and end the supervisor of a stack, a process that starts services again that die."""
+"""Start and end the supervisor of a stack, a process that restarts services that die."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class FoundKeys:
     all_seen: bool
 
 
-# What redis-py, and who reads its answers here, make of those that no Redis gives.
+# Errors of redis-py, and of the code here, on answers that no Redis gives.
 _NOT_OF_REDIS = (TypeError, ValueError, LookupError, AttributeError)
 
 
@@ -95,7 +95,7 @@ class UrlStore:
         """Return the hosts that engines will connect to; none for a Unix socket.
 
         Raises:
-            RedisError, OSError: nobody could be asked.
+            RedisError, OSError: no server answered.
         """
         return tuple(host for host, _ in self._nodes())
 
@@ -107,7 +107,7 @@ class UrlStore:
             return None
 
     def settings(self) -> tuple[RedisSeen, ...]:
-        """Return what each server tells this client's user of itself.
+        """Return what this client's user may see of each server.
 
         Raises:
             RedisError, OSError: one does not answer, or does not let the user in.
@@ -142,7 +142,7 @@ class UrlStore:
         return removed
 
     def count_marked(self, mark: str) -> int | None:
-        """Return how many keys contain a mark; None if Redis does not tell its user."""
+        """Return how many keys contain a mark; None if its user may not see it."""
         try:
             return sum(len(marked_keys(scan_of(client), mark)) for client in self._servers())
         except self._errors:

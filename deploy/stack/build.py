@@ -1,6 +1,6 @@
 """Build the stack of a plan: Redis, engines, the router in front of them, and what watches them.
 
-A Redis that the user brings is no service: engines are given its URL, and depend on nothing.
+The user's own Redis is not a service: engines get its URL, and depend on nothing.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def project_name(stack: str) -> str:
-    """Return the Compose project of a stack; marked as ours, so that it meets no other's."""
+    """Return the Compose project of a stack; with a prefix, so that it collides with no other."""
     return stack if stack == "pdkit" else f"pdkit-{stack}"
 
 

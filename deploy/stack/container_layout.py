@@ -87,7 +87,7 @@ class ContainerLayout:
     hub_token: bool = False
     sees_all_gpus: bool = False
 
-    # In memory that engines and server share, and nobody else sees.
+    # In memory that only engines and server share.
     kv_requests = f"{SHARED_MEMORY}/kv.sock"
     shared_memory = "pdkit"
     redis_program = "redis-server"

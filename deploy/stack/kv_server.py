@@ -23,8 +23,8 @@ from deploy.stack.service import ConfigFile, HealthCheck, Service
 # Seconds between an engine's pings, and for the answer to one. An engine that lost the server
 # computes prompts itself until a ping is answered again.
 HEARTBEAT_S = 5.0
-# How much longer than the supervisor the server waits for an engine: one that it forgot while it
-# stood still would never be known to it again. LMCache's least is 30.
+# How much longer than the supervisor the server waits for an engine: one that it forgets while
+# the engine is suspended would never be registered again. LMCache's least is 30.
 _FORGET_S = 30
 # LMCache gives memory that is being stored to Redis to others after 300 s, and memory that is being
 # loaded into after 600: transfers end before that.

@@ -24,7 +24,7 @@ def hash_seed(plan: Plan, layout: Layout) -> str:
     version of vLLM and LMCache, so engines with different seeds never find each other's KV. Equal
     seeds mean KV that means the same: same image, vendor, model, numbers and layout.
     """
-    means = {
+    hashed = {
         # The connector is the kit's: another version may move KV in another way.
         "pdkit": layout.kit.version,
         "stack": plan.name,
@@ -42,5 +42,5 @@ def hash_seed(plan: Plan, layout: Layout) -> str:
         "args": [*plan.vendor.pinned_args, *plan.spec.engine.args],
         "env": sorted({**plan.vendor.pinned_env, **plan.spec.engine.env}.items()),
     }
-    digest = hashlib.sha256(json.dumps(means, sort_keys=True).encode()).digest()
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).digest()
     return str(int.from_bytes(digest[:4], "big"))  # Python takes seeds of 32 bits

@@ -1,4 +1,4 @@
-"""What router and engines are told of the collector that takes traces; nothing if none is named.
+"""How router and engines are pointed to the collector for traces, if there is one.
 
 The router makes the trace of a request and the engines go on with it: vLLM's own spans, and those
 of the connector, which vLLM's exporter sends.

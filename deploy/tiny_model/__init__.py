@@ -1,4 +1,4 @@
-"""A tiny Llama made on the spot, the same bytes everywhere, that shows when its KV is wrong."""
+"""A generated tiny Llama, byte-identical everywhere, that shows when its KV is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check measured, and which of it is not as it must be."""
+"""What a check measured, and what of it is wrong."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Findings:
 
     @property
     def miscounted(self) -> bool:
-        """Whether vLLM, asked by nobody else, counted other hits than its answers told."""
+        """Whether vLLM, without other clients, counted other hits than its answers report."""
         told = sum(pair.hits.hits for pair in self.pairs)
         return not (self.counted.others or self.failed) and self.counted.hits != told
 
@@ -150,7 +150,7 @@ def failures(
     store_answers: bool | None,
     least: float = 1.0,
 ) -> Iterator[Failure]:
-    """Yield each thing that is not as it must be; none for a sound stack.
+    """Yield each thing that is wrong; none for a healthy stack.
 
     Args:
         store_answers: None if the engines share no store.

@@ -1,4 +1,4 @@
-"""What became of a prompt of the user's own, and why it did not come from the store."""
+"""Where the KV of the user's own prompt came from, and why not from the store."""
 
 from __future__ import annotations
 

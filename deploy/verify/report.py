@@ -62,7 +62,7 @@ class StoreUse:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """What became of one engine during a check."""
+    """The state of one engine during a check."""
 
     name: str
     role: str
@@ -80,7 +80,7 @@ class Diagnosis:
 
 
 class Failure(NamedTuple):
-    """What was asked for and not found: which item of the check, and a sentence."""
+    """A failure: the item of the check, and a sentence."""
 
     item: str
     sentence: str
@@ -99,7 +99,7 @@ class CheckReport:
             None if LMCache's own client moves it.
         others: requests of others that engines finished during the check; at least 1 if some
             were begun only.
-        vllm: the engines' release of it; "" if they do not tell.
+        vllm: the engines' release of it; "" if unknown.
         prompts: the user's own prompt, by pair; empty if none was given.
         left_out: what was not checked, and why.
         failed: empty if the check passed.
@@ -131,7 +131,7 @@ class CheckReport:
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each thing that was asked for and not found."""
+        """A sentence for each failure."""
         return [failure.sentence for failure in self.failed]
 
     @property

@@ -76,7 +76,7 @@ class StorePath:
             stored_s=total("seconds", operation="store"),
             stored_cpu_s=total("cpu_seconds", operation="store"),
             stored_chunks=stored,
-            # Whatever else became of a chunk: results may be told apart further.
+            # All other results of a chunk; there may be more kinds one day.
             left_out=total("chunks", operation="store") - stored,
             loaded_bytes=total("bytes", operation="load"),
             loaded_s=total("seconds", operation="load"),

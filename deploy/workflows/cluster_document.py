@@ -15,8 +15,8 @@ from deploy.config.choices import IN_ENGINES
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import StateError
-from deploy.planning.boxes import across
 from deploy.planning.inventory import Inventory
+from deploy.planning.machines import across
 from deploy.planning.plan import Plan, make_plan
 from deploy.stack.cluster.layout import ClusterLayout
 from deploy.stack.container_layout import ContainerImages
@@ -52,7 +52,7 @@ class ExportedStack:
 
 
 def cluster_layout(images: ContainerImages, kit: Kit) -> ClusterLayout:
-    """Return where the parts of a stack lie whose pods run these images."""
+    """Return the layout of a stack whose pods run these images."""
     return ClusterLayout(
         run_dir=Path(),
         images=images,
@@ -65,19 +65,23 @@ def cluster_layout(images: ContainerImages, kit: Kit) -> ClusterLayout:
 
 
 def cluster_document(
-    spec: StackSpec, plan: Plan, box: Inventory, images: ContainerImages, form: Mapping[str, Any]
+    spec: StackSpec,
+    plan: Plan,
+    machine: Inventory,
+    images: ContainerImages,
+    form: Mapping[str, Any],
 ) -> str:
     """Return the document of a stack; it holds no secret, and no path of this machine.
 
     Args:
-        plan: of the stack, whatever its number of boxes.
-        form: the namespace, and the number of boxes.
+        plan: of the stack, whatever its number of machines.
+        form: the namespace, and the number of machines.
     """
     told = spec.model_dump(mode="json", exclude_defaults=True, exclude=_OF_THE_MACHINE)
     if plan.user_redis:
         told["redis"]["url_file"] = str(SECRETS / REDIS_URL)
     software = Containers(images, user="", hub_cache="")
-    facts = Facts(replace(box, seen=()), plan.vendor.name, "compose", software)
+    facts = Facts(replace(machine, seen=()), plan.vendor.name, "compose", software)
     document = {
         "format": FORMAT,
         **form,
@@ -100,7 +104,7 @@ def read_document(text: str) -> ExportedStack:
             raise ValueError(f"format {document['format']}")
         spec = StackSpec.model_validate(document["spec"])
         facts, model = restored_facts(document["machine"]), restored_model(document["model"])
-        boxes, namespace = int(document["boxes"]), str(document["namespace"])
+        machines, namespace = int(document["machines"]), str(document["namespace"])
         if not isinstance(facts.software, Containers):
             raise TypeError("a cluster runs containers")
     except (ValidationError, KeyError, TypeError, ValueError) as exc:
@@ -110,6 +114,6 @@ def read_document(text: str) -> ExportedStack:
         ) from exc
     vendor = vendor_named(facts.vendor).name
     settled = settle(spec, vendor=vendor, runtime="compose", connector=IN_ENGINES)
-    plan = across(make_plan(settled, model, facts.inventory), boxes)
+    plan = across(make_plan(settled, model, facts.inventory), machines)
     layout = cluster_layout(facts.software.images, _NO_KIT)
     return ExportedStack(namespace, Prepared(spec, facts, model, plan, layout), layout)

@@ -134,7 +134,7 @@ def _require_idle(kubectl: Kubectl, there: Sequence[Object]) -> None:
         raise no_stack(kubectl, _OPTION)
     if any(PodSeen.read(pod).runs for pod in pods if role_of(pod) == NAME):
         raise StackLocked(
-            f"a check of the stack in {kubectl.place} runs already",
+            f"a check of the stack in {kubectl.place} is already running",
             hint=f"{kubectl.typed(f'logs -f job/{NAME}')}, or end it: "
             f"{kubectl.typed(f'delete job {NAME}')}",
         )
@@ -234,7 +234,7 @@ class _Follower:
         return self._no_result(job, pod)
 
     def _log(self, pod: PodSeen, left_s: float) -> Object | None:
-        """Follow the log, and tell what it says; return the result, or None if it ends without."""
+        """Follow the log, and report its lines; return the result, or None if it ends without."""
         follow = ("logs", "--follow", pod.name, f"--container={NAME}")
         for number, line in enumerate(self._kubectl.lines(*follow, within_s=max(left_s, 1))):
             if said := said_by(line):

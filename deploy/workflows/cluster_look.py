@@ -1,4 +1,4 @@
-"""What a cluster tells of an exported stack: its pods, those that lack, and what engines count."""
+"""An exported stack in its cluster: its pods, missing ones, and what engines count."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LONGEST_BYTES = 100_000  # Linux takes no argument of 128 KiB
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What of a stack is checked; as `CheckOptions`, but its pairs are those of pods.
+    """What is checked; like `CheckOptions`, but its pairs are those of pods.
 
     Attributes:
         pairs: patterns such as 'producer-0:*'; none means all pairs.

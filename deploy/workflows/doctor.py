@@ -40,14 +40,14 @@ from deploy.workflows.running import RunningStack, find_stack, launcher_for
 from deploy.workflows.same_plan import same_plan
 from deploy.workflows.stack_images import stack_images
 from deploy.workflows.start import require_host_memory, require_ports
-from deploy.workflows.survey import Steps, Survey, survey
+from deploy.workflows.survey import NotedSteps, Survey, survey
 from deploy.workflows.user_files import require_user_files
 from deploy.workflows.user_redis import redis_url
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found, for whom.
+    """The findings for a stack on this machine.
 
     Attributes:
         topology: "" if the spec could not be planned on this machine.
@@ -81,7 +81,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
     Raises:
         ConfigError: the spec contradicts itself, so that there is nothing to judge.
     """
-    steps = Steps()
+    steps = NotedSteps()
     here = survey(spec, home, steps, report)
     here = replace(here, facts=_with_image_versions(spec, here.facts, steps, report))
     facts = here.facts
@@ -96,7 +96,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
     return Examination(spec.name, facts.vendor, facts.runtime, topology, found)
 
 
-def _with_image_versions(spec: StackSpec, facts: Facts, steps: Steps, report: Report) -> Facts:
+def _with_image_versions(spec: StackSpec, facts: Facts, steps: NotedSteps, report: Report) -> Facts:
     """Return the facts with the contents of an engine image that is on this machine."""
     if not isinstance(facts.software, Containers) or not facts.software.images.engine_id:
         return facts
@@ -119,7 +119,7 @@ def _refuse_contradiction(spec: StackSpec, home: Home, facts: Facts, model: Mode
         return
 
 
-def _seen_without_plan(spec: StackSpec, home: Home, here: Survey, steps: Steps) -> Seen:
+def _seen_without_plan(spec: StackSpec, home: Home, here: Survey, steps: NotedSteps) -> Seen:
     """Return what can be seen of this machine without a plan."""
     return Seen(
         spec=spec,
@@ -137,7 +137,12 @@ def _fits(made: Prepared) -> str:
 
 
 def _seen(
-    prepared: Prepared, home: Home, here: Survey, hub: HubSeen | None, steps: Steps, report: Report
+    prepared: Prepared,
+    home: Home,
+    here: Survey,
+    hub: HubSeen | None,
+    steps: NotedSteps,
+    report: Report,
 ) -> Seen:
     """Return all that can be seen; slow probes run in parallel."""
     software = prepared.facts.software
@@ -180,7 +185,7 @@ def _joined(here: HubSeen | None, asked: HubSeen | None) -> HubSeen | None:
     )
 
 
-def _try_fixes(prepared: Prepared, home: Home, steps: Steps, report: Report) -> None:
+def _try_fixes(prepared: Prepared, home: Home, steps: NotedSteps, report: Report) -> None:
     well = "LMCache's server needs none" if prepared.plan.kv_server else "all needed fixes apply"
     took = steps.take("fixes", lambda: require_fixes(prepared, home, report), lambda _: well)
     if took is False:
@@ -196,7 +201,7 @@ def _see_code(prepared: Prepared, home: Home) -> EngineCode:
         return EngineCode("the engines' interpreter or image", trouble=str(exc))
 
 
-def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: Steps) -> StackSeen | None:
+def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: NotedSteps) -> StackSeen | None:
     """Return what exists under this name; None if only Docker could tell, and does not answer."""
     if here.docker and here.docker.chosen and here.docker.trouble:
         return None
@@ -230,7 +235,7 @@ def _running(existing: RunningStack) -> list[str]:
     return [one.name for one in services if existing.service_state(one) == "running"]
 
 
-def _see_room(prepared: Prepared, home: Home, stack: StackSeen | None, steps: Steps) -> None:
+def _see_room(prepared: Prepared, home: Home, stack: StackSeen | None, steps: NotedSteps) -> None:
     running = stack.running if stack else ()
     missing = [one for one in prepared.stack.services if one.name not in running]
     own = "the stack has its own"
@@ -248,7 +253,7 @@ def _see_room(prepared: Prepared, home: Home, stack: StackSeen | None, steps: St
     )
 
 
-def _see_redis(prepared: Prepared, home: Home, steps: Steps) -> tuple[RedisSeen, ...]:
+def _see_redis(prepared: Prepared, home: Home, steps: NotedSteps) -> tuple[RedisSeen, ...]:
     """Return the servers of the user's own Redis; none where it is the kit's, or does not answer.
 
     The user's other files are checked in the same step.

@@ -92,10 +92,10 @@ class PlanExchange:
             self._start.save(self._start.state)
 
     def _put_back(self, cause: BaseException) -> PdkitError:
-        """Start the old plan again, and return the error that tells what happened."""
+        """Start the old plan again, and return the error that says what happened."""
         interrupted = isinstance(cause, KeyboardInterrupt)
         reason = "interrupted" if interrupted else _said(cause)
-        self._report(f"failed: {reason}; going back to the previous stack")
+        self._report(f"failed: {reason}; restoring the previous stack")
         old, tried, back = self._running, self._start.state, None
         try:
             self._start.undo()
@@ -110,8 +110,8 @@ class PlanExchange:
             # It includes what was started, so that `up` and `down` find it.
             self._start.save(back.state if back else self._old_state(tried, reason))
             return SwapFailed(
-                f"{_label(self._start.prepared)} failed ({reason}), and the previous stack did not "
-                f"come back either: {_said(exc)}",
+                f"{_label(self._start.prepared)} failed ({reason}), and the previous stack could "
+                f"not be restored either: {_said(exc)}",
                 hint=f"deploy up --resume --name {old.stack.name}",
                 details=exc.details if isinstance(exc, PdkitError) else (),
             )

@@ -12,9 +12,9 @@ from deploy.config.choices import IN_ENGINES
 from deploy.config.spec import SettledSpec, StackSpec, settle
 from deploy.config.vendors import VENDORS, vendor_named
 from deploy.errors import ConfigError, NamedSetting
-from deploy.planning.boxes import across, network_note
 from deploy.planning.gpus import gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
+from deploy.planning.machines import across, network_note
 from deploy.planning.plan import Plan, make_plan
 from deploy.planning.rates import rate_note
 from deploy.runtime.detect import detected_vendor
@@ -33,7 +33,7 @@ from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 from deploy.workflows.user_redis import require_url_for_pods
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-# What a box is taken to have for each GPU, or for each engine on CPUs.
+# What a machine is assumed to have for each GPU, or for each engine on CPUs.
 _GPU_CPUS, _GPU_MIB = 12, 96 * 1024
 _ENGINE_CPUS, _ENGINE_MIB = 8, 16 * 1024
 PLAIN, SET = FLAVOURS = ("plain", "disaggregatedset")
@@ -41,18 +41,18 @@ PLAIN, SET = FLAVOURS = ("plain", "disaggregatedset")
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is asked for beside the spec.
+    """What is requested beside the spec.
 
     Attributes:
         namespace: by default, the Compose project's name.
         flavour: which objects hold the engines.
-        boxes: how many times the spec's engines, and the Redis for them.
-        link_gbit: what a box's network link carries each way, in Gbit/s.
+        machines: number of machines, each with the engines of the spec and Redis for them.
+        link_gbit: bandwidth of a machine's network link each way, in Gbit/s.
     """
 
     namespace: str | None = None
     flavour: str = PLAIN
-    boxes: int = 1
+    machines: int = 1
     link_gbit: float | None = None
 
 
@@ -92,11 +92,11 @@ def export(
     """Return the folder's files. Looks at no machine but this one's copy of the model's config.
 
     Args:
-        inventory: what a box has; without one it is assumed.
+        inventory: what a machine has; without one it is assumed.
 
     Raises:
         ConfigError: the spec contradicts itself, or holds what pods cannot have.
-        MissingGpus, NotEnoughMemory: the box of the inventory has too little.
+        MissingGpus, NotEnoughMemory: the machine of the inventory has too little.
     """
     space = wanted.namespace or project_name(spec.name)
     _require_names(spec.name, space)
@@ -105,16 +105,16 @@ def export(
     require_url_for_pods(spec.redis)
     # What watches a stack is a component here.
     spec = spec.model_copy(update={"monitoring": False})
-    boxes = {vendor: _box(spec, vendor, inventory) for vendor in _vendors(spec, inventory)}
+    machines = {vendor: _machine(spec, vendor, inventory) for vendor in _vendors(spec, inventory)}
     plans = {
         vendor: _plan(
-            settle(spec, vendor=vendor, runtime="compose", connector=IN_ENGINES), home, box
+            settle(spec, vendor=vendor, runtime="compose", connector=IN_ENGINES), home, machine
         )
-        for vendor, box in boxes.items()
+        for vendor, machine in machines.items()
     }
-    form = {"namespace": space, "boxes": wanted.boxes}
+    form = {"namespace": space, "machines": wanted.machines}
     stacks = {
-        vendor: _vendor_stack(spec, plan, boxes[vendor], form, kit or installed_kit())
+        vendor: _vendor_stack(spec, plan, machines[vendor], form, kit or installed_kit())
         for vendor, plan in plans.items()
     }
     if wanted.flavour == SET:
@@ -130,7 +130,7 @@ def export(
         tuple(
             f"{vendor}: {note}"
             for vendor, plan in plans.items()
-            for note in _notes(plan, boxes[vendor], inventory is None, wanted)
+            for note in _notes(plan, machines[vendor], inventory is None, wanted)
         ),
     )
 
@@ -180,13 +180,13 @@ def _secrets(stack: VendorStack) -> tuple[str, ...]:
     return tuple(sorted(names - {HUB_TOKEN}))
 
 
-def _notes(plan: Plan, box: Inventory, assumed: bool, wanted: ExportRequest) -> list[str]:
+def _notes(plan: Plan, machine: Inventory, assumed: bool, wanted: ExportRequest) -> list[str]:
     how = "assumed; describe yours with --inventory FILE" if assumed else "--inventory"
-    memory_gib = box.memory_mib // 1024
+    memory_gib = machine.memory_mib // 1024
     return [
-        f"planned for {box.cpus} CPUs and {memory_gib} GiB of memory ({how})",
-        *rate_note(across(plan, wanted.boxes), wanted.boxes),
-        *network_note(plan, wanted.boxes, wanted.link_gbit),
+        f"planned for {machine.cpus} CPUs and {memory_gib} GiB of memory ({how})",
+        *rate_note(across(plan, wanted.machines), wanted.machines),
+        *network_note(plan, wanted.machines, wanted.link_gbit),
     ]
 
 
@@ -204,7 +204,7 @@ def _vendors(spec: StackSpec, inventory: Inventory | None) -> tuple[str, ...]:
     return tuple(VENDORS)
 
 
-def _box(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory:
+def _machine(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory:
     """Return the machine that the spec is planned for: if none is named, as large as it takes."""
     if inventory:
         return inventory
@@ -213,29 +213,29 @@ def _box(spec: StackSpec, vendor: str, inventory: Inventory | None) -> Inventory
     if not row.has_gpus:
         count = need.topology.engines
         return Inventory(cpus=count * _ENGINE_CPUS, memory_mib=count * _ENGINE_MIB)
-    box = Inventory(cpus=need.needed * _GPU_CPUS, memory_mib=need.needed * _GPU_MIB)
-    return with_assumed_gpus(box, row, need.needed)
+    machine = Inventory(cpus=need.needed * _GPU_CPUS, memory_mib=need.needed * _GPU_MIB)
+    return with_assumed_gpus(machine, row, need.needed)
 
 
 def _vendor_stack(
-    spec: StackSpec, of_box: Plan, box: Inventory, form: dict[str, Any], kit: Kit
+    spec: StackSpec, of_machine: Plan, machine: Inventory, form: dict[str, Any], kit: Kit
 ) -> VendorStack:
-    plan, vendor = across(of_box, form["boxes"]), of_box.vendor.name
+    plan, vendor = across(of_machine, form["machines"]), of_machine.vendor.name
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
         pair = (images.engine.vllm, images.engine.lmcache)
-        refuse_bad_pair(of_box.spec, vendor, *pair, lambda _: None)
+        refuse_bad_pair(of_machine.spec, vendor, *pair, lambda _: None)
     layout = cluster_layout(images.by_name, kit)
     first = {engine.role: engine for engine in reversed(plan.engines)}
     # Pods of a role are alike: one of each is built, whatever their number.
     one_each = replace(plan, engines=tuple(reversed(first.values())))
     stack = build_stack(one_each, layout)
     engines = (service for service in stack.services if is_engine(service.role))
-    document = cluster_document(spec, of_box, box, images.by_name, form)
+    document = cluster_document(spec, of_machine, machine, images.by_name, form)
     return VendorStack(plan, (*stack.redis[:1], *engines, stack.front), document)
 
 
-def _plan(spec: SettledSpec, home: Home, box: Inventory) -> Plan:
+def _plan(spec: SettledSpec, home: Home, machine: Inventory) -> Plan:
     model = find_model(spec, home, spec.vendor)
     if model.source == "folder":
         raise ConfigError(
@@ -251,12 +251,12 @@ def _plan(spec: SettledSpec, home: Home, box: Inventory) -> Plan:
             setting="connector",
             retry=({"--connector": IN_ENGINES},),
         )
-    plan = make_plan(spec, model, box)
+    plan = make_plan(spec, model, machine)
     if plan.shares_gpus:
         raise ConfigError(
             "1 is too few: in Kubernetes, each engine has GPUs of its own",
             setting="gpus",
             retry=({"--gpus": str(plan.topology.engines)},),
         )
-    # The router is reached over a network: it asks for a key, unless that is given up.
+    # The router is reached over a network: it asks for a key, unless the user waives it.
     return replace(plan, keyed=not spec.allow_keyless)

@@ -1,4 +1,4 @@
-"""The folder of an export: written without a trace of what it replaces, and nobody's edits lost."""
+"""The folder of an export: replaces the last export's files, never edited ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANOTHER = "deploy export kubernetes -o FOLDER, with another folder"
 
 
 def write_export(made: Export, folder: Path) -> list[Path]:
-    """Write the files, and remove those of the last export that are no more; return what there is.
+    """Write the files, and remove those that only the last export had; return the paths.
 
     Raises:
         ConfigError: a file is there that no export wrote, or that was edited since; nothing is

@@ -1,4 +1,4 @@
-"""What 'auto' means and what is there: looked up on this machine, or assumed for a plan."""
+"""What 'auto' selects and what exists: detected on this machine, or assumed for a plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stated_facts(
     """Return facts for a plan that is only shown, so that nothing needs to exist.
 
     Without an `inventory`, this machine's is used, and missing GPUs are assumed. Without `probe`,
-    GPUs are not even looked for if the vendor is named. `runtime` is what 'auto' means.
+    GPUs are not even looked for if the vendor is named. `runtime` is what 'auto' selects.
 
     Raises:
         ConfigError: the spec contradicts itself, or names an image that cannot be.
@@ -180,5 +180,5 @@ def without_held_gpus(inventory: Inventory, home: Home, name: str) -> Inventory:
         for engine in plan.engines:
             held |= {(plan.vendor.name, index): other for index in engine.devices}
     left = tuple(gpu for gpu in inventory.gpus if (gpu.vendor, gpu.index) not in held)
-    lines = [f"GPU {index}: held by the stack '{other}'" for (_, index), other in held.items()]
+    lines = [f"GPU {index}: in use by the stack '{other}'" for (_, index), other in held.items()]
     return replace(inventory, gpus=left, seen=(*inventory.seen, *lines))

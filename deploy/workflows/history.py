@@ -1,4 +1,4 @@
-"""The history of a stack: each plan that was started under its name, and how that went."""
+"""The history of a stack: each plan started under its name, and its outcome."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def following(old: StackState, new: StackState) -> StackState:
 
 
 def with_outcome(state: StackState, outcome: PlanOutcome) -> StackState:
-    """Return the state with how the present plan went."""
+    """Return the state with the outcome of the present plan."""
     return replace(state, generation={**state.generation, "outcome": outcome})
 
 

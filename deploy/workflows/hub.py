@@ -1,4 +1,4 @@
-"""What the hub says of a model that is not on this machine yet."""
+"""What Hugging Face says about a model that is not on this machine yet."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
 def ask_about_model(
     spec: StackSpec, home: Home, vendor: str
 ) -> tuple[Model | None, HubSeen | None]:
-    """Return the same model for `doctor`, and what came of asking the hub.
+    """Return the same model for `doctor`, and the hub's answer.
 
     None for a model that is here, or not of the hub; and where the hub is not to be asked
     (HF_HUB_OFFLINE).

@@ -1,4 +1,4 @@
-"""Builds of the catalogue's images: from what, and that it is checked."""
+"""Builds of the catalogue's images, from bases and sources with a digest."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ def build_arguments(
     """Return the arguments of a build: what is `given`, and the catalogue's but for the base.
 
     Raises:
-        ConfigError: nothing says by a digest which base or wheel it is, or by a commit which
-            source.
+        ConfigError: a base or wheel has no digest, or a source no commit.
     """
     arguments = {**image.build_args, **given}
     source = arguments.get("LMCACHE_SOURCE", "")

@@ -92,7 +92,7 @@ def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[
         held = probe_versions(found, interpreter)
         if held.vllm is not None:
             return interpreter, held
-    if known.name or spec.allow_unproven:
+    if known.name or spec.allow_untested:
         return known.interpreter, ImageVersions(None, None)
     raise ConfigError(
         f"no vLLM found by {', '.join(tried)} in {known.image}",
@@ -119,7 +119,7 @@ def obtain(image: _Image, report: Report) -> _Image:
     It is returned without its digest if that cannot be pulled and its tag is here.
 
     Raises:
-        ConfigError: it would be built on a base that nobody has checked.
+        ConfigError: it would be built on a base without a digest.
         MissingImage: it can be neither built nor pulled.
     """
     if image.build:

@@ -30,7 +30,7 @@ def require_engines(prepared: Prepared, folder: Path, *, lost: Report | None = N
 
     Args:
         folder: of the stack's secrets.
-        lost: is told of an engine that does not answer; None refuses it.
+        lost: is called for an engine that does not answer; None refuses it.
 
     Raises:
         EngineUnreachable: one does not answer.

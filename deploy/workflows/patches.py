@@ -62,4 +62,4 @@ def _tried(where: str, reports: FixReports) -> Patches:
     rows = [
         FixRow(fix.id, fix.title, fix.link, {fix.state: ()}, fix.evidence) for fix in reports.fixes
     ]
-    return Patches(where, reports.lmcache, reports.proved, rows)
+    return Patches(where, reports.lmcache, reports.tested, rows)

@@ -82,7 +82,7 @@ class Facts:
     """What was found on the machine when a stack was planned, or is assumed of one.
 
     Attributes:
-        vendor, runtime: what 'auto' means there.
+        vendor, runtime: what 'auto' selects there.
         software: what its runtime runs services with.
         versions: of vLLM and LMCache, as far as they are known.
     """
@@ -99,7 +99,7 @@ class Prepared:
     """A stack and all it was made from.
 
     Attributes:
-        spec: as it was asked for, 'auto' included.
+        spec: as requested, 'auto' included.
         measured: what the last benchmark of this model on this machine says.
     """
 

@@ -56,9 +56,9 @@ class RunningStack:
         return self.prepared.stack
 
     def service_state(self, service: Service) -> ServiceState:
-        """Return whether a service runs; that it serves is not looked at.
+        """Return whether a service runs, whether or not it serves.
 
-        Of another host's engine only its answers tell.
+        An engine of another host runs if it answers.
         """
         if service in self.stack.remote:
             return "running"

@@ -1,4 +1,4 @@
-"""Whether a stack that is up is the one that is asked for."""
+"""Whether a running stack is the requested one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deploy.workflows.stack_images import stack_images
 
 
 def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
-    """Return the running stack's own plan, if it is what is asked for.
+    """Return the running stack's own plan, if it is the requested one.
 
     Both are planned for the machine and the model of the original start, so that a shell with fewer
     processors, or a model downloaded since then, makes no difference; changed weights do.

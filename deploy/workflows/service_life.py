@@ -1,4 +1,4 @@
-"""What the supervisor keeps in mind of each service, and how it tells one that hangs.
+"""What the supervisor remembers about each service, and how it detects one that hangs.
 
 A service hangs if it served, still runs, and has not answered for long. Or it answers, but its
 core, another process, has stopped: requests wait, and nothing is computed.
@@ -47,7 +47,7 @@ class Liveness:
     """Asks one engine for its health, without making the caller wait for the answer.
 
     Silence is counted by questions without an answer, not by the clock: the machine may have slept,
-    or whoever asks may have been held up.
+    or the caller may have been held up.
     """
 
     def __init__(self, submit: Submit[bool]) -> None:
@@ -88,7 +88,7 @@ class CoreProgress:
         self._due_s = 0.0
 
     def probe(self, look: Callable[[], tuple[float, ...]], now_s: float) -> None:
-        """Take what was seen, and look again when it is time; () tells nothing."""
+        """Take what was seen, and look again when it is time; () is unknown."""
         if self._looking is not None and self._looking.done():
             counts, self._looking = self._looking.result(), None
             same = counts and counts == self._last
@@ -98,7 +98,7 @@ class CoreProgress:
 
 
 def waited_for(running: RunningStack, service: Service) -> tuple[float, ...]:
-    """Return what an engine's core has counted, () if it owes no answer or does not tell."""
+    """Return what an engine's core has counted, () if it owes no answer or is unknown."""
     views = engine_views(running) or ()
     if not any(view.awaited for view in views if view.name == service.name):
         return ()

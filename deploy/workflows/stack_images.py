@@ -1,4 +1,4 @@
-"""The images that a spec means, and whether their versions belong together."""
+"""The images of a spec, and whether their versions work together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deploy.workflows.prepare import Report
 
 @dataclass(frozen=True)
 class StackImages:
-    """The images that a spec means, by name."""
+    """The images of a spec, by name."""
 
     engine: EngineImage
     router: ServiceImage
@@ -106,7 +106,7 @@ def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
 def refuse_bad_pair(
     spec: StackSpec, vendor: str, vllm: str | None, lmcache: str | None, report: Report
 ) -> None:
-    """Refuse versions that do not belong together, before anything is started.
+    """Refuse versions that do not work together, before anything is started.
 
     Raises:
         ConfigError: the pair is known to be bad, or is untested; names a good one.
@@ -119,6 +119,6 @@ def refuse_bad_pair(
         layerwise=spec.layerwise,
         save_decode_cache=spec.save_decode_cache,
     )
-    warning = require_compatible(verdict, allow_unproven=spec.allow_unproven)
+    warning = require_compatible(verdict, allow_untested=spec.allow_untested)
     if warning:
         report(f"warning: {warning}")

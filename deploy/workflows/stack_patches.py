@@ -46,21 +46,21 @@ class Patches:
     Attributes:
         where: the stack, image or interpreter.
         lmcache: its version there; "" if unknown.
-        proved: the fixes are tested with that version.
+        tested: the kit's tests ran the fixes with that version.
         silent: engines that answer and report no fix.
         not_for: why there are none; "" if there are.
     """
 
     where: str
     lmcache: str
-    proved: bool
+    tested: bool
     fixes: Sequence[FixRow]
     silent: Sequence[str] = ()
     not_for: str = ""
 
     @property
     def warnings(self) -> list[str]:
-        """What somebody should know before trusting the KV."""
+        """What to know before trusting the KV."""
         found = [
             f"fix {row.id} is {state} in {', '.join(engines) or self.where}: {row.title} "
             f"({row.link})"
@@ -69,7 +69,7 @@ class Patches:
             if state in UNANSWERED
         ]
         found += [f"{engine} answers but reports no fixes" for engine in self.silent]
-        if self.lmcache and not self.proved:
+        if self.lmcache and not self.tested:
             found.append(
                 f"the fixes are untested with LMCache {self.lmcache}: each was chosen by its probe"
             )
@@ -102,7 +102,7 @@ def _reported(
     return Patches(
         where=f"stack '{running.stack.name}'",
         lmcache=", ".join(releases),
-        proved=all(one.proved for one in reports.values()),
+        tested=all(one.tested for one in reports.values()),
         fixes=[row for row in rows if row.states],
         silent=[name for name, one in reports.items() if plan.uses_redis and not one.fixes],
         not_for=_NOT_FOR_MP if plan.kv_server else "",

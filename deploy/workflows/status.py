@@ -181,7 +181,7 @@ def _older(running: RunningStack) -> list[str]:
 
 
 def _of_engines(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
-    """Return what to know of engines that this version started: it can judge no others."""
+    """Return warnings about engines that this version started: it can judge no others."""
     services = running.stack.services
     known = {one.name for one in services if not _is_older(running, one)}
     return stack_warnings(running, {name: page for name, page in pages.items() if name in known})

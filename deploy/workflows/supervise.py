@@ -156,7 +156,7 @@ class Supervisor:
                 self._note(service, "failed", f"{text}, and cannot be stopped: {exc}")
                 return
             self._note(service, "hung", f"{text}; stopped")
-            life.started = None  # its exit code tells of us
+            life.started = None  # its exit code is of our making
 
     def _probes(self) -> tuple[Liveness, CoreProgress]:
         return Liveness(self._asking.submit), CoreProgress(self._asking.submit)
@@ -251,7 +251,7 @@ class Supervisor:
 
 
 def _note_if_up(files: StackHome, service: str, kind: EventKind, text: str) -> None:
-    """Write an event down; not of a stack that is down, whose folder would come back."""
+    """Record an event, unless the stack is down: its folder would come back."""
     if files.state_file.exists():
         with suppress(OSError):  # such as a full disk
             note_event(files.events_file, service, kind, text)
@@ -264,7 +264,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Watch a stack in a child, and go on in another one where that dies."""
+    """Watch a stack in a child process, and in a new one if that dies."""
     state, cache, name = sys.argv[1:]
     home = Home(Path(state), Path(cache))
     door, front = inherited_sockets()

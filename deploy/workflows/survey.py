@@ -40,9 +40,9 @@ class Policy:
 
     def take(
         self,
-        step: str,  # noqa: ARG002 - `Steps` needs it
+        step: str,  # noqa: ARG002 - `NotedSteps` needs it
         do: Callable[[], _Result],
-        says: Callable[[_Result], str],  # noqa: ARG002 - `Steps` needs it
+        says: Callable[[_Result], str],  # noqa: ARG002 - `NotedSteps` needs it
     ) -> _Result | None:
         """Return the result of a step, or None if it failed and the survey goes on.
 
@@ -57,7 +57,7 @@ class Policy:
 
 
 @dataclass
-class Steps(Policy):
+class NotedSteps(Policy):
     """The policy of `doctor`: failures are noted."""
 
     outcomes: dict[str, StepOutcome] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from deploy.workflows.user_files import require_user_files
 
 @dataclass(frozen=True)
 class SwapTo:
-    """What is asked for instead; None stays as it is.
+    """What to change; None stays as it is.
 
     Attributes:
         image: of the engines; with another vendor, None is that vendor's own.
@@ -37,7 +37,7 @@ class SwapTo:
     vendor: str | None = None
     image: str | None = None
     connector: str | None = None
-    allow_unproven: bool = False
+    allow_untested: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class SwapResult:
 def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
     """Let a stack's engines run on another vendor, image or connector. The caller holds its lock.
 
-    Everything else stays as it was asked for. The image is found, pulled or built, and the new plan
+    All other settings stay. The image is found, pulled or built, and the new plan
     made, before anything is stopped.
 
     Raises:
-        ConfigError, MachineError: the new plan cannot be; nothing was changed.
+        ConfigError, MachineError: the new plan is impossible; nothing was changed.
         SwapFailed: it did not serve, or failed its check; the previous stack serves again.
     """
     running = require_stack(home, name)
@@ -110,12 +110,12 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
 
 
 def _changed(old: Prepared, to: SwapTo, report: Report) -> StackSpec:
-    """Return a stack's spec with what is asked for."""
+    """Return a stack's spec with the changes."""
     vendor = to.vendor or old.facts.vendor
     changes = {
         "vendor": vendor,
         "image": to.image if to.image or to.vendor else old.spec.image,
-        "allow_unproven": to.allow_unproven or old.spec.allow_unproven,
+        "allow_untested": to.allow_untested or old.spec.allow_untested,
         "model": _same_model(old, vendor),
         **(_to_connector(old, to.connector, report) if to.connector else {}),
     }
@@ -168,8 +168,8 @@ def _require_still_there(target: Prepared, home: Home) -> None:
     gone = {index for engine in target.plan.engines for index in engine.devices} - left
     if gone:
         raise MissingGpus(
-            f"GPU {', '.join(map(str, sorted(gone)))} of the last good plan is held by another "
-            "stack",
+            f"GPU {', '.join(map(str, sorted(gone)))} of the last good plan is in use by "
+            "another stack",
             hint="deploy down --name THE_OTHER, or deploy swap VENDOR",
         )
 

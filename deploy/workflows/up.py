@@ -1,4 +1,4 @@
-"""`deploy up`: start a stack, wait until it serves, prove it; stop it all again if that fails."""
+"""`deploy up`: start a stack, wait until it serves, check it; stop it again if a start fails."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
 def bring_up(
     spec: StackSpec, home: Home, report: Report, *, check: bool, resumed: bool = False
 ) -> tuple[UpResult, CheckReport | None]:
-    """Bring a stack up, or start what is missing of one that is up, and check it.
+    """Start a stack, or the missing services of a running one, and check it.
 
-    The caller holds its lock. A check that fails leaves the stack up, to be looked at; an interrupt
-    at any time stops what this call started.
+    The caller holds its lock. After a failed check the stack keeps running, to be inspected;
+    an interrupt at any time stops what this call started.
 
     Args:
         resumed: start again what was up, without engines of other hosts that do not answer. The

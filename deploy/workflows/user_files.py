@@ -52,7 +52,7 @@ def require_user_files(prepared: Prepared, folder: Path, *, lost: Report | None 
     """Check the user's own files, before anything is stopped, downloaded or built.
 
     Args:
-        lost: is told of an engine of another host that does not answer; None refuses it.
+        lost: is called for an engine of another host that does not answer; None refuses it.
 
     Raises:
         ConfigError, MachineError: a secret that is not there, a folder of another user's, or a
@@ -72,7 +72,7 @@ def require_user_files(prepared: Prepared, folder: Path, *, lost: Report | None 
 
 
 def outdated_services(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str]:
-    """Return the running services that hold an older secret than the user now brings.
+    """Return the running services that have an older secret than the user's current one.
 
     Raises:
         ConfigError: the URL of a Redis that cannot be used.
@@ -91,7 +91,7 @@ def _is_other(
     spec: StackSpec,
     kept: Mapping[str, Secret],
 ) -> bool:
-    """Tell whether services hold another key than the user now brings."""
+    """Tell whether services have another key than the user's current one."""
     try:
         key = read(spec)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""A Redis that the user brings: its URL, what the runtime makes of it, and whether it answers."""
+"""The user's own Redis: its URL, what it means in containers, and whether it answers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def redis_url(prepared: Prepared) -> str | None:
     """Return the URL of the user's Redis, or None if the stack has one of the kit's.
 
     Raises:
-        ConfigError: it cannot be read or used; no message shows more of it than its scheme and
-            hosts.
+        ConfigError: it cannot be read or used; messages show only its scheme and hosts.
     """
     file = prepared.spec.redis.url_file
     if file is None:
@@ -79,7 +78,7 @@ def provide_redis_url(prepared: Prepared, folder: Path) -> None:
 
 
 def is_other_redis(prepared: Prepared, kept: Mapping[str, Secret]) -> bool:
-    """Tell whether running engines hold another URL than the user now brings.
+    """Tell whether running engines have another URL than the user's current one.
 
     Raises:
         ConfigError: it cannot be used.

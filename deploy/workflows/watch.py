@@ -45,7 +45,7 @@ class Watch(ABC):
 
     @abstractmethod
     def _read(self) -> StackReading:
-        """Read everything once; raises PdkitError or OSError where that cannot be."""
+        """Read everything once; raises PdkitError or OSError if that fails."""
 
     def _nothing(self, *, trouble: str = "") -> StackReading:
         return StackReading(self._name, now(), time.monotonic(), trouble=trouble)
@@ -112,7 +112,7 @@ def _stats(running: RunningStack) -> StoreStats | None:
 
 
 def in_a_line(*parts: str) -> str:
-    """Return what there is of a stack's topology, model and address."""
+    """Return a stack's topology, model and address, as far as known."""
     return ", ".join(filter(None, parts))
 
 

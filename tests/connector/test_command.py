@@ -35,7 +35,7 @@ def test_it_prints_json_alone_and_marks_disabled_fixes():
     done = ran("-m", "pdkit_connector", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert (told["lmcache"], told["proved"]) == ("0.5.6", True)
+    assert (told["lmcache"], told["tested"]) == ("0.5.6", True)
     states = {item["id"]: item["state"] for item in told["fixes"]}
     assert states.keys() == IDS
     assert states.pop("B2c") == "disabled"

@@ -1,4 +1,4 @@
-"""Packed KV moves into the planes of ordinary memory objects, and what is not proven is refused."""
+"""Packed KV moves into the planes of ordinary memory objects, and what is untested is refused."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_token_without_a_slot_has_no_row():
 
 
 @pytest.mark.parametrize("layout", ["LHBNC", "tokens outermost"])
-def test_layouts_that_are_not_proven_are_refused(layout):
+def test_untested_layouts_are_refused(layout):
     with pytest.raises(UnsupportedSetting, match="VLLM_KV_CACHE_LAYOUT"):
         PackedLayout.of(layer(layout))
 
@@ -178,13 +178,13 @@ def checked(setting=CARD, kv=None):
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_packed_kv_that_the_fix_serves_is_announced_as_unproven(monkeypatch, layout):
+def test_packed_kv_that_the_fix_serves_is_announced_as_untested(monkeypatch, layout):
     said = []
     logger = SimpleNamespace(warning=lambda text, *args: said.append(text % args))
     monkeypatch.setattr(b06, "get_logger", lambda: logger)
     checked(kv=on_card(layout))
     assert layout in said[0]
-    assert "unproven on hardware" in said[0]
+    assert "untested on hardware" in said[0]
 
 
 @pytest.mark.parametrize("name", ["use_layerwise", "use_gpu_connector_v3", "enable_blending"])

@@ -110,12 +110,12 @@ class Deploy:
 
     def environ(self) -> dict[str, str]:
         """Return the environment of the command; processes unless a test says otherwise."""
-        means = {
+        defaults = {
             "PDKIT_RUNTIME": "process",
             "PDKIT_VENDOR": "cpu",
             "PDKIT_SUPERVISE": "false",  # most tests look at what died
         }
-        return {**os.environ, "PDKIT_HOME": str(self.home), **means, **self.env}
+        return {**os.environ, "PDKIT_HOME": str(self.home), **defaults, **self.env}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         before_command(arguments)

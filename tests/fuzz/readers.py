@@ -115,7 +115,7 @@ vllm:prefix_cache_hits_total 96 1395066363000
 vllm:external_prefix_cache_queries_total{engine="0"} 904.0
 vllm:external_prefix_cache_hits_total{engine="0",} 5.12e2
 vllm:num_requests_running 2.0
-pdkit_connector_info{lmcache="0.5.6",proved="yes"} 1.0
+pdkit_connector_info{lmcache="0.5.6",tested="yes"} 1.0
 pdkit_fix_info{fix="B1",state="active",evidence="seen"} 1.0
 pdkit_kv_info{facts="{\\"chunk\\": 256}"} 1.0
 pdkit_store_last_failure_timestamp_seconds{kind="full",way="storing",said="OOM"} 1.7e+09

@@ -58,7 +58,7 @@ CALLBACKS = {
     "on_message_complete",
 }  # fmt: skip
 
-# Classes with one name that are one thing, and the parts that have them: documents of `--json` are
+# Types with one name that are one thing, and the parts that have them: documents of `--json` are
 # named after what they show, and the connector cannot import the error of the kit.
 ONE_THING = {
     "Comparison": ["benchmark", "output"],
@@ -173,6 +173,36 @@ def test_only_the_boundary_prints_and_exits(path: Path) -> None:
 def test_the_boundary_rewrites_no_message_by_patterns(path: Path) -> None:
     """Errors carry the setting and the command as values."""
     assert "re" not in imports(path)
+    assert not searched_texts(path)
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_no_message_is_taken_apart(path: Path) -> None:
+    assert not messages_taken_apart(path)
+
+
+def searched_texts(path: Path) -> list[int]:
+    """Return the lines that look for words in a text."""
+    return [
+        node.lineno
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], (ast.In, ast.NotIn))
+        and isinstance(node.left, ast.Constant)
+        and " " in str(node.left.value)
+    ]
+
+
+def messages_taken_apart(path: Path) -> list[int]:
+    """Return the lines that compare an error's message or hint, cut it, or call its methods."""
+    found = []
+    for node in ast.walk(tree(path)):
+        used = [node.value] if isinstance(node, (ast.Attribute, ast.Subscript)) else []
+        if isinstance(node, ast.Compare):
+            used = [node.left, *node.comparators]
+        said = [one for one in used if isinstance(one, ast.Attribute)]
+        found += [one.lineno for one in said if one.attr in ("message", "hint")]
+    return found
 
 
 @pytest.mark.parametrize("path", OURS, ids=name_of)
@@ -235,18 +265,28 @@ def test_public_names_are_documented() -> None:
     assert not names
 
 
-def classes_with_one_name(paths: Collection[Path]) -> dict[str, list[Path]]:
-    """Return the modules of each public class whose name another class has, too."""
+def public_types(node: ast.stmt) -> list[str]:
+    """Return the public class or the aliases that a statement defines, but no option of typer's."""
+    if isinstance(node, ast.ClassDef):
+        return [] if node.name.startswith("_") else [node.name]
+    if not isinstance(node, ast.Assign) or "typer." in ast.unparse(node.value):
+        return []
+    names = [one.id for one in node.targets if isinstance(one, ast.Name)]
+    return [name for name in names if name[0].isupper() and not name.isupper()]
+
+
+def types_with_one_name(paths: Collection[Path]) -> dict[str, list[Path]]:
+    """Return the modules of each public type whose name another type has, too."""
     homes: dict[str, list[Path]] = {}
     for path in paths:
         for node in tree(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(path)
+            for name in public_types(node):
+                homes.setdefault(name, []).append(path)
     return {name: found for name, found in homes.items() if len(found) > 1}
 
 
-def test_the_name_of_a_class_has_one_meaning() -> None:
-    found = classes_with_one_name(MODULES)
+def test_the_name_of_a_type_has_one_meaning() -> None:
+    found = types_with_one_name(MODULES)
     assert {name: sorted(map(part_of, paths)) for name, paths in found.items()} == ONE_THING
 
 
@@ -279,11 +319,33 @@ class TestTheRulesThemselves:
         assert said == ["said"]
         assert undocumented(source, said) == ["A", "unsaid", "other", "free"]
 
-    def test_classes_with_one_name_are_found(self, source: Path) -> None:
+    def test_types_with_one_name_are_found(self, source: Path) -> None:
         other = source.with_name("other.py")
-        source.write_text("class A: ...\nclass _B: ...\nclass C: ...\n")
-        other.write_text("class A: ...\nclass _B: ...\nclass D:\n    class C: ...\n")
-        assert classes_with_one_name([source, other]) == {"A": [source, other]}
+        source.write_text(
+            "class A: ...\nclass _B: ...\nclass C: ...\nEach = Literal[1]\nMAX = 1\n"
+            "Name = Annotated[str, typer.Option()]\n"
+        )
+        other.write_text(
+            "class A: ...\nclass _B: ...\nclass D:\n    class C: ...\nclass Each: ...\nMAX = 2\n"
+            "class Name: ...\n"
+        )
+        both = [source, other]
+        assert types_with_one_name(both) == {"A": both, "Each": both}
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "exc.message.removeprefix('x')", "exc.hint[1:]", "'x' in exc.message",
+            "exc.message == 'x'",
+        ],
+    )  # fmt: skip
+    def test_a_message_that_is_taken_apart_is_found(self, source: Path, line: str) -> None:
+        source.write_text(f"show(exc.message, exc.reason)\n{line}\n")
+        assert messages_taken_apart(source) == [2]
+
+    def test_words_that_are_looked_for_are_found(self, source: Path) -> None:
+        source.write_text("'--json' in given\n'no such command' in line\n")
+        assert searched_texts(source) == [2]
 
     def test_relative_imports_are_refused(self, source: Path) -> None:
         source.write_text("from . import errors\n")

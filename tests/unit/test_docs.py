@@ -41,6 +41,31 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(REPO))
 
 
+# Words.
+
+# What the glossary or the house style says instead.
+REPLACED = {
+    "allow-unproven": "allow-untested", "box": "machine", "boxes": "machines", "mend": "fix",
+    "proven": "tested", "unproven": "untested", "whence": "from where",
+}  # fmt: skip
+
+
+def replaced_words(text: str) -> list[str]:
+    """Return the words of a page that others replace."""
+    return [word for word in re.findall(r"[a-z]+(?:-[a-z]+)*", text.lower()) if word in REPLACED]
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one.name != "CHANGELOG.md"], ids=name_of)
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    assert replaced_words(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_replaced_word_is_found() -> None:
+    assert replaced_words("A Box; `--allow-unproven`, unproven-ish boxes") == [
+        "box", "allow-unproven", "boxes",
+    ]  # fmt: skip
+
+
 # Links.
 
 

@@ -109,4 +109,4 @@ def test_reference_is_current(trials: Trials) -> None:
 
 
 def test_connector_names_the_releases_it_was_proved_on() -> None:
-    assert connector("releases").PROVED == VERSIONS
+    assert connector("releases").TESTED == VERSIONS

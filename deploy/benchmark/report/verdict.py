@@ -13,7 +13,7 @@ from deploy.benchmark.results import Result, StackFacts
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
 from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, Sweep, SweepVerdict, judge, read_sweep
 
-Kind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one run"]
+VerdictKind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one run"]
 
 
 _ONE_SEARCH = (
@@ -51,7 +51,7 @@ class ReportVerdict:
         sweep: what the runs are of, where they are of a sweep.
     """
 
-    kind: Kind
+    kind: VerdictKind
     sentence: str
     ratio: Ratio | None = None
     note: str = ""
@@ -156,7 +156,7 @@ def of_sweep(folders: Sequence[Path]) -> ReportVerdict | None:
     return ReportVerdict(_kind(said), said.sentence, ratio, sweep=sweep)
 
 
-def _kind(said: SweepVerdict) -> Kind:
+def _kind(said: SweepVerdict) -> VerdictKind:
     if said.ratio is None or said.ratio.low is None:
         return "cannot tell"
     if said.winner == said.disaggregated:

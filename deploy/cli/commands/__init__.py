@@ -1,4 +1,4 @@
-"""The commands, by what they are about; each imports what it needs when it runs."""
+"""The commands, a module per topic; each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _GROUPS = ("bench", "bench_compare", "bench_sweep", "export", "images")
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """Return the application with the typed command alone; with all, unless the table has it.
+    """Return the application with only the typed command; with all if the table lacks it.
 
-    To import all commands, and to let typer inspect their options, takes as long as a plan.
+    Importing all commands and letting typer inspect their options takes as long as a plan.
     """
     command = arguments[0] if arguments else ""
     if command not in _MODULES:

@@ -109,7 +109,10 @@ def bench(  # noqa: PLR0913 - one parameter an option
     name: Name = None,
     json: Json = False,
 ) -> CommandResult | None:
-    """Load the running stack: latencies, throughput, goodput, hit rates, CPU and memory."""
+    """Measure the running stack under load.
+
+    Shows latencies, throughput, goodput, hit rates, CPU and memory.
+    """
     if context.invoked_subcommand is not None:
         return None
     from deploy.benchmark.slo import parse_slo
@@ -206,7 +209,7 @@ def _kept(home: Home, name: str, options: BenchOptions, folder: Path) -> Result:
 
 
 def _failures(result: Result, name: str) -> list[CheckFailed]:
-    """Return an error where not a single request was answered."""
+    """Return an error if no request was answered."""
     if any(repeat.completed for repeat in result.repeats):
         return []
     said = next(iter(result.repeats[0].errors), "")

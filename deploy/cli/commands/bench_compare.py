@@ -20,12 +20,15 @@ def compare(
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Compare runs with different settings, too, and list the differences."
+            "--anyway", help="Compare runs even if their settings differ, and list the differences."
         ),
     ] = False,
     json: Json = False,
 ) -> CommandResult:
-    """Compare two results: ratios with 95 % intervals, and whether they differ at all."""
+    """Compare two results.
+
+    Shows ratios with 95 % intervals, and whether the results differ at all.
+    """
     from deploy.benchmark.compare import compare as compare_results
     from deploy.benchmark.results import read_result
     from deploy.output.compare_view import compare_view
@@ -51,7 +54,10 @@ def report(
     ] = None,
     json: Json = False,
 ) -> CommandResult:  # fmt: skip
-    """Write a report of results: one HTML page with the verdict and charts, CSV and PNG."""
+    """Write a report of results as HTML, CSV and PNG.
+
+    The HTML page has the verdict and charts.
+    """
     from deploy.benchmark.report.files import result_folders, write_report
 
     found = [inner for folder in folders for inner in result_folders(folder)]

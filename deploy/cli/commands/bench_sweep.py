@@ -71,7 +71,10 @@ _DryRun = Annotated[
 ]
 _Out = Annotated[
     Path | None,
-    typer.Option(help="Folder for the results; an unfinished sweep in it is continued."),
+    typer.Option(
+        help="Folder for the results; an unfinished sweep in it is continued (default: that of the "
+        "same unfinished sweep, else a new one in the state folder)."
+    ),
 ]
 
 
@@ -121,7 +124,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
         skip_broken=skip_broken,
     )  # fmt: skip
     if sent.name in FILE_WORKLOADS:
-        read_lines(sent, sys.maxsize)  # what is broken is refused before anything starts
+        read_lines(sent, sys.maxsize)  # refuses a broken file before anything starts
     options = BenchOptions(
         sent, rate, seed=seed, slo=parse_slo(slo) if slo else None, slo_share=slo_share,
         steps=steps, pass_s=pass_s, within=within / 100 if within else None,
@@ -133,7 +136,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
 
 @dataclass(frozen=True)
 class _Asked:
-    """A sweep as it was asked for."""
+    """A requested sweep."""
 
     spec: StackSpec
     topologies: str | None
@@ -147,7 +150,7 @@ class _Asked:
         return ["deploy", *sys.argv[1:]]
 
     def opened(self, home: Home, stacks: LiveStacks) -> tuple[Planned, Path, Sweep]:
-        """Return the stacks, the folder, and the sweep, new or as far as it came."""
+        """Return the stacks, the folder, and the sweep, new or resumed."""
         from deploy.workflows.sweep import Settings, open_sweep, plan_sweep, sweep_port
 
         planned = plan_sweep(self.spec, self.topologies, sweep_port(self.spec), stacks.require)
@@ -156,7 +159,7 @@ class _Asked:
 
 
 def _with_engines(flags: dict[str, Any], engines: int | None) -> dict[str, Any]:
-    """Return the flags with the number of engines as that of GPUs, which means them on CPUs."""
+    """Return the flags with --engines as the number of GPUs, which counts engines on CPUs."""
     if engines is None:
         return flags
     if flags.get("gpus") is not None:
@@ -217,7 +220,7 @@ def _swept(asked: _Asked) -> CommandResult:
 
 
 def _failures(sweep: Sweep) -> list[CheckFailed]:
-    """Return an error where no topology has a rate."""
+    """Return an error if no topology has a rate."""
     if any(run.rate for run in sweep.runs):
         return []
     why = next(

@@ -1,4 +1,4 @@
-"""The command that proves a running stack."""
+"""The command that checks a running stack."""
 
 from __future__ import annotations
 

@@ -17,7 +17,10 @@ from deploy.errors import PdkitError
 @app.command()
 @takes_stack_options
 def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> CommandResult:
-    """Find what would stop `deploy up` or lower the hit rate on this machine, and how to fix it."""
+    """Find what would stop `deploy up` or lower the hit rate.
+
+    Names a fix for each problem. Starts nothing.
+    """
     from deploy.output.doctor_view import doctor_view
     from deploy.runtime.home import Home
     from deploy.workflows.doctor import examine
@@ -26,7 +29,7 @@ def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> CommandR
 
     source, home = load_source(flags, file), Home.from_environ()
     spec = source.spec
-    # As with `up`: without options, the stack as it was started is meant.
+    # As with `up`: without options, use the settings that the stack was started with.
     if not source.origins.keys() - {"name"}:
         with suppress(PdkitError):  # a state that is broken is a finding
             spec = resumed_spec(home, spec.name, required=False) or spec

@@ -1,4 +1,4 @@
-"""The commands that write a stack for something else than this machine."""
+"""The commands that write a stack's files for a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
             help="plain (StatefulSets) or disaggregatedset (of LeaderWorkerSet, from version 0.9)."
         ),
     ] = "plain",
-    boxes: Annotated[
+    machines: Annotated[
         int,
         typer.Option(min=1, max=1000, help="Number of machines, each with all of these engines."),
     ] = 1,
@@ -45,7 +45,7 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
         float | None,
         typer.Option(
             min=0.1,
-            help="With --boxes: network link of a machine, to compare with KV traffic.",
+            help="With --machines: bandwidth of each machine's link, to compare with KV traffic.",
         ),
     ] = None,
     inventory: Inventory = None,
@@ -59,7 +59,7 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
     from deploy.workflows.export_folder import next_commands, write_export
 
     source = load_source(flags, file)
-    wanted = ExportRequest(namespace, flavour, boxes, link_gbit)
+    wanted = ExportRequest(namespace, flavour, machines, link_gbit)
     with naming_origins(source.origins):
         machine = read_inventory(inventory) if inventory else None
         made = exported(source.spec, Home.from_environ(), machine, wanted)

@@ -31,7 +31,7 @@ def images_list(
     ] = None,
     json: Json = False,
 ) -> CommandResult:
-    """List the image catalogue, and which of its images are on this machine."""
+    """List the catalogue's images, and which are on this machine."""
     from dataclasses import asdict
     from datetime import date
 

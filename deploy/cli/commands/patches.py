@@ -26,7 +26,7 @@ def patches(
     name: Name = None,
     json: Json = False,
 ) -> CommandResult:
-    """Show which fixes the connector applies, in the running stack or in an image."""
+    """Show the connector's fixes in the running stack or an image."""
     from dataclasses import asdict
 
     from deploy.output.views import patches_view

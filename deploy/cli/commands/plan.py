@@ -86,7 +86,7 @@ def _prepare(
     *,
     probe: bool = True,
 ) -> Prepared:
-    """Return a plan to show; `auto_runtime` is what the runtime 'auto' means."""
+    """Return a plan to show; `auto_runtime` is what the runtime 'auto' selects."""
     from deploy.workflows.facts import stated_facts
     from deploy.workflows.prepare import prepare
 

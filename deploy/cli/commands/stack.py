@@ -44,7 +44,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     ] = False,
     json: Json = False,
 ) -> CommandResult:
-    """Start a stack, wait until it serves, and check that KV is reused. Idempotent."""
+    """Start a stack, and check that KV is reused. Starts only what does not run yet."""
     from deploy.output.check_view import check_view
     from deploy.output.views import up_view
     from deploy.runtime.boot import require_systemd
@@ -68,7 +68,7 @@ def up(  # noqa: PLR0913 - one parameter an option
             return plan_answer("up", planned)
     with stack_lock(home.lock_file(name), name), naming_origins(source.origins):
         began = time.monotonic()
-        # Without options, the stack as it was started is meant.
+        # Without options, use the settings that the stack was started with.
         as_it_was = resume or not source.origins.keys() - {"name"}
         was = resumed_spec(home, name, required=resume) if as_it_was else None
         result, checked = bring_up(

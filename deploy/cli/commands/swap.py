@@ -37,17 +37,20 @@ def swap(
             "before)."
         ),
     ] = None,
-    allow_unproven: Annotated[
+    allow_untested: Annotated[
         bool,
         typer.Option(
-            "--allow-unproven",
+            "--allow-untested",
             help="Allow an untested pair of vLLM and LMCache versions (default: refuse it).",
         ),
     ] = False,
     name: Name = None,
     json: Json = False,
 ) -> CommandResult:
-    """Replace the engines' vendor, image or connector; restore the stack if that fails."""
+    """Replace the engines' vendor, image or connector.
+
+    If the new engines do not start or their check fails, the old ones are restored.
+    """
     from deploy.config.choices import Connector
     from deploy.config.vendors import VENDORS, meant_vendor
     from deploy.workflows.swap import SwapTo, swap_stack
@@ -71,7 +74,7 @@ def swap(
         )
 
     def work(home: Home, stack: str, report: Callable[[str], None]) -> SwapResult:
-        to = SwapTo(vendor, image, connector, allow_unproven)
+        to = SwapTo(vendor, image, connector, allow_untested)
         return swap_stack(home, stack, to, report)
 
     return _exchange("swap", name, work)

@@ -15,12 +15,12 @@ import sys
 from typing import Any
 
 from pdkit_connector.registry import Fix, FixOutcome, FixState, Registry, disabled_ids, discover
-from pdkit_connector.releases import PROVED, installed_lmcache
+from pdkit_connector.releases import TESTED, installed_lmcache
 from pdkit_connector.setting import Setting
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Apply the fixes in this process and print what became of each; return the exit code."""
+    """Apply the fixes in this process and print the outcome of each; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pdkit_connector", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a JSON object on stdout")
     parser.add_argument(
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 3
-    gc.disable()  # imports make no garbage, and looking for some takes a fifth of their time
+    gc.disable()  # imports make no garbage, and collecting it takes a fifth of their time
     # vLLM logs to stdout, which here is for the answer alone.
     with contextlib.redirect_stdout(sys.stderr):
         _require_engine()
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _require_engine() -> None:
-    """Raise what importing LMCache and vLLM raises: broken, they are no matter of the fixes."""
+    """Raise what importing LMCache and vLLM raises: the fixes cannot help if they are broken."""
     import lmcache  # noqa: F401
 
     if importlib.util.find_spec("vllm") is not None:
@@ -62,10 +62,10 @@ def described(fix: Fix) -> dict[str, str]:
 
 
 def report(outcomes: tuple[FixOutcome, ...]) -> dict[str, Any]:
-    """Return the JSON object: the release, whether the fixes were proved on it, the fixes."""
+    """Return the JSON object: the release, whether the fixes are tested with it, the fixes."""
     release = installed_lmcache()
     fixes = [o.as_dict() for o in outcomes]
-    return {"lmcache": release, "proved": release in PROVED, "fixes": fixes}
+    return {"lmcache": release, "tested": release in TESTED, "fixes": fixes}
 
 
 def table(outcomes: tuple[FixOutcome, ...]) -> str:

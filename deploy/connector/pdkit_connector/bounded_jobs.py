@@ -1,4 +1,4 @@
-"""LMCache's store jobs with an end: a waiter that gave up neither kills a worker nor leaves a job.
+"""Bounded store jobs for LMCache: a waiter that gives up kills no worker and leaves no job.
 
 LMCache runs the jobs of a Redis connector in four tasks. A job whose waiter was cancelled ends such
 a task, since its result can no longer be set; after four of them nothing is read or stored again.
@@ -97,7 +97,7 @@ def limited_contains(contains: Callable[..., bool], self: Any, key: Any, pin: bo
 
 
 def limited_exists(self: Any, key: Any) -> bool:
-    """Stand for a Redis connector's exists_sync: no answer within the limit is a miss."""
+    """Replace a Redis connector's exists_sync: no answer within the limit is a miss."""
     config = getattr(self.local_cpu_backend, "config", None)
     return bool(result_of(self.exists(key), self.loop, config, False))
 

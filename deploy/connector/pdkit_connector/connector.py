@@ -30,10 +30,10 @@ def process_registry() -> Registry:
 
 @timed_steps
 class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
-    """LMCacheConnectorV1 on top of the fixes; refuses to run where KV could never be shared."""
+    """LMCacheConnectorV1 with the fixes; refuses to run if KV could never be shared."""
 
     # Requests of this step that are traced, and how many of their tokens are loaded.
-    _traced: tuple[tuple[spans.Headers, int], ...] = ()
+    _traced: tuple[tuple[spans.TraceHeaders, int], ...] = ()
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         """Apply the fixes, then start LMCache; raise ConnectorError where either fails."""
@@ -113,7 +113,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
     def _require_lmcache(self, what: str) -> None:
         """Raise where LMCache gave up and would only recompute from here on.
 
-        With a fix turned off by hand the engine goes on, since that is how one looks at the bug.
+        If the user has disabled a fix, the engine goes on, so that the bug can be seen.
         """
         reason = start_failure(self._lmcache_engine)
         if reason is None:
@@ -163,7 +163,7 @@ def require_plugins(adapter: Any) -> None:
 
 
 def open_worker_socket(adapter: Any, rank: int) -> None:
-    """Let a worker answer the API server, whoever's client moves its KV, and also without a store.
+    """Let a worker answer the API server, with any client for KV, and without a store.
 
     Of an MLA model all ranks hold the same KV, which the first one stores and loads for all. Where
     LMCache did not start there is no engine, and its report says which fix is turned off.

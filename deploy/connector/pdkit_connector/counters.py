@@ -21,7 +21,7 @@ HELP: Mapping[str, str] = {
     "barrier_seconds": "Seconds that answers waited for their stores.",
 }
 
-Count = tuple[str, Mapping[str, str], float]
+LabelledCount = tuple[str, Mapping[str, str], float]
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -52,7 +52,7 @@ class Counters:
         wanted = labels.items()
         return sum(n for of, having, n in self.all() if of == name and wanted <= having.items())
 
-    def all(self) -> list[Count]:
+    def all(self) -> list[LabelledCount]:
         """Return every count as (name, labels, value)."""
         with self._lock:
             return [(name, dict(labels), n) for (name, labels), n in self._counts.items()]
@@ -62,7 +62,7 @@ class Counters:
         return json.dumps(self.all()).encode()
 
 
-def parse(dumped: bytes) -> list[Count]:
+def parse(dumped: bytes) -> list[LabelledCount]:
     """Return the counts of a dump."""
     return [(name, labels, float(n)) for name, labels, n in json.loads(dumped)]
 

@@ -15,7 +15,7 @@ from pdkit_connector.errors import TransferRefused, UnsupportedSetting
 if TYPE_CHECKING:
     import torch
 
-# vLLM's pool hands block 0 to nobody: it stands for "no block" in block tables.
+# vLLM's pool never hands out block 0: it means "no block" in block tables.
 NULL_BLOCK = 0
 
 

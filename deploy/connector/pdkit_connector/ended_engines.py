@@ -1,6 +1,6 @@
-"""LMCache's server gives back what it holds of engines and requests that have ended.
+"""LMCache's server releases memory and lookups of engines and requests that have ended.
 
-LMCache 0.5.6 keeps two things for ever: the memory of every CPU engine that it has known, which is
+LMCache 0.5.6 never frees two things: the memory of every CPU engine that it has known, which is
 all of an engine's KV space at each of its restarts, and lookups whose engine did not ask for the
 result. `python -m bench.kv_server_kills` counts what is left.
 """
@@ -50,7 +50,7 @@ class EndedLookups:
         self._lock = threading.Lock()
 
     def __call__(self, session: Any) -> None:
-        """See to a session that has ended; those before it may have had to wait for theirs."""
+        """Clean up after an ended session; those before it may still have had to wait."""
         lookups = self._lookups
         with lookups._prefetch_job_lock:
             job = lookups._prefetch_jobs.pop(session.request_id, None)

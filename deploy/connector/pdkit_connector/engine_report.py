@@ -1,4 +1,4 @@
-"""What a worker reports of its connector: fixes, what KV means, and how Redis failed last.
+"""What a worker reports: fixes, the format of KV, and the last failures of Redis.
 
 The API server asks for it and shows it on its metrics page. A log cannot carry it: logs are
 rotated while the engine serves.
@@ -15,7 +15,7 @@ from typing import Any
 
 from pdkit_connector.redaction import Redactor, known_secrets
 from pdkit_connector.registry import FixOutcome
-from pdkit_connector.releases import installed_lmcache, is_proved
+from pdkit_connector.releases import installed_lmcache, is_tested
 
 QUESTION = "report"
 
@@ -35,14 +35,14 @@ class WorkerReport:
         self._redis: dict[tuple[str, str], dict[str, Any]] = {}
 
     def set_fixes(self, outcomes: Iterable[FixOutcome]) -> None:
-        """Keep what became of each fix."""
+        """Keep the outcome of each fix."""
         self._fixes = [
             {"fix": one.fix.id, "state": one.state.value, "evidence": one.evidence}
             for one in outcomes
         ]
 
     def set_kv(self, facts: Mapping[str, Any]) -> None:
-        """Keep what KV means in this engine."""
+        """Keep the format of KV in this engine."""
         self._kv = dict(facts)
 
     def redis_failed(self, way: str, kind: str, why: str) -> None:
@@ -82,20 +82,20 @@ def families(dumps: Iterable[bytes]) -> Iterator[Any]:
     fixes = next((report["fixes"] for report in reports if report["fixes"]), None)
     kv = next((report["kv"] for report in reports if report["kv"]), None)
     if fixes:
-        release = {"lmcache": installed_lmcache(), "proved": "yes" if is_proved() else "no"}
-        yield _info(CONNECTOR, "The connector, and whether its fixes are proved.", [release])
+        release = {"lmcache": installed_lmcache(), "tested": "yes" if is_tested() else "no"}
+        yield _info(CONNECTOR, "The connector, and whether its fixes are tested.", [release])
         yield _info(FIX, "A fix of the connector, its state and why.", fixes)
     if kv:
         facts = {"facts": json.dumps(kv, sort_keys=True)}
-        yield _info(KV, "What KV means in this engine, as JSON.", [facts])
+        yield _info(KV, "The format of KV in this engine, as JSON.", [facts])
     if failures := [failure for report in reports for failure in report["redis"]]:
         yield _failures(failures)
 
 
-def _info(name: str, means: str, labels: Iterable[Mapping[str, str]]) -> Any:
+def _info(name: str, help_text: str, labels: Iterable[Mapping[str, str]]) -> Any:
     from prometheus_client.core import InfoMetricFamily
 
-    family = InfoMetricFamily(name, means)
+    family = InfoMetricFamily(name, help_text)
     for one in labels:
         family.add_metric([], dict(one))
     return family

@@ -1,7 +1,7 @@
 """A page of LMCache's server that drops one prompt's KV from the first tier.
 
-`deploy check` asks for it, to see that the same prompt then comes from Redis alone. Nobody else's
-KV is touched, and none is dropped that Redis does not have.
+`deploy check` asks for it, to see that the same prompt then comes from Redis alone. KV of other
+prompts is not touched, and none is dropped that Redis lacks.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def start() -> None:
 
 
 def _do_nothing() -> None:
-    """Stand in for the look after a server that is not this process's child."""
+    """Replace the check of a server that is not this process's child."""
 
 
 def _serve(listener: int, alive_r: int) -> None:

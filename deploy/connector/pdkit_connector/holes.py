@@ -77,7 +77,7 @@ def layerwise(
             except StopIteration:
                 return
         if cuts and taken == retrieve_steps(self.num_layers):
-            # A copy: the engine's own may be an inference tensor, which nobody may change.
+            # A copy: the engine's own may be an inference tensor, which must not be changed.
             step = step.clone()
             step[min(cuts) :] = False
         yield step

@@ -1,4 +1,4 @@
-"""What KV means in this engine.
+"""The format of KV in this engine: names, sizes, hashes, and the address of Redis.
 
 Engines share KV only where all of it agrees. Where nothing is found, a difference is the first
 thing to look for. LMCache's own objects know it, once it has started.
@@ -18,7 +18,7 @@ from pdkit_connector.releases import installed_lmcache
 def kv_facts(adapter: Any) -> dict[str, Any]:
     """Return what keys are made of, what chunks mean, and where they go; no secret is among it.
 
-    What a release does not tell is left out, or None.
+    What a release does not report is left out, or None.
     """
     try:
         return _facts(adapter)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pdkit_connector import engine_report
-from pdkit_connector.counters import COUNTERS, HELP, PREFIX, Count, parse
+from pdkit_connector.counters import COUNTERS, HELP, PREFIX, LabelledCount, parse
 from pdkit_connector.redis_path import servers
 from pdkit_connector.worker_socket import ask_now, workers
 
@@ -55,7 +55,7 @@ class ServerCollector:
         yield from servers.families(servers.SERVERS.dump())
 
 
-def _counters(counts: Iterable[Count]) -> Iterator[Any]:
+def _counters(counts: Iterable[LabelledCount]) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily
 
     sums: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}

@@ -63,7 +63,7 @@ class _Server(ThreadingTCPServer):
             self._free.release()
 
     def handle_error(self, *_: Any) -> None:
-        """Log nothing: a client may break off as often as it likes."""
+        """Log nothing: clients may disconnect at any time."""
 
 
 def _end(connection: socket.socket) -> None:

@@ -2,7 +2,7 @@
 
 LMCache's own `LMCacheMPConnector`, with seven things added: the store barrier; a guard that keeps
 blocks that the server may still read or write from being reused; one that keeps KV apart that
-tokens alone do not tell apart; pings from the start on; registration with a server that replaced
+tokens alone do not distinguish; pings from the start on; registration with a server that replaced
 the old one between two pings; names of shared memory by which what a killed engine left can be
 found; and a clock of its share of steps.
 """

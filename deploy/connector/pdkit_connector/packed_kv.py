@@ -43,11 +43,11 @@ class PackedLayout:
         """Read the layout off a layer; raise UnsupportedSetting for an untested one."""
         num_blocks, heads, block_size, content = layer.shape
         block = heads * block_size * content
-        proven = {
+        tested = {
             "NHD": (block, content, heads * content, 1),
             "HND": (block, block_size * content, content, 1),
         }
-        fitting = [name for name, strides in proven.items() if _same_strides(layer, strides)]
+        fitting = [name for name, strides in tested.items() if _same_strides(layer, strides)]
         if not fitting or content % 2:
             raise UnsupportedSetting(
                 f"packed KV of shape {tuple(layer.shape)} with strides {layer.stride()} lies "

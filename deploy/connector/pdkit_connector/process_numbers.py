@@ -1,6 +1,6 @@
 """Process numbers that no other container of the stack has, where PDKIT_PROCESS_NUMBERS names them.
 
-CUDA tells the processes that share GPU memory apart by their numbers alone: a process cannot open
+CUDA distinguishes the processes that share GPU memory by their numbers alone: a process cannot open
 what one with its own number gave it, and events of both would have one name in shared memory. Each
 container counts its processes from 1, so that engines and LMCache's server could have the same.
 To share a process namespace instead would show the server's secrets to engines.

@@ -18,7 +18,7 @@ from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 Node = tuple[str, int]
-Kind = Literal["single", "sentinel", "cluster"]
+RedisKind = Literal["single", "sentinel", "cluster"]
 
 SCHEMES: tuple[str, ...] = (
     "redis", "rediss", "unix",
@@ -45,7 +45,7 @@ class RedisUrl:
     """
 
     scheme: str
-    kind: Kind
+    kind: RedisKind
     nodes: tuple[Node, ...]
     socket: str
     master: str
@@ -120,7 +120,7 @@ def _network(text: str) -> RedisUrl:
     parts = split_url(text)
     _refuse_stray(parts.path, parts.query, parts.fragment)
     base, _, many = parts.scheme.partition("-")
-    kind: Kind = "sentinel" if many == "sentinel" else "cluster" if many else "single"
+    kind: RedisKind = "sentinel" if many == "sentinel" else "cluster" if many else "single"
     userinfo, _, hosts = parts.netloc.rpartition("@")
     names = hosts.split(",") if kind != "single" else [hosts or "localhost"]
     nodes = tuple(_node(host, _DEFAULT_PORT[kind]) for host in names if host)

@@ -1,4 +1,4 @@
-"""The fixes: what one is, where they are found, and what became of each in this process."""
+"""The fixes: what a fix is, where they are found, and the outcome of each in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Need(Enum):
 
 
 class FixState(Enum):
-    """What became of a fix in this process."""
+    """The outcome of a fix in this process."""
 
     APPLIED = "applied"
     GUARDED = "guarded"
@@ -183,7 +183,7 @@ class Registry:
         return self.outcomes
 
     def require_no_failure(self) -> None:
-        """Raise FixFailed naming each failed fix, its bug and the way out."""
+        """Raise FixFailed naming each failed fix, its bug and what to do."""
         failed = [o for o in self.outcomes if o.state is FixState.FAILED]
         if failed:
             raise FixFailed("\n".join(_failure_message(outcome) for outcome in failed))
@@ -196,7 +196,7 @@ class Registry:
 
     @property
     def disabled(self) -> tuple[str, ...]:
-        """Ids of the fixes that were turned off by hand."""
+        """Ids of the fixes that the user turned off."""
         return tuple(o.fix.id for o in self.outcomes if o.state is FixState.DISABLED)
 
 

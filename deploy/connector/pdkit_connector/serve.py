@@ -1,6 +1,6 @@
-"""Start vLLM's API server, once it is sure that every fix takes: `python -m pdkit_connector.serve`.
+"""Start vLLM's API server after every fix has been applied: `python -m pdkit_connector.serve`.
 
-vLLM makes its connector late, when the model is loaded. What would fail then is told here first, in
+vLLM makes its connector late, when the model is loaded. What would fail then fails here first, in
 the seconds that it takes to import what the server imports anyway. Arguments are vLLM's own.
 """
 
@@ -32,7 +32,7 @@ MP_MODULE = "pdkit_connector.mp_connector"
 
 
 def main() -> None:
-    """Check, then become the server; exit with 3 where a needed fix does not take."""
+    """Check, then become the server; exit with 3 if a needed fix cannot be applied."""
     make_unguessable()
     try:
         take_numbers()
@@ -79,7 +79,7 @@ def allow_amx() -> None:
 def without_garbage_collection() -> Iterator[None]:
     """For imports: they make millions of objects and no garbage.
 
-    Looking for some takes a fifth of their time.
+    Collecting it takes a fifth of their time.
     """
     gc.disable()
     try:
@@ -93,7 +93,7 @@ def check(argv: Sequence[str]) -> None:
 
     Raises:
         ConnectorError: there is no key.
-        ImportError: vLLM or LMCache itself is broken, which is no matter of the fixes.
+        ImportError: vLLM or LMCache itself is broken, which fixes cannot help.
         FixFailed: a needed fix does not take.
         UnsupportedSetting: a bug that has no fix affects this configuration.
     """

@@ -1,4 +1,4 @@
-"""Whether LMCache's server is still there: a connection that nothing but its end ends.
+"""Whether LMCache's server still runs: a connection that only its end closes.
 
 The number of its process would do as well, but an engine in another container cannot see it.
 """

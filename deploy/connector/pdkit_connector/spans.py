@@ -12,11 +12,15 @@ from typing import Any
 
 _TRACEPARENT = "traceparent"
 
-Headers = Mapping[str, str]
+TraceHeaders = Mapping[str, str]
 
 
 def note(
-    name: str, headers: Headers | None, began_ns: int, ended_ns: int = 0, **attributes: str | int
+    name: str,
+    headers: TraceHeaders | None,
+    began_ns: int,
+    ended_ns: int = 0,
+    **attributes: str | int,
 ) -> None:
     """Note a step of a request that ended then, or ends now.
 
@@ -51,7 +55,7 @@ class _Ids:
         return secrets.randbits(64) or 1  # 0 is not valid
 
 
-def of_scope(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+def of_scope(headers: Iterable[tuple[bytes, bytes]]) -> TraceHeaders:
     """Return the trace headers of an HTTP request, as ASGI has them."""
     found = [value for name, value in headers if name == _TRACEPARENT.encode()]
     return {_TRACEPARENT: found[0].decode("latin-1")} if len(found) == 1 else {}

@@ -1,4 +1,4 @@
-"""The store barrier: a producer's answer leaves when its KV can be read, or a deadline has passed.
+"""The store barrier: a producer's answer is sent when its KV can be read, or after a deadline.
 
 Each worker knows which of its stores are under way; the API server's middleware asks all of them
 before it lets an answer go. The workers go on computing: nothing waits but the answer.

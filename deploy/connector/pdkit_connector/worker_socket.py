@@ -1,7 +1,7 @@
 """A socket by which an engine's API server asks its workers, which are processes of their own.
 
 Any user of the machine can connect to an abstract socket, or take its name first, so both sides ask
-the kernel who the other is, and talk to nobody but their own user.
+the kernel who the other is, and talk only to their own user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def engine_name() -> str | None:
 
 
 def make_unguessable() -> None:
-    """Add to the engine's name, for this process and its children, what nobody can take first."""
+    """Add a part that others cannot guess to the engine's name, for this process and children."""
     if name := engine_name():
         os.environ[NAME_ENV] = f"{name}-{secrets.token_hex(8)}"
 
@@ -78,7 +78,7 @@ def serve(name: str, worker: int, answers: Mapping[str, Answer]) -> None:
             asyncio.LimitOverrunError,
             asyncio.TimeoutError,
         ):
-            pass  # the client went away, or asks nothing that is known
+            pass  # the client went away, or asks an unknown question
         finally:
             writer.close()
 
@@ -125,7 +125,7 @@ def _connect(asking: socket.socket, name: str, worker: int) -> None:
     """Connect to a worker, which takes it or refuses it at once.
 
     Raises:
-        OSError: nobody listens, or another user does (PermissionError).
+        OSError: no worker listens, or another user does (PermissionError).
     """
     asking.connect(address(name, worker))
     if not _is_same_user(asking):

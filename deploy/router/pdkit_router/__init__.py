@@ -1,1 +1,1 @@
-"""The router: the one door to a stack. Imports nothing of the rest of the kit."""
+"""The router, through which clients reach a stack. Imports nothing of the rest of the kit."""

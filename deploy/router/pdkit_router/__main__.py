@@ -149,7 +149,7 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     leaving: asyncio.Future[Any] = asyncio.ensure_future(left.wait())
     await asyncio.wait({leaving, watching}, return_when=asyncio.FIRST_COMPLETED)
     if watching.done():
-        watching.result()  # without it nobody would notice an engine's return
+        watching.result()  # without it an engine's return would go unnoticed
     front.close()
     clients.leaving = True
     await _emptied(clients, given.leave_s)

@@ -18,7 +18,7 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass
 class Trace:
-    """What became of a request.
+    """The outcome of a request.
 
     Attributes:
         cached: tokens of the prompt that the last engine did not compute; "" if it does not say.

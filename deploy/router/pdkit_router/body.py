@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from pdkit_router.errors import Refused
 
-# vLLM says of each item what is wrong with it, and answers nobody else meanwhile: 100,000 items of
-# a wrong type take it half a minute and gigabytes. Token ids are the one long list that is right.
+# vLLM reports what is wrong with each item, and answers nothing else meanwhile: 100,000 items of a
+# wrong type take it half a minute and gigabytes. Token ids are the one long list that is right.
 _MOST_ITEMS = 8192
 # Lists, objects and strings take up to thirty times their text, so they are counted before they are
 # made: a list of token ids for each prompt, the other items, and the names of those in objects.

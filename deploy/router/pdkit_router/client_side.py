@@ -65,7 +65,7 @@ class Clients:
     def hold(self, size: int) -> None:
         """Count bytes of a body; raise Refused if there is no room for them.
 
-        Whoever has sent half a body and then nothing makes room for who sends all of it.
+        The body that has been incomplete longest makes room for others.
         """
         self.held += size
         while self.held > self.limits.held_bytes:
@@ -104,7 +104,7 @@ class ClientConnection(asyncio.Protocol):
         clients = self._clients
         clients.open += 1
         if clients.open > clients.limits.connections:
-            # Whoever has kept one open without asking makes room for who may ask.
+            # The connection that has been idle longest makes room.
             oldest = next(iter(clients.waiting), self)
             clients.waiting.pop(oldest, None)
             oldest.abort()
@@ -164,7 +164,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._task is not None or self._request is not None:
-            # Nobody asks again before the answer to the first, but who wants to confuse.
+            # Clients do not send another request before the answer; an attacker might.
             self._closing = True
             self.keeps = False
             raise _Pipelined
@@ -259,7 +259,7 @@ class ClientConnection(asyncio.Protocol):
         self._fresh()
         self._clients.waiting[self] = None
         if self.unread:
-            self._transport.pause_reading()  # who reads no answer gets no other one
+            self._transport.pause_reading()  # a client that reads no answer gets no other
         else:
             self._limit.set(self._clients.limits.idle_s, self._leave)
 

@@ -241,7 +241,7 @@ def _event(content: Mapping[str, Any]) -> bytes:
 
 
 def _cut(event: bytes, key: bytes) -> tuple[bytes, bytes]:
-    """Replace a list by null, as where nobody asked for it; return what was in it, too.
+    """Replace a list by null, as if it had not been requested; return what was in it, too.
 
     Within a text of JSON every quote has a backslash, so that none looks like the key.
     """

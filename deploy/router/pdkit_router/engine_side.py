@@ -220,7 +220,7 @@ class Connections:
                 )
         except (OSError, TimeoutError, ValueError) as exc:  # ValueError: of a host's name
             raise EngineLost(f"it refuses connections ({exc})", asked=False) from exc
-        if connection.transport.is_closing():  # lost already: nothing would tell of it again
+        if connection.transport.is_closing():  # lost already: nothing would report it again
             raise EngineLost("it closed a new connection", asked=False)
         self.open.add(connection)
         return connection
@@ -244,7 +244,7 @@ class Connections:
         return sum(one.is_awaited for one in self.open)
 
     def drop_idle(self) -> None:
-        """Close what nobody uses: an engine that came back knows none of it."""
+        """Close idle connections: an engine that came back knows none of them."""
         for connection in self._idle:
             connection.transport.abort()
         self._idle.clear()

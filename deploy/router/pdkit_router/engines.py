@@ -113,7 +113,7 @@ class Engine:
             return exchange.status, bytes(exchange.held)
 
     def lost(self) -> None:
-        """Note that nobody is there: it is asked again when it answers."""
+        """Note that the engine is gone: it is used again when it answers."""
         if self.state != "down":
             _log.warning("%s does not answer", self.name)
         self.state = "down"

@@ -1,4 +1,4 @@
-"""Who may use the router, and what clients may take of it."""
+"""Who may use the router, and limits on what clients use."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LazyTimer:
 
 @asynccontextmanager
 async def timeout(limit_s: float) -> AsyncIterator[None]:
-    """Limit the time for an answer, as `asyncio.timeout` does, and blame nobody for a busy loop.
+    """Limit the time for an answer, as `asyncio.timeout` does, but not for delays of a busy loop.
 
     Large bodies hold up this process. The time is made of parts, and between two of them the loop
     reads what has come.

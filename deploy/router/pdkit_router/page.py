@@ -58,7 +58,7 @@ def _health(group: Group) -> dict[str, int]:
 
 
 class MetricsDoor:
-    """Lets in who asks for the page."""
+    """Accepts requests for the page only."""
 
     def check(self, request: Request) -> None:
         if (request.method, request.path) != ("GET", "/metrics"):

@@ -73,7 +73,7 @@ class Span:
             self._end()
 
     def follow(self, answer: asyncio.Future[None]) -> None:
-        """Take how an engine's answer ended: it may break off while another engine goes on."""
+        """Note how an engine's answer ended: it may fail while another engine goes on."""
         if not answer.cancelled() and (problem := answer.exception()):
             self.fail(type(problem).__name__)
 

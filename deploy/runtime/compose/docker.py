@@ -213,7 +213,7 @@ def run_docker(
         ) from exc
     except subprocess.TimeoutExpired as exc:
         raise MachineError(
-            f"docker {arguments[0]} did not end within {timeout_s:g} s",
+            f"docker {arguments[0]} did not finish within {timeout_s:g} s",
             hint="look at the engine: docker info",
         ) from exc
     if check and done.returncode:

@@ -53,7 +53,7 @@ class FoundImage:
 
 @dataclass(frozen=True)
 class ImageVersions:
-    """What is in an engine image; None if nothing says it."""
+    """What is in an engine image; None if unknown."""
 
     vllm: str | None
     lmcache: str | None
@@ -156,7 +156,7 @@ def build_image(
     if done.returncode:
         raise MissingImage(
             f"the image {reference} could not be built (docker build ended with "
-            f"{done.returncode}; what it said is above)",
+            f"{done.returncode}; its output is above)",
             hint="--attest needs Docker's containerd image store: docs/how-to/images.md"
             if attest
             else "with no network: deploy images build NAME --wheelhouse DIR --base IMAGE",

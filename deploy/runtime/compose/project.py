@@ -46,7 +46,7 @@ def write_project(
 
 
 def _hand_over(file: Path, service: Service) -> None:
-    """Let the container's user, and nobody else, use a file; only root can give it away."""
+    """Let only the container's user use a file; only root can give it away."""
     if os.getuid() == 0 and service.container:
         uid, _, gid = service.container.user.partition(":")
         os.chown(file, int(uid), int(gid or uid))

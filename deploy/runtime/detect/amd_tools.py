@@ -26,8 +26,8 @@ class Card:
 
     Attributes:
         name: "" if the tool does not know the model.
-        memory_mib: of the whole GPU, also where it is partitioned; 0 if not said.
-        node: its number in the kernel's list; None if not said.
+        memory_mib: of the whole GPU, also where it is partitioned; 0 if unknown.
+        node: its number in the kernel's list; None if unknown.
     """
 
     name: str

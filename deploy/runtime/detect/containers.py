@@ -15,7 +15,7 @@ def container_gpus(info: Mapping[str, Any] | None, cdi_kinds: Iterable[str]) -> 
     """Return how containers get GPUs: 'nvidia', then kinds such as 'nvidia.com/gpu', in order.
 
     Args:
-        info: the Docker daemon's `info`; None means that nobody asked it, and nothing is known.
+        info: the Docker daemon's `info`; None means not asked, so nothing is known.
         cdi_kinds: kinds with a spec file. They count only where the daemon reads such files, and
             does not itself list the devices it found in them, as it does since Docker 28.2.
     """

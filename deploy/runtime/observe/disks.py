@@ -22,7 +22,7 @@ def place(path: str | Path, *, ours: bool = True) -> FolderSeen:
 
 
 def free_mib(folder: Path) -> int | None:
-    """Return the free space of a folder for this user; None if nothing tells."""
+    """Return the free space of a folder for this user; None if unknown."""
     try:
         found = os.statvfs(folder)
     except OSError:

@@ -45,7 +45,7 @@ def see_host(root: Path = Path("/"), limits: CgroupLimits | None = None) -> Host
 
 
 def clock_is_synced(tools: Tools | None = None) -> bool | None:
-    """Return whether a time server sets the clock; None if nothing tells."""
+    """Return whether a time server sets the clock; None if unknown."""
     asked = tools or Tools(os.environ, timeout_s=_CLOCK_TIMEOUT_S)
     answer = asked.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
     return {"yes": True, "no": False}.get(answer.stdout.strip())

@@ -33,7 +33,7 @@ from deploy.stack.containers import call_filters
 from deploy.stack.service import Stack
 
 _BASE_HEAD = """\
-# Written by `deploy export kubernetes`. Not to be applied by itself: an overlay completes it.
+# Written by `deploy export kubernetes`. Do not apply it alone: an overlay completes it.
 """
 _OVERLAY_HEAD = """\
 # Written by `deploy export kubernetes`. To change it, or to add a folder of components, write a
@@ -44,11 +44,11 @@ _MONITORING_HEAD = """\
 """
 _SCALING_HEAD = """\
 # For clusters with KEDA, beside the component `monitoring`. Add it before you apply the stack for
-# the first time: a StatefulSet whose number of pods is left out begins with 1.
+# the first time: a StatefulSet without a number of pods begins with 1.
 """
 _NODE_HEAD = f"""\
-# Models in a folder of each node instead of a claim of each engine. Pod Security must let in host
-# paths then, which only its level `privileged` does.
+# Models in a folder of each node instead of a claim of each engine. Pod Security must then admit
+# host paths, as only its level `privileged` does.
 # On every node: install -d -o 10001 -g 10001 {NODE_FOLDER}
 """
 

@@ -18,7 +18,7 @@ _PULL_S = 1800
 
 
 def namespace(name: str) -> Object:
-    """Return the namespace, which lets in nothing but pods without rights."""
+    """Return the namespace, which admits only pods without rights."""
     level = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     return {
         "apiVersion": "v1",
@@ -84,7 +84,7 @@ def _service(service: Service, stack: str, *, headless: bool) -> Object:
 def network_policies(
     services: Sequence[Service], stack: str, collector: int | None = None
 ) -> list[Object]:
-    """Return who may reach whom: nobody, but clients the router, it the engines, they Redis.
+    """Return who may reach whom: clients the router, the router engines, engines Redis.
 
     Engines may reach anything: a hub for models, or a Redis of the user's own.
 

@@ -21,13 +21,13 @@ _GROUP = "app.kubernetes.io"
 NAME_LABEL, STACK_LABEL, ROLE_LABEL = (
     f"{_GROUP}/{name}" for name in ("name", "instance", "component")
 )
-# A pod that ends may finish its requests for as long, from when nobody sends it new ones.
+# Time for a pod that ends to finish its requests, after it gets no new ones.
 LEAVES_S = 300
 _EVERY_S = 5
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 # The password is no argument; whether its Secret ends with a line break does not matter.
 _PING = f"printf 'AUTH %s\\nPING\\n' \"$(cat {SECRETS}/redis_password)\" | redis-cli | grep -q PONG"
-# Fills in the secrets that configuration files name, where nobody else reads them.
+# Fills in the secrets that configuration files name, where only the pod reads them.
 _FILL_IN = f"""\
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `kubectl get` tells of a stack's pods, and of the Job that checks it."""
+"""A stack's pods, and the Job that checks it, as `kubectl get` shows them."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def lost_keys(evidence: Evidence) -> Diagnosis | None:
 def evicts(evidence: Evidence) -> Diagnosis | None:
     """Keys that Redis evicted before they were read.
 
-    Evicting keys that nobody reads any more is normal.
+    Evicting keys that are no longer read is normal.
     """
     gone = evidence.vanished or evidence.stored_chunks < evidence.expected_chunks
     return _evicted(evidence) if evidence.store.evicted and gone else None

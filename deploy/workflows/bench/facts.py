@@ -38,7 +38,7 @@ def used_gpus(running: RunningStack) -> list[Gpu]:
 
 
 def versions(running: RunningStack, vllm: str) -> Versions:
-    """Return the versions that the services tell, or that their environment has."""
+    """Return the versions that the services report, or that their environment has."""
     page = metrics_page(running, running.stack.service(running.prepared.plan.engines[0].name))
     with store_of(running) as store:
         stats = store.stats()

@@ -14,7 +14,7 @@ from deploy.runtime.last_measured import key_of, read_measured
 
 
 def keep_break_even(home: Home, result: Result, folder: Path) -> None:
-    """Write down the break-even of a result, if it has one, at its first load."""
+    """Store the break-even of a result, if it has one, at its first load."""
     if (first := speeds_at_first(result)) is None:
         return
     load, speeds = first

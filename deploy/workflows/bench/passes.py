@@ -38,7 +38,7 @@ _BUSY_CORE, _LATE_S = 0.7, 0.1
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What of a benchmark can be asked for.
+    """The options of a benchmark.
 
     Attributes:
         rate: requests per second, with Poisson arrivals; None for a closed loop.
@@ -90,7 +90,7 @@ class Pass:
 
 
 class BenchSession:
-    """A run's conversation with a stack."""
+    """A stack under load, as a benchmark run uses it."""
 
     def __init__(self, running: RunningStack, options: BenchOptions, report: Report) -> None:
         self.running, self.options, self.report = running, options, report
@@ -231,7 +231,7 @@ def _doubts(load: Load, gpus: GpuMeter) -> Iterator[str]:
     if load.late_s > _LATE_S:
         yield f"a request was sent {load.late_s:.2f} s late: the machine has no core to spare"
     if gpus.trouble:
-        yield f"the use of GPUs is not, or not fully, known: {gpus.trouble}"
+        yield f"GPU use is partly or wholly unknown: {gpus.trouble}"
 
 
 def _require_room(workload: WorkloadOptions, context: int) -> None:

@@ -1,4 +1,4 @@
-"""`deploy check`: prove on the running stack that KV crosses, and that it is right."""
+"""`deploy check`: test on the running stack that KV is reused, and that it is right."""
 
 from deploy.workflows.check.renewal import renew_store_connections
 from deploy.workflows.check.run import CheckOptions, check_running, check_stack

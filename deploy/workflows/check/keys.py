@@ -2,7 +2,7 @@
 
 Prompts that a check sends to engines themselves carry a tag, which LMCache makes part of their
 keys. The router drops it. What goes through the router is therefore also sent to an engine with a
-tag, before: its chunks have the same hashes, so that a marked key tells the name of its plain twin.
+tag, before: its chunks have the same hashes, so a marked key gives the name of its plain twin.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CheckKeys:
         return f"{self.run}-{self._names}-"
 
     def count(self, store: Store, tag: str) -> int | None:
-        """Return how many keys have a tag; None if Redis does not tell."""
+        """Return how many keys have a tag; None if unknown."""
         return store.count_marked(mark(tag)) if tag else None
 
     def remove(self, store: Store) -> int | None:

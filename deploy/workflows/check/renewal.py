@@ -16,7 +16,7 @@ _RENEWALS = 5
 
 
 def renew_store_connections(home: Home, running: RunningStack) -> None:
-    """Send throw-away prompts until engines that outlived their Redis have found the new one.
+    """Send throw-away prompts until engines that outlived their Redis use the new one.
 
     An engine notices a dead connection by the request that fails on it.
 

@@ -52,7 +52,7 @@ _UNTAGGED = (
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What of a stack is checked, and what it must reach.
+    """What is checked, and the hit rate that must be reached.
 
     Attributes:
         pairs: patterns such as 'producer-0:*'; those that no pattern names are left out.
@@ -278,7 +278,7 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
     if options.quick:
         return
     if session.found.nothing_loaded and not session.is_given_up(session.front):
-        # Nothing is loaded at all; each further probe would only wait for its timeout.
+        # Nothing is loaded at all: each further probe would only wait for its timeout.
         session.found.leave_out("no pair loads anything")
         return
     (check_shared_turns if plan.aggregated else check_turns)(session)

@@ -34,7 +34,7 @@ _ROUTER_TIMEOUTS = 2
 _ANSWER_DEADLINE_S = 10.0
 _STORE_DEADLINE_S = 5.0
 _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
-_UNSEEN_STORE_S = 1.0  # for a store that nobody can see
+_UNSEEN_STORE_S = 1.0  # for a store that cannot be observed
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
 # Prompts are made of the tokens of these letters. Many letters give many tokens, also if each byte
@@ -75,13 +75,13 @@ def _answers(running: RunningStack, service: Service) -> bool:
 
 
 class Session:
-    """A check's conversation with a stack.
+    """What a check knows of a stack, and how it talks to it.
 
     Attributes:
         found: what was measured so far.
         chunk: tokens of a chunk.
         limit: tokens that a prompt and its answer may have together.
-        version: of vLLM; "" if it does not tell.
+        version: of vLLM; "" if unknown.
         front: the service that clients talk to.
         sent: requests that engines answered, by the router too.
         sent_tokens: of the prompts that consumers were sent, by the router too, answered or not.
@@ -133,7 +133,7 @@ class Session:
         return list(dict.fromkeys((*self.producers, *self.consumers)))
 
     def fresh(self, length: int) -> list[int]:
-        """Return the ids of `length` tokens that nobody sent before."""
+        """Return the ids of `length` tokens that were never sent before."""
         return self._random.choices(self._tokens, k=length)
 
     def ask(
@@ -186,7 +186,7 @@ class Session:
         """Wait until Redis has the keys of this many chunks, and count them for the diagnosis.
 
         Every rank of an engine stores its own keys, so there may be more. Returns the number of
-        keys; None if Redis does not tell.
+        keys; None if unknown.
 
         Args:
             settled: wait until no more are added. A producer answers after its stores, a consumer

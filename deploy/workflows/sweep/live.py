@@ -98,12 +98,12 @@ class LiveStacks:
             self._report(line)
 
     def up(self, spec: StackSpec) -> None:
-        """Bring a stack up, and check it.
+        """Start a stack, and check it.
 
         Raises:
             MachineError: this machine lacks something.
             StackUnhealthy: it did not start.
-            CheckFailed: it is up and not right.
+            CheckFailed: it serves, but its check failed.
         """
         for left in reversed(range(_PORTS_TRIED)):
             try:

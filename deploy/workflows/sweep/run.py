@@ -36,7 +36,7 @@ _STEPS = 4  # that a search takes, once it knows where to begin
 
 
 class Stacks(Protocol):
-    """What brings stacks up, loads them and takes them down; one at a time."""
+    """Starts stacks, loads them and stops them, one at a time."""
 
     def up(self, spec: StackSpec) -> None:
         """Start a stack with this spec, and wait until it serves."""
@@ -86,7 +86,7 @@ def run_sweep(
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turn a full disk, or a folder that cannot be one, into an error of the machine."""
+    """Turn a full disk, or a folder that cannot be made, into an error of the machine."""
     try:
         yield
     except OSError as exc:

@@ -46,7 +46,7 @@ def plan_sweep(
     """Return every stack of a sweep, each asked whether this machine has room for it.
 
     Args:
-        spec: as it was asked for; its number of GPUs, or of engines, is the sweep's.
+        spec: as requested; its number of GPUs, or of engines, is the sweep's.
         listed: names of topologies, instead of all.
         port: of the stacks.
         require: refuses a stack that cannot be started here.

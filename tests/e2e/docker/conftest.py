@@ -35,14 +35,14 @@ PYTHON = "/opt/venv/bin/python"
 _BUILD_TIMEOUT_S = 500
 
 # Engine images made of the kit's own by one layer each; another run on this machine has its own.
-SECOND, BROKEN, UNPROVEN = (
-    f"pdkit-e2e/engine:{name}-{os.getpid()}" for name in ("second", "broken", "unproven")
+SECOND, BROKEN, UNTESTED = (
+    f"pdkit-e2e/engine:{name}-{os.getpid()}" for name in ("second", "broken", "untested")
 )
 _VARIANTS = {
     SECOND: "FROM {engine}\nENV PDKIT_VARIANT=second\n",
     BROKEN: "FROM {engine}\nUSER 0\n"
     "RUN rm /opt/venv/lib/python3.11/site-packages/vllm/config/__init__.py\nUSER 10001\n",
-    UNPROVEN: "FROM {base}\nLABEL dev.pdkit.vllm=0.99 dev.pdkit.lmcache=0.1\n",
+    UNTESTED: "FROM {base}\nLABEL dev.pdkit.vllm=0.99 dev.pdkit.lmcache=0.1\n",
 }
 
 

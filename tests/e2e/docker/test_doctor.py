@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Deploy
-from tests.e2e.docker.conftest import UNPROVEN, Project, make_project, write_settings
+from tests.e2e.docker.conftest import UNTESTED, Project, make_project, write_settings
 from tests.e2e.test_doctor import finding, statuses
 from tests.ports import free_row
 
@@ -44,7 +44,7 @@ def test_an_image_that_is_missing_is_named_with_the_command_that_gets_it(own: Pr
 
 
 def test_an_image_with_untested_versions(own: Project) -> None:
-    ran = own.run("doctor", "--image", UNPROVEN, "--json")
+    ran = own.run("doctor", "--image", UNTESTED, "--json")
     assert ran.code == 2, ran
     found = finding(ran, "engine.versions")
     assert found["status"] == "fail" and "vLLM 0.99 with LMCache 0.1" in found["message"]

@@ -30,7 +30,7 @@ def test_list_names_the_versions(catalogue: dict[str, Any]) -> None:
     (image,) = inspected(cpu["image"])
     labels = image["Config"]["Labels"]
     assert cpu["vllm"] == labels["dev.pdkit.vllm"] and cpu["lmcache"] == labels["dev.pdkit.lmcache"]
-    assert (cpu["vendor"], cpu["default"], cpu["verdict"]) == ("cpu", True, "proven")
+    assert (cpu["vendor"], cpu["default"], cpu["verdict"]) == ("cpu", True, "tested")
     assert catalogue["router"]["vendor"] == catalogue["router"]["verdict"] == ""
     assert catalogue["redis"]["how"] == "pull"
 

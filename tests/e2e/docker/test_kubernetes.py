@@ -156,12 +156,12 @@ def test_the_check_fails_where_engines_have_another_password_than_redis(cluster:
     other.node.podman("pod", "rm", "--force", "--ignore", "--time=0", "redis-0")
     other.node.play(cluster.pods["redis-0"])
     other.await_ready("redis-0")
-    ended = other.check("--json", "--junit=two boxes")  # as `deploy check --kubernetes` asks
+    ended = other.check("--json", "--junit=two machines")  # as `deploy check --kubernetes` asks
     assert ended.returncode == 1, f"{ended.stdout}\n{ended.stderr}"
     told = json.loads(ended.stdout)
     assert "[store_denied]" in told["text"]
     (suite,) = ElementTree.fromstring(told["junit"])  # noqa: S314 - our own
-    assert suite.attrib["name"] == "two boxes"
+    assert suite.attrib["name"] == "two machines"
     failed = [case for case in suite if case.find("failure") is not None]
     assert len(failed) == int(suite.attrib["failures"]) > 0
     assert "store_denied" in str(failed[0].findtext("failure"))

@@ -16,7 +16,7 @@ from tests.e2e.docker.conftest import (
     MODEL,
     SECOND,
     SERVICES,
-    UNPROVEN,
+    UNTESTED,
     Project,
     complete,
     failed,
@@ -213,11 +213,11 @@ class TestRefused:
         assert runs() == before
 
     def test_untested_versions(self, stack: Project) -> None:
-        ran = stack.run("swap", "--image", UNPROVEN, "--json")
+        ran = stack.run("swap", "--image", UNTESTED, "--json")
         error = failed(ran, code=2, name="config")
         assert "vLLM 0.99 with LMCache 0.1" in error["message"]
         assert "vLLM 0.32.0 with LMCache 0.5.6" in error["message"]
-        assert "--allow-unproven" in error["hint"]
+        assert "--allow-untested" in error["hint"]
 
     def test_an_image_that_does_not_exist(self, stack: Project) -> None:
         ran = stack.run("swap", "--image", "pdkit-e2e/nosuch:1", "--json")

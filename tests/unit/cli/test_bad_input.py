@@ -165,7 +165,7 @@ CASES: dict[str, Case] = {
     ),
     "an untested pair of versions": up(
         "", 2, "vLLM 0.33.0 with LMCache 0.5.6 on cpu is untested", "profile 'cpu'",
-        hint="--allow-unproven",
+        hint="--allow-untested",
         files={"deploy.yaml": "engine: {python: FOLDER/other}\n", "other": OTHER_VERSIONS},
     ),
     "too few GPUs": compose(
@@ -321,6 +321,9 @@ CASES: dict[str, Case] = {
         "deploy bench --slo", "usage",
     ),
     "unknown command": Case(("upp",), 2, ("'upp'",), "deploy --help", "usage"),
+    "unknown command of a group": Case(
+        ("images", "lst"), 2, ("'lst'",), "deploy images --help", "usage"
+    ),
 }  # fmt: skip
 
 

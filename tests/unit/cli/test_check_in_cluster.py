@@ -484,7 +484,7 @@ def test_in_a_pod_kubectl_has_no_context(kubectl: Player, check: Callable[..., E
         ),
         (
             {"config": VIEW, "get": listed(ENGINE, pod("check", CHECK, running()))}, 3,
-            "a check of the stack in namespace pdkit of here runs already",
+            "a check of the stack in namespace pdkit of here is already running",
             "kubectl --context=here --namespace=pdkit logs -f job/check, or end it: "
             "kubectl --context=here --namespace=pdkit delete job check",
         ),

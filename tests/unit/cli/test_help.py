@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 from typer.main import get_command
 
 from deploy import __version__
@@ -55,6 +56,25 @@ def test_help(command: str, shown: dict[str, Ended], golden: Callable[[str, str]
 def test_help_fits_80_columns_and_has_no_colours(command: str, shown: dict[str, Ended]) -> None:
     assert max(map(len, shown[command].stdout.splitlines())) <= 80
     assert "\x1b" not in shown[command].stdout
+
+
+def cut_short(listed: str) -> list[str]:
+    """Return the lines of a list of commands that click cut off."""
+    return [line for line in listed.partition("Commands:")[2].splitlines() if "..." in line]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_description_of_a_command_is_cut_short(command: str, shown: dict[str, Ended]) -> None:
+    assert cut_short(shown[command].stdout) == []
+
+
+def test_a_description_that_is_cut_short_is_found() -> None:
+    group = typer.Typer(rich_markup_mode=None)
+    group.command("a", help="Short.")(lambda: None)
+    group.command("b", help=f"Too {'long ' * 20}")(lambda: None)
+    with typer.Context(get_command(group), terminal_width=80) as context:
+        (found,) = cut_short(context.get_help())
+    assert found.startswith("  b  Too long")
 
 
 def test_help_names_every_vendor(shown: dict[str, Ended]) -> None:

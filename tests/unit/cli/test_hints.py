@@ -94,6 +94,10 @@ class TestOrigins:
         error.name_origins(self.ORIGINS)
         assert error.message == said
 
+    def test_the_reason_names_no_setting(self) -> None:
+        error = ConfigError(("3 contradicts ", NamedSetting("gpus")), setting="tp")
+        assert (error.setting, error.reason) == ("tp", "3 contradicts --gpus")
+
     def test_of_any_error_of_ours(self) -> None:
         with pytest.raises(MissingGpus) as caught, naming_origins(self.ORIGINS):
             raise MissingGpus("none", setting="tp", hint="--tp 2", details=("seen",))

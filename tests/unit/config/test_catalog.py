@@ -60,7 +60,7 @@ class TestTheCatalogue:
         verdict = judge(
             vendor, engine.vllm, engine.lmcache, layerwise=layerwise, save_decode_cache=save
         )
-        assert verdict.verdict in ("proven", "derived")
+        assert verdict.verdict in ("tested", "derived")
 
     @pytest.mark.parametrize("image", [*ENGINES, *SERVICES], ids=name_of)
     def test_images_and_bases_are_pinned(self, image: EngineImage | ServiceImage) -> None:

@@ -24,7 +24,7 @@ RULES = load_rules()
 class TestTheTable:
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
     def test_entries_are_whole(self, rule) -> None:  # type: ignore[no-untyped-def]
-        assert rule.verdict in ("proven", "derived", "known_bad")
+        assert rule.verdict in ("tested", "derived", "known_bad")
         assert rule.link.startswith("https://github.com/")
         assert rule.vendors and set(rule.vendors) <= set(VENDORS)
         assert set(rule.options) <= {"layerwise", "save_decode_cache"}
@@ -52,7 +52,7 @@ class TestTheTable:
         ("rocm", "0.25.1", "0.5.3", "derived", "torch-2.11"),
         ("cuda", "0.25.1+cu130", "0.5.3", "derived", "torch-2.11"),
         ("rocm", "0.25.1+rocm723", "0.5.3+rocm7.2", "derived", "torch-2.11"),
-        ("cpu", "0.32.0", "0.5.6", "proven", "cpu"),
+        ("cpu", "0.32.0", "0.5.6", "tested", "cpu"),
         ("rocm", "nightly_main_20260112", "0.3.13.dev0+gc1e3cd52", "derived", "seed"),
         # B6 begins with vLLM 0.26 and holds for every LMCache that is out.
         ("cuda", "0.26.0", "0.5.3", "known_bad", "B6"),
@@ -97,7 +97,7 @@ def test_judged(
 @pytest.mark.parametrize(
     ("vendor", "vllm", "lmcache", "verdict", "rule", "default"),
     [
-        ("cpu", "0.32.0", "0.5.6", "proven", "cpu", "lmcache"),
+        ("cpu", "0.32.0", "0.5.6", "tested", "cpu", "lmcache"),
         ("cuda", "0.25.1", "0.5.3", "unknown", "", "lmcache"),
         ("cuda", "0.32.0", "0.5.6", "derived", "mp-torch-2.13", "lmcache-mp"),
         ("cuda", "0.32.0+cu130", "0.5.6", "derived", "mp-torch-2.13", "lmcache-mp"),
@@ -130,10 +130,10 @@ def test_each_connector_has_an_image_whose_pair_works() -> None:
 
 def test_the_connector_that_works_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        require_compatible(judge("cuda", "0.32.0", "0.5.6"), allow_unproven=False)
+        require_compatible(judge("cuda", "0.32.0", "0.5.6"), allow_untested=False)
     assert caught.value.hint_for("up").startswith("--connector lmcache-mp, or --image cuda;")
-    with pytest.raises(ConfigError, match="can last for ever") as caught:
-        require_compatible(judge("rocm", "0.25.1", "0.5.3", connector=MP), allow_unproven=False)
+    with pytest.raises(ConfigError, match="may never end") as caught:
+        require_compatible(judge("rocm", "0.25.1", "0.5.3", connector=MP), allow_untested=False)
     assert "A tested pair" not in caught.value.message, "there is none"
     assert caught.value.hint_for("up").startswith("--connector lmcache; to run it anyway")
 
@@ -198,11 +198,11 @@ class TestRefusals:
         for engine in load_catalog().engines.values():
             pair = (engine.vendor or "", engine.vllm, engine.lmcache)
             verdict = judge(*pair, connector=default_connector(*pair))
-            assert require_compatible(verdict, allow_unproven=allowed) == ""
+            assert require_compatible(verdict, allow_untested=allowed) == ""
 
     def test_a_broken_pair_is_refused_with_its_report_and_a_good_pair(self) -> None:
         with pytest.raises(ConfigError) as caught:
-            require_compatible(judge(*self.BROKEN), allow_unproven=False)
+            require_compatible(judge(*self.BROKEN), allow_untested=False)
         message = caught.value.message
         assert message.startswith("vLLM 0.26.0 with LMCache 0.5.6 on cuda is broken: ")
         assert "https://github.com/LMCache/LMCache/issues/4463" in message
@@ -211,17 +211,17 @@ class TestRefusals:
 
     def test_an_unknown_pair_is_refused_with_the_way_round(self) -> None:
         with pytest.raises(ConfigError, match="the versions in the image are not known") as caught:
-            require_compatible(judge(*self.STRANGE), allow_unproven=False)
+            require_compatible(judge(*self.STRANGE), allow_untested=False)
         assert "profile 'rocm'" in caught.value.message
         assert caught.value.hint.startswith("--image rocm; ")
-        assert "--allow-unproven" in caught.value.hint
+        assert "--allow-untested" in caught.value.hint
 
     @pytest.mark.parametrize("pair", [BROKEN, STRANGE], ids=["broken", "strange"])
     def test_both_pass_with_a_warning_where_allowed(
         self, pair: tuple[str, str | None, str | None]
     ) -> None:
         verdict = judge(*pair)
-        warning = require_compatible(verdict, allow_unproven=True)
+        warning = require_compatible(verdict, allow_untested=True)
         assert verdict.pair in warning
         assert verdict.link in warning
 

@@ -26,7 +26,7 @@ def test_defaults(spec: Make) -> None:
     by_vendor = (asked.engine.block_size, asked.lmcache.staging_gib, asked.redis.memory_gib)
     assert by_vendor == (None,) * 3, "settled by the plan"
     assert (asked.image, asked.router.image, asked.redis.image) == (None,) * 3
-    assert (asked.allow_unproven, asked.gpu_access) == (False, "auto")
+    assert (asked.allow_untested, asked.gpu_access) == (False, "auto")
     assert asked.engine.gpu_memory == 0.9
     assert asked.engine.dtype is None, "settled by the plan"
     assert (asked.timeouts.ready_s, asked.timeouts.stop_s) == (600.0, 15.0)
@@ -72,6 +72,10 @@ def test_a_spec_does_not_change(spec: Make) -> None:
         asked.name = "other"  # type: ignore[misc]
 
 
+def test_a_state_file_may_have_the_old_name_of_a_setting() -> None:
+    assert StackSpec.model_validate({"allow_unproven": True}).allow_untested
+
+
 def test_a_spec_survives_its_state_file(spec: Make) -> None:
     asked = spec(
         name="demo",
@@ -83,7 +87,7 @@ def test_a_spec_survives_its_state_file(spec: Make) -> None:
         gpu_access="cdi",
         hub_cache="/data/hub",
         hf_token_file="~/token",
-        allow_unproven=True,
+        allow_untested=True,
     )
     stored = json.loads(json.dumps(asked.model_dump(mode="json")))
     assert StackSpec.model_validate(stored) == asked
@@ -152,7 +156,7 @@ def test_invalid_topologies(spec: Make, form: str) -> None:
         ({"router": {"image": ""}}, ("router", "image")),
         ({"redis": {"image": 5}}, ("redis", "image")),
         ({"gpu_access": "nvidia"}, ("gpu_access",)),
-        ({"allow_unproven": "perhaps"}, ("allow_unproven",)),
+        ({"allow_untested": "perhaps"}, ("allow_untested",)),
         ({"engine": {"gpu_memory": 0}}, ("engine", "gpu_memory")),
         ({"engine": {"gpu_memory": 0.99}}, ("engine", "gpu_memory")),
         ({"engine": {"memory_gib": 0}}, ("engine", "memory_gib")),

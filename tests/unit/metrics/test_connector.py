@@ -35,15 +35,20 @@ def test_fixes_and_kv() -> None:
     report = ConnectorReport.read(
         MetricsPage(
             (
-                Sample("pdkit_connector_info", {"lmcache": "9", "proved": "no"}, 1.0),
+                Sample("pdkit_connector_info", {"lmcache": "9", "tested": "no"}, 1.0),
                 Sample(FIX, {"fix": "B1", "state": "not needed", "evidence": "seen"}, 1.0),
                 Sample(KV, {"facts": '{"chunk_size": 64}'}, 1.0),
             )
         )
     )
-    assert (report.lmcache, report.proved) == ("9", False)
+    assert (report.lmcache, report.tested) == ("9", False)
     assert (report.fixes, report.evidence) == ({"B1": "not needed"}, {"B1": "seen"})
     assert report.kv == {"chunk_size": 64}
+
+
+def test_an_engine_that_an_older_kit_started_says_proved() -> None:
+    page = MetricsPage((Sample("pdkit_connector_info", {"lmcache": "9", "proved": "no"}, 1.0),))
+    assert ConnectorReport.read(page).tested is False
 
 
 def test_a_page_without_a_connector_reports_nothing() -> None:

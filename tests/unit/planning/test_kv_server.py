@@ -173,7 +173,7 @@ def test_plan_shows_the_server(prepared: Make) -> None:
                 "vendor": "rocm",
                 "runtime": "compose",
                 "machine": machine_with("rocm", 0, 1),
-                "allow_unproven": True,
+                "allow_untested": True,
             },
             "--connector",
         ),

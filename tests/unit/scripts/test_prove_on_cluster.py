@@ -107,7 +107,7 @@ def test_a_dry_run_says_all_steps_and_takes_none(
 ) -> None:
     ran = prove(exported, *options, "stack", "cpu", "other", **env)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "", "nothing was proved"
+    assert ran.stdout == "", "nothing passed"
     assert not (exported / "calls").exists()
     steps = [line.removeprefix("+ kubectl ") for line in ran.stderr.splitlines()]
     assert steps == [
@@ -123,7 +123,7 @@ def test_a_dry_run_says_all_steps_and_takes_none(
 def test_it_takes_the_steps_that_it_says(exported: Path) -> None:
     ran = prove(exported, "stack", "cpu", "other")
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == 3 * ["check ended"] + ["proved: cpu in namespace proof"]
+    assert ran.stdout.splitlines() == 3 * ["check ended"] + ["passed: cpu in namespace proof"]
     said = prove(exported, "--dry-run", "stack", "cpu", "other").stderr.splitlines()
     did = [one for one in calls(exported) if "secret" not in one and "get namespace" not in one]
     assert did == [one.removeprefix("+ kubectl ") for one in said if "secret" not in one]
@@ -138,7 +138,7 @@ def test_it_ends_as_the_check_did_and_deletes_the_stack(
     ran = prove(exported, "stack", "cpu", "other", FAILS=code)
     assert ran.returncode == ends
     assert "the stack of stack failed its check" in ran.stderr
-    assert "proved" not in ran.stdout
+    assert "passed" not in ran.stdout
     assert calls(exported)[-3:] == [*EVIDENCE, *END]
     assert "an engine's last words" in ran.stderr
     assert "delete" not in "".join(calls(exported)[:-1])
@@ -149,7 +149,7 @@ def test_it_ends_as_the_check_did_and_deletes_the_stack(
 def test_a_step_that_fails_ends_it_and_deletes_the_stack(exported: Path, step: str) -> None:
     ran = prove(exported, "stack", "cpu", HANGS=step)
     assert ran.returncode == 1
-    assert "proved" not in ran.stdout
+    assert "passed" not in ran.stdout
     assert calls(exported)[-3:] == [*EVIDENCE, *END]
     assert not [one for one in calls(exported) if "job/check" in one]
 
@@ -157,7 +157,7 @@ def test_a_step_that_fails_ends_it_and_deletes_the_stack(exported: Path, step: s
 def test_a_log_that_breaks_off_is_not_a_failed_check(exported: Path) -> None:
     ran = prove(exported, "stack", "cpu", HANGS="logs -f", ENDS_AT="3")
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "proved: cpu in namespace proof\n"
+    assert ran.stdout == "passed: cpu in namespace proof\n"
     again = checking("stack")[1:3]
     assert calls(exported)[-8:] == [*3 * again, *checking("stack")[3:], *END]
     assert (exported / "calls.slept").read_text() == 2 * "sleep 2\n"
@@ -165,12 +165,12 @@ def test_a_log_that_breaks_off_is_not_a_failed_check(exported: Path) -> None:
 
 def test_a_log_that_ends_before_it_begins_is_asked_for_again(exported: Path) -> None:
     ran = prove(exported, "stack", "cpu", SPEAKS_AT="2", ENDS_AT="3")
-    assert ran.stdout.splitlines() == ["check ended", "proved: cpu in namespace proof"]
+    assert ran.stdout.splitlines() == ["check ended", "passed: cpu in namespace proof"]
 
 
 def test_a_log_that_was_printed_is_not_printed_again(exported: Path) -> None:
     ran = prove(exported, "stack", "cpu", ENDS_AT="3")
-    assert ran.stdout.splitlines() == ["check ended", "proved: cpu in namespace proof"]
+    assert ran.stdout.splitlines() == ["check ended", "passed: cpu in namespace proof"]
 
 
 @pytest.mark.parametrize("hangs", ["logs -f", "get job check"])

@@ -333,7 +333,7 @@ class TestFingerprint:
         considered |= {"vendor", "runtime", "connector", "timeouts"}
         considered |= {"image", "gpu_access"}  # of containers: test_compose.py
         considered |= {"producer_tp", "consumer_tp"}  # equal to `tp`, or refused
-        considered |= {"allow_unproven", "allow_keyless"}  # decides whether, not how
+        considered |= {"allow_untested", "allow_keyless"}  # decides whether, not how
         considered |= {"supervise"}  # of who watches them
         considered |= {"slo"}  # of alerts: monitoring/test_rules.py
         considered |= {"api_key_file"}

@@ -40,7 +40,7 @@ from tests.unit.hub_stand_in import Hub, open_hub
 STAND_INS = Path(__file__).parent / "stand_ins"
 _model_files = functools.cache(model_folder.model_files)  # written anew in every lab
 SMALL = {
-    "allow_unproven": True,  # the stand-ins are of no version
+    "allow_untested": True,  # the stand-ins are of no version
     "engine": {"kv_cache_gib": 0.1, "block_size": 16, "max_model_len": 512},
     "lmcache": {"chunk_size": 64, "staging_gib": 0.1},
     "redis": {"memory_gib": 0.1, "shards": 1},  # as many on every vendor, so that a swap keeps it

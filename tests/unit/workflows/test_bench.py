@@ -135,7 +135,7 @@ class TestResult:
             "1": GpuUse(utilization=0.305, peak_memory_bytes=5 << 30),
             "2": GpuUse(utilization=None, peak_memory_bytes=1),
         }
-        said = "warning: the use of GPUs is not, or not fully, known: nvidia-smi ended with 9"
+        said = "warning: GPU use is partly or wholly unknown: nvidia-smi ended with 9"
         assert served.lines.count(said) == 1
 
     def test_facts(self, bench: Bench) -> None:

@@ -142,7 +142,7 @@ def test_clients_that_leave_do_not_disturb_the_counters(served: Lab) -> None:
     with disturbed(served, leave):
         report = check(served)
     told = sum(pair.hits.hits for pair in report.pairs)
-    assert report.counted.hits > told, "or nothing was proved"
+    assert report.counted.hits > told, "or the check shows nothing"
     assert report.passed, report.failures
     assert report.counted.others > 0
     assert report.race.blurred

@@ -116,7 +116,7 @@ class TestWhatUpRefusesToo:
 
     def test_an_untested_pair_of_versions(self, lab: Lab) -> None:
         vendor_of_another = lab.spec(
-            vendor="cuda", gpus=2, allow_unproven=False, connector="lmcache"
+            vendor="cuda", gpus=2, allow_untested=False, connector="lmcache"
         )
         found = look(lab, vendor_of_another)
         assert set(failing(found)) >= {"gpu.enough", "engine.versions"}

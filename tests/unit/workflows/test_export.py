@@ -60,12 +60,12 @@ def made(
     space: str | None = None,
     *,
     flavour: str = "plain",
-    boxes: int = 1,
+    machines: int = 1,
     link_gbit: float | None = None,
     **fields: Any,
 ) -> Export:
     kit = replace(installed_kit(), version="1.2.3")
-    wanted = ExportRequest(space, flavour, boxes, link_gbit)
+    wanted = ExportRequest(space, flavour, machines, link_gbit)
     # A hub's cache of the machine's own would tell a model's sizes; a user may have no home.
     hub = mock.patch.dict(os.environ, HF_HUB_CACHE="/nonexistent/hub")
     with hub:
@@ -757,12 +757,12 @@ def test_what_waits_for_a_set(tmp_path: Path) -> None:
     assert "in (producer,consumer)" in wait
 
 
-# Several boxes.
+# Several machines.
 
 
-def test_each_box_brings_its_engines_and_its_redis(tmp_path: Path) -> None:
+def test_each_machine_brings_its_engines_and_its_redis(tmp_path: Path) -> None:
     node = machine_with("cuda", *range(4))
-    found = made(node, boxes=3, gpus=4, topology="1p3d")
+    found = made(node, machines=3, gpus=4, topology="1p3d")
     assert found.pods == {"cuda": {"redis": 12, "producer": 3, "consumer": 9, "router": 2}}
     write_export(found, tmp_path)
     objects = kustomized(tmp_path / "overlays" / "cuda")
@@ -773,13 +773,13 @@ def test_each_box_brings_its_engines_and_its_redis(tmp_path: Path) -> None:
 
 
 def test_a_thousand_engines_take_no_more_files_than_two() -> None:
-    many, few = made(boxes=16, gpus=64, vendor="cuda"), made(gpus=2, vendor="cuda")
+    many, few = made(machines=16, gpus=64, vendor="cuda"), made(gpus=2, vendor="cuda")
     assert many.pods["cuda"] == {"redis": 16, "producer": 512, "consumer": 512, "router": 2}
     assert many.files.keys() == few.files.keys()
 
 
 def test_what_the_network_must_carry_is_said(tmp_path: Path) -> None:
-    node, spec = machine_with("cuda", *range(8)), {"gpus": 8, "boxes": 2}
+    node, spec = machine_with("cuda", *range(8)), {"gpus": 8, "machines": 2}
     assert not [note for note in made(node, gpus=8).notes if "Gbit/s" in note]
     *_, note = made(node, **spec).notes
     computed, gbit = map(
@@ -791,9 +791,9 @@ def test_what_the_network_must_carry_is_said(tmp_path: Path) -> None:
     assert "is unknown" in made(vendor="cuda", **spec).notes[-1]
 
 
-def test_redis_is_compared_with_what_all_boxes_compute() -> None:
+def test_redis_is_compared_with_what_all_machines_compute() -> None:
     node = machine_with("cuda", *range(8))
-    one, many = (made(node, gpus=8, boxes=boxes).notes[1] for boxes in (1, 64))
+    one, many = (made(node, gpus=8, machines=machines).notes[1] for machines in (1, 64))
     assert "4 Redis servers move" in one
     assert "16 Redis servers move" in many
     computed = [float(re.findall(r"computes up to ([\d.]+) GB/s", note)[0]) for note in (one, many)]

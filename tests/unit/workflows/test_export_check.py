@@ -185,7 +185,7 @@ def test_it_leaves_out_what_it_does_not_import() -> None:
     "fields",
     [
         {},
-        {"boxes": 3, "topology": "1p3d"},
+        {"machines": 3, "topology": "1p3d"},
         {"topology": "4a+redis"},
         {"topology": "2a"},
         {"tp": 4, "layerwise": True, "save_decode_cache": True},

@@ -28,7 +28,7 @@ from deploy.workflows.facts import (
     without_held_gpus,
 )
 from deploy.workflows.prepare import Containers, Prepared, Programs
-from deploy.workflows.survey import Steps, facts_here, survey
+from deploy.workflows.survey import NotedSteps, facts_here, survey
 from deploy.workflows.user_secrets import hub_token
 from tests.unit.conftest import MACHINE
 from tests.unit.stack.cases import machine_with
@@ -98,7 +98,7 @@ class TestStated:
             stated_facts(asked, MACHINE, runtime="compose")
         good = spec(vendor="rocm", image="rocm-seed")
         assert stated_facts(good, MACHINE, runtime="compose").vendor == "rocm"
-        allowed = spec(vendor="rocm", image="rocm-seed", layerwise=True, allow_unproven=True)
+        allowed = spec(vendor="rocm", image="rocm-seed", layerwise=True, allow_untested=True)
         assert stated_facts(allowed, MACHINE, runtime="compose").vendor == "rocm"
 
 
@@ -159,7 +159,7 @@ class TestHere:
             ConfigError, match=r"vLLM 0\.32\.0 with LMCache 0\.5\.6 on cuda is broken"
         ):
             facts_here(spec(runtime="process", connector="lmcache"), home, lines.append)
-        facts_here(spec(runtime="process", allow_unproven=True), home, lines.append)
+        facts_here(spec(runtime="process", allow_untested=True), home, lines.append)
         (warning,) = lines
         assert warning.startswith("warning: vLLM 0.32.0 with LMCache 0.5.6 on cuda is broken")
 
@@ -171,7 +171,7 @@ class TestHere:
         facts = facts_here(asked, home, lines.append)
         assert (facts.versions, lines) == (("0.32.0", "0.5.6"), [])
         assert connector_of(asked, facts.vendor, *facts.versions) == "lmcache-mp"
-        allowed = spec(runtime="process", allow_unproven=True)
+        allowed = spec(runtime="process", allow_untested=True)
         assert connector_of(allowed, facts.vendor, *facts.versions) == "lmcache", "as it was"
 
     def test_containers_are_asked_for_where_no_docker_is(
@@ -195,7 +195,7 @@ class TestHere:
 
     @pytest.mark.parametrize("runtime", ["process", "compose"])
     def test_both_policies_find_the_same(self, spec: Make, home: Home, runtime: str) -> None:
-        asked, steps = spec(runtime=runtime, allow_unproven=True), Steps()
+        asked, steps = spec(runtime=runtime, allow_untested=True), NotedSteps()
         found = survey(asked, home, steps, lambda _: None).facts
         assert found == facts_here(asked, home, lambda _: None)
         assert steps.well("gpus")
@@ -205,8 +205,8 @@ class TestHere:
     def test_the_tolerant_one_goes_on_without_gpus(
         self, spec: Make, home: Home, runtime: str
     ) -> None:
-        steps = Steps()
-        asked = spec(runtime=runtime, vendor="rocm", allow_unproven=True)
+        steps = NotedSteps()
+        asked = spec(runtime=runtime, vendor="rocm", allow_untested=True)
         found = survey(asked, home, steps, lambda _: None).facts
         assert "none found" in steps.outcomes["gpus"].trouble
         assert [gpu.name for gpu in found.inventory.gpus_of("rocm")] == ["assumed", "assumed"]
@@ -218,7 +218,7 @@ class TestHere:
             raise DockerUnavailable("docker info failed", hint="restart it")
 
         monkeypatch.setattr(survey_module, "docker_info", refuse)
-        found = survey(spec(), home, Steps(), lambda _: None)
+        found = survey(spec(), home, NotedSteps(), lambda _: None)
         assert found.facts.runtime == "compose", "as `up` would have it, which ends here"
         assert found.docker is not None and found.docker.trouble == "docker info failed"
         with pytest.raises(DockerUnavailable):
@@ -261,8 +261,8 @@ class TestHeldGpus:
         with self.beside(monkeypatch, {"other": self.stack(other)}) as home:
             left = without_held_gpus(machine_with("cuda", 0, 1, 2, 3), home, "mine")
         assert [gpu.index for gpu in left.gpus] == [0, 2]
-        assert "GPU 1: held by the stack 'other'" in left.seen
-        assert "GPU 3: held by the stack 'other'" in left.seen
+        assert "GPU 1: in use by the stack 'other'" in left.seen
+        assert "GPU 3: in use by the stack 'other'" in left.seen
 
     def test_its_own_are_free_to_it(
         self, prepared: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch

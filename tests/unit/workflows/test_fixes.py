@@ -157,7 +157,7 @@ def test_an_image_is_asked_with_the_gpus_and_switches_of_an_engine(
 
     def run(arguments: tuple[str, ...], **_: object) -> CompletedProcess[str]:
         ran.append(arguments)
-        return CompletedProcess(arguments, 0, '{"lmcache": "1", "proved": true, "fixes": []}', "")
+        return CompletedProcess(arguments, 0, '{"lmcache": "1", "tested": true, "fixes": []}', "")
 
     monkeypatch.setattr(runtime_fixes, "run_docker", run)
     given = {"PDKIT_DISABLE_FIXES": "B7", "PYTHONPATH": "/theirs"}

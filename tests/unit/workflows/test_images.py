@@ -208,10 +208,10 @@ class TestPairs:
     ) -> None:
         with pytest.raises(ConfigError, match=words) as caught:
             refuse_bad_pair(spec(), "cuda", *pair, pytest.fail)
-        assert "--allow-unproven" in caught.value.hint
+        assert "--allow-untested" in caught.value.hint
         assert "A tested pair is" in caught.value.message
         lines: list[str] = []
-        refuse_bad_pair(spec(allow_unproven=True), "cuda", *pair, lines.append)
+        refuse_bad_pair(spec(allow_untested=True), "cuda", *pair, lines.append)
         assert len(lines) == 1
         assert lines[0].startswith("warning: ")
 
@@ -331,7 +331,7 @@ class TestObtaining:
     def test_a_users_own_runs_by_the_interpreter_that_has_vllm(
         self, spec: Make, docker: Docker, vendor: str, python: str
     ) -> None:
-        asked = spec(image="mine/vllm:1", allow_unproven=True)
+        asked = spec(image="mine/vllm:1", allow_untested=True)
         docker.have("mine/vllm:1")
         docker.held["mine/vllm:1"] = ImageVersions(*TestPairs.GOOD)
         docker.only_by = python
@@ -348,7 +348,7 @@ class TestObtaining:
         assert caught.value.message == (
             "--image: no vLLM found by /opt/venv/bin/python, python3 in mine/vllm:1"
         )
-        allowed = asked.model_copy(update={"allow_unproven": True})
+        allowed = asked.model_copy(update={"allow_untested": True})
         found = obtain_images(stack_images(allowed, "cpu"), allowed, "cpu", lambda _: None)
         assert found.engine_program == "/opt/venv/bin/python"
 
@@ -426,7 +426,7 @@ class TestCatalogue:
         assert {"cuda", "rocm", "cpu", "router", "redis"} <= rows.keys()
         assert (rows["cpu"].here, rows["cpu"].size_mib) == (True, 100)
         assert (rows["cuda"].here, rows["cuda"].size_mib) == (False, 0)
-        assert rows["cpu"].verdict == "proven"
+        assert rows["cpu"].verdict == "tested"
         assert rows["cuda"].verdict == "derived"
         assert {row.vendor for row in rows.values() if row.default} == {"cuda", "rocm", "cpu"}
         for row in rows.values():

@@ -11,7 +11,7 @@ from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab
 
-RELEASE = 'pdkit_connector_info{lmcache="0.5.6",proved="yes"} 1'
+RELEASE = 'pdkit_connector_info{lmcache="0.5.6",tested="yes"} 1'
 
 
 def fix(name: str, state: str, evidence: str = "") -> str:
@@ -26,7 +26,7 @@ def up(lab: Lab, monkeypatch: pytest.MonkeyPatch, *metrics: str) -> None:
 def test_a_stack_tells_of_its_own_fixes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     up(lab, monkeypatch, RELEASE, fix("B17", "applied", 'no \\"mover\\"'))
     found = patches_of(lab.home, "pdkit", None)
-    assert (found.lmcache, found.proved, found.warnings) == ("0.5.6", True, [])
+    assert (found.lmcache, found.tested, found.warnings) == ("0.5.6", True, [])
     [row] = found.fixes
     assert (row.id, row.evidence) == ("B17", 'no "mover"')
     assert row.states == {"applied": ["producer-0", "consumer-0"]}
@@ -40,7 +40,7 @@ def test_a_stack_tells_of_its_own_fixes(lab: Lab, monkeypatch: pytest.MonkeyPatc
         ((RELEASE, fix("B17", "failed")), "fix B17 is failed"),
         ((), "producer-0 answers but reports no fixes"),
         (
-            ('pdkit_connector_info{lmcache="9.9",proved="no"} 1', fix("B17", "applied")),
+            ('pdkit_connector_info{lmcache="9.9",tested="no"} 1', fix("B17", "applied")),
             "untested with LMCache 9.9",
         ),
     ],

@@ -203,7 +203,7 @@ def test_where_the_old_one_does_not_come_back_either(
     up: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_DIES", "consumer")
-    with pytest.raises(SwapFailed, match="did not come back either") as caught:
+    with pytest.raises(SwapFailed, match="could not be restored either") as caught:
         swapped(up)
     assert "deploy up" in caught.value.hint
     status = stack_status(up.home, "pdkit")

@@ -1,4 +1,4 @@
-"""B4f: a producer that stores for all, and sends to nobody, ends at its first store."""
+"""B4f: a producer without a receiver, which only stores, ends at its first store."""
 
 from __future__ import annotations
 

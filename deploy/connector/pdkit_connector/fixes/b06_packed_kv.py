@@ -15,7 +15,7 @@ from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 LINK = "https://github.com/LMCache/LMCache/issues/4463"
-UNPROVEN = "shown by emulated addresses, unproven on hardware"
+UNTESTED = "shown by emulated addresses, untested on hardware"
 
 _DEVICES = (None, "cuda")  # vLLM calls AMD's cards by the same name
 _MOVER = "VLLMPagedMemGPUConnectorV2"
@@ -50,7 +50,7 @@ def apply(setting: Setting) -> str:
     mover.to_gpu = _packed_or(mover.to_gpu, PackedMover.load)
     mover.from_gpu = _packed_or(mover.from_gpu, PackedMover.store)
     _applied_for[:] = [setting]
-    return f"packed KV moves row by row; {UNPROVEN}"
+    return f"packed KV moves row by row; {UNTESTED}"
 
 
 def _packed_or(original: Callable[..., None], move: Callable[..., None]) -> Callable[..., None]:
@@ -89,7 +89,7 @@ def check_kv_caches(kv_caches: Mapping[str, Any]) -> None:
             "mode in layout LBNHC or LBHNC"
         ) from exc
     get_logger().warning(
-        "pdkit-connector WARNING vLLM's KV is packed (%s) and moves by fix B6, %s", layout, UNPROVEN
+        "pdkit-connector WARNING vLLM's KV is packed (%s) and moves by fix B6, %s", layout, UNTESTED
     )
 
 
@@ -134,7 +134,7 @@ FIX = Fix(
         "Since 0.26 vLLM keeps K and V of a block in one plane, and LMCache's in-process mover, "
         "which expects two, moves half of the bytes or none, so that answers are silently wrong "
         "or the engine stops. The fix moves K and V as rows of one head through the transfer that "
-        "LMCache has for MLA. It is proven by an emulation of the kernels' addresses, not on "
+        "LMCache has for MLA. It is shown by an emulation of the kernels' addresses, not on "
         "hardware. Layerwise mode, other movers and other layouts are refused."
     ),
     probe=probe,

@@ -15,10 +15,10 @@ _PUTS = ("put", "batched_put")
 
 
 def probe(_setting: Setting) -> ProbeResult:
-    """See whether anybody can tell when a store that was begun has ended."""
+    """See whether the end of a running store can be observed."""
     if all(was_replaced(getattr(_connector(), name), _counted) for name in _PUTS):
         return ProbeResult(Need.NOT_NEEDED, "answers wait for the stores that they began")
-    return ProbeResult(Need.NEEDED, "stores go on behind the answer's back")
+    return ProbeResult(Need.NEEDED, "stores continue after the answer")
 
 
 def apply(_setting: Setting) -> str:

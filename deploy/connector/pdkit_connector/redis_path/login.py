@@ -18,7 +18,7 @@ LOGIN_S = 6.0
 REPLY_BYTES = 4 << 20
 
 
-class Measured:
+class LimitedSocket:
     """A socket that fails after a number of bytes or seconds."""
 
     def __init__(self, plain_or_tls: Any) -> None:
@@ -70,7 +70,7 @@ def logged_in(address: Address, where: dict[str, Any]) -> Any:
     )
     # The only place where redis-py creates a socket, before the log-in reads from it.
     make = connection._connect
-    connection._connect = lambda: Measured(make())
+    connection._connect = lambda: LimitedSocket(make())
     connection.connect()
     return connection
 

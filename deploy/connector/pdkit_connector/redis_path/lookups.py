@@ -17,7 +17,7 @@ from pdkit_connector.redis_url import Node
 
 # Time to read an answer that came while another shard used up all of the time.
 _GRACE_S = 0.05
-# What is counted of each lookup, made ready once.
+# What is counted for each lookup, prepared once.
 _CALLS, _SECONDS = key_of("calls", operation="lookup"), key_of("seconds", operation="lookup")
 _HITS = key_of("chunks", operation="lookup", result="hit")
 _MISSES = key_of("chunks", operation="lookup", result="miss")

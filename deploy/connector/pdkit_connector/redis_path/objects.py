@@ -39,7 +39,7 @@ class ObjectNames:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        # By model, rank and group of layers: what objects are, for who has nothing but a key.
+        # By model, rank and group of layers: the objects of a key without a layout.
         self._kinds: dict[tuple[str, int, int], tuple[str, int]] = {}
 
     def of_object(self, key: Any, memory_obj: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What engines tell of Redis itself, on their metrics page: memory, evictions, traffic.
+"""What engines report about Redis on their metrics page: memory, evictions, traffic.
 
 Whoever asks gets the last reading at once, and has the next one made: a Redis that hangs holds up
 no page.
@@ -37,7 +37,7 @@ _FRESH_S = 1.0
 _INFO_BYTES = 1 << 16
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
-Reading = Mapping[str, int]
+ServerNumbers = Mapping[str, int]
 
 
 class Servers:
@@ -46,12 +46,12 @@ class Servers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shards: Shards | None = None
-        self._readings: dict[int, Reading] = {}
+        self._readings: dict[int, ServerNumbers] = {}
         self._begun_at = -_FRESH_S
         self._busy = False
 
     def watch(self, shards: Shards) -> None:
-        """Tell of these from now on."""
+        """Report on these from now on."""
         self._shards, self._readings = shards, {}
 
     def dump(self) -> bytes:
@@ -71,8 +71,8 @@ class Servers:
             self._busy = False
 
 
-def _reading(links: Any) -> Reading:
-    """Return what one server tells: at least whether it answers."""
+def _reading(links: Any) -> ServerNumbers:
+    """Return what one server reports: at least whether it answers."""
     deadline = Deadline(_LIMIT_S)
     try:
         node = links.route(deadline)(b"")
@@ -85,7 +85,7 @@ def _reading(links: Any) -> Reading:
             text = link.read(length, deadline).decode("utf-8", "replace")
             link.end_of_string(deadline)
     except ReplyError:
-        return {UP: 1}  # it does not tell this user
+        return {UP: 1}  # this user may not see it
     except Exception:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
         return {UP: 0}
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -93,7 +93,7 @@ def _reading(links: Any) -> Reading:
     return {UP: 1, **{name: int(value) for name, value in told.items() if _NUMBER.fullmatch(value)}}
 
 
-# What this process tells of; an engine's worker has one way to Redis.
+# What this process reports on; an engine's worker has one way to Redis.
 SERVERS = Servers()
 
 
@@ -106,14 +106,14 @@ def families(dump: bytes) -> Iterator[Any]:
     """Yield the readings of a worker as Prometheus' metrics."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    readings: Mapping[str, Reading] = json.loads(dump)
+    readings: Mapping[str, ServerNumbers] = json.loads(dump)
     kinds = (
         (GaugeMetricFamily, {UP: (UP, "1 if Redis answers this engine."), **GAUGES}),
         (CounterMetricFamily, COUNTERS),
     )
     for kind, told in kinds:
-        for field, (name, means) in told.items():
-            family = kind(PREFIX + name, means, labels=["shard"])
+        for field, (name, help_text) in told.items():
+            family = kind(PREFIX + name, help_text, labels=["shard"])
             for shard, reading in readings.items():
                 if field in reading:
                     family.add_metric([shard], reading[field])

@@ -36,8 +36,8 @@ class Shard:
 
     Attributes:
         reads, writes: health of reading and writing.
-        asking: connections of whoever looks up; callers take turns.
-        watching: connections of whoever asks the server about itself.
+        asking: connections for lookups; callers take turns.
+        watching: connections for questions about the server itself.
     """
 
     reads: Attempts

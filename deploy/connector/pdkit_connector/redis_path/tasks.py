@@ -1,4 +1,4 @@
-"""What the second tier's tasks for LMCache have under way, and what they came to."""
+"""The second tier's running tasks for LMCache, and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Results(Generic[R]):
-    """What tasks of one kind came to, and a file descriptor that tells of each."""
+    """Results of tasks of one kind, and a file descriptor that signals each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,19 +28,19 @@ class Results(Generic[R]):
         return int(self._event.fileno())
 
     def put(self, task: int, result: R) -> None:
-        """Take what a task came to; nothing once this is closed."""
+        """Take the result of a task; nothing after this is closed."""
         with self._lock:
             if not self._closed:
                 self._results[task] = result
                 self._event.notify()
 
     def pop(self, task: int) -> R | None:
-        """Return what a task came to, once; None while it has not ended."""
+        """Return the result of a task, once; None while it runs."""
         with self._lock:
             return self._results.pop(task, None)
 
     def pop_all(self) -> dict[int, R]:
-        """Return what all tasks came to that have ended since the last call."""
+        """Return the results of all tasks that have ended since the last call."""
         with self._lock:
             results, self._results = self._results, {}
         return results
@@ -53,7 +53,7 @@ class Results(Generic[R]):
 
 
 class TaskStores:
-    """The stores of one task: tells their end once, with the bytes that Redis has now."""
+    """The stores of one task: reports their end once, with the bytes that Redis has now."""
 
     def __init__(self, sizes: Sequence[int], told: Callable[[int, bool], None]) -> None:
         self._lock = threading.Lock()

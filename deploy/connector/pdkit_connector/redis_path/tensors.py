@@ -15,7 +15,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.redis_path.value import BadValue, Header
 
-Tensor = tuple[torch.Size, torch.dtype, MemoryFormat]
+TensorType = tuple[torch.Size, torch.dtype, MemoryFormat]
 # How a header describes a tensor: dtype, shape, format, bytes.
 _Said = tuple[str, tuple[int, ...], int, int]
 
@@ -28,13 +28,13 @@ class OwnTensors:
         if config.save_unfull_chunk:
             raise ConnectorError(
                 "save_unfull_chunk: true does not work with the Redis path: only the value "
-                "itself would tell how many tokens it has; set save_unfull_chunk: false"
+                "itself would show how many tokens it has; set save_unfull_chunk: false"
             )
         self._config = config
         self._metadata = metadata
-        self._known: dict[_Said, Tensor] = {}
+        self._known: dict[_Said, TensorType] = {}
 
-    def of(self, header: Header) -> Tensor:
+    def of(self, header: Header) -> TensorType:
         """Return the tensor that a header describes; raise BadValue if it does not fit."""
         said = (header.dtype, header.shape, header.memory_format, header.payload_bytes)
         if said not in self._known:
@@ -49,7 +49,7 @@ class OwnTensors:
                 "any chunk of this engine",
             ) from None
 
-    def _all(self) -> Iterator[tuple[_Said, Tensor]]:
+    def _all(self) -> Iterator[tuple[_Said, TensorType]]:
         memory_format = self._format()
         for shape, dtype in self._shapes():
             name = str(dtype).removeprefix("torch.")

@@ -304,7 +304,7 @@ class TestRunning:
 
     def test_one_that_hangs_is_ended(self, docker_command: Install) -> None:
         docker_command("exec /bin/sleep 60")
-        with pytest.raises(MachineError, match=r"did not end within 0\.2 s"):
+        with pytest.raises(MachineError, match=r"did not finish within 0\.2 s"):
             run_docker(("info",), timeout_s=0.2)
 
     def test_a_hanging_engine_is_one_that_does_not_answer(

@@ -9,7 +9,7 @@ print(
     json.dumps(
         {
             "lmcache": "0.5.6",
-            "proved": True,
+            "tested": True,
             "fixes": [
                 {
                     "id": fix,

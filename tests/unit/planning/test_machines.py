@@ -1,4 +1,4 @@
-"""Several boxes alike, as one plan."""
+"""Several machines alike, as one plan."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec, settle
-from deploy.planning.boxes import across, network_note
 from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.machines import across, network_note
 from deploy.planning.plan import Plan, make_plan
 from deploy.planning.rates import computed_gb_s
 
@@ -33,36 +33,38 @@ def test_engines_are_numbered_by_role() -> None:
     ]  # fmt: skip
 
 
-def test_one_box_is_the_plan_itself() -> None:
+def test_one_machine_is_the_plan_itself() -> None:
     plan = planned()
     assert across(plan, 1) is plan
 
 
-@pytest.mark.parametrize(("boxes", "shards"), [(2, 8), (4, 16), (5, 16)])
-def test_each_box_brings_its_redis_as_far_as_engines_know_so_many(boxes: int, shards: int) -> None:
+@pytest.mark.parametrize(("machines", "shards"), [(2, 8), (4, 16), (5, 16)])
+def test_each_machine_brings_its_redis_as_far_as_engines_know_so_many(
+    machines: int, shards: int
+) -> None:
     plan = planned()
-    many = across(plan, boxes)
+    many = across(plan, machines)
     assert len(plan.redis) == 4
     assert [shard.name for shard in many.redis] == [f"redis-{number}" for number in range(shards)]
 
 
-@pytest.mark.parametrize("boxes", [2, 3, 4, 5, 6, 16, 64, 1000])
-def test_no_box_needs_more_memory_for_redis_than_it_has(boxes: int) -> None:
+@pytest.mark.parametrize("machines", [2, 3, 4, 5, 6, 16, 64, 1000])
+def test_no_machine_needs_more_memory_for_redis_than_it_has(machines: int) -> None:
     plan = planned()
-    many = across(plan, boxes)
-    on_a_box = math.ceil(len(many.redis) / boxes)
+    many = across(plan, machines)
+    on_a_machine = math.ceil(len(many.redis) / machines)
     largest = max(shard.memory_mib for shard in many.redis)
-    assert largest * on_a_box <= plan.redis_memory_mib
-    # Nothing is left over where the boxes share the servers equally.
-    if len(many.redis) == boxes * on_a_box:
-        assert many.redis_memory_mib == pytest.approx(boxes * plan.redis_memory_mib, abs=16)
+    assert largest * on_a_machine <= plan.redis_memory_mib
+    # Nothing is left over where the machines share the servers equally.
+    if len(many.redis) == machines * on_a_machine:
+        assert many.redis_memory_mib == pytest.approx(machines * plan.redis_memory_mib, abs=16)
 
 
 def test_a_redis_of_the_users_own_stays_one(tmp_path: Any) -> None:
     assert across(planned(redis={"url_file": tmp_path / "url"}), 3).redis == ()
 
 
-def test_a_box_sends_and_receives_twice_what_it_computes() -> None:
+def test_a_machine_sends_and_receives_twice_what_it_computes() -> None:
     plan = planned()
     computed = computed_gb_s(plan)
     assert computed is not None
