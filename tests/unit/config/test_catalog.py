@@ -18,7 +18,7 @@ from deploy.config.catalog import (
     parse_catalog,
     reference_problem,
 )
-from deploy.config.compat import default_connector, judge
+from deploy.config.compat import OPTIONS, default_connector, judge
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 
@@ -53,13 +53,11 @@ class TestTheCatalogue:
         assert CATALOG.default_for(vendor).name == vendor
 
     @pytest.mark.parametrize(
-        ("vendor", "layerwise", "save"), list(product(VENDORS, *[[False, True]] * 2))
+        ("vendor", "on"), list(product(VENDORS, [(), *zip(OPTIONS), OPTIONS]))
     )
-    def test_no_option_breaks_a_default(self, vendor: str, layerwise: bool, save: bool) -> None:
+    def test_no_option_breaks_a_default(self, vendor: str, on: tuple[str, ...]) -> None:
         engine = CATALOG.default_for(vendor)
-        verdict = judge(
-            vendor, engine.vllm, engine.lmcache, layerwise=layerwise, save_decode_cache=save
-        )
+        verdict = judge(vendor, engine.vllm, engine.lmcache, on=on)
         assert verdict.verdict in ("proven", "derived")
 
     @pytest.mark.parametrize("image", [*ENGINES, *SERVICES], ids=name_of)

@@ -91,15 +91,14 @@ class TestStated:
         assert len(stated_facts(asked, None, runtime="compose").inventory.gpus) == 4
         assert stated_facts(asked, MACHINE, runtime="compose").inventory.gpus == ()
 
-    @pytest.mark.usefixtures("broken_layerwise")
     def test_a_bad_pair_is_refused_before_anything(self, spec: Make) -> None:
-        asked = spec(vendor="rocm", image="rocm-seed", layerwise=True)
+        broken = {"vendor": "cuda", "image": "cuda-mp", "connector": "lmcache"}
         with pytest.raises(ConfigError, match="is broken"):
-            stated_facts(asked, MACHINE, runtime="compose")
-        good = spec(vendor="rocm", image="rocm-seed")
-        assert stated_facts(good, MACHINE, runtime="compose").vendor == "rocm"
-        allowed = spec(vendor="rocm", image="rocm-seed", layerwise=True, allow_unproven=True)
-        assert stated_facts(allowed, MACHINE, runtime="compose").vendor == "rocm"
+            stated_facts(spec(**broken), MACHINE, runtime="compose")
+        good = spec(vendor="cuda", image="cuda-mp")
+        assert stated_facts(good, MACHINE, runtime="compose").vendor == "cuda"
+        allowed = spec(**broken, allow_unproven=True)
+        assert stated_facts(allowed, MACHINE, runtime="compose").vendor == "cuda"
 
 
 class TestRuntime:

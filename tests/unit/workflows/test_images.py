@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.config.catalog import load_catalog
+from deploy.config.compat import PairRule, load_rules
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
 from deploy.planning.inventory import Inventory
@@ -215,6 +216,12 @@ class TestPairs:
         assert len(lines) == 1
         assert lines[0].startswith("warning: ")
 
+    def test_the_options_of_the_spec_are_judged(self, spec: Make) -> None:
+        slow = PairRule("x", "known_bad", ("cuda",), "", "", "lost", "", ("layerwise",))
+        refuse_bad_pair(spec(), "cuda", *self.GOOD, pytest.fail, (*load_rules(), slow))
+        with pytest.raises(ConfigError, match="is broken: lost"):
+            refuse_bad_pair(spec(layerwise=True), "cuda", *self.GOOD, pytest.fail, (slow,))
+
 
 class TestObtaining:
     def test_what_is_here_is_taken_as_it_is(self, spec: Make, docker: Docker) -> None:
@@ -409,14 +416,14 @@ class TestLooking:
         assert found.engine_id == f"sha256:{images.engine.image}"
         assert docker.done == []
 
-    @pytest.mark.usefixtures("docker", "broken_layerwise")
+    @pytest.mark.usefixtures("docker")
     def test_a_bad_pair_is_refused_before_images_are_looked_for(
         self, spec: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(images_module, "find_image", lambda _: pytest.fail("looked"))
-        asked = spec(image="rocm-seed", layerwise=True)
-        with pytest.raises(ConfigError, match="single layers"):
-            found_images(stack_images(asked, "rocm"), asked, "rocm")
+        asked = spec(image="cuda-mp", connector="lmcache")
+        with pytest.raises(ConfigError, match="is broken"):
+            found_images(stack_images(asked, "cuda"), asked, "cuda")
 
 
 class TestCatalogue:

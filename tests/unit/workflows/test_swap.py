@@ -27,10 +27,11 @@ from deploy.errors import (
 )
 from deploy.planning import kv_server
 from deploy.planning.inventory import Inventory
+from deploy.runtime.home import Home
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
 from deploy.runtime.state import write_state
-from deploy.workflows import preflight, swap
+from deploy.workflows import swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
 from deploy.workflows.exchange import PlanExchange
@@ -92,6 +93,11 @@ def seed(lab: Lab) -> str:
     """Return the seed with which a consumer really runs."""
     running = require_stack(lab.home, "pdkit")
     return running.launcher.environment(running.state.services["consumer-0"])["PYTHONHASHSEED"]
+
+
+def little_shared_memory(lab: Lab) -> Home:
+    """The lab's home on a machine with 100 MiB of shared memory."""
+    return replace(lab.home, host=replace(SOUND_HOST, shm_free_mib=100))
 
 
 def keys(lab: Lab) -> set[bytes]:
@@ -343,7 +349,7 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
 MP = SwapTo(connector="lmcache-mp")
 
 
-def test_to_another_connector_and_back(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_another_connector_and_back(lab: Lab) -> None:
     lab.up(lab.spec(model="tiny"), check=True)
     before, first_seed = pids(lab), seed(lab)
     result = swap_stack(lab.home, "pdkit", MP, lab.lines.append)
@@ -365,10 +371,9 @@ def test_to_another_connector_and_back(lab: Lab, monkeypatch: pytest.MonkeyPatch
     assert pids(lab).keys() == before.keys(), "the server has gone"
     assert seed(lab) == first_seed
     assert pids(lab)["redis"] == before["redis"]
-    back_again, small = pids(lab), replace(SOUND_HOST, shm_free_mib=100)
-    with monkeypatch.context() as patched, pytest.raises(MachineUnfit, match="/dev/shm has 100"):
-        patched.setattr(preflight, "see_host", lambda: small)
-        roll_back(lab.home, "pdkit", report=lab.lines.append)
+    back_again = pids(lab)
+    with pytest.raises(MachineUnfit, match="/dev/shm has 100"):
+        roll_back(little_shared_memory(lab), "pdkit", report=lab.lines.append)
     assert pids(lab) == back_again, "refused before anything is stopped"
     roll_back(lab.home, "pdkit", report=lab.lines.append)
     assert "kv-server" in pids(lab)
@@ -405,10 +410,8 @@ def test_a_connector_that_cannot_be_is_refused_before_anything_is_stopped(
         with pytest.raises(ConfigError, match="does not work with lmcache-mp") as refused:
             swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
     assert refused.value.hint == "deploy status --name pdkit: the stack keeps running unchanged"
-    small = replace(SOUND_HOST, shm_free_mib=100)
-    monkeypatch.setattr(preflight, "see_host", lambda: small)
     with pytest.raises(MachineUnfit, match="/dev/shm has 100 MiB free"):
-        swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
+        swap_stack(little_shared_memory(lasting), "pdkit", MP, lasting.lines.append)
     assert pids(lasting) == before
     assert went(lasting) == past
 
