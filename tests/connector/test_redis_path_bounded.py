@@ -16,8 +16,9 @@ from pdkit_connector.redis_path.link import ReplyError
 from redis_chunks import LIMITS as PATIENT
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
 from redis_limits import BACK_S, LIMITS, SLACK_S, all_miss_in_time, unpaused, within, works
-from redis_servers import eventually, free_port
+from redis_servers import eventually
 
+from bench.redis_server import free_port
 from tests.connector import fair_clock
 
 

@@ -18,8 +18,9 @@ from pdkit_connector.redis_path.address import parse
 from pdkit_connector.redis_path.client import Limits
 from redis.crc import key_slot
 from redis_chunks import Warnings, client, loaded, payload, prompt, stored
-from redis_servers import eventually, free_port
+from redis_servers import eventually
 
+from bench.redis_server import free_port
 from tests.connector import fair_clock
 
 CHUNKS = prompt("chunk", 20)
@@ -118,9 +119,8 @@ def test_database(servers, make):
 
 
 def test_unix_socket(servers, make, tmp_path):
-    path = tmp_path / "redis.sock"
-    server = servers.start("--unixsocket", str(path), "--requirepass", "secret")
-    assert works(make(f"unix://:secret@{path}?db=2"))
+    server = servers.start("--requirepass", "secret")
+    assert works(make(f"unix://:secret@{server.socket}?db=2"))
     assert "db2" in server.admin.info("keyspace")
     refused(make(f"unix://{tmp_path}/nobody.sock"))
 

@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 from pdkit_connector.redis_path.value import HEADER_BYTES
 from redis_chunks import LIMITS, client, prompt, stored
-from redis_servers import Servers, eventually, free_port
+from redis_servers import Servers, eventually
+
+from bench.redis_server import free_port
 
 SIZE = HEADER_BYTES + 4096
 

@@ -10,7 +10,9 @@ import pytest
 from pdkit_connector.redis_path.client import Limits
 from redis_chunks import prompt
 from redis_limits import BACK_S, LIMITS, all_miss_in_time, within, works
-from redis_servers import eventually, free_port
+from redis_servers import eventually
+
+from bench.redis_server import free_port
 
 
 def test_nothing_listens(make):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
+from bench.redis_server import RedisServer
 from bench.store_gate import NOTHING, at_each_store, held, let_through, writes_held
 from deploy.errors import StackUnhealthy
 from deploy.planning.memory import ANSWER_TOKENS
@@ -43,7 +44,6 @@ from tests.e2e.engines import (
 from tests.e2e.store_vandals import behind_each_store, spoil
 from tests.e2e.traffic import text
 from tests.ports import free_row
-from tests.unit.redis_server import redis_server
 
 NAME = "broken"
 PORT = free_row()
@@ -79,8 +79,8 @@ def store(kit: Deploy) -> redis.Redis:
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Another Redis; yields its port."""
-    with redis_server(tmp_path_factory.mktemp("redis"), port=ELSEWHERE) as port:
-        yield port
+    with RedisServer(tmp_path_factory.mktemp("redis"), port=ELSEWHERE):
+        yield ELSEWHERE
 
 
 def checked(kit: Deploy, *options: str, during: Callable[[], object] = lambda: None) -> Any:

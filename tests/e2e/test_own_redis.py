@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.connector.redis_servers import Server, Servers, eventually, free_port
+from bench.redis_server import free_port
+from tests.connector.redis_servers import Server, Servers, eventually
 from tests.e2e.conftest import Deploy, running_stack
 from tests.e2e.traffic import MODEL, text
 from tests.ports import free_row

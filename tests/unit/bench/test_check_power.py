@@ -28,7 +28,7 @@ from bench.check_power.layout import Kv, Layout, Shape, learn  # noqa: E402
 from bench.check_power.server import replace_in_memory  # noqa: E402
 from bench.check_power.trials import HEALTHY, Outcome, Record, planned  # noqa: E402
 from bench.check_power.vandal import Loot, vandal  # noqa: E402
-from tests.unit.redis_server import HOST, redis_server  # noqa: E402
+from bench.redis_server import HOST, RedisServer  # noqa: E402
 
 SHAPE = Shape(layers=3, blocks=4, heads=2, block_size=8, head_size=16)
 # For each head, the words of its K, then of its V.
@@ -190,8 +190,8 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[redis.Redis]:
-    with redis_server(tmp_path) as port:
-        yield redis.Redis(HOST, port)
+    with RedisServer(tmp_path) as server:
+        yield redis.Redis(HOST, server.port)
 
 
 def put(store: redis.Redis, engine: MadeUpEngine, part: str) -> list[bytes]:

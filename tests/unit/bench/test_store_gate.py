@@ -11,16 +11,16 @@ import pytest
 import redis
 
 from bench import store_gate
+from bench.redis_server import HOST, RedisServer
 from bench.store_gate import NOTHING, at_each_store, held, let_through, writes_held
-from tests.unit.redis_server import HOST, redis_server
 
 STORES = 50
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[redis.Redis]:
-    with redis_server(tmp_path) as port:
-        yield redis.Redis(HOST, port)
+    with RedisServer(tmp_path) as server:
+        yield redis.Redis(HOST, server.port)
 
 
 def await_held(store: redis.Redis) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -13,13 +11,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.runtime import store as store_module
 from deploy.runtime.compose.container_store import _REMOVE, _SCAN
-from deploy.runtime.host import find_redis_server
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret
 from deploy.runtime.store import SocketStore, Store, open_store
-from tests.unit.redis_server import HOST, redis_server
 
 PASSWORD = "open sesame"
 
@@ -27,27 +24,9 @@ PASSWORD = "open sesame"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The socket of a redis-server that asks for a password."""
-    program = find_redis_server(None, sys.executable)
-    folder = tmp_path_factory.mktemp("redis")
-    path = str(folder / "sock")
-    options = ("--port", "0", "--unixsocket", path, "--requirepass", PASSWORD, "--save", "")
-    with subprocess.Popen(
-        (program, *options, "--maxmemory", "64mb", "--dir", str(folder)),
-        stdout=(folder / "log").open("w"),
-    ) as server:
-        _wait_until_listening(path, folder / "log")
-        yield path
-        server.terminate()
-
-
-def _wait_until_listening(path: str, log: Path) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(path) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError(log.read_text())
+    options = ("--requirepass", PASSWORD, "--maxmemory", "64mb")
+    with RedisServer(tmp_path_factory.mktemp("redis"), *options) as server:
+        yield server.socket
 
 
 @pytest.fixture
@@ -80,13 +59,14 @@ class TestPing:
 
 def test_by_host_and_port(tmp_path: Path) -> None:
     """As a pod reaches the Redis of another."""
-    with redis_server(tmp_path, "--requirepass", PASSWORD) as port:
-        with open_store((HOST, port), Secret(PASSWORD)) as right:
+    with RedisServer(tmp_path, "--requirepass", PASSWORD) as server:
+        where = (HOST, server.port)
+        with open_store(where, Secret(PASSWORD)) as right:
             assert right.ping() is True
             assert right.count_marked(MARK) == 0
-        with open_store((HOST, port), Secret("wrong")) as wrong:
+        with open_store(where, Secret("wrong")) as wrong:
             assert wrong.ping() is False
-    with open_store((HOST, port), Secret(PASSWORD)) as nobody:
+    with open_store(where, Secret(PASSWORD)) as nobody:
         assert nobody.ping() is False
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.url_store import FoundKeys, UrlStore, combined
 from tests.conftest import unused_port
-from tests.unit.redis_server import HOST, redis_server
 
 Start = Callable[..., int]
 
@@ -25,8 +25,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a redis-server with options, and return its port."""
     with ExitStack() as servers:
         yield lambda *options, **more: servers.enter_context(
-            redis_server(tmp_path, *options, **more)
-        )
+            RedisServer(tmp_path, *options, **more)
+        ).port
 
 
 @pytest.fixture
@@ -136,11 +136,11 @@ def test_some_may_be_asked(start: Start, store: Callable[[str], UrlStore]) -> No
     assert (stats.max_memory_bytes, stats.flushes) == (0, 0)
 
 
-def test_unix_socket(start: Start, store: Callable[[str], UrlStore], tmp_path: Path) -> None:
-    start("--unixsocket", str(tmp_path / "sock"), "--requirepass", "secret")
-    mine = store(f"unix://:secret@{tmp_path}/sock?db=2")
-    assert mine.trouble() == ""
-    assert mine.server_names() == ()
+def test_unix_socket(store: Callable[[str], UrlStore], tmp_path: Path) -> None:
+    with RedisServer(tmp_path, "--requirepass", "secret") as server:
+        mine = store(f"unix://:secret@{server.socket}?db=2")
+        assert mine.trouble() == ""
+        assert mine.server_names() == ()
 
 
 def test_sentinels_master(start: Start, store: Callable[[str], UrlStore]) -> None:
@@ -246,17 +246,17 @@ class TestRefusals:
             assert "wrong" not in refusal.said
 
     def test_one_that_cannot_save(
-        self, start: Start, store: Callable[[str], UrlStore], tmp_path: Path
+        self, store: Callable[[str], UrlStore], tmp_path: Path
     ) -> None:
-        port = start("--save", "3600 1", "--dbfilename", "taken")
-        (tmp_path / f"redis-{port}" / "taken").mkdir()
-        with redis.Redis(HOST, port) as client:
+        options = ("--save", "3600 1", "--dbfilename", "taken")
+        with RedisServer(tmp_path, *options) as server, redis.Redis(HOST, server.port) as client:
+            (server.folder / "taken").mkdir()
             client.bgsave()
             deadline = time.monotonic() + 10
             while client.info("persistence")["rdb_last_bgsave_status"] != "err":
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            mine = store(f"redis://{HOST}:{port}")
+            mine = store(server.url)
             refusal = mine.refusal()
             assert refusal is not None and not refusal.denied
             assert refusal.said.startswith("MISCONF")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import filelock
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.config.spec import StackSpec
 from deploy.doctor.finding import Finding
 from deploy.errors import (
@@ -30,7 +32,6 @@ from deploy.errors import (
 )
 from deploy.output.doctor_view import doctor_view
 from deploy.runtime.compose import docker as docker_module
-from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.workflows import doctor as doctor_module
 from deploy.workflows import preflight
@@ -39,7 +40,6 @@ from deploy.workflows.up import prepare_here
 from tests.ports import taken
 from tests.unit.docker_stand_in import hanging_engine
 from tests.unit.hub_stand_in import open_hub
-from tests.unit.redis_server import HOST, redis_server
 from tests.unit.workflows.conftest import Lab
 from tests.unit.workflows.test_fixes import FAILS
 
@@ -161,7 +161,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 class TestDisks:
     def test_too_small(self, lab: Lab, small_disk: Callable[[int], Path]) -> None:
-        home = Home(small_disk(8) / "state", lab.home.cache)
+        home = replace(lab.home, state=small_disk(8) / "state")
         spec = lab.spec()
         found = of(examine(spec, home, lab.lines.append), "disk.state")
         assert (found.status, found.message) == (
@@ -175,7 +175,7 @@ class TestDisks:
         assert (caught.value.exit_code, caught.value.hint) == (3, found.fix)
 
     def test_small(self, lab: Lab, small_disk: Callable[[int], Path]) -> None:
-        home = Home(small_disk(500) / "state", lab.home.cache)
+        home = replace(lab.home, state=small_disk(500) / "state")
         planned = prepare_here(lab.spec(), home, lab.lines.append)
         preflight.require_fit(planned, home, lab.lines.append)
         (line,) = lab.lines
@@ -184,7 +184,7 @@ class TestDisks:
     def test_up_starts_nothing_on_one_that_is_too_small(
         self, lab: Lab, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        home = Home(small_disk(8) / "state", lab.home.cache)
+        home = replace(lab.home, state=small_disk(8) / "state")
         monkeypatch.setattr(Lab, "home", property(lambda _: home))
         with pytest.raises(MachineUnfit):
             lab.up(lab.spec())
@@ -297,8 +297,8 @@ class TestOwnRedis:
 
     def test_one_that_suits(self, lab: Lab) -> None:
         options = ("--maxmemory", "2gb", "--maxmemory-policy", "allkeys-lru")
-        with redis_server(lab.folder, *options) as port:
-            found = look(lab, self.spec(lab, f"redis://{HOST}:{port}"))
+        with RedisServer(lab.folder, *options) as server:
+            found = look(lab, self.spec(lab, server.url))
         statuses = {one.id: one.status for one in found.findings if one.area == "redis"}
         assert statuses == dict.fromkeys(
             ("redis.answers", "redis.policy", "redis.size", "redis.persistence", "redis.version"),
@@ -307,8 +307,8 @@ class TestOwnRedis:
 
     def test_one_that_does_not(self, lab: Lab) -> None:
         options = ("--maxmemory", "200mb", "--appendonly", "yes", "--save", "3600 1")
-        with redis_server(lab.folder, *options) as port:
-            found = look(lab, self.spec(lab, f"redis://{HOST}:{port}"))
+        with RedisServer(lab.folder, *options) as server:
+            found = look(lab, self.spec(lab, server.url))
         assert failing(found) == {}
         said = {one.id: one.message for one in found.findings if one.status == "warn"}
         assert "noeviction" in said["redis.policy"]
@@ -316,17 +316,17 @@ class TestOwnRedis:
         assert 'appendonly yes, save "3600 1"' in said["redis.persistence"]
 
     def test_one_that_refuses(self, lab: Lab) -> None:
-        with redis_server(lab.folder, "--requirepass", "sesame") as port:
-            found = look(lab, self.spec(lab, f"redis://:wrong@{HOST}:{port}"))
+        with RedisServer(lab.folder, "--requirepass", "sesame") as server:
+            found = look(lab, self.spec(lab, f"redis://:wrong@{HOST}:{server.port}"))
         assert "cannot be used" in failing(found)["redis.answers"]
         assert not any("wrong" in str(one) for one in found.findings)
         assert not [one for one in found.findings if one.id == "redis.policy"]
 
     def test_one_that_tells_its_user_nothing(self, lab: Lab) -> None:
-        with redis_server(lab.folder) as port:
-            with redis.Redis(HOST, port) as client:
+        with RedisServer(lab.folder) as server:
+            with redis.Redis(HOST, server.port) as client:
                 client.acl_setuser("kv", enabled=True, passwords="+pw", keys="*", commands=RIGHTS)
-            found = look(lab, self.spec(lab, f"redis://kv:pw@{HOST}:{port}"))
+            found = look(lab, self.spec(lab, f"redis://kv:pw@{HOST}:{server.port}"))
         statuses = {one.id: one.status for one in found.findings if one.area == "redis"}
         assert statuses == {
             "redis.answers": "ok", "redis.policy": "unknown", "redis.persistence": "unknown",

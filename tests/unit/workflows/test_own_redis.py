@@ -15,6 +15,7 @@ import psutil
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, RedisUnreachable, StateError
 from deploy.output.check_view import check_view
@@ -34,7 +35,6 @@ from deploy.workflows.survey import facts_here
 from deploy.workflows.swap import SwapTo, roll_back, swap_stack
 from deploy.workflows.user_redis import redis_url
 from tests.conftest import unused_port
-from tests.unit.redis_server import HOST, redis_server
 from tests.unit.stack.cases import machine_with
 from tests.unit.workflows.conftest import Lab
 
@@ -63,12 +63,9 @@ class Own:
         return redis.Redis(HOST, self.port, password=PASSWORD)
 
     def start(self, *options: str) -> None:
-        one = self.servers.enter_context(ExitStack())
-        folder = self.lab.folder
-        self.port = one.enter_context(
-            redis_server(folder, "--requirepass", PASSWORD, *options, port=unused_port())
-        )
-        self.stops = one.close
+        folder, self.port = self.lab.folder, unused_port()
+        one = RedisServer(folder, "--requirepass", PASSWORD, *options, port=self.port)
+        self.stops = self.servers.enter_context(one).kill
         self.file.write_text(f"redis://:{WRITTEN}@{HOST}:{self.port}\n")
 
     def pids(self) -> dict[str, int]:
