@@ -150,13 +150,13 @@ both = pytest.mark.parametrize("backend", ["by_socket", "by_cluster"], indirect=
 
 
 @pytest.mark.parametrize("fix_id", FIXES)
-def test_needed_once_then_not_needed(patched, fix_id):
+def test_a_fix_is_needed_before_it_is_applied_and_not_after(patched, fix_id):
     assert patched(fix_id).state is FixState.APPLIED
     assert patched(fix_id).state is FixState.NOT_NEEDED
 
 
 @pytest.mark.parametrize("fix_id", FIXES)
-def test_no_fix_leans_on_the_others(patched, fix_id):
+def test_each_fix_works_without_the_others(patched, fix_id):
     for other in reversed(FIXES):
         if other != fix_id:
             assert patched(other).state is FixState.APPLIED
@@ -165,7 +165,7 @@ def test_no_fix_leans_on_the_others(patched, fix_id):
 
 @pytest.mark.usefixtures("all_patched")
 @both
-def test_every_read_ends_at_the_hole(backend):
+def test_every_read_ends_at_the_first_missing_chunk(backend):
     store(backend, KEYS)
     before = room(backend)
     drop(backend, KEYS[2], METADATA, PAYLOAD)
@@ -241,7 +241,7 @@ def test_payload_of_another_length_is_a_miss(backend, change):
 
 @pytest.mark.usefixtures("all_patched")
 @pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
-def test_full_pool_is_a_miss_in_time_and_the_loop_goes_on(backend):
+def test_a_full_pool_is_a_miss_in_time_and_the_event_loop_goes_on(backend):
     store(backend, KEYS[:1])
     pool = backend.local_cpu_backend
     first = chunk(backend)
@@ -266,7 +266,7 @@ def test_full_pool_is_a_miss_in_time_and_the_loop_goes_on(backend):
 
 @pytest.mark.usefixtures("all_patched")
 @pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
-def test_read_given_up_gives_its_memory_back(backend):
+def test_an_abandoned_read_frees_its_memory(backend):
     store(backend, KEYS)
     before = room(backend)
     payload_asked = asyncio.Event()
@@ -288,7 +288,7 @@ def test_read_given_up_gives_its_memory_back(backend):
     assert None not in found
 
 
-def test_read_that_fails_gives_its_memory_back():
+def test_a_failed_read_frees_its_memory():
     released = []
 
     class Failing(FakeRedis):
@@ -315,7 +315,7 @@ def test_read_that_fails_gives_its_memory_back():
     assert released == [1]
 
 
-def test_batches_are_bounded_in_bytes_and_keep_the_order():
+def test_batches_are_limited_in_bytes_and_keep_the_order():
     big = redis_reads._BATCH_BYTES
     lengths = (1, big, 2, 3, big - 4, 2 * big)
     chunks = [

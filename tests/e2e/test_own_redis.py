@@ -208,7 +208,7 @@ def assert_password_is_private(own: Own) -> None:
     assert config.stat().st_mode & 0o077 == 0
 
 
-def test_a_redis_that_refuses_stops_up_before_anything(own: Own) -> None:
+def test_up_starts_nothing_if_redis_refuses(own: Own) -> None:
     text = own.file.read_text()
     own.file.write_text(text.replace(WRITTEN, "wrong"))
     try:
@@ -222,7 +222,7 @@ def test_a_redis_that_refuses_stops_up_before_anything(own: Own) -> None:
     own.kit.assert_nothing_left(NAME, own.port)
 
 
-def test_tls_and_a_password(own: Own, up: Any, tls: Server) -> None:
+def test_a_stack_works_with_tls_and_a_password(own: Own, up: Any, tls: Server) -> None:
     assert list(up["started"]) == ["producer-0", "consumer-0", "router"]
     assert_proved(up["check"])
     assert up["check"]["redis"]["keys_removed"] == up["check"]["store_path"]["stored_chunks"]
@@ -236,7 +236,9 @@ def test_tls_and_a_password(own: Own, up: Any, tls: Server) -> None:
     assert status["store"]["keys"] > keys_of(tls), "with those of others"
 
 
-def test_a_cluster_in_its_place(own: Own, up: Any, tls: Server, cluster: list[Server]) -> None:
+def test_a_stack_works_with_a_cluster(
+    own: Own, up: Any, tls: Server, cluster: list[Server]
+) -> None:
     assert up["check"]["passed"]
     router = own.kit.pid(NAME, "router")
     own.file.write_text(

@@ -40,7 +40,7 @@ def test_a_write_waits_until_the_end(store: redis.Redis) -> None:
     assert store.get("key") == b"x" and held(store) == []
 
 
-def test_no_client_is_faster_than_the_gate(store: redis.Redis) -> None:
+def test_no_client_passes_the_gate(store: redis.Redis) -> None:
     def stored_and_read(number: int) -> bytes | None:
         store.set(f"key {number}", b"x")
         found: bytes | None = store.get(f"key {number}")
@@ -51,7 +51,7 @@ def test_no_client_is_faster_than_the_gate(store: redis.Redis) -> None:
     assert stored_and_read(STORES) == b"x"
 
 
-def test_what_follows_is_held_again(store: redis.Redis) -> None:
+def test_later_writes_are_held_again(store: redis.Redis) -> None:
     with ThreadPoolExecutor(1) as pool, writes_held(store):
         first = pool.submit(store.set, "first", b"x")
         await_held(store)

@@ -35,7 +35,7 @@ WITH_OPTION = (
 
 class TestTheTable:
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-    def test_entries_are_whole(self, rule) -> None:  # type: ignore[no-untyped-def]
+    def test_every_entry_is_complete(self, rule) -> None:  # type: ignore[no-untyped-def]
         assert rule.verdict in ("proven", "derived", "known_bad")
         assert rule.link.startswith("https://github.com/")
         assert rule.vendors and set(rule.vendors) <= set(VENDORS)
@@ -44,7 +44,7 @@ class TestTheTable:
         assert rule.why and not rule.why.endswith(".")
 
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-    def test_only_exact_pairs_are_called_good(self, rule) -> None:  # type: ignore[no-untyped-def]
+    def test_only_exact_pairs_count_as_working(self, rule) -> None:  # type: ignore[no-untyped-def]
         if rule.verdict != "known_bad":
             assert rule.vllm.startswith("==")
             assert rule.lmcache.startswith("==")
@@ -99,7 +99,7 @@ class TestTheTable:
         ("cuda", None, None, "unknown", ""),
     ],
 )
-def test_judged(
+def test_pairs_are_judged_by_the_table(
     vendor: str, vllm: str | None, lmcache: str | None, verdict: str, rule: str
 ) -> None:
     found = judge(vendor, vllm, lmcache)
@@ -177,7 +177,7 @@ def test_a_broken_option_beats_a_good_pair(on: Collection[str], verdict: str) ->
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("lmcache", ["0.3.2", "0.3.12", "0.4.2", "0.4.3"])
-def test_a_pair_that_the_connector_fixes_is_not_called_broken(lmcache: str, option: str) -> None:
+def test_a_pair_that_the_connector_fixes_is_not_broken(lmcache: str, option: str) -> None:
     """B4 and B5, which layer by layer and with decoded tokens bite these releases."""
     assert judge("cuda", "0.17.1", lmcache, on={option}).verdict == "unknown"
     engine = load_catalog().engines["rocm-seed"]
@@ -198,7 +198,7 @@ def test_a_pair_that_the_connector_fixes_is_not_called_broken(lmcache: str, opti
         ("==0.5.3", "not a version", False),
     ],
 )
-def test_ranges(spec: str, version: str, inside: bool) -> None:
+def test_a_version_is_in_a_range_or_not(spec: str, version: str, inside: bool) -> None:
     assert in_range(spec, version) is inside
 
 
@@ -222,7 +222,7 @@ class TestRefusals:
         assert "vLLM 0.25.1 with LMCache 0.5.3 (profile 'cuda')" in message
         assert caught.value.hint.startswith("--image cuda; ")
 
-    def test_an_unknown_pair_is_refused_with_the_way_round(self) -> None:
+    def test_an_unknown_pair_is_refused_with_the_option_that_allows_it(self) -> None:
         with pytest.raises(ConfigError, match="the versions in the image are not known") as caught:
             require_compatible(judge(*self.STRANGE), allow_unproven=False)
         assert "profile 'rocm'" in caught.value.message
@@ -230,7 +230,7 @@ class TestRefusals:
         assert "--allow-unproven" in caught.value.hint
 
     @pytest.mark.parametrize("pair", [BROKEN, STRANGE], ids=["broken", "strange"])
-    def test_both_pass_with_a_warning_where_allowed(
+    def test_broken_and_unknown_pairs_are_warned_of_if_allowed(
         self, pair: tuple[str, str | None, str | None]
     ) -> None:
         verdict = judge(*pair)

@@ -94,21 +94,23 @@ def test_keys_are_counted_on_all(store: Store) -> None:
     assert store.count_marked(f"{MARK}-1-") == 1
 
 
-def test_twins_are_removed_wherever_they_lie(store: Store, servers: list[Server]) -> None:
+def test_marked_keys_and_their_twins_are_removed_on_all_shards(
+    store: Store, servers: list[Server]
+) -> None:
     assert store.remove_marked(MARK) == 6
     for server in servers:
         assert sorted(server.client.keys()) == sorted(key.encode() for key in OTHERS)
     assert store.remove_marked(MARK) == 0
 
 
-def test_sums(store: Store, servers: list[Server]) -> None:
+def test_stats_are_summed_over_shards(store: Store, servers: list[Server]) -> None:
     servers[1].client.flushall()
     stats = store.stats()
     assert stats is not None
     assert (stats.keys, stats.max_memory_bytes, stats.flushes) == (5, 128 * 2**20, 1)
 
 
-def test_restart_of_one_is_seen(servers: list[Server], tmp_path: Path) -> None:
+def test_the_restart_of_one_shard_is_detected(servers: list[Server], tmp_path: Path) -> None:
     before, after = (_stats(servers), _stats([servers[0], other := Server(tmp_path)]))
     other.client.close()
     other.kill()
@@ -122,7 +124,9 @@ def _stats(servers: list[Server]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["as_process", "as_container"])
-def test_one_that_is_dead_is_not_a_store(servers: list[Server], tmp_path: Path, kind: str) -> None:
+def test_a_dead_shard_makes_the_store_unavailable(
+    servers: list[Server], tmp_path: Path, kind: str
+) -> None:
     dead = Server(tmp_path)
     dead.kill()
     with open_shards([getattr(one, kind)() for one in (servers[0], dead)]) as store:
@@ -135,7 +139,7 @@ def test_one_that_is_dead_is_not_a_store(servers: list[Server], tmp_path: Path, 
     assert not servers[0].client.exists(MARKED[0])
 
 
-def test_one_that_refuses_is_heard(servers: list[Server]) -> None:
+def test_the_refusal_of_one_shard_is_reported(servers: list[Server]) -> None:
     shards = [servers[0].as_process(), open_store(servers[1].socket, Secret("wrong"))]
     with open_shards(shards) as store:
         refusal = store.refusal()
@@ -143,7 +147,7 @@ def test_one_that_refuses_is_heard(servers: list[Server]) -> None:
         assert refusal.denied
 
 
-def test_one_is_itself(servers: list[Server]) -> None:
+def test_one_shard_is_a_plain_store(servers: list[Server]) -> None:
     with open_shards([servers[0].as_process()]) as store:
         assert store.count_marked(MARK) == 1
         assert store.remove_marked(MARK) == 1

@@ -50,14 +50,14 @@ WHOLE, FOR_GPUS = "1p1d", "cuda-1p1d"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_plan(
+def test_each_plan_is_as_in_the_golden(
     case: str, prepared: Callable[..., Prepared], golden: Callable[[str, str], None]
 ) -> None:
     golden(f"plan/{case}.txt", plan_view(prepared(**CASES[case])) + "\n")
 
 
 @pytest.mark.parametrize("case", [*CASES, *ON_GPUS])
-def test_render(
+def test_each_document_is_as_in_the_golden(
     case: str, prepared: Callable[..., Prepared], golden: Callable[[str, str], None]
 ) -> None:
     document = stack_document(prepared(**{**CASES, **ON_GPUS}[case]).stack)

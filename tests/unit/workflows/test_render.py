@@ -78,7 +78,9 @@ def guarded(guard: Path, *arguments: str) -> Ended:
 
 class TestNothingIsTouched:
     @pytest.mark.parametrize("vendor", VENDORS)
-    def test_render(self, documents: dict[str, tuple[str, str]], vendor: str) -> None:
+    def test_render_is_reproducible_and_touches_nothing(
+        self, documents: dict[str, tuple[str, str]], vendor: str
+    ) -> None:
         first, second = documents[vendor]
         assert first == second, "byte for byte, in another process too"
         document = yaml.safe_load(first)
@@ -134,7 +136,7 @@ class TestIntoAFolder:
 
         return prepare
 
-    def test_all_that_compose_needs_is_there_and_private(
+    def test_a_rendered_folder_is_complete_and_private(
         self, make: Callable[..., Prepared], home: Home, tmp_path: Path
     ) -> None:
         written, then = write_rendered(make(), home, tmp_path / "out")

@@ -133,7 +133,7 @@ def _assert_the_other_hosts_end_is_seen(hosts: Hosts) -> None:
     hosts.front.ask()  # computed by the consumer
 
 
-def test_what_does_not_fit_is_said_before_anything_starts(hosts: Hosts) -> None:
+def test_parts_that_do_not_fit_are_refused_before_anything_starts(hosts: Hosts) -> None:
     hosts.worker.up(hosts.worker_spec())
     other = hosts.key.with_name("other-key")
     other.write_text("another")

@@ -124,7 +124,7 @@ def serves(lab: Lab, vendor: str) -> StackStatus:
     return status
 
 
-def test_to_another_vendor_and_back_and_forth(up: Lab) -> None:
+def test_a_swap_to_another_vendor_and_back_keeps_redis_and_router(up: Lab) -> None:
     up.ask()
     before, first_seed, first_keys = pids(up), seed(up), keys(up)
     assert first_keys
@@ -205,7 +205,7 @@ def test_a_check_that_fails_puts_the_old_stack_back(lasting: Lab) -> None:
     assert went(lasting)[0] == ("swap", "cuda", "failed"), "the latest, though not the present"
 
 
-def test_where_the_old_one_does_not_come_back_either(
+def test_a_failed_swap_whose_old_stack_fails_too_says_so(
     up: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_DIES", "consumer")
@@ -330,7 +330,7 @@ class TestKilledInTheMiddle:
             roll_back(lasting.home, "pdkit", report=lasting.lines.append)  # it was never checked
 
 
-def test_what_cannot_be_is_refused_before_anything_is_stopped(
+def test_an_impossible_swap_is_refused_before_anything_is_stopped(
     lasting: Lab, machine: Callable[..., None]
 ) -> None:
     before, past = pids(lasting), went(lasting)
@@ -349,7 +349,7 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
 MP = SwapTo(connector="lmcache-mp")
 
 
-def test_to_another_connector_and_back(lab: Lab) -> None:
+def test_a_swap_to_another_connector_and_back_keeps_redis(lab: Lab) -> None:
     lab.up(lab.spec(model="tiny"), check=True)
     before, first_seed = pids(lab), seed(lab)
     result = swap_stack(lab.home, "pdkit", MP, lab.lines.append)
@@ -416,7 +416,7 @@ def test_a_connector_that_cannot_be_is_refused_before_anything_is_stopped(
     assert went(lasting) == past
 
 
-def test_of_no_stack(lab: Lab) -> None:
+def test_a_swap_without_a_stack_is_an_error(lab: Lab) -> None:
     with pytest.raises(StateError, match="no stack 'pdkit'"):
         swapped(lab)
     with pytest.raises(StateError, match="no stack 'pdkit'"):
