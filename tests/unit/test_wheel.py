@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import zipfile
 from configparser import ConfigParser
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deploy import __version__
-from tests.conftest import Ended, plain_environ
+from tests.conftest import Ended, plain_environ, run_python
 from tests.unit.stack.cases import VENDORS
 
 OPTIONS = ("--topology", "1p3d", "--layerwise")
@@ -57,16 +56,7 @@ def run(python_path: Path, cwd: Path, *argv: str) -> Ended:
     """Run Python in a folder, with modules from `python_path`."""
     environ = plain_environ(PDKIT_HOME="/nonexistent/pdkit-home")
     environ["PYTHONPATH"] = str(python_path)
-    done = subprocess.run(
-        (sys.executable, *argv),
-        cwd=cwd,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return run_python(*argv, cwd=cwd, env=environ)
 
 
 def test_the_wheel_is_named_after_the_version(wheel: Path) -> None:
