@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.kit import ROOT, median_within, say
-from bench.redis_path.contenders import MIB
+from bench.redis_path.contender import MIB
 from bench.redis_path.report import markdown
 from bench.redis_path.rounds import Side, lookups, taking_part, transfers
 from bench.redis_path.server import redis_server

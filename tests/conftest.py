@@ -46,18 +46,24 @@ def deploy() -> Callable[..., Ended]:
     """Run `python -m deploy …` as a user would: a process of its own, in a given folder."""
 
     def run(*arguments: str, cwd: Path, home: Path, settled: bool = True, **environ: str) -> Ended:
-        done = subprocess.run(
-            (sys.executable, "-m", "deploy", *arguments),
-            cwd=cwd,
-            env=plain_environ(settled=settled, PDKIT_HOME=str(home), **environ),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        env = plain_environ(settled=settled, PDKIT_HOME=str(home), **environ)
+        return run_python("-m", "deploy", *arguments, cwd=cwd, env=env)
 
     return run
+
+
+def run_python(*arguments: str, cwd: Path, env: dict[str, str]) -> Ended:
+    """Run this interpreter until it ends."""
+    done = subprocess.run(
+        (sys.executable, *arguments),
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def plain_environ(*, settled: bool = True, **more: str) -> dict[str, str]:

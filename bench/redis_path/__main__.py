@@ -26,7 +26,8 @@ from pathlib import Path
 
 from bench.kit import say
 from bench.redis_path import page, report, rounds
-from bench.redis_path.contenders import MIB, names
+from bench.redis_path.contender import MIB
+from bench.redis_path.contenders import names
 from bench.redis_path.hiredis_folder import hiredis_folder
 from bench.redis_path.server import Server, redis_server
 

@@ -11,19 +11,25 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis
 
-from bench.kit import ROOT, family_cpu_s, free_ports, say, started, store_of
-from bench.redis_path import page, wide_model
-from bench.redis_path.running_stack import Engine, await_stored, engines, prompt
+from bench.kit import ROOT, family_cpu_s, store_of
+from bench.redis_path import page
+from bench.redis_path.running_stack import (
+    Engine,
+    await_stored,
+    engines,
+    folder_with_model,
+    prompt,
+    stack_in,
+)
+from bench.redis_path.side_by_side import Turn, Turns, table, take_turns
 from bench.redis_path.stack import PROMPT_TOKENS
 from deploy.runtime.fixes import known_fixes
 from deploy.verify.store_path import StorePath
@@ -32,6 +38,12 @@ NEEDED_ON_CPU = frozenset({"B15", "B17"})
 # size, milliseconds and GiB/s of a load, as LMCache logs it.
 _LOADED = re.compile(r"Retrieved (\d+) out of .*? cost ([\d.]+) ms, throughput: ([\d.]+) GB/s")
 _GIB_IN_GB = 2**30 / 1e9
+# What is measured → what the page calls it.
+_SHOWN = {
+    "gb_s": "load, GB/s, as LMCache logs it",
+    "first_token_s": "decode's first token, s",
+    "cpu_s": "CPU of the consumer for it, s",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Side:
     log: Path
     consumer_pid: int
 
-    def turn(self, number: int) -> dict[str, float]:
+    def turn(self, number: int) -> Turn:
         """Prefill a prompt that is new, and decode it once all of it is in Redis."""
         asked = prompt(PROMPT_TOKENS, 10_000 * (1 + len(self.name)) + number)
         self.producer.ask(asked)
@@ -68,13 +80,7 @@ class Side:
 def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
     """Measure, and print what was found."""
     with _two_stacks() as sides:
-        found: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
-        for number in range(rounds + 1):
-            for side in sides if number % 2 else sides[::-1]:
-                turn = side.turn(number)
-                if number:  # the first round warms up
-                    found[side.name].append(turn)
-                say(f"round {number} of {rounds}, {side.name}: {turn}")
+        found = take_turns(sides, rounds)
         counted = sides[0].consumer.store_path()
     if results:
         text = page.clients_page(_table(found), rounds, _counted(counted))
@@ -93,25 +99,8 @@ def _counted(path: StorePath) -> str:
     )
 
 
-def _table(found: dict[str, list[dict[str, float]]]) -> str:
-    rows = ["| in a real engine | stock | ours | ours / stock | lowest to highest |",
-            "|---|---|---|---|---|"]  # fmt: skip
-    for name, what in (
-        ("gb_s", "load, GB/s, as LMCache logs it"),
-        ("first_token_s", "decode's first token, s"),
-        ("cpu_s", "CPU of the consumer for it, s"),
-    ):
-        stock, ours = ([turn[name] for turn in found[side]] for side in ("stock", "ours"))
-        ratios = [a / b for a, b in zip(ours, stock, strict=True)]
-        rows.append(
-            f"| {what} | {_middle(stock)} | {_middle(ours)} | {_middle(ratios)} | "
-            f"{min(ratios):.2f} to {max(ratios):.2f} |"
-        )
-    return "\n".join(rows)
-
-
-def _middle(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f}"
+def _table(found: Turns) -> str:
+    return table(found, "stock", "ours", _SHOWN)
 
 
 @contextlib.contextmanager
@@ -123,26 +112,17 @@ def _two_stacks() -> Iterator[tuple[Side, Side]]:
     }
     ours = {"redis": {"memory_gib": 1}, "engine": {"kv_cache_gib": 0.6}}
     with (
-        tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name,
-        contextlib.ExitStack() as both,
+        folder_with_model() as (folder, model),
+        _stack(folder, model, "ours", ours) as first,
+        _stack(folder, model, "stock", stock) as second,
     ):
-        say("making a model")
-        model = wide_model.make(Path(name))
-        sides = [
-            both.enter_context(_stack(Path(name), side, spec, model))
-            for side, spec in (("ours", ours), ("stock", stock))
-        ]
-        yield sides[0], sides[1]
+        yield first, second
 
 
 @contextlib.contextmanager
-def _stack(folder: Path, name: str, more: dict[str, Any], model: Path) -> Iterator[Side]:
-    port = free_ports()
-    spec = {
-        "name": name, "vendor": "cpu", "runtime": "process", "topology": "1p1d", "port": port,
-        "model": str(model), "lmcache": {"staging_gib": 0.5}, **more,
-    }  # fmt: skip
-    with started(folder, spec) as files:
+def _stack(folder: Path, model: Path, name: str, more: dict[str, Any]) -> Iterator[Side]:
+    spec = {"name": name, "lmcache": {"staging_gib": 0.5}, **more}
+    with stack_in(folder, model, **spec) as (files, port):
         producer, consumer = engines(files, port)
         state = json.loads(files.state_file.read_text(encoding="utf-8"))
         pid = int(state["services"]["consumer-0"]["pid"])

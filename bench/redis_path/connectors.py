@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,21 @@ from typing import Any
 import psutil
 import redis
 
-from bench.kit import family_cpu_s, free_ports, say, started, store_of
-from bench.redis_path import page, wide_model
+from bench.kit import family_cpu_s, store_of
+from bench.redis_path import page
+from bench.redis_path.contender import CHUNK
 from bench.redis_path.report import Target, target_table
-from bench.redis_path.running_stack import Engine, await_stored, engines, prompt
-from bench.redis_path.stack import CHUNK, PROMPT_TOKENS
+from bench.redis_path.running_stack import (
+    Engine,
+    await_stored,
+    engines,
+    folder_with_model,
+    prompt,
+    stack_in,
+)
+from bench.redis_path.side_by_side import Turn, Turns, ratios, table, take_turns
+from bench.redis_path.stack import PROMPT_TOKENS
+from bench.redis_path.wide_model import BYTES_A_TOKEN
 from deploy.config.choices import Connector
 from deploy.runtime.home import Home
 from deploy.verify.eligible import eligible_tokens
@@ -32,7 +41,7 @@ from deploy.workflows.running import RunningStack, require_stack
 
 _ELIGIBLE = eligible_tokens(PROMPT_TOKENS, CHUNK)
 _REST = PROMPT_TOKENS - _ELIGIBLE
-_LOADED_GB = _ELIGIBLE * wide_model.BYTES_A_TOKEN / 1e9
+_LOADED_GB = _ELIGIBLE * BYTES_A_TOKEN / 1e9
 # What is measured → what the page calls it.
 _SHOWN = {
     "prefill_s": "prefill's answer, s",
@@ -42,14 +51,14 @@ _SHOWN = {
     "decode_cpu_s_gb": "CPU of the stack for it, s per GB loaded",
     "redis_s": "decode's first token, from Redis alone, s",
 }
-Turn = dict[str, float]
+BOTH = ("lmcache", "lmcache-mp")
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two stacks; the connector is its name."""
+    """One of the two stacks; its connector is its name."""
 
-    connector: Connector
+    name: Connector
     producer: Engine
     consumer: Engine
     store: redis.Redis
@@ -59,8 +68,9 @@ class Side:
     def has_server(self) -> bool:
         return self.running.prepared.plan.kv_server is not None
 
-    def turn(self, seed: int) -> Turn:
+    def turn(self, number: int) -> Turn:
         """Prefill a prompt that is new and decode it twice; with the server, then another."""
+        seed = 10_000 * len(self.name) + 3 * number
         asked, before = prompt(PROMPT_TOKENS, seed), self.consumer.hits()
         found: Turn = {"prefill_s": self.producer.ask(asked)}
         cpu_s = self._cpu_s()
@@ -104,14 +114,8 @@ class Side:
 def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
     """Measure, and print what was found."""
     with _two_stacks() as sides:
-        found: dict[str, list[Turn]] = {side.connector: [] for side in sides}
-        for number in range(rounds + 1):
-            for side in sides if number % 2 else sides[::-1]:
-                turn = side.turn(10_000 * len(side.connector) + 3 * number)
-                if number:  # the first round warms up
-                    found[side.connector].append(turn)
-                say(f"round {number} of {rounds}, {side.connector}: {turn}")
-        memory = {side.connector: side.memory_gib() for side in sides}
+        found = take_turns(sides, rounds)
+        memory = {side.name: side.memory_gib() for side in sides}
     targets = judge(found)
     if results:
         text = page.connectors_page(_table(found, memory), targets, rounds)
@@ -122,7 +126,7 @@ def run(rounds: int, *, as_json: bool, results: Path | None) -> None:
     print(f"{_table(found, memory)}\n\n{target_table(targets)}")
 
 
-def judge(found: dict[str, list[Turn]]) -> list[Target]:
+def judge(found: Turns) -> list[Target]:
     """Return what must hold: every eligible token, and half the time to the first token."""
     whole = f"{_ELIGIBLE:,} tokens"
     kinds = (
@@ -131,58 +135,38 @@ def judge(found: dict[str, list[Turn]]) -> list[Target]:
         ("lmcache-mp", "redis_hits", "lmcache-mp, from Redis alone"),
     )
     fewest = [(what, min(turn[name] for turn in found[side])) for side, name, what in kinds]
-    ratio = statistics.median(_ratios(found, "decode_s"))
+    ratio = statistics.median(ratios(found, *BOTH, "decode_s"))
     return [
         *(Target(f"loaded, {what}", whole, f"{n:,.0f}", n == _ELIGIBLE) for what, n in fewest),
         Target("first token, lmcache-mp / lmcache", "<= 0.50", f"{ratio:.2f}", ratio <= 0.5),
     ]
 
 
-def _ratios(found: dict[str, list[Turn]], name: str) -> list[float]:
-    pairs = zip(found["lmcache-mp"], found["lmcache"], strict=True)
-    return [mp[name] / inside[name] for mp, inside in pairs]
-
-
-def _table(found: dict[str, list[Turn]], memory: dict[str, float]) -> str:
-    rows = ["| | lmcache | lmcache-mp | ratio | lowest to highest |", "|---|---|---|---|---|"]
-    for name, what in _SHOWN.items():
-        inside, server = (
-            f"{statistics.median(turn[name] for turn in turns):.2f}" if name in turns[0] else ""
-            for turns in (found["lmcache"], found["lmcache-mp"])
-        )
-        ratios = _ratios(found, name) if inside else []
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
-        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
-        rows.append(f"| {what} | {inside} | {server} | {ratio} | {spread} |")
-    inside, server = (f"{memory[name]:.2f}" for name in ("lmcache", "lmcache-mp"))
-    rows.append(f"| memory of all processes, GiB | {inside} | {server} | | |")
-    return "\n".join(rows)
+def _table(found: Turns, memory: dict[str, float]) -> str:
+    inside, server = (f"{memory[name]:.2f}" for name in BOTH)
+    row = f"| memory of all processes, GiB | {inside} | {server} | | |"
+    return f"{table(found, *BOTH, _SHOWN)}\n{row}"
 
 
 @contextlib.contextmanager
 def _two_stacks() -> Iterator[tuple[Side, Side]]:
     with (
-        tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name,
-        contextlib.ExitStack() as both,
+        folder_with_model() as (folder, model),
+        _stack(folder, model, "lmcache", {"staging_gib": 0.5}) as inside,
+        _stack(folder, model, "lmcache-mp", {"server_gib": 1}) as server,
     ):
-        say("making a model")
-        model = wide_model.make(Path(name))
-        inside = both.enter_context(_stack(Path(name), "lmcache", model, {"staging_gib": 0.5}))
-        server = both.enter_context(_stack(Path(name), "lmcache-mp", model, {"server_gib": 1}))
         yield inside, server
 
 
 @contextlib.contextmanager
 def _stack(
-    folder: Path, connector: Connector, model: Path, lmcache: dict[str, Any]
+    folder: Path, model: Path, connector: Connector, lmcache: dict[str, Any]
 ) -> Iterator[Side]:
-    port = free_ports()
     spec = {
-        "name": connector, "vendor": "cpu", "runtime": "process", "topology": "1p1d", "port": port,
-        "model": str(model), "connector": connector, "lmcache": lmcache,
+        "name": connector, "connector": connector, "lmcache": lmcache,
         "engine": {"kv_cache_gib": 0.6}, "redis": {"memory_gib": 1, "shards": 1},
     }  # fmt: skip
-    with started(folder, spec) as files:
+    with stack_in(folder, model, **spec) as (files, port):
         producer, consumer = engines(files, port)
         running = require_stack(Home(folder, folder), connector)
         yield Side(connector, producer, consumer, store_of(files), running)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.redis_path.contenders import MIB
+from bench.redis_path.contender import MIB
 from bench.redis_path.rounds import Measured, Sample, values_of_a_prompt
 
 LABELS = {

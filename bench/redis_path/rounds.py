@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.kit import ROOT, say
-from bench.redis_path.contenders import MIB, TINY_BYTES
+from bench.redis_path.contender import MIB, TINY_BYTES
 from bench.redis_path.server import Server
 
 PROMPT_BYTES = 172 * MIB

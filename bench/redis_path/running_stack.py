@@ -109,12 +109,27 @@ def wide_stack(
     *, positions: int = wide_model.POSITIONS, **changes: object
 ) -> Iterator[tuple[StackHome, int]]:
     """Start a stack of the wide model, and end it with the context; its files and first port."""
+    with (
+        folder_with_model(positions) as (folder, model),
+        stack_in(folder, model, **changes) as made,
+    ):
+        yield made
+
+
+@contextlib.contextmanager
+def folder_with_model(positions: int = wide_model.POSITIONS) -> Iterator[tuple[Path, Path]]:
+    """Make a folder for stacks, and in it the wide model; both are gone after the context."""
     with tempfile.TemporaryDirectory(prefix="pdkit-bench-") as name:
         say("making a model")
-        model = wide_model.make(Path(name), positions=positions)
-        port = free_ports()
-        with started(Path(name), {**_SPEC, "model": str(model), "port": port, **changes}) as files:
-            yield files, port
+        yield Path(name), wide_model.make(Path(name), positions=positions)
+
+
+@contextlib.contextmanager
+def stack_in(folder: Path, model: Path, **changes: object) -> Iterator[tuple[StackHome, int]]:
+    """Start a stack of a model, and end it with the context; its files and first port."""
+    port = free_ports()
+    with started(folder, {**_SPEC, "model": str(model), "port": port, **changes}) as files:
+        yield files, port
 
 
 def engines(files: StackHome, port: int) -> tuple[Engine, Engine]:

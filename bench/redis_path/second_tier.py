@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.redis_path.contenders import CHUNK, PATIENCE_S, Span, Where, measured
+from bench.redis_path.contender import CHUNK, PATIENCE_S, Span, Where, measured
 
 
 class OurSecondTier:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 
 from bench.kit import cpu_s
+from bench.redis_server import RedisServer
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(RedisServer):
     """A running redis-server without persistence, at a port and at a socket."""
-
-    port: int
-    socket: str
-    pid: int
 
     def cpu_s(self) -> float:
         """Return the seconds that its threads have run so far."""
-        return cpu_s(self.pid)
+        assert self.process is not None  # noqa: S101 - for mypy
+        return cpu_s(self.process.pid)
 
     def flush(self) -> None:
         """Delete everything, and return when that is done."""
@@ -38,43 +32,10 @@ class Server:
             if line.startswith("redis_version")
         )
 
-    def ask(self, command: str) -> str:
-        """Return the first bytes of an answer."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
-            connection.sendall(f"{command}\r\n".encode())
-            return connection.recv(1 << 16).decode()
-
 
 @contextlib.contextmanager
 def redis_server(max_memory_mib: int, *options: str) -> Iterator[Server]:
     """Run a Redis, with further options, until the context ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        at = f"{folder}/redis.sock"
-        argv = (
-            "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", at,
-            "--save", "", "--appendonly", "no", "--maxmemory", f"{max_memory_mib}mb",
-            "--maxmemory-policy", "allkeys-lru", *options,
-        )  # fmt: skip
-        process = subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL)
-        try:
-            server = Server(port, at, process.pid)
-            _await(server)
-            yield server
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _await(server: Server) -> None:
-    until = time.monotonic() + 10
-    while True:
-        try:
-            server.ask("PING")
-            return
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
+    limits = ("--maxmemory", f"{max_memory_mib}mb", "--maxmemory-policy", "allkeys-lru")
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder), *limits, *options) as server:
+        yield server

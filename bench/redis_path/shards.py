@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.kit import say
 from bench.redis_path import page, rounds
-from bench.redis_path.contenders import MIB
+from bench.redis_path.contender import MIB
 from bench.redis_path.report import markdown
 from bench.redis_path.server import Server, redis_server
 

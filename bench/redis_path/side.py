@@ -16,7 +16,8 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.redis_path.contenders import CONTENDERS, Contender, Where, check_surroundings, quiet
+from bench.redis_path.contender import Contender, Where
+from bench.redis_path.contenders import CONTENDERS, check_surroundings, quiet
 
 
 def main() -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from bench.kit import say
 from bench.redis_path import page
+from bench.redis_path.contender import CHUNK
 from bench.redis_path.report import Target, target_table
 from bench.redis_path.rounds import PROMPT_BYTES
 from bench.redis_path.running_stack import Engine, Running, prompt, running_stack
 from bench.redis_path.wide_model import BYTES_A_TOKEN
 from deploy.verify.eligible import eligible_tokens
 
-CHUNK = 256
 # As many whole chunks as come nearest to 172 MiB, and some tokens to compute.
 PROMPT_TOKENS = round(PROMPT_BYTES / BYTES_A_TOKEN / CHUNK) * CHUNK + 100
 ONE_BY_ONE = 20

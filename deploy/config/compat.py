@@ -15,6 +15,8 @@ from deploy.errors import ConfigError
 
 Judgement = Literal["tested", "derived", "known_bad", "unknown"]
 _GOOD = ("tested", "derived")
+# Settings that an entry of the table may name.
+OPTIONS = ("layerwise", "save_decode_cache")
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,16 @@ def judge(
     lmcache: str | None,
     *,
     connector: str = IN_ENGINES,
-    layerwise: bool = False,
-    save_decode_cache: bool = False,
+    on: Collection[str] = (),
+    rules: Iterable[PairRule] | None = None,
 ) -> PairVerdict:
-    """Return what is known about a pair of versions; without a version, the pair is unknown."""
-    options = {"layerwise": layerwise, "save_decode_cache": save_decode_cache}
-    on = {name for name, set_ in options.items() if set_}
-    rule = _rule_for(vendor, vllm, lmcache, connector, on)
+    """Return what is known about a pair of versions; without a version, the pair is unknown.
+
+    Args:
+        on: the options that are on, of `OPTIONS`.
+        rules: the table; the one that ships with pdkit if None.
+    """
+    rule = _rule_for(vendor, vllm, lmcache, connector, on, rules)
     how = " through LMCache's server" if connector == MP else ""
     others = (one for one in (IN_ENGINES, MP) if one != connector)
     return PairVerdict(
@@ -95,16 +100,23 @@ def judge(
     )
 
 
+def options_on(settings: object) -> frozenset[str]:
+    """Return which of the `OPTIONS` a spec or plan has on."""
+    return frozenset(name for name in OPTIONS if getattr(settings, name))
+
+
 def _rule_for(
     vendor: str,
     vllm: str | None,
     lmcache: str | None,
     connector: str,
     on: Collection[str] = (),
+    rules: Iterable[PairRule] | None = None,
 ) -> PairRule | None:
     if vllm is None or lmcache is None:
         return None
-    fitting = (rule for rule in load_rules() if rule.fits(vendor, vllm, lmcache, connector, on))
+    known = load_rules() if rules is None else rules
+    fitting = (rule for rule in known if rule.fits(vendor, vllm, lmcache, connector, on))
     return min(fitting, key=lambda rule: rule.verdict != "known_bad", default=None)
 
 

@@ -6,10 +6,14 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.home_folder import expanded
+
+if TYPE_CHECKING:
+    from deploy.doctor.seen import HostSeen
 
 # Not TMPDIR, which may differ between the shell that starts a stack and the one that stops it.
 _TEMP = Path("/tmp")  # noqa: S108 - what is made there is made private before it is used
@@ -92,11 +96,16 @@ class StackHome:
 
 @dataclass(frozen=True)
 class Home:
-    """The kit's folders: `PDKIT_HOME`, else the XDG state and cache folders."""
+    """The kit's folders: `PDKIT_HOME`, else the XDG state and cache folders.
+
+    Attributes:
+        host: what the kernel says of this machine; it is looked at if None.
+    """
 
     state: Path
     cache: Path
     stack_folder: Path | None = None
+    host: HostSeen | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Home:
@@ -119,7 +128,7 @@ class Home:
 
     def with_stacks_in(self, folder: Path) -> Home:
         """Return the same home with any stack's files in one folder, as `render -o` writes them."""
-        return Home(self.state, self.cache, folder.absolute())
+        return replace(self, stack_folder=folder.absolute())
 
     def stack(self, name: str) -> StackHome:
         """Return the folders of a stack, whether or not it exists."""

@@ -19,6 +19,7 @@ from deploy.doctor.rules import failed, findings
 from deploy.doctor.seen import (
     DisksSeen,
     EngineCode,
+    HostSeen,
     HubSeen,
     RedisSeen,
     Seen,
@@ -125,10 +126,14 @@ def _seen_without_plan(spec: StackSpec, home: Home, here: Survey, steps: NotedSt
         spec=spec,
         inventory=here.facts.inventory,
         docker=here.docker,
-        host=replace(see_host(), synced=clock_is_synced()),
+        host=_see_host(home),
         disks=DisksSeen(state=place(home.state)),
         outcomes=steps.outcomes,
     )
+
+
+def _see_host(home: Home) -> HostSeen:
+    return home.host or replace(see_host(), synced=clock_is_synced())
 
 
 def _fits(made: Prepared) -> str:
@@ -152,19 +157,18 @@ def _seen(
     with ThreadPoolExecutor(3) as pool:
         trial = pool.submit(_try_fixes, prepared, home, steps, report) if has_code else None
         code = pool.submit(_see_code, prepared, home) if has_code else None
-        synced = pool.submit(clock_is_synced)
+        host = pool.submit(_see_host, home)
         look = quick_look(prepared, home, here.info)
         stack = _see_stack(prepared, home, here, steps)
         _see_room(prepared, home, stack, steps)
         redis = _see_redis(prepared, home, steps)
-        host = look.host and replace(look.host, synced=synced.result())
         if trial:
             trial.result()
         return replace(
             look,
             connector=prepared.connector_choice,
             docker=here.docker,
-            host=host,
+            host=host.result(),
             hub=_joined(look.hub, hub),
             code=code.result() if code else None,
             redis=redis,

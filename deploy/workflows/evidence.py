@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deploy.config.choices import IN_ENGINES
-from deploy.config.compat import judge
+from deploy.config.compat import judge, options_on
 from deploy.config.engine_args import options
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.kv_server import KvServerPressure
@@ -252,34 +251,17 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 def _bad_pair(running: RunningStack, engines: Sequence[EngineFacts]) -> str:
     plan = running.prepared.plan
-    against = partial(
-        known_against,
-        plan.vendor.name,
-        connector=plan.connector,
-        layerwise=plan.layerwise,
-        save_decode_cache=plan.save_decode_cache,
-    )
-    said = (against(engine.kv) for engine in engines)
+    vendor, connector, on = plan.vendor.name, plan.connector, options_on(plan)
+    said = (known_against(vendor, engine.kv, connector=connector, on=on) for engine in engines)
     return next(filter(None, said), "")
 
 
 def known_against(
-    vendor: str,
-    kv: Mapping[str, Any],
-    *,
-    connector: str = IN_ENGINES,
-    layerwise: bool,
-    save_decode_cache: bool,
+    vendor: str, kv: Mapping[str, Any], *, connector: str = IN_ENGINES, on: Collection[str] = ()
 ) -> str:
     """Return why an engine's versions are known to be bad together; "" if they are not."""
-    verdict = judge(
-        vendor,
-        _known(kv, "vllm"),
-        _known(kv, "lmcache"),
-        connector=connector,
-        layerwise=layerwise,
-        save_decode_cache=save_decode_cache,
-    )
+    versions = _known(kv, "vllm"), _known(kv, "lmcache")
+    verdict = judge(vendor, *versions, connector=connector, on=on)
     if verdict.verdict != "known_bad":
         return ""
     return f"{verdict.pair}: {verdict.reason} ({verdict.link})"

@@ -70,14 +70,14 @@ def require_gpus_beside(prepared: Prepared, running: Sequence[str], report: Repo
     _act_on([one for one in findings(seen) if one.area == "gpu"], report)
 
 
-def require_shared_memory(prepared: Prepared, report: Report) -> None:
+def require_shared_memory(prepared: Prepared, home: Home, report: Report) -> None:
     """Apply the rule of `require_fit` on shared memory to a plan that none of it serves yet.
 
     Raises:
         MachineUnfit: the engines' KV does not fit into it; nothing was started.
     """
     if prepared.plan.shared_memory_mib:
-        seen = replace(_bare(prepared), host=see_host())
+        seen = replace(_bare(prepared), host=home.host or see_host())
         _act_on([one for one in findings(seen) if one.id == "host.shm"], report)
 
 
@@ -123,7 +123,7 @@ def quick_look(prepared: Prepared, home: Home, info: Mapping[str, Any] | None) -
         bare,
         images=see_images(prepared) if info is not None else (),
         gpus=see_gpus(gpus) if gpus else None,
-        host=see_host(),
+        host=home.host or see_host(),
         disks=see_disks(prepared, home, info or {}),
         hub=see_hub(prepared, home),
         hash_seeds={

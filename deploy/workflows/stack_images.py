@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from deploy.config.catalog import (
@@ -15,7 +15,14 @@ from deploy.config.catalog import (
     reference_problem,
 )
 from deploy.config.choices import IN_ENGINES
-from deploy.config.compat import connector_of, image_for, judge, require_compatible
+from deploy.config.compat import (
+    PairRule,
+    connector_of,
+    image_for,
+    judge,
+    options_on,
+    require_compatible,
+)
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.stack.container_layout import ContainerImages
@@ -104,9 +111,17 @@ def _service(catalog: Catalog, name: str, asked: str | None) -> ServiceImage:
 
 
 def refuse_bad_pair(
-    spec: StackSpec, vendor: str, vllm: str | None, lmcache: str | None, report: Report
+    spec: StackSpec,
+    vendor: str,
+    vllm: str | None,
+    lmcache: str | None,
+    report: Report,
+    rules: Iterable[PairRule] | None = None,
 ) -> None:
     """Refuse versions that do not work together, before anything is started.
+
+    Args:
+        rules: the table of pairs; the one that ships with pdkit if None.
 
     Raises:
         ConfigError: the pair is known to be bad, or is untested; names a good one.
@@ -116,8 +131,8 @@ def refuse_bad_pair(
         vllm,
         lmcache,
         connector=connector_of(spec, vendor, vllm, lmcache),
-        layerwise=spec.layerwise,
-        save_decode_cache=spec.save_decode_cache,
+        on=options_on(spec),
+        rules=rules,
     )
     warning = require_compatible(verdict, allow_untested=spec.allow_untested)
     if warning:

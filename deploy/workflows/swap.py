@@ -105,7 +105,7 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
         ) from exc
     require_user_files(planned, home.stack(name).secrets_dir)
     if not old.plan.kv_server:
-        require_shared_memory(planned, report)
+        require_shared_memory(planned, home, report)
     return _exchange(home, running, provided(planned, home, report), "swap", report)
 
 
@@ -143,7 +143,7 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
     _require_still_there(target, home)
     require_user_files(target, home.stack(name).secrets_dir)
     if not running.prepared.plan.kv_server:
-        require_shared_memory(target, report)
+        require_shared_memory(target, home, report)
     return _exchange(home, running, target, "rollback", report)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from bench.redis_server import HOST, RedisServer
 from tests.connector import fair_clock
-
-_START_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def eventually(told: Callable[[], Any], within_s: float) -> Any:
@@ -36,44 +27,29 @@ def eventually(told: Callable[[], Any], within_s: float) -> Any:
     return said
 
 
-class Server:
-    """One redis-server."""
+class Server(RedisServer):
+    """One redis-server, whose `admin` may do everything.
 
-    def __init__(self, folder: Path, port: int, arguments: tuple[str, ...], tls: dict[str, Any]):
-        self.folder = folder
-        self.port = port
-        self.admin = redis.Redis(
-            "127.0.0.1",
-            port,
-            username="admin",
-            password="admin-password",
-            retry=Retry(NoBackoff(), 0),
-            **tls,
-        )
-        self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
+    With `tls`, which holds arguments of redis-py's, the options must name certificates.
+    """
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+    def __init__(
+        self, folder: Path, *options: str, config: str = "", tls: dict[str, Any] | None = None
+    ) -> None:
+        user = ("--user", "admin", "on", ">admin-password", "~*", "&*", "+@all")
+        super().__init__(folder, *user, *options, config=config, tls=bool(tls))
+        self._of_client = tls or {}
 
-    def start(self, *more: str) -> None:
-        """Start, and wait until it answers, if only that it is loading."""
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                ("redis-server", *self._arguments, *more), cwd=self.folder, stdout=log, stderr=log
-            )
-        eventually(self._answers, _START_S)
+    @cached_property
+    def admin(self) -> redis.Redis:
+        return redis.Redis(
+            HOST, self.port, username="admin", password="admin-password",
+            retry=Retry(NoBackoff(), 0), **self._of_client,
+        )  # fmt: skip
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self.folder / "log").read_text()
-        try:
-            return bool(self.admin.ping())
-        except redis.exceptions.BusyLoadingError:
-            return True
-        except (redis.ConnectionError, redis.TimeoutError):
-            return False
+    def is_up(self, answer: str) -> bool:
+        """Also while it loads."""
+        return bool(answer)
 
     def stop_answering(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -81,20 +57,13 @@ class Server:
     def answer_again(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self._signal(signal.SIGKILL)
-        self._process.wait(10)
-        self._process = None
-
     def close(self) -> None:
         self.admin.close()
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
+        self.kill()
 
     def _signal(self, number: int) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, number)
+        assert self.process is not None
+        self.process.send_signal(number)
 
 
 class Servers:
@@ -110,38 +79,8 @@ class Servers:
     def __exit__(self, *_: object) -> None:
         self._started.close()
 
-    def start(
-        self, *options: str, config: str | None = None, tls: dict[str, Any] | None = None
-    ) -> Server:
-        """Start a server that keeps nothing on disk; its `admin` may do everything.
-
-        `config` is the text of a configuration file, for a Sentinel. With `tls`, which holds
-        arguments of redis-py's, the options must name certificates.
-        """
-        while True:
-            server = self._made(free_port(), options, config, tls)
-            self._started.callback(server.close)
-            try:
-                server.start()
-            except AssertionError as exc:
-                # Someone took the port before the server did.
-                if "Address already in use" not in str(exc):
-                    raise
-            else:
-                return server
-
-    def _made(
-        self, port: int, options: tuple[str, ...], config: str | None, tls: dict[str, Any] | None
-    ) -> Server:
-        folder = self._folder / str(port)
-        folder.mkdir()
-        where = ("--port", "0", "--tls-port", str(port)) if tls else ("--port", str(port))
-        arguments = (*where, "--bind", "127.0.0.1", "--dir", str(folder))
-        arguments += ("--user", "admin", "on", ">admin-password", "~*", "&*", "+@all")
-        if config is None:
-            arguments += ("--save", "", "--appendonly", "no")
-        else:
-            file = folder / "redis.conf"
-            file.write_text(config)
-            arguments = (str(file), *arguments)
-        return Server(folder, port, (*arguments, *options), tls or {})
+    def start(self, *options: str, config: str = "", tls: dict[str, Any] | None = None) -> Server:
+        server = Server(self._folder, *options, config=config, tls=tls)
+        self._started.callback(server.close)
+        server.start()
+        return server

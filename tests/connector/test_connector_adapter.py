@@ -173,7 +173,7 @@ def test_a_producer_does_not_store_a_desynced_request_either(fixed):
     assert [request.req_id for request in of_step(worker)] == ["a"], "the metadata is as it was"
 
 
-def test_requests_taken_out_of_a_step_are_put_back_after_an_error():
+def test_requests_removed_from_a_step_return_after_an_error():
     worker = worker_with(meta("a"), meta("b"))
     with pytest.raises(OSError, match="x"), without(worker, lambda r: r.req_id == "a") as taken:
         assert [request.req_id for request in taken] == ["a"]
@@ -189,7 +189,7 @@ def test_a_step_without_metadata_has_no_requests():
         assert taken == []
 
 
-def test_a_view_shows_its_own_and_the_request_is_put_back():
+def test_a_view_shows_its_own_state_and_restores_the_request():
     request = SimpleNamespace(num_computed_tokens=9, other=1)
     requests = {"a": request}
     view = RequestView(request, num_computed_tokens=5)
@@ -211,7 +211,7 @@ def test_a_view_shows_its_own_and_the_request_is_put_back():
         (SimpleNamespace(req_ids=["a", "b"], resumed_req_ids={"a"}), {"a"}),
     ],
 )
-def test_who_resumes_is_read_from_any_vllm(cached, expected):
+def test_the_resumed_requests_are_read_from_every_vllm_version(cached, expected):
     assert resumed_ids(SimpleNamespace(scheduled_cached_reqs=cached)) == expected
 
 
@@ -229,7 +229,7 @@ def test_decoding_with_drafts_stores_the_tokens_that_were_accepted(fixed):
     assert vllm.scheduler._request_trackers["a"].token_ids == list(request.all_token_ids)
 
 
-def test_a_foreign_request_is_logged_once_and_never_looked_up(fixed, capfd):
+def test_a_request_of_another_engine_is_logged_once_and_never_looked_up(fixed, capfd):
     client = LookupClient(CHUNK)
     scheduler = miniature(client=client)
     for req_id in ("a", "b"):

@@ -26,6 +26,6 @@ def test_without_an_engine_there_is_nothing_to_fix(setting):
     assert "cards only" in outcome.evidence
 
 
-def test_an_engine_on_a_card_goes_on():
+def test_an_engine_on_a_gpu_is_not_refused():
     outcome = apply_fix(b17.FIX, Setting(device_type="cuda", engine=True))
     assert outcome.state is FixState.NOT_APPLICABLE

@@ -46,7 +46,7 @@ def patched(restored):
 
 
 @pytest.mark.parametrize("fix_id", [*LAYERWISE, "B16c", "B17", "B18"])
-def test_needed_once_then_not_needed(patched, fix_id):
+def test_a_fix_is_needed_before_it_is_applied_and_not_after(patched, fix_id):
     assert patched(fix_id).state is FixState.APPLIED
     assert patched(fix_id).state is FixState.NOT_NEEDED
 
@@ -70,7 +70,7 @@ def test_layerwise_generators_keep_the_adapters_steps(patched, healthy, frozen):
     assert steps[-1].tolist() == [False] * 8
 
 
-def test_without_the_fixes_a_miss_raises():
+def test_a_miss_raises_without_the_fixes():
     with pytest.raises(UnboundLocalError):
         list(idle_engine().retrieve_layer([1] * 8))
 
@@ -107,7 +107,9 @@ def retriever(values):
         ([None, None], [12, 13, 14, 15, 16, 17]),
     ],
 )
-def test_what_a_layerwise_load_leaves_unfilled_is_reported(patched, monkeypatch, values, unfilled):
+def test_slots_that_a_layerwise_load_leaves_unfilled_are_reported(
+    patched, monkeypatch, values, unfilled
+):
     monkeypatch.setattr(LMCacheEngine, "retrieve_layer", retriever(values))
     FIXES["B18"].apply(Setting())
     engine = idle_engine()
@@ -171,14 +173,14 @@ def test_a_chunk_that_cuts_blocks_is_refused_with_both_numbers():
         ({"setting": Setting(block_size=32, kv_cache_specs=("FullAttentionSpec",) * 2)}, "groups"),
     ],
 )
-def test_what_whole_blocks_cannot_serve_is_refused(change, message):
+def test_settings_that_need_partial_blocks_are_refused(change, message):
     with pytest.raises(UnsupportedSetting, match=message):
         make_mover(**change)
     make_mover(Setting(block_size=32, kv_cache_specs=("FullAttentionSpec",)))
 
 
 @pytest.mark.parametrize("block_size", [32, 96, 512])
-def test_the_fix_takes_at_any_block_size(patched, block_size):
+def test_the_fix_applies_at_any_block_size(patched, block_size):
     assert patched("B17", Setting(block_size=block_size)).state is FixState.APPLIED
 
 
@@ -214,7 +216,7 @@ def keys_of(database) -> list[str]:
     return [key.to_string() for _, _, key in found]
 
 
-def test_keys_carry_the_layout_and_engines_of_another_layout_miss(patched):
+def test_keys_contain_the_layout_so_another_layout_misses(patched):
     database = ChunkedTokenDatabase(LMCacheEngineConfig.from_defaults(), metadata())
     plain = keys_of(database)
     setting = Setting(
@@ -247,7 +249,7 @@ def test_the_layout_follows_the_instruction_set_and_the_release(monkeypatch, cha
     assert b17.layout_tag(setting) != before
 
 
-def test_the_list_needs_no_lmcache():
+def test_fixes_are_listed_without_lmcache():
     # -S leaves out site-packages, and LMCache with it.
     done = subprocess.run(
         [sys.executable, "-S", "-m", "pdkit_connector", "--list"],
@@ -260,7 +262,7 @@ def test_the_list_needs_no_lmcache():
     assert [item["id"] for item in json.loads(done.stdout)] == list(FIXES)
 
 
-def test_the_command_says_what_is_missing_where_lmcache_is_not_installed():
+def test_the_command_names_lmcache_if_it_is_not_installed():
     # -S leaves out site-packages, and LMCache with it.
     done = subprocess.run(
         [sys.executable, "-S", "-m", "pdkit_connector"],

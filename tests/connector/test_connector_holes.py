@@ -33,7 +33,7 @@ def test_chunks_count_up_to_the_first_gap(spans, kept):
     assert holes.contiguous(chunks(*spans), torch.zeros(16, dtype=torch.bool)) == []
 
 
-def test_a_plain_load_gives_back_what_it_does_not_return():
+def test_a_plain_load_frees_the_chunks_that_it_does_not_return():
     released = []
 
     def memory_obj(name):
@@ -57,7 +57,7 @@ def test_a_plain_load_gives_back_what_it_does_not_return():
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_the_layerwise_wrapper_takes_no_step_more_or_less(healthy):
+def test_the_layerwise_wrapper_keeps_the_number_of_steps(healthy):
     plain = idle_engine(healthy=healthy)
     expected = steps_of(LMCacheEngine.retrieve_layer, plain)
     assert steps_of(partial(holes.layerwise, LMCacheEngine.retrieve_layer), plain) == expected
@@ -84,13 +84,13 @@ def test_interleaved_layerwise_loads_do_not_mix():
     assert next(whole).tolist() == [True, True]
 
 
-def test_a_mover_that_refuses_a_short_list_ends_no_load():
+def test_a_mover_that_refuses_a_short_list_does_not_end_the_load():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=refuse))
     *_, mask = holes.layerwise(retrieve, engine, [1, 2])
     assert mask.tolist() == [False, False]
 
 
-def test_a_mover_that_fails_otherwise_does():
+def test_any_other_error_of_a_mover_ends_the_load():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=refuse))
     with pytest.raises(ValueError, match="objects"):
         list(holes.layerwise(retrieve, engine, [3, 2]))

@@ -33,7 +33,7 @@ async def give_up(submitted, begun: Callable[[], object]) -> None:
 
 
 @pytest.mark.usefixtures("fixed")
-def test_job_given_up_ends_and_its_worker_serves_the_next():
+def test_an_abandoned_job_ends_and_its_worker_takes_the_next():
     begun, ended, released = [], [], []
 
     async def hangs(result):
@@ -75,7 +75,7 @@ def test_job_given_up_ends_and_its_worker_serves_the_next():
 
 
 @pytest.mark.usefixtures("fixed")
-def test_jobs_given_up_in_the_queue_never_start():
+def test_jobs_abandoned_in_the_queue_never_start():
     started = []
 
     async def noted(name):
@@ -95,7 +95,7 @@ def test_jobs_given_up_in_the_queue_never_start():
     assert started == ["third"]
 
 
-def test_a_coroutine_runs_aside_of_a_running_loop():
+def test_a_coroutine_runs_beside_a_running_loop():
     async def outer():
         return run_aside(asyncio.sleep(0, "inner")), asyncio.get_running_loop()
 

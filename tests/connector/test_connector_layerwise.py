@@ -67,11 +67,11 @@ def log(monkeypatch):
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda sequence: sequence.__name__)
-def test_a_worker_lives_through(fixed, engine, sequence):
+def test_a_worker_survives_every_sequence(fixed, engine, sequence):
     sequence(engine)
 
 
-def test_the_sequences_can_tell_wrong_kv(fixed, engine, monkeypatch):
+def test_the_sequences_detect_wrong_kv(fixed, engine, monkeypatch):
     swapped = {0: 1, 1: 0, 2: 2}
     layer = Model.layer
     monkeypatch.setattr(Model, "layer", lambda self, index: layer(self, swapped[index]))
@@ -101,7 +101,7 @@ def test_a_failed_store_gives_its_memory_back(fixed, engine, log):
     assert len(log) == 5
 
 
-def test_whoever_loops_over_a_store_still_sees_its_end_and_its_error(fixed, engine):
+def test_a_loop_over_a_store_still_sees_its_end_and_its_error(fixed, engine):
     store = engine.store_layer([1] * 8, slot_mapping=request("a", 8).slot_mapping, req_id="a")
     assert len(list(store)) == engine.num_layers + 1
     engine.gpu_connector.fails_at = (0, 0)
@@ -147,7 +147,7 @@ def test_an_error_of_a_load_fails_its_blocks_alone(fixed, engine, log, monkeypat
     assert log == ["pdkit-connector ERROR layerwise load failed: ConnectionError: lost"]
 
 
-def test_stale_storers_are_dropped_even_where_the_end_of_a_step_fails():
+def test_stale_storers_are_dropped_even_if_a_step_ends_with_an_error():
     class Adapter:
         def wait_for_save(self):
             self.seen = list(self.layerwise_storers)
@@ -169,7 +169,7 @@ def test_a_short_miss_is_not_taken_for_an_unhealthy_engine(untouched, monkeypatc
 
 @pytest.mark.parametrize("role", ["kv_both", "kv_consumer"])
 @pytest.mark.parametrize("layerwise", [True, False])
-def test_pins_are_released_once_and_only_for_who_is_done(fixed, role, layerwise):
+def test_pins_are_released_once_and_only_for_finished_requests(fixed, role, layerwise):
     released = []
     engine = idle_engine()
     engine.lookup_pins = dict.fromkeys(("running", "aborted", "waiting"))
@@ -207,7 +207,7 @@ def test_probes_leave_the_loggers_on(untouched, module):
 TAGS = {"lmcache.tag.tenant": "7"}
 
 
-def test_what_is_stored_and_loaded_in_parts_keeps_its_tags(fixed, engine):
+def test_a_prompt_stored_and_loaded_in_parts_keeps_its_tags(fixed, engine):
     """A prompt that is computed in two steps, and loaded behind a chunk that vLLM has."""
     worker = Worker(engine)
     stored = filled(engine, 0, 16)
@@ -241,7 +241,7 @@ def test_a_load_whose_tags_nobody_stored_is_reported(fixed, engine):
         ({"enable_blending": True}, TAGS, False),
     ],
 )
-def test_only_tokens_with_tags_are_labelled_where_it_counts(untouched, mode, configs, labelled):
+def test_only_tokens_with_tags_are_labelled(untouched, mode, configs, labelled):
     b16c.FIX.apply(NO_ENGINE)
     worker = Worker(idle_engine())
     worker.adapter.__dict__.update(mode)
@@ -258,7 +258,7 @@ def test_only_tokens_with_tags_are_labelled_where_it_counts(untouched, mode, con
 @pytest.mark.parametrize(
     ("fixed", "left"), [("store_layer", "loaded"), ("retrieve_layer", "stored")]
 )
-def test_half_a_fix_is_not_taken_for_one(untouched, fixed, left):
+def test_half_a_fix_does_not_count_as_applied(untouched, fixed, left):
     for call in ("start_load_kv", "save_kv_layer"):
         replace_method(LMCacheConnectorV1Impl, call, b16c._labelling)
     replace_method(LMCacheEngine, fixed, b16c._with_configs)

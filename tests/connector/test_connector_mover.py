@@ -51,7 +51,7 @@ def test_round_trip_keeps_every_byte_and_touches_nothing_else(mode, dtype, shape
         assert not same_bytes(got[here], old[here])
 
 
-def test_a_changed_byte_in_transit_shows(mode):
+def test_a_byte_changed_in_transit_is_detected(mode):
     store, load = mode
     case = make_case()
     table = case.table(4, 0)
@@ -86,7 +86,7 @@ def test_held_tokens_inside_a_block_are_refused(mode):
         load(case, case.kv(1), table, objects, 40)
 
 
-def test_stores_only_the_chunks_asked_for_at_their_own_offset():
+def test_only_the_wanted_chunks_are_stored_each_at_its_offset():
     case = make_case()
     table, kv = case.table(6, 1), case.kv(0)
     objects = case.plain(1)
@@ -120,7 +120,7 @@ def test_blocks_with_gaps_between_them_are_copied():
         (lambda s: s.to(torch.int32), "not int64"),
     ],
 )
-def test_a_mapping_off_the_blocks_is_refused_and_copies_nothing(damage, message):
+def test_a_slot_mapping_outside_the_blocks_is_refused_and_copies_nothing(damage, message):
     case = make_case()
     table = case.table(4, 0)
     objects, kv = store_plain(case, case.kv(0), table), case.kv(1)
@@ -182,7 +182,7 @@ def test_layerwise_generators_stop_after_their_contract():
         list(mover.batched_to_gpu([0], [64], **common))
 
 
-def test_refused_load_is_a_miss_and_gives_its_memory_back():
+def test_a_refused_load_is_a_miss_and_frees_its_memory():
     """The engine goes on: LMCache ends the load as ever, and nothing of it counts."""
     case = make_case()
     table = case.table(4, seed=1)

@@ -81,7 +81,7 @@ def by_slot(tensor):
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_objects_hold_k_and_v_apart_as_they_do_for_any_other_layout(layout):
+def test_objects_hold_k_and_v_apart_as_for_every_layout(layout):
     kv = [layer(layout) for _ in range(LAYERS)]
     stored = memory_object(5)
     mover(kv).store(stored, 2, 7, {"slot_mapping": SLOTS})
@@ -94,7 +94,9 @@ def test_objects_hold_k_and_v_apart_as_they_do_for_any_other_layout(layout):
 @pytest.mark.parametrize("there", ["NHD", "HND"])
 @pytest.mark.parametrize("here", ["NHD", "HND"])
 @pytest.mark.parametrize("held", [0, 3, 8])
-def test_what_one_layout_stores_another_loads_sparing_tokens_vllm_holds(there, here, held):
+def test_kv_stored_from_one_layout_loads_into_another_without_overwriting_held_tokens(
+    there, here, held
+):
     sent = [layer(there) for _ in range(LAYERS)]
     got = [layer(here, fill=False) for _ in range(LAYERS)]
     stored = memory_object(8)
@@ -213,7 +215,7 @@ def test_other_kv_is_accepted():
     b06.check_kv_caches({"mla": torch.zeros(4, 4, 8).as_subclass(Fake)})
 
 
-def test_kv_that_is_not_packed_goes_the_way_it_went(monkeypatch):
+def test_kv_that_is_not_packed_takes_the_usual_path(monkeypatch):
     seen = []
 
     class Plain(Rows):
@@ -232,13 +234,13 @@ def test_kv_that_is_not_packed_goes_the_way_it_went(monkeypatch):
     assert seen == [("load", "a", 0, 4), ("store", "b", 4, 8)]
 
 
-def test_it_is_for_cards_only(monkeypatch):
+def test_the_fix_applies_to_gpus_only(monkeypatch):
     assert b06.probe(Setting(device_type="cpu")).need is Need.NOT_APPLICABLE
     monkeypatch.setattr(b06, "_mover_class", lambda: None)
     assert b06.probe(CARD).need is Need.NOT_APPLICABLE
 
 
-def test_a_mover_that_knows_packed_kv_is_left_alone(monkeypatch):
+def test_a_mover_that_supports_packed_kv_is_not_changed(monkeypatch):
     class Aware(Rows):
         def from_gpu(self, *_args, **_kwargs):
             return self.spec.is_fused_packed

@@ -95,7 +95,7 @@ def test_a_long_text_takes_time_in_proportion(piece, monkeypatch):
     assert long < 64 * max(short, 0.001)
 
 
-def test_no_text_is_longer_than_a_log_can_use():
+def test_long_texts_are_cut_to_what_a_log_can_use():
     shown = Redactor()("a" * (1 << 22))
     assert len(shown) < 1 << 17
     assert shown.endswith("... (a text of 4194304 characters)")
@@ -103,7 +103,7 @@ def test_no_text_is_longer_than_a_log_can_use():
 
 
 @pytest.mark.parametrize("back", range(0, 80, 3))
-def test_no_secret_is_divided_where_a_text_is_cut(back, monkeypatch):
+def test_cutting_a_text_never_leaves_half_a_secret(back, monkeypatch):
     monkeypatch.setattr(redaction, "_LONGEST", 1000)
     monkeypatch.setattr(redaction, "_BEYOND", 60)
     text = f"{'a ' * 500} redis://:{SECRET}@host "
@@ -175,7 +175,7 @@ def test_records_and_tracebacks_come_out_redacted(capture):
     assert "Traceback" in stream.getvalue()
 
 
-def test_without_the_fix_the_secret_shows(capture):
+def test_the_secret_is_logged_without_the_fix(capture):
     logger, stream = capture
     log_and_fail(logger)
     assert stream.getvalue().count(SECRET) == 3
@@ -188,7 +188,7 @@ def test_prints_are_redacted():
     assert stream.getvalue() == "at redis://***@h:1\n"
 
 
-def test_the_fix_is_needed_here_and_takes(capture, monkeypatch):
+def test_the_fix_is_needed_here_and_works(capture, monkeypatch):
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, io.StringIO())
     outcome = apply_fix(b15.FIX, Setting())
@@ -198,12 +198,12 @@ def test_the_fix_is_needed_here_and_takes(capture, monkeypatch):
     assert apply_fix(b15.FIX, Setting()).state is FixState.NOT_NEEDED
 
 
-def test_the_probe_sees_an_installation_that_does_not_take(capture, monkeypatch):
+def test_the_probe_detects_a_fix_that_did_not_work(capture, monkeypatch):
     monkeypatch.setattr(b15, "install", lambda _redactor: None)
     assert apply_fix(b15.FIX, Setting()).state is FixState.FAILED
 
 
-def test_the_scan_finds_logged_urls_only():
+def test_the_scan_finds_only_urls_that_are_logged():
     source = (
         'logger.info("at %s", context.url)\nlogger.info(f"{remote_url}")\nlogger.info("ok %s", n)\n'
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,6 +33,7 @@ from pdkit_connector.redis_reads import METADATA, PAYLOAD, read_prefix
 from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 
+from bench.redis_server import RedisServer, free_port
 from tests.connector import fair_clock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
@@ -80,53 +79,31 @@ def all_patched(patched):
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory):
-    """Return a function that starts a redis-server with options and gives its Unix socket."""
-    servers = []
-
-    def start(*options):
-        folder = tmp_path_factory.mktemp("redis")
-        path = folder / "redis.sock"
-        command = ["redis-server", "--save", "", "--dir", str(folder), "--unixsocket", str(path)]
-        servers.append(subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL))
-        until = time.monotonic() + 10
-        while not path.exists():
-            assert time.monotonic() < until, "no redis-server"
-            time.sleep(0.02)
-        return path
-
-    yield start
-    for server in servers:
-        server.kill()
-        server.wait()
+    """Return a function that starts a redis-server with options."""
+    with contextlib.ExitStack() as servers:
+        yield lambda *options: servers.enter_context(
+            RedisServer(tmp_path_factory.mktemp("redis"), *options)
+        )
 
 
 @pytest.fixture(scope="module")
 def by_socket(serve):
     """The URL of a Redis behind a Unix socket."""
-    return f"unix://{serve('--port', '0')}"
+    return f"unix://{serve().socket}"
 
 
 @pytest.fixture(scope="module")
 def by_cluster(serve):
     """The URL of a cluster of one node that has all slots."""
     # The bus's default port, ten thousand above the other, can be past the last one.
-    port, bus = free_ports(2)
-    options = ("--port", str(port), "--cluster-enabled", "yes", "--cluster-port", str(bus))
-    client = redis.Redis(unix_socket_path=str(serve(*options)))
+    server = serve("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    client = redis.Redis(unix_socket_path=server.socket)
     client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
     until = time.monotonic() + 20
     while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
         assert time.monotonic() < until, "no cluster"
         time.sleep(0.05)
-    return f"redis-cluster://127.0.0.1:{port}"
-
-
-def free_ports(number):
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    return f"redis-cluster://127.0.0.1:{server.port}"
 
 
 @pytest.fixture
@@ -173,13 +150,13 @@ both = pytest.mark.parametrize("backend", ["by_socket", "by_cluster"], indirect=
 
 
 @pytest.mark.parametrize("fix_id", FIXES)
-def test_needed_once_then_not_needed(patched, fix_id):
+def test_a_fix_is_needed_before_it_is_applied_and_not_after(patched, fix_id):
     assert patched(fix_id).state is FixState.APPLIED
     assert patched(fix_id).state is FixState.NOT_NEEDED
 
 
 @pytest.mark.parametrize("fix_id", FIXES)
-def test_no_fix_leans_on_the_others(patched, fix_id):
+def test_each_fix_works_without_the_others(patched, fix_id):
     for other in reversed(FIXES):
         if other != fix_id:
             assert patched(other).state is FixState.APPLIED
@@ -188,7 +165,7 @@ def test_no_fix_leans_on_the_others(patched, fix_id):
 
 @pytest.mark.usefixtures("all_patched")
 @both
-def test_every_read_ends_at_the_hole(backend):
+def test_every_read_ends_at_the_first_missing_chunk(backend):
     store(backend, KEYS)
     before = room(backend)
     drop(backend, KEYS[2], METADATA, PAYLOAD)
@@ -264,7 +241,7 @@ def test_payload_of_another_length_is_a_miss(backend, change):
 
 @pytest.mark.usefixtures("all_patched")
 @pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
-def test_full_pool_is_a_miss_in_time_and_the_loop_goes_on(backend):
+def test_a_full_pool_is_a_miss_in_time_and_the_event_loop_goes_on(backend):
     store(backend, KEYS[:1])
     pool = backend.local_cpu_backend
     first = chunk(backend)
@@ -289,7 +266,7 @@ def test_full_pool_is_a_miss_in_time_and_the_loop_goes_on(backend):
 
 @pytest.mark.usefixtures("all_patched")
 @pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
-def test_read_given_up_gives_its_memory_back(backend):
+def test_an_abandoned_read_frees_its_memory(backend):
     store(backend, KEYS)
     before = room(backend)
     payload_asked = asyncio.Event()
@@ -311,7 +288,7 @@ def test_read_given_up_gives_its_memory_back(backend):
     assert None not in found
 
 
-def test_read_that_fails_gives_its_memory_back():
+def test_a_failed_read_frees_its_memory():
     released = []
 
     class Failing(FakeRedis):
@@ -338,7 +315,7 @@ def test_read_that_fails_gives_its_memory_back():
     assert released == [1]
 
 
-def test_batches_are_bounded_in_bytes_and_keep_the_order():
+def test_batches_are_limited_in_bytes_and_keep_the_order():
     big = redis_reads._BATCH_BYTES
     lengths = (1, big, 2, 3, big - 4, 2 * big)
     chunks = [

@@ -98,7 +98,7 @@ def test_the_kits_own_fixes_are_found_and_documented():
         ((Need.NEEDED, AttributeError("gone")), FixState.FAILED),
     ],
 )
-def test_states(needs, state):
+def test_each_probe_result_gives_the_right_state(needs, state):
     assert apply_fix(make_fix(needs=needs), Setting()).state is state
 
 
@@ -147,7 +147,7 @@ def test_disabled_ids_come_from_the_environment_and_must_exist():
         disabled_ids(fixes, {"PDKIT_DISABLE_FIXES": "B71"})
 
 
-def test_only_applied_fixes_see_the_kv_tensors():
+def test_only_applied_fixes_get_the_kv_tensors():
     seen = []
     hooked = make_fix("B8", on_kv_caches=seen.append)
     idle = make_fix("B9", needs=(Need.NOT_NEEDED,), on_kv_caches=seen.append)

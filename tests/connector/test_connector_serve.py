@@ -28,7 +28,7 @@ from pdkit_connector.worker_socket import NAME_ENV, engine_name
         ),
     ],
 )
-def test_extra_configuration_is_read_off_the_arguments(argv, found):
+def test_extra_configuration_is_read_from_the_arguments(argv, found):
     assert serve.extra_config(argv) == found
 
 
@@ -42,7 +42,7 @@ def started(monkeypatch):
     return servers
 
 
-def test_the_server_starts_when_every_fix_takes(monkeypatch, started):
+def test_the_server_starts_if_every_fix_applies(monkeypatch, started):
     monkeypatch.setattr(serve, "check", lambda _argv: None)
     serve.main()
     assert started == ["vllm.entrypoints.openai.api_server"]
@@ -55,7 +55,7 @@ def test_the_logs_of_its_stack_are_bounded_before_it_serves(monkeypatch, started
     assert started == ["logs", "vllm.entrypoints.openai.api_server"]
 
 
-def test_nobody_can_take_the_name_of_its_socket_first(monkeypatch, started):
+def test_no_other_process_can_take_its_socket_name_first(monkeypatch, started):
     """Its processes all have it: the fork server, too, which is started first."""
     seen = []
     monkeypatch.setattr(serve, "fork_cores_on_cpus", lambda: seen.append(engine_name()))
@@ -69,7 +69,7 @@ def test_nobody_can_take_the_name_of_its_socket_first(monkeypatch, started):
     assert all(len(name) >= len("pdkit-producer-0-8001-") + 16 for name in seen)
 
 
-def test_nothing_starts_when_one_does_not(monkeypatch, started):
+def test_nothing_starts_if_a_fix_does_not_apply(monkeypatch, started):
     def fail(_argv):
         raise FixFailed("fix B99 is needed")
 
@@ -79,7 +79,7 @@ def test_nothing_starts_when_one_does_not(monkeypatch, started):
     assert (ended.value.code, started) == (3, [])
 
 
-def test_nothing_starts_without_numbers_for_its_processes(monkeypatch, started):
+def test_nothing_starts_without_process_numbers(monkeypatch, started):
     def none_left():
         raise ConnectorError("process numbers end")
 
@@ -96,7 +96,7 @@ def test_a_broken_vllm_is_reported_as_such(monkeypatch, started):
     assert not started
 
 
-def test_what_is_spawned_imports_vllm_and_no_server(monkeypatch, tmp_path):
+def test_spawned_processes_import_vllm_and_not_the_server(monkeypatch, tmp_path):
     """Each engine core imports the server's main module again."""
     monkeypatch.setattr(serve, "fork_cores_on_cpus", lambda: None)
     monkeypatch.setattr(serve, "check", lambda _argv: None)

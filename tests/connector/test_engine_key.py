@@ -38,7 +38,7 @@ def answered(path="/v1/completions", headers=(), method="POST", kind="http", **m
     return sent
 
 
-def test_with_the_key_every_path_is_served():
+def test_every_path_is_served_with_the_key():
     for path in ("/v1/completions", "/metrics", "/tokenize", "/collective_rpc"):
         assert not answered(path, RIGHT)
 
@@ -56,35 +56,35 @@ def test_with_the_key_every_path_is_served():
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/health/../metrics", "//health", "/"])
-def test_without_it_none_is(path, headers):
+def test_requests_without_the_key_get_401(path, headers):
     start, body = answered(path, headers, method="GET")
     assert start["status"] == 401
     assert "router" in json.loads(body["body"])["error"]["message"]
     assert KEY.encode() not in body["body"]
 
 
-def test_other_methods_are_refused_too():
+def test_requests_of_every_method_need_the_key():
     assert answered("/v1/models", method="OPTIONS")[0]["status"] == 401
     assert answered("/health", method="POST")[0]["status"] == 401
 
 
-def test_health_is_open():
+def test_health_needs_no_key():
     assert not answered("/health", method="GET")
     assert not answered("/below/health", method="GET", root_path="/below")
 
 
-def test_websockets_need_it():
+def test_websockets_need_the_key():
     assert answered("/v1/realtime", kind="websocket") == [{"type": "websocket.close", "code": 1008}]
     assert answered("/health", kind="websocket")
     assert not answered("/v1/realtime", RIGHT, kind="websocket")
 
 
-def test_start_and_end_of_the_server_pass():
+def test_startup_and_shutdown_events_pass():
     assert not answered(kind="lifespan")
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "unnamed", "not ASCII"])
-def test_without_a_key_nothing_is_served(file, monkeypatch, damage):
+def test_an_engine_without_a_key_file_serves_nothing(file, monkeypatch, damage):
     if damage == "missing":
         file.unlink()
     elif damage == "unnamed":

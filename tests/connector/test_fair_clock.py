@@ -8,7 +8,7 @@ import time
 from tests.connector import fair_clock
 
 
-def test_a_wait_counts():
+def test_waiting_counts_as_time():
     def lost_s() -> float:
         began, really = fair_clock.now(), time.monotonic()
         time.sleep(0.02)
@@ -18,7 +18,7 @@ def test_a_wait_counts():
     assert min(lost_s() for _ in range(50)) < 0.005
 
 
-def test_time_in_which_nothing_here_can_run_does_not_count():
+def test_time_in_which_this_process_cannot_run_does_not_count():
     fair_clock.now()
     libc = ctypes.PyDLL(None)  # which keeps all threads from running
     began = fair_clock.now()

@@ -59,11 +59,11 @@ def started(tmp_path: Path, how: str, *, generations: int = 1) -> list[object]:
     return json.loads(ran.stdout)
 
 
-def test_a_forked_process_has_imports_and_todays_environment(tmp_path):
+def test_a_forked_process_has_the_imports_and_the_current_environment(tmp_path):
     assert started(tmp_path, "fork") == ["imported before", ["after", "1", None], True, 7]
 
 
-def test_what_is_forked_forks_too(tmp_path):
+def test_a_forked_process_forks_too(tmp_path):
     """As vLLM's core starts its workers."""
     forked = ["imported before", ["later", "1", None], True, 7]
     assert started(tmp_path, "fork", generations=2) == forked
@@ -84,7 +84,7 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize(("cpu", "calls"), [(True, ["preload", "AMX", "start"]), (False, [])])
-def test_only_engines_on_cpus_fork(monkeypatch, asked, cpu, calls):
+def test_only_cpu_engines_fork(monkeypatch, asked, cpu, calls):
     """A GPU's driver does not survive a fork."""
     from vllm.platforms import current_platform
 

@@ -70,7 +70,7 @@ def test_report_of_lmcaches_own_client():
     )
 
 
-def test_what_differs_shows():
+def test_a_changed_setting_changes_only_its_own_fact():
     """Each fact is LMCache's own, and none of the kit's plan."""
     from lmcache.v1.config import LMCacheEngineConfig
 
@@ -90,7 +90,7 @@ def test_what_differs_shows():
         assert {key for key in plain if plain[key] != other[key]} == {name}
 
 
-def test_an_engine_that_did_not_start_says_little_and_nothing_wrong():
+def test_an_engine_that_did_not_start_reports_little_and_nothing_wrong():
     found = kv_facts(SimpleNamespace(lmcache_engine=None))
     known = {name for name, value in found.items() if value not in (None, False)}
     assert known <= {"lmcache", "vllm"}
@@ -118,5 +118,5 @@ def test_a_report_never_ends_an_engine():
         (f"redis-cluster://:{SECRET}@a:1,b:2", "a:1,b:2/0"),
     ],
 )
-def test_addresses_without_what_nobody_may_see(url, address):
+def test_addresses_are_reported_without_secrets(url, address):
     assert public_address(url) == address

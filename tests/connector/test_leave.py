@@ -59,7 +59,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         thread.join()
 
 
-def test_it_waits_for_running_and_waiting_requests(engine: Engine) -> None:
+def test_an_engine_waits_for_running_and_queued_requests_before_it_ends(engine: Engine) -> None:
     engine.running, engine.waiting = 1, 2
     slept: list[float] = []
     assert leave.wait(engine.server_port, 60, slept.append)
@@ -67,7 +67,7 @@ def test_it_waits_for_running_and_waiting_requests(engine: Engine) -> None:
     assert slept == [35, 1, 1, 1], "for routers, then until all have ended"
 
 
-def test_it_does_not_wait_forever(engine: Engine) -> None:
+def test_an_engine_ends_at_its_time_limit(engine: Engine) -> None:
     engine.running = 100
     seconds = iter(range(100))
     assert not leave.wait(engine.server_port, 4, lambda _: None, lambda: next(seconds))
@@ -88,7 +88,7 @@ def test_a_busy_engine_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> Non
     assert next(answers, None) is None, "it was asked again"
 
 
-def test_a_dead_engine_has_nothing_to_wait_for(engine: Engine) -> None:
+def test_a_dead_engine_is_not_waited_for(engine: Engine) -> None:
     port = engine.server_port
     engine.server_close()
     assert leave.wait(port, 60, lambda _: None)

@@ -26,7 +26,7 @@ def log(tmp_path: Path) -> Path:
     return log
 
 
-def test_the_oldest_part_is_freed_and_the_newest_stays(log: Path) -> None:
+def test_the_oldest_part_of_a_large_log_is_freed(log: Path) -> None:
     free_oldest(log, 2 * MIB, MIB)
     assert used(log) <= MIB + 4096
     assert log.stat().st_size == 4 * MIB, "offsets stay valid"
@@ -43,12 +43,12 @@ def test_a_writer_goes_on_where_it_was(log: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(8 * MIB, MIB), (MIB, 8 * MIB)])
-def test_a_small_log_is_left_alone(log: Path, limit: int, kept: int) -> None:
+def test_a_small_log_is_not_changed(log: Path, limit: int, kept: int) -> None:
     free_oldest(log, limit, kept)
     assert used(log) >= 4 * MIB
 
 
-def test_what_is_freed_does_not_count_again(log: Path) -> None:
+def test_freed_bytes_do_not_count_as_used(log: Path) -> None:
     free_oldest(log, 2 * MIB, MIB)
     with log.open("ab") as writer:
         writer.write(LINE)
@@ -74,12 +74,12 @@ def test_all_logs_of_the_stack_are_watched(log: Path, monkeypatch: pytest.Monkey
     assert set(seen) == {"engine.log"}
 
 
-def test_in_a_container_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_log_is_watched_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "Thread", None)
     bound_logs({})
 
 
-def test_a_file_system_that_cannot_is_named(
+def test_a_file_system_without_hole_punching_is_named(
     log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: Path) -> None:

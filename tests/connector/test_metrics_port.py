@@ -63,7 +63,7 @@ def asked(port, path="/metrics", method="GET"):
         return answer.status, answer.read()
 
 
-def test_the_page_is_that_of_the_socket(pages, port):
+def test_the_port_serves_the_page_of_the_socket(pages, port):
     assert asked(port) == (200, b"chunks 3.0\n")
     assert asked(port) == (200, b"chunks 3.0\n")
     assert pages.asked == ["/metrics", "/metrics"], "each time anew"
@@ -80,7 +80,7 @@ def test_the_page_is_that_of_the_socket(pages, port):
         ("POST", "/metrics"),
     ],
 )
-def test_nothing_else_of_the_server_is_reached(pages, port, method, path):
+def test_no_other_page_of_the_server_is_reachable(pages, port, method, path):
     assert asked(port, path, method)[0] in (404, 501)
     assert pages.asked == []
 
@@ -89,7 +89,7 @@ def test_a_server_that_is_not_there_has_no_page(port):
     assert asked(port)[0] == 503
 
 
-def test_an_error_of_the_server_is_one_here(pages, port):
+def test_an_error_of_the_server_is_passed_on(pages, port):
     pages.status = 500
     assert asked(port)[0] == 500
 
@@ -109,7 +109,7 @@ def closed(connection):
     return True
 
 
-def test_connections_are_few(pages, port, monkeypatch):
+def test_the_number_of_connections_is_limited(pages, port, monkeypatch):
     monkeypatch.setattr(metrics_port._Page, "timeout", None)  # none of them is closed for its age
     with contextlib.ExitStack() as held:
         for _ in range(metrics_port._AT_ONCE):
@@ -122,7 +122,7 @@ def test_connections_are_few(pages, port, monkeypatch):
             return
 
 
-def test_a_client_that_is_slow_is_left(tmp_path, monkeypatch):
+def test_a_slow_client_is_disconnected(tmp_path, monkeypatch):
     ends = []
     monkeypatch.setattr(metrics_port, "Timer", lambda _s, do, what: Later(ends, do, what))
     server = metrics_port.serve("127.0.0.1:0", str(tmp_path / "pages"))
@@ -145,7 +145,7 @@ class Later:
         pass
 
 
-def test_a_client_that_breaks_off_is_not_logged(port, monkeypatch, capfd):
+def test_a_client_that_disconnects_is_not_logged(port, monkeypatch, capfd):
     done, shut = threading.Event(), metrics_port._Server.shutdown_request
     monkeypatch.setattr(
         metrics_port._Server, "shutdown_request", lambda *given: (shut(*given), done.set())

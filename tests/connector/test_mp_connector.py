@@ -119,7 +119,7 @@ def loaded(adapter, request):
     return adapter.retrieve_futures[request][0]
 
 
-def test_a_prompt_of_several_steps_is_stored_when_its_last_step_is(adapter):
+def test_a_prompt_of_several_steps_is_stored_with_its_last_step(adapter):
     stored(adapter, "one").set_result(True)
     assert adapter.get_finished(set()) == (set(), set())
     last = stored(adapter, "one")
@@ -149,7 +149,7 @@ def test_nothing_more_is_sent_to_a_slow_server(adapter):
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_server_that_ended_gives_its_blocks_back(adapter, process, noticed):
+def test_blocks_are_freed_if_the_server_has_ended(adapter, process, noticed):
     stored(adapter, "one")
     loaded(adapter, "two")
     process.kill()
@@ -174,7 +174,7 @@ def test_nothing_is_sent_until_the_next_server_knows_the_engine(adapter, process
     assert stored(adapter, "three")
 
 
-def test_what_the_last_server_had_is_given_up_when_the_next_one_knows_the_engine(
+def test_transfers_of_the_old_server_are_abandoned_once_the_new_one_knows_the_engine(
     adapter, process, following
 ):
     loaded(adapter, "one")
@@ -208,7 +208,7 @@ def scheduler(tmp_path, monkeypatch, process):
     return GuardedSchedulerAdapter()
 
 
-def test_a_lookup_that_ended_with_its_server_is_given_up(tmp_path, scheduler, process):
+def test_a_lookup_is_abandoned_if_its_server_ends(tmp_path, scheduler, process):
     scheduler.maybe_submit_lookup_request("one", [1])
     assert scheduler.check_lookup_result("one") is None
     process.kill()
@@ -281,7 +281,7 @@ class Connecting:
         return taken, ""
 
 
-def test_connections_of_engines_that_ended_are_let_go():
+def test_connections_of_ended_engines_are_closed():
     listening = Connecting()
     with pytest.raises(ConnectionAbortedError):
         server_life._hold(listening)
@@ -298,7 +298,9 @@ def test_connections_of_engines_that_ended_are_let_go():
         ({"cache_salt": "tenant"}, False),
     ],
 )
-def test_what_tokens_do_not_tell_apart_is_neither_loaded_nor_stored(monkeypatch, more, stored):
+def test_requests_that_tokens_alone_do_not_identify_are_neither_loaded_nor_stored(
+    monkeypatch, more, stored
+):
     monkeypatch.setattr(
         mp_connector.upstream.LMCacheMPConnector,
         "get_num_new_matched_tokens",
@@ -320,7 +322,7 @@ def test_what_tokens_do_not_tell_apart_is_neither_loaded_nor_stored(monkeypatch,
     assert (store is not None) == stored
 
 
-def test_only_an_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
+def test_only_the_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(mp_connector, "_SHARED_MEMORY", tmp_path)
     for name in ("pdkit-1-producer-0-77_0", "pdkit-1-producer-01-77_0", "pdkit-2-producer-0-1_0"):
         (tmp_path / name).touch()
@@ -330,7 +332,7 @@ def test_only_an_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_the_server_binds_sockets_with_any_address(tmp_path, monkeypatch):
+def test_the_server_listens_on_sockets_whatever_its_address(tmp_path, monkeypatch):
     from lmcache.v1.multiprocess import http_server
     from lmcache.v1.multiprocess.transport.zmq_impl import server
 
@@ -346,7 +348,7 @@ def test_the_server_binds_sockets_with_any_address(tmp_path, monkeypatch):
     assert config.uds == str(tmp_path / "pages")
 
 
-def test_without_sockets_the_server_could_bind_nothing():
+def test_the_servers_host_arguments_cannot_be_resolved():
     argv = kv_server.server_argv(("--l1-size-gb", "1"))
     for option in ("--host", "--http-host"):
         host = argv[argv.index(option) + 1]
@@ -408,7 +410,7 @@ def test_an_engine_reports_under_which_number_the_server_knows_it(
     assert kv["lmcache"] == importlib.metadata.version("lmcache").partition("+")[0]
 
 
-def test_neither_side_shares_gpu_memory_under_anothers_number(monkeypatch):
+def test_a_process_with_a_wrong_number_cannot_share_gpu_memory(monkeypatch):
     monkeypatch.setenv("PDKIT_PROCESS_NUMBERS", f"{os.getpid() + 1}-{os.getpid() + 9}")
     with pytest.raises(ConnectorError, match="cannot share GPU memory"):
         object.__new__(PatchedLMCacheMPConnector).register_kv_caches({})

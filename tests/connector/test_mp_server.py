@@ -102,7 +102,7 @@ def registered(sockets):
     return adapter
 
 
-def test_a_server_that_was_replaced_between_two_pings_is_told_of_the_engine(sockets):
+def test_a_replaced_server_is_told_of_the_engine_at_the_next_ping(sockets):
     with sockets.served():
         adapter = registered(sockets)
         adapter._heartbeat._execute()
@@ -136,7 +136,7 @@ def test_lookups_of_ended_requests_are_forgotten(sockets):
         worker.shutdown()
 
 
-def test_its_script_api_is_closed(sockets):
+def test_the_script_api_is_disabled(sockets):
     with sockets.served():
         transport = httpx.HTTPTransport(uds=sockets.pages)
         with httpx.Client(transport=transport, timeout=20) as client:

@@ -102,7 +102,7 @@ def in_thread(work) -> threading.Thread:
     return thread
 
 
-def test_a_prompt_five_times_as_large_crosses_whole(make_engine, lost):
+def test_a_prompt_five_times_the_staging_memory_is_moved_whole(make_engine, lost):
     producer, consumer = make_engine(), make_engine()
     stored(producer)
     all_ended()
@@ -113,7 +113,7 @@ def test_a_prompt_five_times_as_large_crosses_whole(make_engine, lost):
     assert torch.equal(consumer.gpu_connector.kv, producer.gpu_connector.kv)
 
 
-def test_without_the_fix_it_does_not(make_engine, monkeypatch):
+def test_only_what_fits_the_staging_memory_is_moved_without_the_fix(make_engine, monkeypatch):
     monkeypatch.setattr(pieces, "piece_tokens", lambda _engine: len(TOKENS))
     producer = make_engine()
     stored(producer)
@@ -121,7 +121,7 @@ def test_without_the_fix_it_does_not(make_engine, monkeypatch):
     assert producer.lookup(tokens=TOKENS, lookup_id="load") == STAGED * CHUNK
 
 
-def test_only_what_the_mask_wants_is_moved(make_engine):
+def test_only_tokens_in_the_mask_are_moved(make_engine):
     engine = make_engine()
     stored(engine)
     all_ended()
@@ -160,7 +160,7 @@ def test_a_store_waits_while_redis_does_not_take_more(make_engine, server, lost)
     assert (count("stored") - stored_before, lost()) == (CHUNKS, {})
 
 
-def test_a_load_takes_what_stores_give_back(make_engine, server):
+def test_a_load_uses_the_memory_that_stores_free(make_engine, server):
     """Staging memory is full of chunks that wait to be stored, and a load needs some of it."""
     engine = make_engine()
     stored(engine)
@@ -208,7 +208,7 @@ def test_layers_of_a_chunk_wait_for_room(make_engine, server, monkeypatch, lost)
     give_back(found[0])
 
 
-def test_layers_of_a_chunk_that_find_no_room_are_counted(make_engine, lost):
+def test_layers_without_room_are_counted(make_engine, lost):
     engine, held = make_engine(), []
     while memory := layers(engine):
         held += memory
@@ -216,7 +216,7 @@ def test_layers_of_a_chunk_that_find_no_room_are_counted(make_engine, lost):
     give_back(held)
 
 
-def test_every_chunk_is_accounted_for_where_redis_hangs(make_engine, server, lost):
+def test_every_chunk_is_counted_if_redis_hangs(make_engine, server, lost):
     engine = make_engine(silent_s=0.3, store_s=30)
     stored_before = count("stored")
     server.stop_answering()
@@ -250,7 +250,7 @@ def test_a_store_that_never_ends_is_waited_for_once(make_engine, monkeypatch, lo
         store_barrier.end(token)
 
 
-def test_ends_with_a_store_that_waits(make_engine, server):
+def test_closing_ends_a_store_that_waits(make_engine, server):
     """An engine that is stopped does not wait for a Redis that hangs."""
     engine = make_engine(silent_s=0.3, store_s=30)
     server.stop_answering()

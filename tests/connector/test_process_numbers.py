@@ -27,13 +27,13 @@ def kernel(monkeypatch):
     return used
 
 
-def test_the_next_process_has_one_of_the_containers_own(kernel, monkeypatch):
+def test_the_next_process_gets_a_number_of_its_container(kernel, monkeypatch):
     monkeypatch.setenv("PDKIT_PROCESS_NUMBERS", "4096-6143")
     process_numbers.take_numbers()
     assert 4096 <= kernel[-1] + 1 <= 5119, "and another thousand are left"
 
 
-def test_another_start_begins_elsewhere(kernel, monkeypatch):
+def test_another_start_begins_at_another_number(kernel, monkeypatch):
     monkeypatch.setenv("PDKIT_PROCESS_NUMBERS", "4096-6143")
     begins = set()
     for _ in range(4):
@@ -43,7 +43,7 @@ def test_another_start_begins_elsewhere(kernel, monkeypatch):
     assert len(begins) > 1
 
 
-def test_without_numbers_nothing_is_used_up(kernel, monkeypatch):
+def test_no_number_is_used_if_none_is_configured(kernel, monkeypatch):
     monkeypatch.delenv("PDKIT_PROCESS_NUMBERS", raising=False)
     process_numbers.take_numbers()
     process_numbers.require_own_number()
@@ -56,7 +56,7 @@ def test_a_kernel_with_too_few_numbers_is_an_error(kernel, monkeypatch):
         process_numbers.take_numbers()
 
 
-def test_a_process_with_anothers_number_is_refused(monkeypatch):
+def test_a_process_with_a_number_of_another_container_is_refused(monkeypatch):
     monkeypatch.setenv("PDKIT_PROCESS_NUMBERS", f"{os.getpid()}-{os.getpid() + 9}")
     process_numbers.require_own_number()
     monkeypatch.setenv("PDKIT_PROCESS_NUMBERS", f"{os.getpid() + 1}-{os.getpid() + 9}")
@@ -79,6 +79,6 @@ sys.exit(child < os.getpid() + 100)
 """
 
 
-def test_this_kernel_counts_threads_among_them():
+def test_this_kernel_counts_threads_as_processes():
     argv, env = (sys.executable, "-c", THEN), {**os.environ, "PYTHONPATH": str(CONNECTOR)}
     assert subprocess.run(argv, env=env, check=False, timeout=120).returncode == 0

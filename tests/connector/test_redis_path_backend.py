@@ -36,7 +36,7 @@ def backend(server):
     backend.close()
 
 
-def test_losses_are_counted_from_zero(server, monkeypatch):
+def test_losses_start_at_zero(server, monkeypatch):
     """Prometheus sees no growth in a count that appears with its first event."""
     counters = Counters()
     monkeypatch.setattr("pdkit_connector.redis_path.backend.COUNTERS", counters)
@@ -54,7 +54,7 @@ def test_losses_are_counted_from_zero(server, monkeypatch):
     assert set(losses) == {0}
 
 
-def test_what_is_stored_is_loaded(backend):
+def test_stored_chunks_are_found_and_loaded(backend):
     stored(backend, 1, 2, 3)
     keys = [key(number) for number in (1, 2, 3)]
     assert backend.batched_contains(keys) == 3
@@ -63,14 +63,14 @@ def test_what_is_stored_is_loaded(backend):
     assert backend.contains(keys[0]) and not backend.contains(key(9))
 
 
-def test_a_prompt_ends_at_its_first_hole(backend):
+def test_a_prompt_is_loaded_up_to_its_first_missing_chunk(backend):
     stored(backend, 1, 3)
     keys = [key(number) for number in (1, 2, 3)]
     assert backend.batched_contains(keys) == 1
     assert loaded(backend.batched_get_blocking(keys)) == [1, None, None]
 
 
-def test_loading_without_blocking_returns_what_there_is(backend):
+def test_a_load_without_blocking_returns_the_chunks_that_exist(backend):
     stored(backend, 1, 3)
     keys = [key(number) for number in (1, 2, 3)]
     asked = backend.batched_get_non_blocking("lookup", keys)
@@ -78,7 +78,7 @@ def test_loading_without_blocking_returns_what_there_is(backend):
     assert asyncio.run(backend.batched_async_contains("lookup", keys)) == 1
 
 
-def test_memory_is_given_back(backend):
+def test_a_load_frees_its_memory(backend):
     pool = backend.local_cpu_backend.memory_allocator
     stored(backend, *range(1, 40))
     for _ in range(5):
@@ -241,13 +241,13 @@ def test_a_callback_hears_of_what_is_stored(backend):
     assert not backend.exists_in_put_tasks(key(7))
 
 
-def test_removal(backend):
+def test_chunks_are_removed_once(backend):
     stored(backend, 1, 2)
     assert backend.remove(key(1)) and not backend.remove(key(1))
     assert backend.batched_remove([key(1), key(2)]) == 1
 
 
-def test_without_redis_nothing_fails(server):
+def test_nothing_fails_without_redis(server):
     server.kill()
     backend = made(redis_path_config(server.url))
     assert backend is not None, "it may come"

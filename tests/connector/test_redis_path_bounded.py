@@ -16,12 +16,13 @@ from pdkit_connector.redis_path.link import ReplyError
 from redis_chunks import LIMITS as PATIENT
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
 from redis_limits import BACK_S, LIMITS, SLACK_S, all_miss_in_time, unpaused, within, works
-from redis_servers import eventually, free_port
+from redis_servers import eventually
 
+from bench.redis_server import free_port
 from tests.connector import fair_clock
 
 
-def test_stopped_in_the_middle_of_a_load(server, make):
+def test_a_redis_that_stops_during_a_load_is_a_miss(server, make):
     one = make(server.url, replace(PATIENT, load_s=0.6))
     chunks = prompt("load", 60, 1 << 18)
     keys, payloads = list(chunks), list(chunks.values())
@@ -37,7 +38,7 @@ def test_stopped_in_the_middle_of_a_load(server, make):
     eventually(lambda: loaded(one, keys) == payloads, BACK_S)
 
 
-def test_stopped_in_the_middle_of_a_store(server, make):
+def test_a_redis_that_stops_during_a_store_loses_chunks_only(server, make):
     one = make(server.url, replace(PATIENT, store_s=1.0))
     eventually(lambda: works(one, prompt("warm", 4)), 10)
     chunks = prompt("store", 100, 1 << 20)
@@ -54,7 +55,7 @@ def test_stopped_in_the_middle_of_a_store(server, make):
     assert loaded(one, kept) == [chunks[key] for key in kept]
 
 
-def test_stopped_before_a_lookup(server, make):
+def test_a_redis_that_stops_before_a_lookup_is_a_miss(server, make):
     one = make(server.url)
     chunks = prompt("lookup", 4)
     eventually(lambda: works(one, chunks), 10)
@@ -68,7 +69,7 @@ def test_stopped_before_a_lookup(server, make):
     eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), BACK_S)
 
 
-def test_stopped_for_all_and_for_long(server, make):
+def test_a_redis_that_stops_for_long_is_used_again(server, make):
     one = make(server.url)
     chunks = prompt("all", 8)
     eventually(lambda: works(one, chunks), 10)
@@ -122,7 +123,7 @@ def test_lookup_waits_for_its_turn_no_longer_than_its_limit(server, make):
     thread.join()
 
 
-def test_killed_and_restarted(server, make):
+def test_a_killed_redis_is_a_miss_and_used_again_after_its_restart(server, make):
     one = make(server.url)
     chunks = prompt("killed", 8)
     eventually(lambda: works(one, chunks), 10)
@@ -133,7 +134,7 @@ def test_killed_and_restarted(server, make):
     eventually(lambda: works(one, chunks), BACK_S)
 
 
-def test_restarted_while_nobody_asked(server, make):
+def test_a_redis_restarted_between_requests_is_used_again(server, make):
     """Connections that died unused are made anew, without one miss."""
     one = make(server.url, PATIENT)
     chunks = prompt("unused", 8)
@@ -144,7 +145,7 @@ def test_restarted_while_nobody_asked(server, make):
     assert one.counters.value("failures") == 0
 
 
-def test_connections_that_are_cut_under_load(server, make):
+def test_connections_cut_under_load_are_replaced(server, make):
     one = make(server.url, PATIENT)
     chunks = prompt("cut", 64, 1 << 18)
     keys, payloads = list(chunks), list(chunks.values())
@@ -168,7 +169,7 @@ def test_connections_that_are_cut_under_load(server, make):
     eventually(lambda: loaded(one, keys) == payloads, BACK_S)
 
 
-def test_full(server, make):
+def test_a_full_redis_still_serves_reads(server, make):
     one = make(server.url, PATIENT)
     chunks = prompt("full", 8)
     assert works(one, chunks)
@@ -188,7 +189,7 @@ def test_full(server, make):
     eventually(lambda: works(one, prompt("more", 2)), BACK_S)
 
 
-def test_read_only(server, make):
+def test_a_read_only_redis_still_serves_reads(server, make):
     one = make(server.url, PATIENT)
     chunks = prompt("replica", 8)
     assert works(one, chunks)
@@ -201,7 +202,7 @@ def test_read_only(server, make):
     eventually(lambda: works(one, prompt("more", 2)), BACK_S)
 
 
-def test_loading(server, make):
+def test_a_redis_that_loads_its_data_is_used_once_it_is_ready(server, make):
     chunks = prompt("loading", 1000)
     patient = make(server.url, PATIENT)
     assert works(patient, chunks)
@@ -241,7 +242,7 @@ def test_a_silent_redis_is_left_before_the_limit(server, make):
     eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), BACK_S)
 
 
-def test_after_close_nothing_is_begun_or_left_behind(server):
+def test_nothing_starts_or_remains_after_close(server):
     one = client(server.url)
     chunks = prompt("closed", 50, 1 << 18)
     storing = Storing(one, chunks)
@@ -264,7 +265,7 @@ def test_close_does_not_wait_for_a_redis_that_hangs(server):
     server.answer_again()
 
 
-def test_pauses_are_short_and_end_with_the_first_success(monkeypatch):
+def test_pauses_after_failures_are_short_and_end_with_the_first_success(monkeypatch):
     at = 100.0
     monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: at))
     tried = Backoff("testing")
@@ -289,7 +290,7 @@ def test_pauses_are_short_and_end_with_the_first_success(monkeypatch):
         assert len(told) == 2
 
 
-def test_a_server_that_invents_errors_fills_nothing():
+def test_a_server_that_invents_errors_does_not_fill_the_counters():
     """Each kind is kept, told and scraped: a server does not choose how many there are."""
     counters = Counters()
     tried = Attempts("testing", counters)

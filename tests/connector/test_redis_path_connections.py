@@ -18,8 +18,9 @@ from pdkit_connector.redis_path.address import parse
 from pdkit_connector.redis_path.client import Limits
 from redis.crc import key_slot
 from redis_chunks import Warnings, client, loaded, payload, prompt, stored
-from redis_servers import eventually, free_port
+from redis_servers import eventually
 
+from bench.redis_server import free_port
 from tests.connector import fair_clock
 
 CHUNKS = prompt("chunk", 20)
@@ -50,7 +51,7 @@ def refused(one):
 # Log-ins
 
 
-def test_password(servers, make):
+def test_a_password_is_needed_and_quoted_characters_work(servers, make):
     server = servers.start("--requirepass", "p@ss/word")
     at = f"127.0.0.1:{server.port}"
     assert works(make(f"redis://:p%40ss%2Fword@{at}"))
@@ -63,7 +64,7 @@ def test_password(servers, make):
             one.lookups.ping()
 
 
-def test_user(servers, make):
+def test_a_user_with_limited_keys_can_store_and_load(servers, make):
     server = servers.start()
     server.admin.acl_setuser(
         "kv", enabled=True, passwords=["+secret"], keys=["chunk:*"], categories=["+@all"]
@@ -71,7 +72,7 @@ def test_user(servers, make):
     assert works(make(f"redis://kv:secret@127.0.0.1:{server.port}"))
 
 
-def test_user_who_may_not_store(servers, make):
+def test_a_user_who_may_not_store_can_load(servers, make):
     server = servers.start()
     server.admin.acl_setuser(
         "reader", enabled=True, passwords=["+secret"], keys=["*"], categories=["+@read"]
@@ -88,7 +89,7 @@ def test_user_who_may_not_store(servers, make):
     assert one.counters.value("failures", kind="noperm") > 0
 
 
-def test_user_who_may_look_up_but_not_load(servers, make):
+def test_a_user_who_may_not_load_misses(servers, make):
     """What fails and what works take turns; that is told once as well."""
     server = servers.start()
     server.admin.acl_setuser(
@@ -107,7 +108,7 @@ def test_user_who_may_look_up_but_not_load(servers, make):
     assert len(told) == 1
 
 
-def test_database(servers, make):
+def test_the_database_of_the_url_is_used(servers, make):
     server = servers.start()
     one = make(f"{server.url}/3")
     assert works(one)
@@ -117,10 +118,9 @@ def test_database(servers, make):
     assert make(f"{server.url}?db=3").lookups.held(KEYS) == 20
 
 
-def test_unix_socket(servers, make, tmp_path):
-    path = tmp_path / "redis.sock"
-    server = servers.start("--unixsocket", str(path), "--requirepass", "secret")
-    assert works(make(f"unix://:secret@{path}?db=2"))
+def test_a_unix_socket_works(servers, make, tmp_path):
+    server = servers.start("--requirepass", "secret")
+    assert works(make(f"unix://:secret@{server.socket}?db=2"))
     assert "db2" in server.admin.info("keyspace")
     refused(make(f"unix://{tmp_path}/nobody.sock"))
 
@@ -174,7 +174,7 @@ def tls(certificates):
     return options, {"ssl": True, "ssl_ca_certs": f"{certificates}/ca.pem"}
 
 
-def test_tls(servers, make, tls, certificates):
+def test_tls_needs_the_right_authority(servers, make, tls, certificates):
     options, arguments = tls
     server = servers.start(*options, "--requirepass", "secret", tls=arguments)
     at = f"127.0.0.1:{server.port}"
@@ -194,7 +194,7 @@ def test_tls(servers, make, tls, certificates):
     assert not server.admin.info("keyspace").get("db0")
 
 
-def test_tls_that_stops_again_and_again(servers, tls, certificates):
+def test_a_tls_connection_that_stops_often_loses_no_bytes(servers, tls, certificates):
     """Each time that a little gets through, the limit must not begin anew."""
     options, arguments = tls
     server = servers.start(*options, tls=arguments)
@@ -259,7 +259,7 @@ def fails_over(watch):
         return False
 
 
-def test_sentinel(sentinel, make):
+def test_the_master_of_a_sentinel_is_used(sentinel, make):
     master, replica, watch = sentinel
     nobody = free_port()
     one = make(f"redis-sentinel://127.0.0.1:{nobody},127.0.0.1:{watch.port}/main")
@@ -275,7 +275,7 @@ def test_sentinel(sentinel, make):
     assert loaded(one, KEYS) == list(CHUNKS.values())
 
 
-def test_sentinel_whose_master_dies(sentinel, make):
+def test_a_sentinels_new_master_is_used(sentinel, make):
     master, replica, watch = sentinel
     one = make(f"redis-sentinel://127.0.0.1:{watch.port}/main")
     assert works(one)
@@ -286,11 +286,11 @@ def test_sentinel_whose_master_dies(sentinel, make):
     eventually(lambda: works(one), 5)
 
 
-def test_sentinel_that_does_not_know_the_master(sentinel, make):
+def test_a_sentinel_that_does_not_know_the_master_is_refused(sentinel, make):
     refused(make(f"redis-sentinel://127.0.0.1:{sentinel[2].port}/other"))
 
 
-def test_sentinels_password_and_the_masters(servers, make):
+def test_sentinel_and_master_have_their_own_passwords(servers, make):
     master = servers.start("--requirepass", "secret")
     watch = servers.start(
         "--sentinel",
@@ -361,7 +361,7 @@ def address(*nodes):
     return "redis-cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
 
 
-def test_cluster(cluster, make):
+def test_chunks_are_spread_over_a_cluster(cluster, make):
     first, second, third, replica = cluster
     one = make(address(first))
     assert works(one)
@@ -431,7 +431,7 @@ def test_invalid_addresses_are_refused_without_showing_the_password(url):
         assert part not in str(raised.value).replace("password", "").replace("part", "")
 
 
-def test_addresses():
+def test_addresses_are_parsed_without_showing_passwords():
     several = parse("redis-cluster://u:p%40@[::1]:1,two")
     assert several.nodes == (("::1", 1), ("two", 6379))
     assert several.options["password"] == "p@"

@@ -74,7 +74,7 @@ def signed(server, tmp_path):
     backend.close()
 
 
-def test_with_a_mac_a_perfect_forgery_is_a_miss(server, backend, signed):
+def test_a_perfect_forgery_is_a_miss_with_a_mac(server, backend, signed):
     """All but the secret is right: it is what the engine without one takes."""
     stored(signed, 1)
     assert loaded([signed.get_blocking(key(1))]) == [1], "its own"
@@ -129,7 +129,7 @@ def test_each_layout_has_its_own_tensor(server, name):
     one.close()
 
 
-def test_the_tensor_that_lmcache_reads_off_vllm_counts_too(server, backend):
+def test_the_tensor_that_lmcache_reads_from_vllm_is_part_of_the_layout(server, backend):
     """LMCache looks at vLLM's tensors at its first transfer, and may find another shape."""
     facts = backend._tensors._metadata
     shape, dtype = torch.Size((1, LAYERS, CHUNK, 2 * HEADS * HEAD_SIZE)), torch.float16

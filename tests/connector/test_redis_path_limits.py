@@ -49,7 +49,7 @@ def test_the_next_question_with_as_much_time_costs_no_call(ask):
 
 
 @pytest.mark.parametrize("seconds", [900, 1100])
-def test_one_with_less_or_more_time_gets_its_own_limit(ask, seconds):
+def test_a_question_with_less_or_more_time_gets_its_own_limit(ask, seconds):
     ask(Deadline(1000))
     first, second = ask(Deadline(seconds))
     assert first == pytest.approx(1000, abs=60)

@@ -18,7 +18,7 @@ from redis_servers import eventually
 from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, metadata, redis_path_config  # isort: skip
 
 
-def test_it_loads_what_it_stored_and_lives_on_after_a_forgery(server):
+def test_the_engine_loads_its_chunks_and_survives_a_forgery(server):
     settings, facts = redis_path_config(server.url), metadata()
     mover = BlockMover(Geometry(LAYERS, HEADS, CHUNK, HEAD_SIZE, 2))
     database = ChunkedTokenDatabase(settings, facts)

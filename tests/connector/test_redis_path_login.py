@@ -20,14 +20,14 @@ BUFFERS = 16 << 20
     [b"$99000000000\r\n", b"*2000000000\r\n$99000000000\r\n", b"+", b"-ERR "],
     ids=["bulk", "array", "line", "error"],
 )
-def test_an_endless_answer_to_the_log_in_is_cut_off(announced):
+def test_an_endless_answer_to_the_login_is_cut_off(announced):
     with hostile(endless(announced)) as server:
         with pytest.raises((RedisError, OSError)):
             Single(parse(server.url)).connect(routing_table.ONLY)
         assert server.sent_bytes < login.REPLY_BYTES + BUFFERS
 
 
-def test_arrays_in_arrays_are_cut_off():
+def test_nested_arrays_in_the_answer_are_refused():
     nested = b"*1\r\n" * 100_000
     with (
         hostile(lambda server, taker: server.send(taker, nested)) as server,
@@ -36,7 +36,7 @@ def test_arrays_in_arrays_are_cut_off():
         Single(parse(server.url)).connect(routing_table.ONLY)
 
 
-def test_a_log_in_byte_by_byte_ends(monkeypatch):
+def test_a_login_that_answers_byte_by_byte_ends_in_time(monkeypatch):
     """Every byte comes in time, and all of them do not."""
     monkeypatch.setattr(login, "LOGIN_S", 0.5)
     with hostile(dripping(0.02, 1000)) as server:
@@ -45,7 +45,7 @@ def test_a_log_in_byte_by_byte_ends(monkeypatch):
         assert server.sent_bytes < 1000
 
 
-def test_a_server_that_log_in_worked_on_is_asked_no_longer_than_its_time(monkeypatch):
+def test_a_server_is_asked_within_its_time_after_the_login(monkeypatch):
     monkeypatch.setattr(login, "LOGIN_S", 0.5)
 
     def answer(server, taker):
@@ -82,12 +82,12 @@ NODE = [b"10.0.0.1", 6379, b"id"]
         ([[0, 16000, NODE]], "16001 of 16384"),
     ],
 )
-def test_slots_that_no_cluster_has(ranges, words):
+def test_slot_tables_that_no_cluster_has_are_refused(ranges, words):
     with pytest.raises(ConnectionError, match=words):
         _by_slot(ranges, ASKED)
 
 
-def test_slots_of_a_cluster():
+def test_the_slot_table_of_a_cluster_is_read():
     nodes = _by_slot([[0, 8191, NODE], [8192, 16383, [b"", 7, b"id"]]], ASKED)
     assert nodes[:8192] == [("10.0.0.1", 6379)] * 8192
     assert nodes[8192:] == [("asked", 7)] * 8192

@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 from pdkit_connector.redis_path.value import HEADER_BYTES
 from redis_chunks import LIMITS, client, prompt, stored
-from redis_servers import Servers, eventually, free_port
+from redis_servers import Servers, eventually
+
+from bench.redis_server import free_port
 
 SIZE = HEADER_BYTES + 4096
 
@@ -65,7 +67,7 @@ class HoldsBack:
         self._listener.close()
 
 
-def test_counts_from_the_first_on(server, one):
+def test_a_lookup_counts_chunks_from_the_first_on(server, one):
     keys = list(prompt("a", 10))
     assert one.lookups.held(keys) == 0
     stored(one, prompt("a", 10))
@@ -138,7 +140,7 @@ def test_thousand_keys_take_milliseconds(server, one):
     assert min(ours) < min(plain), (ours, plain)
 
 
-def test_lookup_counts_as_use(server, one):
+def test_a_lookup_counts_as_use_for_eviction(server, one):
     server.admin.config_set("maxmemory-policy", "allkeys-lfu")
     server.admin.config_set("lfu-log-factor", 0)  # each use is counted
     stored(one, prompt("f", 1))
@@ -149,7 +151,7 @@ def test_lookup_counts_as_use(server, one):
     assert server.admin.object("freq", key) == before + 5
 
 
-def test_removal(server, one):
+def test_removed_keys_are_counted_and_gone(server, one):
     keys = list(prompt("g", 5))
     stored(one, prompt("g", 5))
     assert one.lookups.remove([*keys[:2], b"absent"]) == 2
@@ -157,7 +159,7 @@ def test_removal(server, one):
     assert one.lookups.held(keys[2:]) == 3
 
 
-def test_ping(server, one):
+def test_a_ping_fails_if_nothing_listens(server, one):
     one.lookups.ping()
     gone = client(f"redis://127.0.0.1:{free_port()}")
     with pytest.raises(Exception, match="refused"):

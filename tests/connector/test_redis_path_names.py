@@ -39,14 +39,14 @@ PROMPT = [key(n * 0x9E3779B97F4A7C15 % (1 << 63)) for n in range(5)]
         [key(b"\x01\x02"), key(b"\x03\x04")],
     ],
 )
-def test_as_lmcache_spells_them(keys):
+def test_keys_are_spelled_as_lmcache_spells_them(keys):
     spelled = [f"{PREFIX}{one.to_string()}".encode() for one in keys]
     names = Names(PREFIX, first_rank_only=False)
     assert names.many(keys) == spelled
     assert [names.one(one) for one in keys] == spelled
 
 
-def test_a_prompt_is_spelled_out_once(monkeypatch):
+def test_the_keys_of_a_prompt_are_spelled_once(monkeypatch):
     spelled = []
     real = CacheEngineKey.to_string
     monkeypatch.setattr(
@@ -57,7 +57,7 @@ def test_a_prompt_is_spelled_out_once(monkeypatch):
     assert len(spelled) <= 2
 
 
-def test_all_ranks_of_an_mla_model_name_the_first():
+def test_all_ranks_of_an_mla_model_use_the_keys_of_the_first():
     names = Names(PREFIX, first_rank_only=True)
     of_first = [key(n, rank=0) for n in range(3)]
     of_second = [key(n, rank=1) for n in range(3)]
@@ -65,7 +65,7 @@ def test_all_ranks_of_an_mla_model_name_the_first():
     assert names.many([of_first[0], of_second[1]]) == names.many(of_first[:2])
 
 
-def test_release_with_other_keys_is_asked_each_time(monkeypatch):
+def test_a_release_with_other_keys_spells_each_key(monkeypatch):
     monkeypatch.setattr("pdkit_connector.redis_path.names._KNOWS_ALL", False)
     names = Names(PREFIX, first_rank_only=False)
     monkeypatch.setattr(CacheEngineKey, "to_string", lambda self: f"new{self.chunk_hash}")

@@ -28,14 +28,14 @@ def one(server, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, RANGE - 1, RANGE, RANGE + 1, 2 * RANGE, 7 * RANGE + 13])
-def test_values_of_any_length(one, size):
+def test_values_of_any_length_are_read(one, size):
     chunks = prompt("any", 5, size)
     assert len(stored(one, chunks)) == 5
     assert loaded(one, list(chunks)) == list(chunks.values())
     assert one.counters.value("connects") <= 4, "each connection is read to its end and kept"
 
 
-def test_values_of_different_lengths(one):
+def test_values_of_different_lengths_are_read_together(one):
     chunks = {}
     for size in (10, 5 * RANGE, RANGE, 3 * RANGE + 1, 0, 2 * RANGE):
         chunks |= prompt(f"of {size}", 1, size)
@@ -44,7 +44,7 @@ def test_values_of_different_lengths(one):
 
 
 @pytest.mark.parametrize("ranges", range(6))
-def test_cut_at_the_end_of_a_range(one, server, ranges):
+def test_a_value_cut_at_the_end_of_a_range_is_refused(one, server, ranges):
     chunks = prompt("cut", 3, 6 * RANGE)
     stored(one, chunks)
     keys = list(chunks)
@@ -54,7 +54,7 @@ def test_cut_at_the_end_of_a_range(one, server, ranges):
     assert loaded(one, [keys[2]]) == [chunks[keys[2]]], "the connection is as good as before"
 
 
-def test_longer_by_a_byte(one, server):
+def test_a_value_longer_by_a_byte_is_refused(one, server):
     chunks = prompt("longer", 2, 3 * RANGE)
     stored(one, chunks)
     server.admin.append(list(chunks)[1], b"x")
@@ -62,7 +62,7 @@ def test_longer_by_a_byte(one, server):
     assert one.counters.value("chunks", operation="load", result="corrupt") == 1
 
 
-def test_removed_while_it_is_read(one, server):
+def test_a_value_removed_while_it_is_read_is_a_miss(one, server):
     """As when Redis evicts a chunk that a load has begun to read."""
     chunks = prompt("removed", 1, 9 * RANGE)
     stored(one, chunks)
@@ -73,7 +73,7 @@ def test_removed_while_it_is_read(one, server):
     assert one.counters.value("chunks", operation="load", result="corrupt") == 0
 
 
-def test_replaced_while_it_is_read(one, server):
+def test_a_value_replaced_while_it_is_read_is_refused(one, server):
     """Ranges of two values are never taken for one."""
     chunks = prompt("replaced", 2, 9 * RANGE)
     stored(one, chunks)

@@ -41,7 +41,7 @@ def metrics(told):
     }
 
 
-def test_memory_evictions_and_traffic(watched, servers):
+def test_memory_evictions_and_traffic_are_reported(watched, servers):
     server = servers.start("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")
     told, writer = watched(server)
     assert read(told) == {}, "the page waits for no Redis"
@@ -80,7 +80,7 @@ def test_a_redis_that_hangs_holds_up_no_page(watched, server):
     eventually(lambda: read(told)["0"].get("up"), 10)
 
 
-def test_a_user_who_may_not_ask_sees_that_it_answers(watched, server):
+def test_a_user_without_info_rights_sees_only_that_redis_answers(watched, server):
     told, _ = watched(server)
     server.admin.execute_command("ACL", "SETUSER", "default", "-info")
     eventually(lambda: read(told), 10)
@@ -88,6 +88,6 @@ def test_a_user_who_may_not_ask_sees_that_it_answers(watched, server):
     assert metrics(told) == {("pdkit_redis_up", "0"): 1}
 
 
-def test_without_a_store_there_is_nothing_to_tell():
+def test_nothing_is_reported_without_a_store():
     assert metrics(Servers()) == {}
     assert list(families(b"{}")) == []

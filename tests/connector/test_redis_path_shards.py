@@ -52,7 +52,7 @@ def test_chunks_are_spread_by_key_and_every_client_finds_them(pair, make):
     assert not keys_on(pair[0]) | keys_on(pair[1])
 
 
-def test_one_shard_spreads_nothing(pair, make):
+def test_a_single_shard_has_all_chunks(pair, make):
     one = make(servers=pair[:1])
     assert stored(one, CHUNKS) == KEYS
     assert keys_on(pair[0]) == set(KEYS)
@@ -115,7 +115,7 @@ def test_shard_that_comes_back_is_used_again(pair, make):
     assert loaded(one, KEYS) == list(CHUNKS.values())
 
 
-def test_shard_that_hangs_takes_its_own_chunks_and_no_more_time_than_one(pair, make):
+def test_a_shard_that_hangs_costs_its_own_chunks_and_the_time_of_one(pair, make):
     one = make(SHORT)
     eventually(lambda: stored(one, CHUNKS) == KEYS, 20)
     assert one.lookups.held(KEYS) == len(KEYS)
@@ -140,7 +140,7 @@ def test_shard_that_hangs_takes_its_own_chunks_and_no_more_time_than_one(pair, m
     assert loaded(one, KEYS) == list(CHUNKS.values())
 
 
-def test_shards_are_asked_before_any_is_heard(pair, make):
+def test_all_shards_are_asked_before_the_first_answer_is_read(pair, make):
     """While the first shard hangs, the other has got its questions all the same."""
     one = make()
     assert stored(one, CHUNKS) == KEYS

@@ -10,17 +10,19 @@ import pytest
 from pdkit_connector.redis_path.client import Limits
 from redis_chunks import prompt
 from redis_limits import BACK_S, LIMITS, all_miss_in_time, within, works
-from redis_servers import eventually, free_port
+from redis_servers import eventually
+
+from bench.redis_server import free_port
 
 
-def test_nothing_listens(make):
+def test_a_port_without_a_listener_is_a_miss_in_time(make):
     one = make(f"redis://127.0.0.1:{free_port()}")
     all_miss_in_time(one, prompt("refused", 4))
     assert one.counters.value("failures", kind="unreachable") > 0
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis-cluster", "redis-sentinel"])
-def test_server_that_never_answers(make, scheme):
+def test_a_server_that_never_answers_is_a_miss_in_time(make, scheme):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         path = "/main" if scheme == "redis-sentinel" else ""
@@ -35,7 +37,7 @@ def test_server_that_never_answers(make, scheme):
         assert one.counters.value("failures", kind="timeout") > 0
 
 
-def test_tls_handshake_that_never_ends(make):
+def test_a_tls_handshake_that_never_ends_is_a_miss_in_time(make):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         one = make(f"rediss://127.0.0.1:{silent.getsockname()[1]}")
         all_miss_in_time(one, prompt("silent", 4))
@@ -56,7 +58,7 @@ def test_tls_handshake_that_never_ends(make):
     ],
     ids=lambda answer: ascii(answer[:12])[2:-1],
 )
-def test_server_that_answers_nonsense(make, answer):
+def test_a_server_that_answers_nonsense_is_a_miss_in_time(make, answer):
     with Nonsense(answer) as server:
         all_miss_in_time(make(f"redis://127.0.0.1:{server.port}"), prompt("nonsense", 4))
 
@@ -68,7 +70,7 @@ def test_line_without_an_end_is_not_read_forever(make):
         assert one.counters.value("failures", kind="unreachable") == 1
 
 
-def test_server_that_answers_drop_by_drop(make):
+def test_a_server_that_answers_byte_by_byte_is_a_miss_in_time(make):
     with Nonsense(b"+", then=b"x", every_s=0.05) as server:
         all_miss_in_time(make(f"redis://127.0.0.1:{server.port}"), prompt("drops", 4))
 
@@ -111,7 +113,7 @@ class Nonsense:
             return
 
 
-def test_name_that_takes_long_to_look_up(server, make, monkeypatch):
+def test_a_slow_name_lookup_is_a_miss_in_time(server, make, monkeypatch):
     real, slow = socket.getaddrinfo, threading.Event()
 
     def hanging(*arguments, **options):

@@ -72,7 +72,7 @@ def clients(server) -> int:
     return len(server.admin.client_list(_type="normal")) - 1
 
 
-def test_no_name_is_needed_after_the_start(server, names, request):
+def test_no_name_is_looked_up_after_the_start(server, names, request):
     failures = COUNTERS.value("failures")
     backend = made(redis_path_config(by_name(server)))
     request.addfinalizer(backend.close)
@@ -99,7 +99,7 @@ def test_the_first_store_waits_for_a_name_that_is_slow(server, names, make):
     assert one.counters.value("failures") == 0
 
 
-def test_a_redis_that_is_down_at_the_start(server, make):
+def test_a_redis_that_is_down_at_the_start_is_used_later(server, make):
     """It costs nothing before it is needed, then what it costs at any time; and it may come."""
     server.kill()
     one = make(server.url)
@@ -116,7 +116,7 @@ def test_a_redis_that_is_down_at_the_start(server, make):
     eventually(lambda: works(one, CHUNKS), BACK_S)
 
 
-def test_an_early_connection_that_died_unused(server, make):
+def test_an_early_connection_that_died_unused_is_replaced(server, make):
     one = make(server.url)
     one.open()
     eventually(lambda: one.counters.value("connects") == 4, 20)
@@ -137,7 +137,7 @@ def test_connections_that_come_after_the_end_are_closed(server, names, make):
     eventually(lambda: clients(server) == 0, 20)
 
 
-def test_what_only_looks_up_has_no_connections_for_values(server, request):
+def test_a_path_that_only_looks_up_has_one_connection(server, request):
     """As in the scheduler, which has no staging memory."""
     one = RedisPath(config=redis_path_config(server.url), metadata=metadata())
     request.addfinalizer(one.close)
@@ -145,7 +145,7 @@ def test_what_only_looks_up_has_no_connections_for_values(server, request):
     assert clients(server) == 1
 
 
-def test_where_servers_must_be_asked_which_has_what():
+def test_the_slots_of_servers_are_asked_for_once_at_the_start():
     """That is asked early; then there is no need to ask again."""
     learnt = []
 

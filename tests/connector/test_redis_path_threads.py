@@ -43,7 +43,7 @@ def in_threads(work):
         raise errors[0]
 
 
-def test_all_at_once(server):
+def test_threads_may_store_load_and_look_up_at_once(server):
     limits = Limits(lookup_s=10, load_s=20, store_s=20)
     engines = [client(server.url, limits) for _ in range(2)]
 
@@ -66,7 +66,7 @@ def test_all_at_once(server):
         one.close()
 
 
-def test_same_keys_by_all(server):
+def test_threads_may_use_the_same_keys(server):
     """Whoever stores last, each value that is read is a whole one."""
     one = client(server.url, Limits(lookup_s=10, load_s=20, store_s=20))
     chunks = prompt("same", 8, 1 << 17)

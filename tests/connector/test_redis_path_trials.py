@@ -109,7 +109,7 @@ DAMAGES: list[Callable[..., int]] = [
 ]
 
 
-def test_no_wrong_byte_in_a_thousand_trials(server, monkeypatch):
+def test_a_thousand_trials_return_no_wrong_byte(server, monkeypatch):
     rng = random.Random(5)
     one = client(server.url)
     prefixes = set()
@@ -155,7 +155,7 @@ def test_missing_chunk_costs_no_connection_when_nothing_else_was_asked_for(serve
     one.close()
 
 
-def test_damage_is_told_once(server, warnings):
+def test_damage_is_reported_once(server, warnings):
     one = client(server.url)
     chunks = prompt("told", 4)
     stored(one, chunks)
@@ -183,7 +183,7 @@ def test_target_of_another_size_is_refused_and_released(server):
     one.close()
 
 
-def test_no_memory_ends_the_prompt_and_is_not_a_failure_of_redis(server):
+def test_missing_memory_ends_the_prompt_and_is_not_a_failure_of_redis(server):
     class Scarce(Pool):
         def allocate(self, header, deadline):
             return super().allocate(header, deadline) if len(self.handed) < 3 else None
@@ -210,7 +210,7 @@ def test_rest_of_a_bad_value_is_not_an_answer_to_the_next_question(server):
     one.close()
 
 
-def test_what_comes_after_the_caller_left_is_released(server):
+def test_chunks_that_arrive_after_the_caller_left_are_released(server):
     one = client(server.url, replace(LIMITS, load_s=0.2))
     chunks = prompt("late", 2, 100)
     stored(one, chunks)

@@ -56,14 +56,14 @@ ALGORITHMS = ["xxh3", "blake3", "blake3-mac", "blake2b-mac"]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_round_trip(algorithm):
+def test_a_value_is_read_as_it_was_written(algorithm):
     codec = codec_of(algorithm)
     fields = read(value(codec), codec)
     assert fields == Header("bfloat16", (2, 1, 16), 3, 64, codec.layout, digest(KEY))
     assert len(value(codec)) == HEADER_BYTES + len(PAYLOAD) == 192
 
 
-def test_readers_take_either_checksum():
+def test_readers_accept_either_checksum():
     assert read(value(Codec("a layout", "blake3")), Codec("a layout", "xxh3"))
 
 
@@ -123,7 +123,7 @@ def test_unknown_checksum_is_refused():
     assert refusal(bytes(whole)) == "foreign"
 
 
-def test_blake3_where_xxhash_is_missing(without):
+def test_blake3_is_used_if_xxhash_is_missing(without):
     with_both = value(Codec("a layout", "xxh3"))
     without("xxhash")
     codec = Codec("a layout")
@@ -136,7 +136,7 @@ def test_xxhash_is_first_choice():
     assert CODEC.algorithm == "xxh3"
 
 
-def test_no_checksum_at_all_says_what_to_install(without):
+def test_a_missing_checksum_says_what_to_install(without):
     without("xxhash", "blake3")
     with pytest.raises(ConnectorError, match="pip install xxhash"):
         Codec("a layout")
@@ -156,14 +156,14 @@ def test_named_checksum_that_is_missing_says_so(without):
         Header("uint8", (65,), 1, 65, CODEC.layout, digest(KEY)),
     ],
 )
-def test_what_no_header_can_say_is_not_stored(fields):
+def test_values_that_no_header_can_describe_are_not_stored(fields):
     with pytest.raises(BadValue) as raised:
         CODEC.header(fields, PAYLOAD)
     assert raised.value.kind == "unfit"
 
 
 @pytest.mark.parametrize("algorithm", ["xxh3", "blake3", "blake3-mac", "blake2b-mac"])
-def test_who_lacks_the_secret_cannot_forge(algorithm):
+def test_a_value_cannot_be_forged_without_the_secret(algorithm):
     """The forger knows the code, the layout and the key, which Redis shows."""
     mine = Codec("a layout", secret=b"secret")
     forger = Codec("a layout", algorithm, b"" if algorithm in ("xxh3", "blake3") else b"guessed")
@@ -186,7 +186,7 @@ def test_each_secret_has_its_own_keys():
     assert Codec("a layout", secret=b"one").layout == Codec("a layout", secret=b"one").layout
 
 
-def test_without_blake3_a_mac_is_slower_and_there(without):
+def test_a_mac_works_without_blake3(without):
     with_it = value(Codec("a layout", secret=b"secret"))
     without("blake3")
     codec = Codec("a layout", secret=b"secret")
@@ -195,12 +195,12 @@ def test_without_blake3_a_mac_is_slower_and_there(without):
     assert refusal(with_it, codec) == "foreign"
 
 
-def test_readers_take_either_mac():
+def test_readers_accept_either_mac():
     slow = Codec("a layout", "blake2b-mac", b"secret")
     fast = Codec("a layout", secret=b"secret")
     assert fast.algorithm == "blake3-mac"
     assert read(value(slow), fast)
 
 
-def test_empty_payload():
+def test_an_empty_payload_is_read():
     assert read(value(payload=b"")).payload_bytes == 0

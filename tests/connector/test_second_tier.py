@@ -95,7 +95,7 @@ def test_both_tiers_serve_one_prompt(started, file):
     assert tiers.read() == written
 
 
-def test_every_rank_and_group_is_its_own_row(started, file, server):
+def test_ranks_and_groups_have_separate_rows(started, file, server):
     """What one rank lacks costs the other rank's chunks nothing but what follows."""
     ranks = [keys(3, kv_rank=ObjectKey.ComputeKVRank(2, rank, 2, rank)) for rank in range(2)]
     tiers = started(file)
@@ -211,7 +211,7 @@ def test_a_damaged_value_is_refused(started, file, server, name):
     assert count(operation, kind_of_miss) == before + 1
 
 
-def test_with_a_mac_what_another_signed_is_a_miss(started, server, tmp_path):
+def test_values_signed_with_another_key_are_a_miss(started, server, tmp_path):
     secret = tmp_path / "kv_key"
     secret.write_text("the stack's own\n")
     file = settings_file(tmp_path, server.url, mac_key_file=str(secret))
@@ -254,7 +254,7 @@ def test_a_redis_that_hangs_is_a_miss_in_time(started, server, tmp_path):
         server.answer_again()
 
 
-def test_what_a_load_left_half_done_is_not_written_to_later(started, file, server, monkeypatch):
+def test_memory_of_an_ended_load_is_not_written_to(started, file, server, monkeypatch):
     """LMCache gives the memory of a load that has ended to others at once."""
     tiers = started(file)
     tiers.stored(CHUNKS)
@@ -293,7 +293,7 @@ def test_a_value_that_describes_another_object_is_refused():
         buffers.take(other, None)
 
 
-def test_no_object_is_taken_for_loaded_because_another_of_its_key_was():
+def test_the_same_key_twice_is_refused():
     with pytest.raises(ValueError, match="twice"):
         tasks.Buffers([HEADER, HEADER], [memoryview(bytearray(4))] * 2)
 
@@ -372,7 +372,7 @@ def test_a_prompt_that_is_forgotten_comes_from_redis_alone(prompt):
     tiers.read()
 
 
-def test_what_redis_lacks_or_someone_reads_is_not_forgotten(prompt, server):
+def test_objects_that_redis_lacks_or_someone_reads_are_not_forgotten(prompt, server):
     engine, tiers, chunks = prompt
     assert tiers.found(chunks) == (2, 0)
     found = first_tier.forget(engine, "models/tiny", 1, TOKENS)
@@ -387,7 +387,7 @@ def test_what_redis_lacks_or_someone_reads_is_not_forgotten(prompt, server):
     assert unknown == {"objects": 0, "in_redis": 0, "left": 0}
 
 
-def test_the_page_takes_no_nonsense(prompt):
+def test_the_page_refuses_invalid_requests(prompt):
     app = Starlette()
     app.state.engine = prompt[0]
     first_tier.add_page(app)

@@ -100,7 +100,7 @@ def test_a_load_is_noted_in_its_own_step_only(exported):
     assert [span.name for span in exported()] == ["lookup", "load"]
 
 
-def test_a_lookup_that_is_not_ready_gives_none_yet(exported):
+def test_a_lookup_that_is_not_ready_has_no_span_yet(exported):
     one = connector()
     one._lmcache_engine.get_num_new_matched_tokens = lambda *_: None
     assert one.get_num_new_matched_tokens(request(), 0)[0] is None
@@ -123,7 +123,7 @@ def test_a_request_that_waits_for_blocks_has_one_lookup(exported):
     assert not one._lookups
 
 
-def test_nothing_is_kept_of_a_request_that_ends_before_it_has_blocks(exported):
+def test_a_request_that_ends_without_blocks_is_forgotten(exported):
     one = connector()
     one.get_num_new_matched_tokens(request(), 0)
     assert one.request_finished(request(), []) == (False, None)
@@ -131,7 +131,7 @@ def test_nothing_is_kept_of_a_request_that_ends_before_it_has_blocks(exported):
     assert not exported()
 
 
-def test_nothing_found_is_looked_up_and_not_loaded(exported):
+def test_a_lookup_without_hits_has_no_load_span(exported):
     one = connector()
     one._lmcache_engine.get_num_new_matched_tokens = lambda *_: 0
     step(one, request())
@@ -140,18 +140,18 @@ def test_nothing_found_is_looked_up_and_not_loaded(exported):
 
 
 @pytest.mark.parametrize("headers", [None, {}])
-def test_no_trace_no_span(exported, headers):
+def test_a_request_without_a_trace_has_no_span(exported, headers):
     step(connector(), request(headers))
     assert not exported()
 
 
-def test_a_client_that_wants_no_record_gets_none(exported):
+def test_a_trace_that_is_not_sampled_has_no_spans(exported):
     unwanted = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
     step(connector(), request(unwanted))
     assert not exported()
 
 
-def test_the_store_barrier_s_wait_is_the_store(exported, monkeypatch):
+def test_the_wait_at_the_store_barrier_is_the_store_span(exported, monkeypatch):
     async def answer(_name, _worker, _limit_s):
         return True
 
@@ -179,7 +179,7 @@ def test_the_store_barrier_s_wait_is_the_store(exported, monkeypatch):
     assert "secret" not in store.to_json()
 
 
-def test_the_clock_may_go_back(exported):
+def test_a_clock_that_goes_back_gives_no_negative_span(exported):
     spans.note("load", HEADERS, time.time_ns() + 10**12)
     (span,) = exported()
     assert span.start_time == span.end_time

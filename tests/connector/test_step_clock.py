@@ -66,7 +66,7 @@ def step(connector, clock, *, layers=2):
     connector.clear_connector_metadata()
 
 
-def test_calls_of_a_step_and_the_rest_of_it(connector, clock, counters):
+def test_a_steps_calls_and_the_rest_of_it_are_timed(connector, clock, counters):
     step(connector, clock)
     assert parts(counters) == (5, 20)
     step(connector, clock, layers=1)
@@ -115,7 +115,7 @@ def test_every_call_of_both_connectors_is_timed_once(kind):
         assert method.__wrapped__.__globals__["__name__"] != step_clock.__name__, name
 
 
-def test_a_call_takes_a_few_microseconds_more_at_most(counters):
+def test_timing_a_call_takes_at_most_a_few_microseconds(counters):
     """By CPU time, beside the same calls untimed."""
     plain = type("Plain", (), dict.fromkeys(
         (*step_clock.CALLS, "bind_connector_metadata", "clear_connector_metadata"),

@@ -105,7 +105,7 @@ def test_an_answer_waits_for_the_stores_begun_before_it_and_no_later_ones(
     assert (looks, under_way, waits()) == (3, {"of another request"}, {"stored": 1})
 
 
-def test_a_store_that_hangs_holds_up_once_only(name, run, waits):
+def test_a_store_that_hangs_delays_one_answer_only(name, run, waits):
     under_way: set[str] = set()
     serve(name, 0, under_way.copy)
 
@@ -136,7 +136,7 @@ def test_every_worker_is_asked(name, monkeypatch, run):
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_computes_nothing_is_not_held(name, method, run, waits):
+def test_requests_that_compute_nothing_do_not_wait(name, method, run, waits):
     under_way: set[str] = set()
     serve(name, 0, under_way.copy)
 
@@ -149,7 +149,7 @@ def test_what_computes_nothing_is_not_held(name, method, run, waits):
     assert waits() == {}
 
 
-def test_without_a_worker_the_answer_leaves_and_one_warning_is_logged(name, monkeypatch, run):
+def test_an_answer_leaves_with_one_warning_if_no_worker_answers(name, monkeypatch, run):
     told = []
     logger = SimpleNamespace(warning=lambda *line: told.append(line))
     monkeypatch.setattr(store_barrier, "get_logger", lambda: logger)
@@ -163,7 +163,7 @@ def test_without_a_worker_the_answer_leaves_and_one_warning_is_logged(name, monk
     assert len(told) == 1
 
 
-def test_without_a_name_nothing_is_asked(monkeypatch, run):
+def test_no_worker_is_asked_without_a_socket_name(monkeypatch, run):
     monkeypatch.delenv(worker_socket.NAME_ENV, raising=False)
     monkeypatch.setattr(store_barrier, "stored", None)
     assert run(answered())[0][0] == b"0"

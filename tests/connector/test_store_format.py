@@ -146,7 +146,7 @@ def test_b1_drops_only_empty_records_at_the_end(groups):
     assert protocol.RemoteMetadata.deserialize(raw).dtypes == [BF16, BF16]
 
 
-def test_b1_still_refuses_what_makes_no_sense(groups):
+def test_b1_still_refuses_invalid_metadata(groups):
     groups(1)
     b01_metadata_packing.apply(NO_ENGINE)
     with pytest.raises(ValueError, match="zip"):
@@ -272,7 +272,7 @@ def test_b10_does_not_concern_serializers_that_change_nothing(serde):
     assert apply_fix(b10_serde_guard.FIX, setting).state is FixState.NOT_APPLICABLE
 
 
-def test_b10_without_an_engine_only_tells():
+def test_b10_only_reports_without_an_engine():
     assert apply_fix(b10_serde_guard.FIX, NO_ENGINE).state is FixState.GUARDED
 
 
@@ -364,7 +364,7 @@ def test_b20_refuses_several_groups_and_none():
         state([])
 
 
-def test_b20_looks_into_a_group_of_unequal_layers():
+def test_b20_checks_every_layer_of_a_group():
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 
     def group(**layers):
@@ -375,7 +375,7 @@ def test_b20_looks_into_a_group_of_unequal_layers():
         state(group(a=full(), b=sliding()))
 
 
-def test_b20_without_an_engine_only_tells():
+def test_b20_only_reports_without_an_engine():
     assert apply_fix(b20_kv_groups.FIX, NO_ENGINE).state is FixState.GUARDED
 
 

@@ -59,13 +59,13 @@ def test_counts_of_one_name_may_have_different_labels(counted):
     assert 'pdkit_store_failures_total{kind=""} 2.0' in page()
 
 
-def test_without_workers_the_page_is_there():
+def test_the_page_exists_without_workers():
     registry = CollectorRegistry()
     registry.register(EngineCollector(next(_names)))
     assert b"pdkit_store_chunks" not in generate_latest(registry)
 
 
-def test_one_worker_tells_of_redis_for_all(monkeypatch):
+def test_redis_is_reported_by_one_worker(monkeypatch):
     name = next(_names)
     monkeypatch.setenv(worker_socket.WORKERS_ENV, "2")
 
@@ -108,7 +108,7 @@ def reporting(monkeypatch, *reports):
     return generate_latest(registry).decode()
 
 
-def test_one_worker_reports_fixes_and_kv_for_all(monkeypatch):
+def test_fixes_and_kv_are_reported_by_one_worker(monkeypatch):
     silent, first, second = WorkerReport(), WorkerReport(), WorkerReport()
     for report in (first, second):
         report.set_fixes([FixOutcome(FIX, FixState.NOT_NEEDED, 'no "bug"\nhere')])
@@ -120,7 +120,7 @@ def test_one_worker_reports_fixes_and_kv_for_all(monkeypatch):
     assert "pdkit_connector_info{lmcache=" in page
 
 
-def test_the_last_failure_of_each_kind_by_any_worker(monkeypatch):
+def test_the_newest_failure_of_each_kind_is_reported(monkeypatch):
     one, other = WorkerReport(), WorkerReport()
     one.redis_failed("storing", "oom", "first")
     other.redis_failed("storing", "oom", "second")

@@ -53,7 +53,7 @@ def test_the_same_user_is_answered(name, how):
 
 
 @pytest.mark.parametrize("how", ASK)
-def test_another_user_who_listens_is_not_believed(name, how, asked, monkeypatch):
+def test_the_answer_of_another_user_is_not_used(name, how, asked, monkeypatch):
     # The client looks first: nothing is sent.
     seen_as(monkeypatch, {0})
     assert ASK[how](name) is None
@@ -68,13 +68,13 @@ def test_another_user_who_asks_is_not_answered(name, how, asked, monkeypatch):
     assert asked == []
 
 
-def test_the_kernel_tells_the_user():
+def test_the_user_is_read_from_the_kernel():
     for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM):
         with one:
             assert worker_socket._peer_uid(one) == os.getuid()
 
 
-def test_who_asks_nothing_is_let_go(name, monkeypatch):
+def test_a_client_that_asks_nothing_is_disconnected(name, monkeypatch):
     monkeypatch.setattr(worker_socket, "_QUESTION_S", 0.05)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.settimeout(30)

@@ -85,7 +85,7 @@ def others() -> Iterator[list[int]]:
             user.join()
 
 
-def test_all_of_it(kit: Deploy, store: redis.Redis) -> None:
+def test_a_whole_check_passes_and_leaves_no_trace(kit: Deploy, store: redis.Redis) -> None:
     before, kept, finished = set(store.keys()), files(kit), requests(kit)
     ran = kit.run("check", "--name", NAME, "--json")
     assert ran.code == 0, ran
@@ -111,19 +111,19 @@ def test_all_of_it(kit: Deploy, store: redis.Redis) -> None:
     assert files(kit) == kept
 
 
-def test_quick_asks_less(kit: Deploy) -> None:
+def test_a_quick_check_skips_the_long_parts(kit: Deploy) -> None:
     data = kit.ok("check", "--name", NAME, "--quick", "--pairs", "producer-0:*")
     assert len(data["pairs"]) == 1
     assert data["turns"] is data["decode_reuse"] is data["burst"] is None
 
 
-def test_pairs_that_are_not_there(kit: Deploy) -> None:
+def test_pairs_that_do_not_exist_are_refused(kit: Deploy) -> None:
     ran = kit.run("check", "--name", NAME, "--pairs", "producer-7:*")
     assert ran.code == 2
     assert "producer-7:*" in ran.stderr and "producer-0:consumer-0" in ran.stderr
 
 
-def test_again_and_again_for_ci(kit: Deploy, tmp_path: Path) -> None:
+def test_a_repeated_check_writes_junit_xml(kit: Deploy, tmp_path: Path) -> None:
     found = tmp_path / "found.xml"
     data = kit.ok("check", "--name", NAME, "--quick", "--repeat", "3", "--junit", str(found))
     assert (data["runs"], data["runs_passed"], data["passed"]) == (3, 3, True)
@@ -133,7 +133,7 @@ def test_again_and_again_for_ci(kit: Deploy, tmp_path: Path) -> None:
     assert lost.code == 2 and "mkdir" in lost.stderr
 
 
-def test_beside_others(kit: Deploy, store: redis.Redis) -> None:
+def test_a_check_passes_while_others_use_the_stack(kit: Deploy, store: redis.Redis) -> None:
     """Pairs are judged to the token all the same; what others blur is said; their keys stay."""
     with others() as statuses:
         assert eventually(lambda: len(statuses) > 4)
@@ -151,7 +151,9 @@ def test_beside_others(kit: Deploy, store: redis.Redis) -> None:
 
 @pytest.mark.parametrize("when", ["locked", "first key", "→ consumer-0: ", "a conversation of "])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_killed_half_way(kit: Deploy, store: redis.Redis, how: signal.Signals, when: str) -> None:
+def test_a_killed_check_leaves_no_keys(
+    kit: Deploy, store: redis.Redis, how: signal.Signals, when: str
+) -> None:
     """Once its lock or its first key is there, or once it has said that a part of it is done."""
     before, kept = set(store.keys()), files(kit)
     state = kit.state(NAME)
@@ -173,7 +175,7 @@ def test_killed_half_way(kit: Deploy, store: redis.Redis, how: signal.Signals, w
     assert kit.state(NAME) == state
 
 
-def test_it_serves_on(kit: Deploy) -> None:
+def test_the_stack_still_serves_after_all_checks(kit: Deploy) -> None:
     """After all of that."""
     data: Any = kit.ok("check", "--name", NAME)
     assert data["passed"]

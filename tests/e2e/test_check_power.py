@@ -53,17 +53,19 @@ def bench(kit: Deploy) -> Iterator[Bench]:
 
 
 # What is sound comes first: damage stays in the engines' memory, and spoils later answers.
-def test_the_command_passes_when_nobody_meddles(bench: Bench, kit: Deploy) -> None:
+def test_the_command_passes_without_damage(bench: Bench, kit: Deploy) -> None:
     assert kit.ok("check", "--name", NAME)["passed"]
 
 
-def test_where_nothing_is_damaged_nothing_is_noticed(bench: Bench) -> None:
+def test_a_trial_without_damage_passes(bench: Bench) -> None:
     """The same trial, its vandal included."""
     for number in range(2):
         assert bench.trial(NOTHING, f"e2e/nothing/{number}").failures == []
 
 
-def test_a_pair_of_which_it_became_known_since(bench: Bench, kit: Deploy, tmp_path: Path) -> None:
+def test_a_running_pair_that_is_now_known_to_be_bad_is_named(
+    bench: Bench, kit: Deploy, tmp_path: Path
+) -> None:
     """The next release of the kit knows something against the pair that runs."""
     for folder in ("deploy", "compose", "images", "lmcache_configs", "scripts"):
         shutil.copytree(REPO / folder, tmp_path / folder)
@@ -83,7 +85,7 @@ def test_a_pair_of_which_it_became_known_since(bench: Bench, kit: Deploy, tmp_pa
 
 
 @pytest.mark.parametrize("kind", [kind for kind, what in KINDS.items() if what.expected])
-def test_damage_is_noticed(bench: Bench, kind: str) -> None:
+def test_damaged_kv_fails_the_check(bench: Bench, kind: str) -> None:
     seen = [bench.trial(kind, f"e2e/{kind}/{number}") for number in range(TRIALS.get(kind, 1))]
     assert any(trial.failures for trial in seen), seen
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
+from bench.redis_server import RedisServer
 from bench.store_gate import NOTHING, at_each_store, held, let_through, writes_held
 from deploy.errors import StackUnhealthy
 from deploy.planning.memory import ANSWER_TOKENS
@@ -43,7 +44,6 @@ from tests.e2e.engines import (
 from tests.e2e.store_vandals import behind_each_store, spoil
 from tests.e2e.traffic import text
 from tests.ports import free_row
-from tests.unit.redis_server import redis_server
 
 NAME = "broken"
 PORT = free_row()
@@ -79,8 +79,8 @@ def store(kit: Deploy) -> redis.Redis:
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Another Redis; yields its port."""
-    with redis_server(tmp_path_factory.mktemp("redis"), port=ELSEWHERE) as port:
-        yield port
+    with RedisServer(tmp_path_factory.mktemp("redis"), port=ELSEWHERE):
+        yield ELSEWHERE
 
 
 def checked(kit: Deploy, *options: str, during: Callable[[], object] = lambda: None) -> Any:
@@ -121,12 +121,14 @@ def assert_healthy(kit: Deploy) -> None:
 class TestRedis:
     """Broken while the engines run, and fixed after."""
 
-    def test_flushed_between_prefill_and_decode(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_flush_between_prefill_and_decode_is_named(
+        self, kit: Deploy, store: redis.Redis
+    ) -> None:
         with behind_each_store(store, ("FLUSHALL",)):
             data = named(kit, "keys_lost", "flushed")
         assert data["hit_rate"]["hits"] < data["hit_rate"]["eligible"]
 
-    def test_wrong_kv(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_refused_values_are_named(self, kit: Deploy, store: redis.Redis) -> None:
         """Values are replaced by noise as they arrive: none is used, and the check says so."""
         store.flushall()
         with behind_each_store(store, spoil()) as spoiled:
@@ -135,12 +137,12 @@ class TestRedis:
         assert data["equivalence"]["mismatched"] == 0
         assert data["store_path"]["refused"] > 0
 
-    def test_full_and_not_allowed_to_make_room(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_full_redis_without_eviction_is_named(self, kit: Deploy, store: redis.Redis) -> None:
         with configured(store, {"maxmemory-policy": "noeviction", "maxmemory": "1mb"}):
             named(kit, "store_full", "noeviction", f"{PRODUCER} ", "oom", "OOM command not allowed")
         assert_healthy(kit)
 
-    def test_evicts_what_is_about_to_be_read(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_an_eviction_before_the_load_is_named(self, kit: Deploy, store: redis.Redis) -> None:
         """Behind every chunk others store more than it has room for."""
         store_junk = "for n = 1, 40 do redis.call('SET', 'junk:' .. n, ARGV[1]) end"
         others = behind_each_store(store, ("EVAL", store_junk, 0, os.urandom(500_000)))
@@ -151,7 +153,7 @@ class TestRedis:
         assert data["redis"]["evicted_keys"] > 0
         assert_healthy(kit)
 
-    def test_full_of_what_nobody_asks_for(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_redis_full_of_other_keys_is_no_alarm(self, kit: Deploy, store: redis.Redis) -> None:
         """It evicts all the time, as it should: no alarm where everything was found."""
         for number in range(600):
             store.set(f"junk:{number}", os.urandom(100_000))
@@ -162,7 +164,7 @@ class TestRedis:
         assert data["passed"] and data["diagnosis"] == []
         store.flushall()
 
-    def test_denies_a_command(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_denied_command_is_named(self, kit: Deploy, store: redis.Redis) -> None:
         store.execute_command("ACL", "SETUSER", "default", "-set")
         try:
             named(kit, "store_denied", f"{PRODUCER} ", "noperm", "NOPERM")
@@ -170,7 +172,7 @@ class TestRedis:
             store.execute_command("ACL", "SETUSER", "default", "+@all")
         assert_healthy(kit)
 
-    def test_has_another_password(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_wrong_password_is_named(self, kit: Deploy, store: redis.Redis) -> None:
         """Engines that are connected stay so; whoever connects anew is refused."""
         store.execute_command("ACL", "SETUSER", "default", "resetpass", ">other")
         store.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -182,7 +184,9 @@ class TestRedis:
         assert eventually(lambda: kit.run("check", "--name", NAME, "--quick").code == 0)
         assert_healthy(kit)
 
-    def test_is_a_read_only_replica(self, kit: Deploy, store: redis.Redis, elsewhere: int) -> None:
+    def test_a_read_only_replica_is_named(
+        self, kit: Deploy, store: redis.Redis, elsewhere: int
+    ) -> None:
         store.execute_command("REPLICAOF", "127.0.0.1", elsewhere)
         try:
             assert eventually(lambda: store.info("replication")["master_link_status"] == "up")
@@ -191,7 +195,7 @@ class TestRedis:
             store.execute_command("REPLICAOF", "NO", "ONE")
         assert_healthy(kit)
 
-    def test_cannot_save_to_disk_and_takes_nothing(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_redis_that_cannot_save_is_named(self, kit: Deploy, store: redis.Redis) -> None:
         """As Redis does on a full disk."""
         in_the_way = Path(store.config_get("dir")["dir"]) / "dump.rdb"
         in_the_way.unlink(missing_ok=True)  # a replica leaves one
@@ -207,7 +211,9 @@ class TestRedis:
             in_the_way.rmdir()
         assert_healthy(kit)
 
-    def test_goes_during_the_check(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_redis_that_dies_during_the_check_is_named(
+        self, kit: Deploy, store: redis.Redis
+    ) -> None:
         def end() -> None:
             assert eventually(lambda: "set" in held(store))
             with pytest.raises(redis.ConnectionError):
@@ -219,7 +225,7 @@ class TestRedis:
         assert list(repaired["started"]) == ["redis"]
         assert repaired["check"]["passed"]
 
-    def test_gone(self, kit: Deploy, store: redis.Redis) -> None:
+    def test_a_dead_redis_is_named_and_up_repairs_it(self, kit: Deploy, store: redis.Redis) -> None:
         with pytest.raises(redis.ConnectionError):
             store.execute_command("SHUTDOWN", "NOSAVE")
         try:
@@ -245,7 +251,7 @@ class TestPrompts:
         file.write_text(prompt)
         return ("--quick", "--prompt-file", str(file))
 
-    def test_is_loaded_once_and_then_held_by_the_consumer(self, kit: Deploy) -> None:
+    def test_a_prompt_held_by_the_consumer_is_named(self, kit: Deploy) -> None:
         options = self.send(kit, f"{time.time_ns()} " * 40)
         first = kit.ok("check", "--name", NAME, *options)
         (prompt,) = first["prompts"]
@@ -259,7 +265,7 @@ class TestPrompts:
         options = self.send(kit, f"now {time.time_ns()} " * 40)
         assert kit.ok("check", "--name", NAME, *options)["diagnosis"] == []
 
-    def test_is_shorter_than_a_chunk(self, kit: Deploy) -> None:
+    def test_a_prompt_shorter_than_a_chunk_is_named(self, kit: Deploy) -> None:
         options = self.send(kit, "x" * (CHUNK - 10))
         data = named(kit, "prompt_under_chunk", f"no whole chunk of {CHUNK}", options=options)
         assert data["prompts"][0]["chunks"] == 0
@@ -267,14 +273,14 @@ class TestPrompts:
         options = self.send(kit, f"{time.time_ns()}" + "y" * 2 * CHUNK)
         assert kit.ok("check", "--name", NAME, *options)["diagnosis"] == []
 
-    def test_does_not_fit(self, kit: Deploy) -> None:
+    def test_a_prompt_that_does_not_fit_is_refused(self, kit: Deploy) -> None:
         for prompt, words in (("", "empty"), ("x" * 40_000, f"an answer of {ANSWER_TOKENS}")):
             ran = kit.run("check", "--name", NAME, *self.send(kit, prompt))
             assert ran.code == 2, ran
             assert "--prompt-file" in ran.stderr and words in ran.stderr
 
 
-def test_a_router_without_prefill(kit: Deploy, engines: Engines) -> None:
+def test_a_router_without_prefill_is_named(kit: Deploy, engines: Engines) -> None:
     """Started by hand with the consumer as its producer."""
 
     def misled(service: Service) -> Service:
@@ -288,7 +294,7 @@ def test_a_router_without_prefill(kit: Deploy, engines: Engines) -> None:
     assert_healthy(kit)
 
 
-def test_a_consumer_that_dies_during_the_check(kit: Deploy, store: redis.Redis) -> None:
+def test_a_consumer_that_dies_during_the_check_is_named(kit: Deploy, store: redis.Redis) -> None:
     def kill() -> None:
         with writes_held(store):
             assert eventually(lambda: "set" in held(store))
@@ -419,7 +425,7 @@ class TestEngines:
             for way in ways
         ],
     )
-    def test_they_differ_in(
+    def test_engines_that_differ_are_named_with_the_setting(
         self, diagnosed: Callable[[str], dict[str, str]], how: str, way: Differs
     ) -> None:
         assert way.words in diagnosed(how)[way.code]
@@ -436,7 +442,7 @@ def test_vllms_own_adapter_is_refused_at_the_start(kit: Deploy, engines: Engines
     assert fixed["check"]["passed"]
 
 
-def test_a_producer_that_stores_nothing(kit: Deploy, engines: Engines) -> None:
+def test_a_producer_that_stores_nothing_is_named(kit: Deploy, engines: Engines) -> None:
     """Started by hand in the consumers' part."""
     role = in_kv_transfer_config(kv_role="kv_consumer")
     engines.start_otherwise({PRODUCER: role})
@@ -453,7 +459,9 @@ def impatient(engines: Engines) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_without_the_wait_there_is_a_gap(engines: Engines, store: redis.Redis) -> None:
+def test_answers_leave_before_their_kv_without_the_barrier(
+    engines: Engines, store: redis.Redis
+) -> None:
     """With a Redis that takes its time, answers leave before their KV."""
     store.flushall()
     with writes_held(store):
@@ -464,7 +472,7 @@ def test_without_the_wait_there_is_a_gap(engines: Engines, store: redis.Redis) -
 
 
 @pytest.mark.usefixtures("impatient")
-def test_answers_that_do_not_wait_for_their_kv(
+def test_answers_that_leave_before_their_kv_are_named(
     kit: Deploy, engines: Engines, store: redis.Redis
 ) -> None:
     assert_healthy(kit)  # while Redis is quick, the producer waits long enough
@@ -494,7 +502,7 @@ def test_answers_that_do_not_wait_for_their_kv(
     assert_healthy(kit)
 
 
-def test_state_that_was_deleted(kit: Deploy) -> None:
+def test_down_ends_a_stack_whose_state_was_deleted(kit: Deploy) -> None:
     shutil.rmtree(kit.home / "stacks" / NAME)
     assert kit.run("status", "--name", NAME).stdout.startswith(f"the stack '{NAME}' is not up")
     assert not is_free(PORT)

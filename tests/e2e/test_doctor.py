@@ -34,7 +34,7 @@ def test_nothing_fails_for_the_default_stack(deploy: Deploy) -> None:
     deploy.assert_nothing_left("pdkit", int(port))
 
 
-def test_what_stops_up_is_found_and_up_says_the_same(deploy: Deploy, tmp_path: Path) -> None:
+def test_doctor_and_up_report_the_same_problem(deploy: Deploy, tmp_path: Path) -> None:
     port = free_row()
     options = ("--port", str(port), "--json")
     with taken(port + 11):
@@ -48,7 +48,7 @@ def test_what_stops_up_is_found_and_up_says_the_same(deploy: Deploy, tmp_path: P
     assert found["message"] in error["message"] and error["hint"] == found["fix"]
 
 
-def test_people_read_why_and_what_to_type(deploy: Deploy) -> None:
+def test_the_text_says_why_and_what_to_type(deploy: Deploy) -> None:
     port = free_row()
     (deploy.home / "deploy.yaml").write_text("engine: {python: /usr/bin/false}\n")
     ran = deploy.run("doctor", "-f", "deploy.yaml", "--port", str(port))

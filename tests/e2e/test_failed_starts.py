@@ -42,7 +42,7 @@ def first_engine_life(deploy: Deploy, name: str, up: subprocess.Popen[str]) -> t
     raise AssertionError("up ended before an engine was seen to die")
 
 
-def test_engine_that_dies_at_its_start(deploy: Deploy, tmp_path: Path) -> None:
+def test_an_engine_that_dies_at_its_start_is_named(deploy: Deploy, tmp_path: Path) -> None:
     port = free_row()
     model = broken_model(deploy, tmp_path / "model")
     process = deploy.start("up", "--name", "dies", "--port", str(port), "--model", str(model))
@@ -92,14 +92,14 @@ def interrupted_start(
     return stderr
 
 
-def test_ctrl_c_stops_what_was_started(deploy: Deploy) -> None:
+def test_ctrl_c_stops_the_started_processes(deploy: Deploy) -> None:
     port = free_row()
     stderr = interrupted_start(deploy, "stopped", port, signal.SIGINT, await_engines)
     assert "interrupted" in stderr
     deploy.assert_nothing_left("stopped", port)
 
 
-def test_sigterm_does_too(deploy: Deploy) -> None:
+def test_sigterm_stops_the_started_processes(deploy: Deploy) -> None:
     port = free_row()
     interrupted_start(deploy, "stopped", port, signal.SIGTERM, await_processes)
     deploy.assert_nothing_left("stopped", port)
@@ -116,7 +116,7 @@ def test_killed_start_is_cleaned_up_by_down(deploy: Deploy) -> None:
     deploy.assert_nothing_left("killed", port)
 
 
-def test_broken_state_file_still_allows_down(deploy: Deploy) -> None:
+def test_down_works_with_a_broken_state_file(deploy: Deploy) -> None:
     port = free_row()
     process = deploy.start("up", "--name", "torn", "--port", str(port))
     await_processes(deploy, "torn")

@@ -91,7 +91,7 @@ def layer_of(key: bytes) -> int:
 
 
 class TestLayered:
-    def test_ten_users_chat(self, layered: Engines) -> None:
+    def test_ten_chatting_users_are_all_answered(self, layered: Engines) -> None:
         """Growing histories, prompts below a chunk and above a batch, and clients that leave."""
         before = layered.pids()
         seen = chat(layered.url("front"), Users())
@@ -109,7 +109,7 @@ class TestLayered:
         assert len({layer_of(key) for key in keys}) == LAYERS
 
     @pytest.mark.parametrize("lost", ["one layer", "all layers", "payload of one layer"])
-    def test_hole(self, layered: Engines, lost: str) -> None:
+    def test_a_load_ends_before_the_first_missing_chunk(self, layered: Engines, lost: str) -> None:
         """What is loaded ends before the chunk that is gone."""
         prompt = text(4 * CHUNK + 50, lost)
         keys = layered.keys_by_chunk(prompt)[2]
@@ -122,7 +122,7 @@ class TestLayered:
         assert ask_around_a_hole(layered, prompt, gone) == found[lost]
         assert layered.is_alive("consumer-0")
 
-    def test_frozen(self, layered: Engines) -> None:
+    def test_a_frozen_producer_answers_and_stores_again_once_thawed(self, layered: Engines) -> None:
         """A frozen producer answers and stores nothing; thawed, it stores again."""
         layered.store().flushall()
         layered.lmcache("producer-0", "PUT", "/freeze/enable")
@@ -135,7 +135,9 @@ class TestLayered:
         self._assert_shared(layered, text(700, "thawed"))
 
     @pytest.mark.parametrize("whom", ["producer-0", "consumer-0"])
-    def test_unhealthy(self, layered: Engines, whom: str) -> None:
+    def test_an_unhealthy_engine_answers_without_the_store_and_recovers(
+        self, layered: Engines, whom: str
+    ) -> None:
         """An engine whose store is ill answers without it, and uses it again once it is well.
 
         The Redis connector has no ping, and layerwise loads are not among those whose failures the
@@ -155,7 +157,7 @@ class TestLayered:
         assert_same(reference, answer)
         assert hits == 2 * CHUNK
 
-    def test_without_the_fixes(self, layered: Engines) -> None:
+    def test_engines_die_without_the_fixes(self, layered: Engines) -> None:
         """Without B7 a hole ends a consumer, without B2c illness, without B2b freezing a producer.
 
         Fixes that would catch it are off as well: B18, which reports what was not loaded, and B2g,
@@ -221,7 +223,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 
 class TestSmall:
-    def test_second_turn_hits_the_first_answer(self, small: Engines) -> None:
+    def test_a_second_turn_loads_the_first_answer(self, small: Engines) -> None:
         """Of a second turn the consumer loads the chunk that it decoded in the first.
 
         A consumer that saves runs as `kv_both`, since `kv_consumer` never stores. So it must be
@@ -242,13 +244,13 @@ class TestSmall:
         assert loaded == 2 * CHUNK
         assert_same(small.recomputed(second), got)
 
-    def test_preempted_requests_answer_right(self, small: Engines) -> None:
+    def test_preempted_requests_get_correct_answers(self, small: Engines) -> None:
         wrong, preempted = crowd(small, "crowd")
         assert preempted > 0
         assert wrong == []
 
     @pytest.mark.parametrize("lost", ["both keys", "payload"])
-    def test_hole(self, small: Engines, lost: str) -> None:
+    def test_a_load_ends_before_the_first_missing_chunk(self, small: Engines, lost: str) -> None:
         prompt = text(4 * CHUNK + 50, lost)
         keys = small.keys_by_chunk(prompt)[2]
         assert len(keys) == 2
@@ -272,7 +274,9 @@ class TestSmall:
         assert small.is_alive("consumer-0")
         assert self._is_shared(small, text(600, "short again"))
 
-    def test_redis_stalls_while_the_staging_memory_is_full(self, small: Engines) -> None:
+    def test_answers_are_correct_if_redis_stalls_while_staging_memory_is_full(
+        self, small: Engines
+    ) -> None:
         assert stall(small, "stalled", "no memory is available") == [True] * 2
         assert self._is_shared(small, text(600, "after the stall"))
 
@@ -293,7 +297,7 @@ class TestSmall:
         assert_same(reference, answer)
         return hits == len(prompt) // CHUNK * CHUNK
 
-    def test_without_the_fixes(self, small: Engines) -> None:
+    def test_engines_die_without_the_fixes(self, small: Engines) -> None:
         """Without B8 a stall deafens a producer's LMCache; without B4g preemptions end a consumer.
 
         B13 is off as well: its reads do not wait on the event loop either. Without B4g the slots of

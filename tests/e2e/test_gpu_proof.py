@@ -104,7 +104,7 @@ def test_a_store_that_takes_nothing_fails_the_proof(proof: Proof) -> None:
     assert "**FAILED: edges.**" in proof.page and "0 of 511 loaded" in proof.page
 
 
-def test_the_next_run_does_only_what_is_not_proved(proof: Proof) -> None:
+def test_the_next_run_does_only_the_missing_steps(proof: Proof) -> None:
     """And takes the stack down, since nobody asks to keep it."""
     ran = proof.run()
     assert ran.code == 0, ran

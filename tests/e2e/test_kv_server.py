@@ -69,7 +69,7 @@ def computed(engines: Engines, asked: str) -> Completion:
         return api.complete(MODEL, list(asked.encode()), max_tokens=16, salt=token_hex(4))
 
 
-def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
+def test_every_eligible_token_is_loaded_at_once(kit: Deploy, up: Any) -> None:
     serving = {"redis", "kv-server", "producer-0", "consumer-0", "router"}
     assert set(up["started"]) - {"grafana"} == {*serving, "prometheus"}
     found = kit.ok("check", "--name", NAME)
@@ -89,7 +89,7 @@ def test_all_that_is_eligible_is_loaded_at_once(kit: Deploy, up: Any) -> None:
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
-def test_wrong_kv_in_the_servers_memory_is_noticed(
+def test_wrong_kv_in_the_servers_memory_fails_the_check(
     kit: Deploy, engines: Engines, exchanged: bool
 ) -> None:
     """The server's memory has no checksum: only the check's answers can tell."""
@@ -142,7 +142,7 @@ def test_nothing_listens_on_a_port_but_its_metrics(kit: Deploy, up: Any) -> None
     assert kit.ok("patches", "--name", NAME)["not_for"]
 
 
-def test_a_server_that_is_killed_costs_no_answer(
+def test_a_killed_server_costs_no_answer(
     kit: Deploy, engines: Engines, up: Any
 ) -> None:  # fmt: skip
     engines.ask("front", prompt("before"))

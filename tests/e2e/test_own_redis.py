@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.connector.redis_servers import Server, Servers, eventually, free_port
+from bench.redis_server import free_port
+from tests.connector.redis_servers import Server, Servers, eventually
 from tests.e2e.conftest import Deploy, running_stack
 from tests.e2e.traffic import MODEL, text
 from tests.ports import free_row
@@ -207,7 +208,7 @@ def assert_password_is_private(own: Own) -> None:
     assert config.stat().st_mode & 0o077 == 0
 
 
-def test_a_redis_that_refuses_stops_up_before_anything(own: Own) -> None:
+def test_up_starts_nothing_if_redis_refuses(own: Own) -> None:
     text = own.file.read_text()
     own.file.write_text(text.replace(WRITTEN, "wrong"))
     try:
@@ -221,7 +222,7 @@ def test_a_redis_that_refuses_stops_up_before_anything(own: Own) -> None:
     own.kit.assert_nothing_left(NAME, own.port)
 
 
-def test_tls_and_a_password(own: Own, up: Any, tls: Server) -> None:
+def test_a_stack_works_with_tls_and_a_password(own: Own, up: Any, tls: Server) -> None:
     assert list(up["started"]) == ["producer-0", "consumer-0", "router"]
     assert_proved(up["check"])
     assert up["check"]["redis"]["keys_removed"] == up["check"]["store_path"]["stored_chunks"]
@@ -235,7 +236,9 @@ def test_tls_and_a_password(own: Own, up: Any, tls: Server) -> None:
     assert status["store"]["keys"] > keys_of(tls), "with those of others"
 
 
-def test_a_cluster_in_its_place(own: Own, up: Any, tls: Server, cluster: list[Server]) -> None:
+def test_a_stack_works_with_a_cluster(
+    own: Own, up: Any, tls: Server, cluster: list[Server]
+) -> None:
     assert up["check"]["passed"]
     router = own.kit.pid(NAME, "router")
     own.file.write_text(

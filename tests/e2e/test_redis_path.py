@@ -134,7 +134,7 @@ def test_damaged_values_are_computed_again(plain: Engines, damage: Callable[...,
     assert plain.is_alive("consumer-0")
 
 
-def test_no_gap(plain: Engines) -> None:
+def test_a_decode_right_after_its_prefill_loads_every_eligible_token(plain: Engines) -> None:
     """A decode that follows its prefill at once finds all of it, one by one and eight at a time."""
 
     def ask(number: int) -> int:
@@ -153,7 +153,7 @@ def test_no_gap(plain: Engines) -> None:
     assert barrier.late == 0
 
 
-def test_redis_stalls(plain: Engines) -> None:
+def test_engines_answer_while_redis_stalls_and_use_it_again(plain: Engines) -> None:
     """Engines answer rightly while Redis does not, however long, and use it again afterwards."""
     prompt = text(4 * CHUNK + 10, "stall")
     reference = plain.recomputed(prompt)
@@ -174,7 +174,7 @@ def test_redis_stalls(plain: Engines) -> None:
     assert soon(loads_again)
 
 
-def test_redis_full(plain: Engines) -> None:
+def test_a_full_redis_serves_reads_and_losses_are_counted(plain: Engines) -> None:
     """A Redis that takes nothing more is read on; what it does not take is counted."""
     prompt = text(3 * CHUNK + 10, "full")
     reference = plain.recomputed(prompt)
@@ -198,7 +198,7 @@ def test_redis_full(plain: Engines) -> None:
     assert moved.failures > 0
 
 
-def test_redis_dies_under_load(plain: Engines) -> None:
+def test_no_request_fails_if_redis_dies_under_load(plain: Engines) -> None:
     """100 requests, of which Redis misses many: all are answered rightly, and hits come back."""
     prompts = [text(3 * CHUNK + 20 * number, ("load", number)) for number in range(20)]
     references = [plain.ask("producer-0", prompt, 8) for prompt in prompts]
@@ -252,7 +252,7 @@ def layered(tmp_path_factory: pytest.TempPathFactory, plain: Engines) -> Iterato
     yield from up(folder, "layers", free_row(), "--layerwise", "--save-decode-cache")
 
 
-def test_layer_by_layer(layered: Engines) -> None:
+def test_a_chunk_without_one_of_its_layers_is_computed_again(layered: Engines) -> None:
     """Ten users chat; then a chunk loses one of its layers."""
     before = layered.pids()
     seen = chat(layered.url("front"), Users())
@@ -272,7 +272,7 @@ def test_layer_by_layer(layered: Engines) -> None:
     assert layered.is_alive("consumer-0")
 
 
-def test_what_a_consumer_decoded_is_stored(layered: Engines) -> None:
+def test_decoded_tokens_are_stored(layered: Engines) -> None:
     """A prompt of one chunk and a part; the second chunk was mostly decoded."""
     layered.store().flushall()
     layered.forget()
@@ -310,7 +310,7 @@ def test_a_killed_check_leaves_no_layer(layered: Engines, done: str) -> None:
     assert set(layered.store().keys()) == before
 
 
-def test_without_the_fix_layers_have_no_tags(layered: Engines) -> None:
+def test_layers_have_no_tags_without_the_fix(layered: Engines) -> None:
     """It is the fix by which they are told. Its stack's last test."""
     layered.restart({whom: {"PDKIT_DISABLE_FIXES": "B16c"} for whom in layered.pids()})
     before = set(layered.store().keys())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.redis_server import RedisServer
 from deploy.runtime.engine_api import ApiError, EngineApi
-from deploy.runtime.host import find_redis_server
 from deploy.runtime.secrets import Secret
 from deploy.tiny_model import ensure_tiny_model
 from deploy.verify.equivalence import Completion, compare
@@ -57,19 +55,14 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host
         url = f"http://{one.address}:{PORT + 10}"
         remote = {"engines": [{"role": "producer", "url": url}]}
         front = _host(folder, two, {}, producers=0, consumers=1, router=remote)
-        server = subprocess.Popen(
-            (*one.enter, find_redis_server(None, sys.executable), "--bind", one.address,
-             "--protected-mode", "no", "--save", "", "--dir", str(folder)),
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            yield worker, front
-        finally:
-            for host in (front, worker):
-                host.kit.run("down")
-                assert host.kit.processes("pdkit") == []
-            server.kill()
-            server.wait()
+        options = ("--bind", one.address, "--protected-mode", "no")
+        with RedisServer(folder, *options, port=6379, enter=one.enter):
+            try:
+                yield worker, front
+            finally:
+                for host in (front, worker):
+                    host.kit.run("down")
+                    assert host.kit.processes("pdkit") == []
 
 
 def _host(folder: Path, network: Network, engine: dict[str, str], **part: Any) -> Host:

@@ -42,7 +42,7 @@ def pairs(data: object) -> dict[str, float]:
     return {f"{p['producer']} {p['consumer']}": p["eligible_rate"] for p in found}
 
 
-def test_2p2d_all_four_pairs(deploy: Deploy, tmp_path: Path) -> None:
+def test_all_four_pairs_of_2p2d_pass(deploy: Deploy, tmp_path: Path) -> None:
     # In bfloat16, decode and prefill round so differently that a stream which continues elsewhere
     # may differ where two tokens are almost equally likely.
     (tmp_path / "deploy.yaml").write_text(
@@ -146,7 +146,7 @@ def right(
         yield Beside(kit, port, file, data)
 
 
-def test_two_stacks_side_by_side(left: Any, right: Beside) -> None:
+def test_two_stacks_run_side_by_side(left: Any, right: Beside) -> None:
     assert pairs(left) == {"engine-0 engine-1": 1.0, "engine-1 engine-0": 1.0}
     assert pairs(right.up) == {"producer-0 consumer-0": 1.0}
     argv = " ".join(psutil.Process(right.kit.pid("right", "redis")).cmdline())
@@ -181,7 +181,7 @@ def test_clients_need_the_key(right: Beside) -> None:
     assert kit.ok("check", "--name", "right")["passed"], "the copy it was given stays"
 
 
-def test_an_engine_whose_first_step_computes_one_token(right: Beside) -> None:
+def test_a_first_step_of_one_token_is_correct(right: Beside) -> None:
     """A new consumer loads all of a prompt but its last token before it has computed anything."""
     os.kill(right.kit.pid("right", "consumer-0"), signal.SIGKILL)
     data = right.kit.ok("up", "--resume", "--name", "right", "--no-check")
@@ -193,7 +193,7 @@ def test_an_engine_whose_first_step_computes_one_token(right: Beside) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_the_first_serves_on_once_the_second_is_down(home: Deploy, right: Beside) -> None:
+def test_the_first_stack_still_serves_after_the_second_is_down(home: Deploy, right: Beside) -> None:
     right.kit.ok("down", "--name", "right")
     assert home.ok("status", "--name", "left")["healthy"]
     checked = home.ok("check", "--name", "left")

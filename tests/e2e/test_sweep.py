@@ -34,7 +34,7 @@ def wait_for_second_stack(deploy: Deploy, out: Path) -> None:
     pytest.fail("the sweep did not come to its second stack")
 
 
-def test_killed_and_run_again(deploy: Deploy, tmp_path: Path) -> None:
+def test_a_killed_sweep_continues_where_it_was(deploy: Deploy, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = sweep_of(deploy, out)
     killed = deploy.start(*command)

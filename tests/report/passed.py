@@ -34,7 +34,7 @@ _STACK = (
 PARTS = {
     # Fixes on each LMCache: the connector, the releases and the cells.
     "versions": (
-        *_ENGINES, *_WHEELS, "docs/reference/fixes.md", "tests/versions",
+        *_ENGINES, *_WHEELS, "bench/redis_server.py", "docs/reference/fixes.md", "tests/versions",
     ),
     # vLLM's GPU code: what the kit renders, which the goldens hold, and the metrics that it reads.
     "gpu": (
@@ -60,8 +60,8 @@ PARTS = {
         "tests/e2e/store_vandals.py", *E2E["lmcache-mp"],
     ),
     "user-redis": (
-        *_STACK, "tests/connector/redis_servers.py", "tests/e2e/two_networks.py",
-        *E2E["user-redis"],
+        *_STACK, "bench/redis_server.py", "tests/connector/redis_servers.py",
+        "tests/e2e/two_networks.py", *E2E["user-redis"],
     ),
     "gpu-proof": (*_STACK, "bench", "scripts/gpu-proof", *E2E["gpu-proof"]),
 }  # fmt: skip

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 from deploy.assets import Kit
-from deploy.config import compat
 from deploy.config.model import Model, ModelShape, resolve_model
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
@@ -22,12 +21,12 @@ from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.tiny_model import config_json
-from deploy.workflows import doctor, preflight
 from deploy.workflows.facts import stated_facts, with_needed_gpus
 from deploy.workflows.prepare import Containers, Prepared, Programs, prepare
 from tests.conftest import NO_DOCKER, NO_HOME
 
 MACHINE = Inventory(cpus=16, memory_mib=65536)
+# A host of which no rule warns.
 SOUND_HOST = HostSeen(
     open_files=1 << 20,
     huge_pages="madvise",
@@ -63,32 +62,10 @@ def _clean_environment() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _sound_host() -> Iterator[None]:
-    """Show a host of which no rule warns; `deploy` as a process of its own sees the real one."""
-    with (
-        mock.patch.object(preflight, "see_host", lambda: SOUND_HOST),
-        mock.patch.object(doctor, "see_host", lambda: SOUND_HOST),
-        mock.patch.object(doctor, "clock_is_synced", lambda: None),
-    ):
-        yield
-
-
 @pytest.fixture
 def spec() -> Callable[..., StackSpec]:
     """Make a spec from fields, by the way that deploy.yaml takes."""
     return lambda **fields: StackSpec.model_validate(fields)
-
-
-@pytest.fixture
-def broken_layerwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a pair be broken with an option only; the table has no such entry at present."""
-    rule = compat.PairRule(
-        "with-an-option", "known_bad", ("cuda", "rocm"), "", "<0.4.4",
-        "single layers are lost", "https://github.com/LMCache/LMCache", ("layerwise",),
-    )  # fmt: skip
-    rules = (*compat.load_rules(), rule)
-    monkeypatch.setattr(compat, "load_rules", lambda: rules)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "deploy"
+REPO = Path(__file__).resolve().parents[2]
+PACKAGE = REPO / "deploy"
 
 # Each part of the package, with the parts it may import; top to bottom, and never up.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -84,6 +85,7 @@ def part_of(path: Path) -> str:
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
+BENCHES = sorted((REPO / "bench").rglob("*.py"))
 # What enters the services, and so imports nothing of the rest and is imported by nothing of it.
 GUESTS = {"connector": "pdkit_connector", "router": "pdkit_router"}
 # Imported by the kit as well as inside the services; nothing but the standard library is below it.
@@ -111,7 +113,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+    return str(path.relative_to(REPO if path in BENCHES else PACKAGE))
 
 
 def imported_part(name: str) -> str:
@@ -223,8 +225,8 @@ def function_sizes(path: Path) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_sizes(path: Path) -> None:
+@pytest.mark.parametrize("path", [*MODULES, *BENCHES], ids=name_of)
+def test_modules_and_functions_are_short(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= MAX_MODULE_LINES
     assert not {k: n for k, n in function_sizes(path).items() if n > MAX_FUNCTION_LINES}

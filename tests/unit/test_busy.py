@@ -55,6 +55,8 @@ def test_the_exit_code_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["1"], ["1", "--"], ["1", "true"], ["--", "1", "true"]])
-def test_bad_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_print_the_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert busy.main(arguments) == 2
     assert busy.USAGE in capsys.readouterr().err

@@ -30,18 +30,18 @@ def missing(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_what_it_runs_exists(file: Path) -> None:
+def test_every_command_of_the_file_exists(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert _SCRIPT.search(text)
     assert missing(text) == []
 
 
-def test_what_does_not_exist_is_found() -> None:
+def test_a_missing_command_is_found() -> None:
     text = "./scripts/gone {{bin}}/blacker .venv/bin/ruff scripts/test"
     assert missing(text) == ["scripts/gone", "blacker"]
 
 
-def test_what_makes_the_reference_is_what_its_hook_watches() -> None:
+def test_the_hook_watches_every_source_of_the_reference() -> None:
     """The modules that the script and the types of `--json` are made of."""
     config = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text("utf-8"))
     hooks = config["repos"][0]["hooks"]

@@ -111,7 +111,7 @@ def not_in(index: Path, pages: Sequence[Path]) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     assert broken_links(page) == []
 
 
@@ -231,7 +231,7 @@ def test_commands_can_be_typed(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_scripts_are_there(page: Path) -> None:
+def test_named_scripts_exist(page: Path) -> None:
     first = [words[0] for words in commands_in(page.read_text(encoding="utf-8"))]
     assert [word for word in first if word.startswith("./") and not (REPO / word).exists()] == []
 
@@ -283,7 +283,7 @@ def test_commands_outside_of_blocks_are_not_for_typing() -> None:
         ("up --model", "--model"),
     ],
 )
-def test_what_cannot_be_typed_is_reported(arguments: str, said: str) -> None:
+def test_invalid_commands_are_found(arguments: str, said: str) -> None:
     why = refusal(arguments.split())
     assert said in why if said else not why
 
@@ -296,7 +296,7 @@ def test_a_script_that_is_gone_is_seen() -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "\n```bash\n" in page.read_text()], ids=name_of
 )
-def test_scripts_parse(page: Path) -> None:
+def test_bash_blocks_are_valid(page: Path) -> None:
     scripts = re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)
     assert scripts
     for script in scripts:

@@ -40,7 +40,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
     assert {error.__name__: error.exit_code for error in subclasses(PdkitError)} == CONTRACT
 
 
-def test_codes_are_unique() -> None:
+def test_error_codes_are_unique() -> None:
     codes = [error.code for error in subclasses(PdkitError)]
     assert len(codes) == len(set(codes))
 

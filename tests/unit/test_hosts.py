@@ -39,7 +39,7 @@ def test_they_differ_in_every_fact() -> None:
     assert [fact for fact in small if small[fact] == large[fact]] == []
 
 
-def test_its_own_test_fails_without_it() -> None:
+def test_the_test_of_a_simulated_machine_fails_without_it() -> None:
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
     done = run("pytest", *options, "tests/hosts/test_worn.py", DISGUISE=OTHER)
     assert done.returncode == 1
@@ -47,7 +47,7 @@ def test_its_own_test_fails_without_it() -> None:
         assert f"test_it_is_on[{fact}]" in done.stdout
 
 
-def test_what_cannot_be_mounted_fails_the_run(tmp_path: Path) -> None:
+def test_a_failed_mount_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "mount").write_text("#!/bin/sh\necho no mounts here >&2; exit 32\n")
     (tmp_path / "mount").chmod(0o755)
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))

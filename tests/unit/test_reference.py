@@ -66,7 +66,7 @@ def is_current(reference: Any, root: Any) -> Callable[..., bool]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_is_current(name: str, reference: Any, generated: dict[str, str]) -> None:
+def test_each_page_is_current(name: str, reference: Any, generated: dict[str, str]) -> None:
     written = (reference.DOCS / name).read_text(encoding="utf-8")
     assert written == generated[name], "if this is meant: python scripts/reference.py"
 
@@ -112,7 +112,7 @@ class TestCommands:
         assert "| [`deploy doctor`](#deploy-doctor) | Say what would stop it. |" in page
         assert "| `--deep` | Look twice. |" in page
 
-    def test_all_of_them_with_all_options(self, reference: Any, root: Any) -> None:
+    def test_every_command_has_all_its_options(self, reference: Any, root: Any) -> None:
         sections = dict(_sections(reference.cli_page(root)))
         shared = sections.pop("Stack options")
         assert sections.pop("Exit codes")
@@ -148,7 +148,7 @@ class TestErrors:
         for kind in _below(PdkitError):
             assert re.search(rf"^\| {kind.exit_code} \| `{kind.code}` \| \S", page, re.MULTILINE)
 
-    def test_one_that_nobody_explained_is_refused(
+    def test_an_error_without_explanation_is_refused(
         self, reference: Any, root: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tree = reference.errors.__doc__.replace("FixFailed ", "FixFailing ")
@@ -170,7 +170,7 @@ class TestFields:
             for inner in nested:
                 assert f"\n| `{inner}` |" in section
 
-    def test_one_without_a_description_is_refused(self, reference: Any) -> None:
+    def test_a_setting_without_a_description_is_refused(self, reference: Any) -> None:
         bare = create_model("Bare", __base__=StackSpec, colour=(str, "red"))
         with pytest.raises(LookupError, match="colour"):
             reference.with_fields(_written(reference), bare)
@@ -191,7 +191,7 @@ class TestFields:
     def test_values_in_words(self, reference: Any, field: str, value: str, default: str) -> None:
         assert f"| `{field}` | {value} | `{default}` |" in _written(reference)
 
-    def test_what_is_written_by_hand_stays(self, reference: Any) -> None:
+    def test_text_written_by_hand_stays(self, reference: Any) -> None:
         page = f"# Mine\n{reference.BEGIN}\nold\n{reference.END}\nby hand\n"
         made = reference.with_fields(page, StackSpec)
         assert made.startswith("# Mine\n")
@@ -237,7 +237,7 @@ class TestJsonFields:
         }
         assert not silent, "give them one in their type's docstring or in contract/meanings.yaml"
 
-    def test_no_meaning_is_of_a_field_that_is_gone(self) -> None:
+    def test_no_described_field_is_gone(self) -> None:
         fields: dict[str, set[str]] = defaultdict(set)
         for name, schema in self.types():
             fields[name] |= schema.get("properties", {}).keys()

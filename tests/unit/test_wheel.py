@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import zipfile
 from configparser import ConfigParser
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deploy import __version__
-from tests.conftest import Ended, plain_environ
+from tests.conftest import Ended, plain_environ, run_python
 from tests.unit.stack.cases import VENDORS
 
 OPTIONS = ("--topology", "1p3d", "--layerwise")
@@ -57,19 +56,10 @@ def run(python_path: Path, cwd: Path, *argv: str) -> Ended:
     """Run Python in a folder, with modules from `python_path`."""
     environ = plain_environ(PDKIT_HOME="/nonexistent/pdkit-home")
     environ["PYTHONPATH"] = str(python_path)
-    done = subprocess.run(
-        (sys.executable, *argv),
-        cwd=cwd,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return run_python(*argv, cwd=cwd, env=environ)
 
 
-def test_its_name(wheel: Path) -> None:
+def test_the_wheel_is_named_after_the_version(wheel: Path) -> None:
     assert wheel.name == f"pdkit-{__version__}-py3-none-any.whl"
 
 
@@ -84,7 +74,7 @@ def test_data_folders_are_in_it(folder: str, names: set[str], repo: Path) -> Non
     assert expected <= names
 
 
-def test_all_modules_are_in_it(names: set[str], repo: Path) -> None:
+def test_the_wheel_has_every_module(names: set[str], repo: Path) -> None:
     modules = {str(path.relative_to(repo)) for path in (repo / "deploy").rglob("*.py")}
     assert "deploy/connector/pdkit_connector/connector.py" in modules
     assert modules <= names
@@ -126,7 +116,7 @@ def run_all(python_path: Path, cwd: Path, command: str) -> list[Ended]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_does_what_the_checkout_does(
+def test_the_wheel_does_what_the_checkout_does(
     command: str, all_said: dict[str, tuple[Ended, Ended]], site: Path, repo: Path
 ) -> None:
     installed, checkout = all_said[command]
@@ -137,7 +127,7 @@ def test_it_does_what_the_checkout_does(
 
 
 @pytest.mark.parametrize("place", ["wheel", "checkout"])
-def test_the_programs_themselves(
+def test_wheel_and_checkout_run_as_programs(
     place: str,
     all_said: dict[str, tuple[Ended, Ended]],
     site: Path,
@@ -166,7 +156,7 @@ def test_digests_are_taken_out(digest: str, tmp_path: Path) -> None:
     assert same_place(text, tmp_path) == "dev.pdkit.service\nimage: ROOT/x\n"
 
 
-def test_it_does_not_lean_on_the_checkout(site: Path, repo: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_without_the_checkout(site: Path, repo: Path, tmp_path: Path) -> None:
     ended = run(site, tmp_path, "-m", "deploy", "render", "--json")
     assert ended.code == 0
     # The interpreter may lie in the checkout; nothing else of it may be named.

@@ -40,6 +40,7 @@ Job = dict[str, Any]
 
 def main() -> None:
     sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "connector")]
+    sys.path.append(str(ROOT))
     gc.disable()
     # vLLM logs to stdout, which here is for the answers alone.
     with contextlib.redirect_stdout(sys.stderr):

@@ -12,7 +12,7 @@ from tests.versions import jobs
 from tests.versions.installed import VERSIONS
 from tests.versions.jobs import Job, Releases
 
-ONE_TEST = ("tests/connector/test_kv_report.py", "-k", "what_differs")
+ONE_TEST = ("tests/connector/test_kv_report.py", "-k", "changed_setting")
 
 
 def test_another_lmcache_than_the_releases_own(

@@ -10,9 +10,9 @@ from tests.versions.jobs import Job
 
 # The oldest with the point, one in between, and that of the GPU images.
 RELEASES = ("0.3.12", "0.4.7", "0.5.3")
-PARTS = "stored_is_loaded or first_hole or without_blocking or memory_is_given or wrong_setting"
+PARTS = "found_and_loaded or first_missing_chunk or without_blocking or frees_its_memory"
 # What may be loaded is read off each release's own metadata.
-PARTS += " or hide_good_ones or own_tensor"
+PARTS += " or wrong_setting or hide_good_ones or own_tensor"
 FILES = tuple(f"tests/connector/test_redis_path_{name}.py" for name in ("backend", "forged"))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from redis_server import redis_server
+from bench.redis_server import RedisServer
 
 HERE = Path(__file__).resolve().parent
 
@@ -60,8 +60,8 @@ def on_its_redis(work: Callable[[Sequence[ModuleType]], None], cells: Sequence[M
         return child
     code = 1
     try:
-        with redis_server("--save", "", "--appendonly", "no") as port:
-            os.environ["REDIS_PORT"] = str(port)
+        with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder)) as server:
+            os.environ["REDIS_PORT"] = str(server.port)
             work(cells)
         code = 0
     except BaseException:  # noqa: BLE001 - told by the exit code

@@ -43,14 +43,14 @@ def test_an_image_that_is_missing_is_named_with_the_command_that_gets_it(own: Pr
     assert found["fix"] == "docker pull pdkit-e2e/redis:1"
 
 
-def test_an_image_with_untested_versions(own: Project) -> None:
+def test_an_image_with_untested_versions_is_reported(own: Project) -> None:
     ran = own.run("doctor", "--image", UNTESTED, "--json")
     assert ran.code == 2, ran
     found = finding(ran, "engine.versions")
     assert found["status"] == "fail" and "vLLM 0.99 with LMCache 0.1" in found["message"]
 
 
-def test_no_engine_answers(own: Project) -> None:
+def test_a_dead_docker_engine_is_reported_as_up_reports_it(own: Project) -> None:
     dead = with_env(own, DOCKER_HOST="unix:///nonexistent.sock")
     ran, up = dead.run("doctor", "--json"), dead.run("up", "--json")
     assert (ran.code, up.code) == (3, 3), ran

@@ -35,7 +35,7 @@ def test_list_names_the_versions(catalogue: dict[str, Any]) -> None:
     assert catalogue["redis"]["how"] == "pull"
 
 
-def test_list_as_a_table(deploy: Deploy, catalogue: dict[str, Any]) -> None:
+def test_list_prints_a_table(deploy: Deploy, catalogue: dict[str, Any]) -> None:
     ran = deploy.run("images", "list")
     assert ran.code == 0, ran
     rows = {line.split()[0]: line for line in ran.stdout.splitlines() if line.strip()}
@@ -43,7 +43,7 @@ def test_list_as_a_table(deploy: Deploy, catalogue: dict[str, Any]) -> None:
     assert "no: " in next(rows[name] for name, row in catalogue.items() if not row["here"])
 
 
-def test_what_was_built_runs_as_nobody(catalogue: dict[str, Any]) -> None:
+def test_built_images_run_as_an_unprivileged_user(catalogue: dict[str, Any]) -> None:
     for name in BUILT_HERE:
         (image,) = inspected(catalogue[name]["image"])
         assert image["Config"]["User"] == "10001:10001"

@@ -56,7 +56,7 @@ class TestSecrets:
         assert known.keys() == shown.keys()
         assert [place for place, text in known.items() if text not in shown[place]] == []
 
-    def test_the_search_would_find_it(self, stack: Project) -> None:
+    def test_the_search_finds_a_password_that_is_shown(self, stack: Project) -> None:
         """It is in the files that must hold it, and in an environment that somebody gives it."""
         password = stack.password()
         seen = stack.execute("redis", "cat", "/run/secrets/redis_password").stdout
@@ -73,7 +73,7 @@ class TestSecrets:
         finally:
             docker("rm", "-f", planted)
 
-    def test_no_process_holds_it_even_for_a_moment(self, stack: Project) -> None:
+    def test_no_command_line_shows_the_password_even_briefly(self, stack: Project) -> None:
         """Health probes and `check` ask Redis all the time, with commands that live for a blink."""
         password = stack.password()
         with watching(password) as found:
@@ -181,7 +181,7 @@ class TestRedisIsSealed:
                 heard = stack.execute(engine, PYTHON, "-c", PROBE, address, "60").stdout
                 assert REFUSED in heard, heard
 
-    def test_the_router_does_not(self, stack: Project) -> None:
+    def test_the_router_cannot_reach_it(self, stack: Project) -> None:
         for address in ("redis", *self._addresses(stack)):
             heard = stack.execute("router", PYTHON, "-c", PROBE, address, "2").stdout
             assert heard and REFUSED not in heard and "PONG" not in heard, heard
@@ -217,12 +217,12 @@ def is_bare(pid: int) -> bool:
 
 class TestRights:
     @pytest.mark.parametrize("service", SERVICES)
-    def test_no_process_has_any(self, stack: Project, service: str) -> None:
+    def test_no_process_has_capabilities(self, stack: Project, service: str) -> None:
         assert len(stack.pids(service)) >= 2  # the service, and the first process of its container
         # A health probe that is just being put into the container gives up its rights last.
         assert eventually(lambda: all(map(is_bare, stack.pids(service))))
 
-    def test_a_container_of_dockers_own_making_has_some(self) -> None:
+    def test_a_default_docker_container_has_capabilities(self) -> None:
         plain = docker("run", "-d", "--rm", BASE, "sleep", "60").strip()
         try:
             (found,) = inspected(plain)
@@ -251,7 +251,7 @@ class TestRights:
             assert done.returncode == 0, done
 
     @pytest.mark.parametrize("service", SERVICES)
-    def test_limits(self, stack: Project, service: str) -> None:
+    def test_memory_processes_and_logs_are_limited(self, stack: Project, service: str) -> None:
         container = stack.containers()[service]
         host = container["HostConfig"]
         assert 0 < host["Memory"] < psutil.virtual_memory().total
@@ -262,7 +262,7 @@ class TestRights:
         assert host["Init"] is True and host["Privileged"] is False
         assert not any("docker.sock" in mount["Source"] for mount in container["Mounts"])
 
-    def test_ports_are_this_machines_own(self, stack: Project) -> None:
+    def test_ports_are_published_on_loopback_only(self, stack: Project) -> None:
         listened = {
             connection.laddr
             for connection in psutil.net_connections("tcp")

@@ -33,7 +33,7 @@ def again(stack: Project) -> Any:
 
 
 class TestUp:
-    def test_proves_that_kv_crosses(self, again: Any) -> None:
+    def test_up_proves_that_kv_is_reused(self, again: Any) -> None:
         check = again["check"]
         assert check["passed"] is True
         assert {(p["producer"], p["consumer"]): p["eligible_rate"] for p in check["pairs"]} == {
@@ -44,18 +44,18 @@ class TestUp:
         assert check["redis"]["keys_after"] > 0 and check["redis"]["evicted_keys"] == 0
         assert check["diagnosis"] == []
 
-    def test_again_starts_nothing(self, stack: Project, again: Any) -> None:
+    def test_a_second_up_starts_nothing(self, stack: Project, again: Any) -> None:
         assert "already up" in again["stderr"]
         assert again["started"] == {}
         assert again["url"] == stack.url("router") and again["name"] == stack.name
 
-    def test_with_another_plan_is_refused(self, stack: Project) -> None:
+    def test_up_with_another_plan_is_refused(self, stack: Project) -> None:
         before = stack.ids()
         ran = stack.run("up", "--topology", "1p2d")
         assert ran.code == 2 and "another plan" in ran.stderr, ran
         assert stack.ids() == before
 
-    def test_check_works_again_and_again(self, stack: Project, again: Any) -> None:
+    def test_check_can_be_repeated(self, stack: Project, again: Any) -> None:
         assert again["check"]["passed"]
         data = stack.ok("check")
         assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
@@ -76,7 +76,7 @@ class TestUp:
 
 
 class TestOtherCommands:
-    def test_status_is_true(self, stack: Project, catalogue: dict[str, Any]) -> None:
+    def test_status_shows_what_runs(self, stack: Project, catalogue: dict[str, Any]) -> None:
         seen: list[Any] = []
         # Docker may be too busy to ask Redis in time.
         assert eventually(lambda: seen.append(stack.ok("status")) or seen[-1]["store"])
@@ -101,7 +101,7 @@ class TestOtherCommands:
             # Pages of files count in one and not in the other.
             assert 0.3 < row["resident_mib"] * 2**20 / resident < 1.3, row["name"]
 
-    def test_watch(self, stack: Project) -> None:
+    def test_watch_counts_answers_and_shows_services(self, stack: Project) -> None:
         process = stack.kit.start("status", "--watch", "--interval", "1", "--json")
         stream = Stream(process)
         frames = [stream.frame()]
@@ -119,7 +119,7 @@ class TestOtherCommands:
         assert set(last["services"].values()) == {"ready"}
         assert not any(frame["events"] for frame in frames)
 
-    def test_logs(self, stack: Project) -> None:
+    def test_logs_shows_the_last_lines_and_refuses_unknown_services(self, stack: Project) -> None:
         ran = stack.run("logs", "router", "-n", "3")
         assert ran.code == 0, ran
         assert 0 < len(ran.stdout.splitlines()) <= 3
@@ -129,7 +129,7 @@ class TestOtherCommands:
         unknown = stack.run("logs", "consumer-9")
         assert unknown.code == 2 and "consumer-0" in unknown.stderr
 
-    def test_logs_that_follow(self, stack: Project) -> None:
+    def test_logs_follow_prints_new_lines(self, stack: Project) -> None:
         process = stack.kit.start("logs", "consumer-0", "-n", "0", "-f")
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()))

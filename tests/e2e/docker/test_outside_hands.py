@@ -28,7 +28,7 @@ def is_healthy(stack: Project) -> bool:
     return stack.run("status").code == 0
 
 
-def test_one_was_removed_and_one_killed(stack: Project) -> None:
+def test_a_removed_and_a_killed_container_are_started_again(stack: Project) -> None:
     before = stack.ids()
     docker("rm", "--force", before["consumer-0"])
     docker("kill", before["router"])  # to Docker that is a wish, so it starts it no more
@@ -91,7 +91,7 @@ def test_a_container_that_is_killed_by_docker_comes_back(stack: Project) -> None
     assert policies == {"unless-stopped"}
 
 
-def test_the_whole_project_was_taken_down(stack: Project) -> None:
+def test_a_stack_taken_down_by_docker_is_started_again(stack: Project) -> None:
     docker("compose", "-p", stack.project, "-f", str(stack.compose_file), "down")
     assert stack.containers() == {} and stack.networks() == []
     ran = stack.run("status", "--json")
@@ -103,7 +103,7 @@ def test_the_whole_project_was_taken_down(stack: Project) -> None:
 
 
 @pytest.mark.skipif(not MAY_RESTART_DOCKER, reason="restarts Docker: PDKIT_TEST_DAEMON=1 allows it")
-def test_docker_itself_was_restarted(stack: Project) -> None:
+def test_the_stack_survives_a_restart_of_docker(stack: Project) -> None:
     before = stack.ids()
     daemon = psutil.Process(int(DOCKERD_PID.read_text()))
     daemon.terminate()

@@ -59,24 +59,24 @@ def fake_docker(folder: Path, answer: str) -> str:
 
 
 class TestImages:
-    def test_an_engine_image_that_cannot_be_had(self, own: Project) -> None:
+    def test_an_engine_image_that_cannot_be_pulled_is_an_error(self, own: Project) -> None:
         error = refused(own, "--image", "pdkit-e2e/nosuch:1", code=3, name="missing_image")
         assert "pdkit-e2e/nosuch:1 is not on this machine" in error["message"]
 
-    def test_a_redis_image_that_cannot_be_had(self, own: Project) -> None:
+    def test_a_redis_image_that_cannot_be_pulled_is_an_error(self, own: Project) -> None:
         write_settings(own.kit.home, own.name, own.port, redis={"image": "pdkit-e2e/redis:1"})
         error = refused(own, code=3, name="missing_image")
         assert "pdkit-e2e/redis:1 is not on this machine" in error["message"]
 
 
 class TestPorts:
-    def test_taken_by_a_program(self, own: Project) -> None:
+    def test_a_port_taken_by_a_program_is_an_error(self, own: Project) -> None:
         with taken(own.port + 10):
             error = failed(own.run("up", "--json"), code=3, name="port_taken")
         assert f"port {own.port + 10} (for producer-0) is taken" in error["message"]
         own.assert_nothing_left()
 
-    def test_taken_by_a_container(self, own: Project) -> None:
+    def test_a_port_taken_by_a_container_is_an_error(self, own: Project) -> None:
         port = f"127.0.0.1:{own.port}:80"
         other = docker("run", "-d", "--rm", "-p", port, BASE, "sleep", "60").strip()
         try:
@@ -88,45 +88,45 @@ class TestPorts:
 
 
 class TestDocker:
-    def test_no_engine(self, own: Project) -> None:
+    def test_a_missing_docker_engine_is_an_error(self, own: Project) -> None:
         error = refused(with_env(own, **NO_ENGINE), code=3, name="docker_unavailable")
         assert "/nonexistent.sock" in error["message"] and "--runtime process" in error["hint"]
 
-    def test_no_engine_while_a_stack_is_up(self, stack: Project) -> None:
+    def test_a_stack_survives_commands_that_cannot_reach_docker(self, stack: Project) -> None:
         """Nothing is said of containers that cannot be seen, and nothing is forgotten."""
         blind = with_env(stack, **NO_ENGINE)
         for command in ("status", "check", "down", "up", "logs"):
             failed(blind.run(command, "--json"), code=3, name="docker_unavailable")
         assert stack.ok("status")["healthy"]
 
-    def test_a_compose_plugin_that_is_too_old(self, own: Project, tmp_path: Path) -> None:
+    def test_an_old_compose_plugin_is_an_error(self, own: Project, tmp_path: Path) -> None:
         old = with_env(own, PATH=fake_docker(tmp_path / "old", "echo 2.19.1; exit"))
         error = refused(old, code=3, name="docker_unavailable")
         assert "2.19.1" in error["message"] and "2.20" in error["message"]
         new = with_env(own, PATH=fake_docker(tmp_path / "new", "echo v2.99.0; exit"))
         assert new.run("up", "--dry-run").code == 0
 
-    def test_no_compose_plugin(self, own: Project, tmp_path: Path) -> None:
+    def test_a_missing_compose_plugin_is_an_error(self, own: Project, tmp_path: Path) -> None:
         none = with_env(own, PATH=fake_docker(tmp_path / "none", "echo unknown >&2; exit 1"))
         error = refused(none, code=3, name="docker_unavailable")
         assert "not installed" in error["message"] and "2.20" in error["message"]
 
 
 class TestEnginesThatDie:
-    def test_killed_by_the_kernel_for_memory(self, own: Project) -> None:
+    def test_an_engine_killed_for_memory_is_named(self, own: Project) -> None:
         write_settings(own.kit.home, own.name, own.port, engine={"memory_gib": 0.25})
         error = refused(own, code=4, name="out_of_memory", logs=True)
         assert "its memory ran out" in error["message"]
         assert "engine.memory_gib" in error["hint"]
 
-    def test_that_see_themselves_that_memory_is_short(self, own: Project) -> None:
+    def test_an_engine_that_lacks_memory_is_named(self, own: Project) -> None:
         engine = {"memory_gib": 2, "kv_cache_gib": 2}
         write_settings(own.kit.home, own.name, own.port, engine=engine)
         error = refused(own, code=4, name="out_of_memory", logs=True)
         assert "engine.memory_gib" in error["hint"]
         assert "Available memory" in error["message"] and "2.0 GiB" in error["message"]
 
-    def test_at_their_start(self, own: Project) -> None:
+    def test_an_engine_that_dies_at_its_start_is_named_with_its_log(self, own: Project) -> None:
         error = refused(own, "--image", BROKEN, code=4, name="stack_unhealthy", logs=True)
         assert "died while starting (exit code 1)" in error["message"]
         assert "ImportError" in error["message"]
@@ -163,7 +163,9 @@ class TestInterrupted:
         own.assert_nothing_left()
 
 
-def test_a_stack_of_that_name_from_another_home(stack: Project, tmp_path: Path) -> None:
+def test_a_stack_of_the_same_name_from_another_home_is_refused(
+    stack: Project, tmp_path: Path
+) -> None:
     other = make_project(tmp_path, stack.name, free_row())
     before = stack.ids()
     error = failed(other.run("up", "--json"), code=3, name="machine")

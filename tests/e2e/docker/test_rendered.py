@@ -41,7 +41,7 @@ def written(
         project.assert_nothing_left()
 
 
-def test_serves_with_kv_from_redis(written: tuple[Project, Path]) -> None:
+def test_a_rendered_stack_serves_with_kv_from_redis(written: tuple[Project, Path]) -> None:
     project, folder = written
     key = read_secrets(folder / "secrets", (ENGINE_KEY,))[ENGINE_KEY]
     with EngineApi(project.url("consumer-0"), api_key=key) as consumer:
@@ -50,7 +50,7 @@ def test_serves_with_kv_from_redis(written: tuple[Project, Path]) -> None:
         assert consumer.cache_counters().since(before).external_hits >= 256
 
 
-def test_asks_clients_for_the_key(written: tuple[Project, Path]) -> None:
+def test_a_rendered_stack_asks_clients_for_the_key(written: tuple[Project, Path]) -> None:
     project, folder = written
     url = f"http://127.0.0.1:{project.port}"
     body = {"model": "pdkit-tiny", "prompt": "Hello", "max_tokens": 2}
@@ -67,7 +67,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_is_not_taken_for_a_stack_that_was_started(written: tuple[Project, Path]) -> None:
+def test_a_rendered_stack_is_not_a_started_one(written: tuple[Project, Path]) -> None:
     project, _ = written
     assert "is not up" in project.run("status").stdout
     ran = project.run("up", "--port", str(free_row()))
@@ -75,7 +75,9 @@ def test_is_not_taken_for_a_stack_that_was_started(written: tuple[Project, Path]
     assert complete(project.url("router"), "still there?", bearer(KEY))
 
 
-def test_holds_the_password_in_private_files_only(written: tuple[Project, Path]) -> None:
+def test_a_rendered_stack_has_the_password_in_private_files_only(
+    written: tuple[Project, Path],
+) -> None:
     _, folder = written
     password = (folder / "secrets" / "redis_password").read_text().strip()
     files = [file for file in folder.rglob("*") if file.is_file()]

@@ -128,7 +128,7 @@ def after(stack: Project, prompt: list[int], back: Seen) -> Seen:
 
 
 class TestSwap:
-    def test_is_proved(self, second: Seen, catalogue: dict[str, Any]) -> None:
+    def test_a_swap_passes_its_check(self, second: Seen, catalogue: dict[str, Any]) -> None:
         assert second.ran and second.ran.code == 0, second.ran
         data = second.ran.data
         assert data["before"] == ["cpu", catalogue["cpu"]["image"]]
@@ -138,12 +138,12 @@ class TestSwap:
         assert 0 < data["down_s"] <= data["seconds"]
         assert second.status["image"] == SECOND and second.status["healthy"]
 
-    def test_keeps_what_is_the_same(self, first: Seen, second: Seen) -> None:
+    def test_a_swap_keeps_redis_and_router(self, first: Seen, second: Seen) -> None:
         assert second.ran and "redis" in second.ran.data["kept"]
         assert second.ids["redis"] == first.ids["redis"]
         assert all(second.ids[engine] != first.ids[engine] for engine in ENGINES)
 
-    def test_never_reads_the_other_images_kv(self, first: Seen, second: Seen) -> None:
+    def test_a_swap_never_reads_kv_of_the_other_image(self, first: Seen, second: Seen) -> None:
         assert first.hits == CHUNKS_TOKENS
         assert len(first.seeds) == len(second.seeds) == 1 and first.seeds != second.seeds
         assert second.hits == 0
@@ -153,7 +153,7 @@ class TestSwap:
 
 
 class TestRollback:
-    def test_returns_to_the_first_image(
+    def test_a_rollback_returns_to_the_first_image(
         self, first: Seen, back: Seen, catalogue: dict[str, Any]
     ) -> None:
         assert back.ran and back.ran.code == 0, back.ran
@@ -161,11 +161,11 @@ class TestRollback:
         assert back.ran.data["check"]["hit_rate"]["eligible_rate"] == 1.0
         assert back.ids["redis"] == first.ids["redis"]
 
-    def test_finds_its_own_kv_again(self, first: Seen, back: Seen) -> None:
+    def test_a_rollback_finds_its_kv_again(self, first: Seen, back: Seen) -> None:
         assert back.seeds == first.seeds
         assert back.hits == first.hits == CHUNKS_TOKENS
 
-    def test_is_written_into_the_history(self, back: Seen, catalogue: dict[str, Any]) -> None:
+    def test_a_rollback_is_in_the_history(self, back: Seen, catalogue: dict[str, Any]) -> None:
         image = catalogue["cpu"]["image"]
         newest = back.status["history"][:3]
         assert [(past["action"], past["outcome"], past["image"]) for past in newest] == [
@@ -176,7 +176,7 @@ class TestRollback:
 
 
 class TestImageThatDoesNotServe:
-    def test_names_the_cause(self, after: Seen) -> None:
+    def test_the_error_names_the_cause(self, after: Seen) -> None:
         assert after.ran
         error = failed(after.ran, code=4, name="swap_failed")
         assert BROKEN in error["message"] and "ImportError" in error["message"]
@@ -212,32 +212,32 @@ class TestRefused:
         yield
         assert runs() == before
 
-    def test_untested_versions(self, stack: Project) -> None:
+    def test_untested_versions_are_refused(self, stack: Project) -> None:
         ran = stack.run("swap", "--image", UNTESTED, "--json")
         error = failed(ran, code=2, name="config")
         assert "vLLM 0.99 with LMCache 0.1" in error["message"]
         assert "vLLM 0.32.0 with LMCache 0.5.6" in error["message"]
         assert "--allow-untested" in error["hint"]
 
-    def test_an_image_that_does_not_exist(self, stack: Project) -> None:
+    def test_an_image_that_does_not_exist_is_refused(self, stack: Project) -> None:
         ran = stack.run("swap", "--image", "pdkit-e2e/nosuch:1", "--json")
         assert "pdkit-e2e/nosuch:1" in failed(ran, code=3, name="missing_image")["message"]
 
-    def test_a_word_that_is_not_an_image(self, stack: Project) -> None:
+    def test_an_invalid_image_is_refused(self, stack: Project) -> None:
         error = failed(stack.run("swap", "--image", "cpv", "--json"), code=2, name="config")
         assert "'cpv'" in error["message"] and "did you mean 'cpu'?" in error["message"]
 
-    def test_a_vendor_that_this_machine_lacks(self, stack: Project) -> None:
+    def test_a_vendor_that_this_machine_lacks_is_refused(self, stack: Project) -> None:
         ran = stack.run("swap", "cuda", "--json")
         assert ran.code == 3, ran
         error = ran.envelope["errors"][0]
         assert error["code"] in ("missing_gpus", "missing_image"), error
         assert "cuda" in error["message"].lower()
 
-    def test_an_image_of_another_vendor(self, stack: Project) -> None:
+    def test_an_image_of_another_vendor_is_refused(self, stack: Project) -> None:
         error = failed(stack.run("swap", "--image", "rocm", "--json"), code=2, name="config")
         assert "rocm" in error["message"] and "cpu" in error["message"]
 
-    def test_nothing_to_swap_to(self, stack: Project) -> None:
+    def test_a_swap_without_a_target_is_refused(self, stack: Project) -> None:
         failed(stack.run("swap", "--json"), code=2, name="usage")
         assert stack.ok("status")["healthy"]

@@ -53,7 +53,7 @@ def loaded(stack: Project, prompt: list[int]) -> int:
         return consumer.cache_counters().since(before).external_hits
 
 
-def test_all_that_is_eligible_is_loaded(stack: Project, swapped: Any) -> None:
+def test_every_eligible_token_is_loaded(stack: Project, swapped: Any) -> None:
     assert swapped["connectors"] == ["lmcache", "lmcache-mp"]
     assert swapped["check"]["hit_rate"]["eligible_rate"] == 1.0
     check = stack.ok("check")
@@ -73,7 +73,7 @@ def test_status_and_logs_show_it_as_any_service(stack: Project, swapped: Any) ->
     assert stack.run("logs", SERVER, "-n", "5").stdout.strip()
 
 
-def test_it_has_no_port_and_no_rights(stack: Project, swapped: Any) -> None:
+def test_the_server_has_no_port_and_no_capabilities(stack: Project, swapped: Any) -> None:
     container = stack.containers()[SERVER]
     assert not any(container["NetworkSettings"]["Ports"].values())
     assert container["HostConfig"]["IpcMode"] == "private"
@@ -90,7 +90,7 @@ def test_it_has_no_port_and_no_rights(stack: Project, swapped: Any) -> None:
     }
 
 
-def test_one_that_is_killed_comes_back_and_is_found_again(stack: Project, swapped: Any) -> None:
+def test_a_killed_server_is_restarted_and_found_again(stack: Project, swapped: Any) -> None:
     prompt = stored(stack, "kept")
     before = stack.containers()[SERVER]
     # Not by Docker, which would take it for a stop.

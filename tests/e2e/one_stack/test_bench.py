@@ -41,7 +41,9 @@ def source(kit: Deploy, port: int, name: str) -> float:
     return counted(kit, port, f'{SOURCES}{{engine="0",model_name="pdkit-tiny",source="{name}"}}')
 
 
-def test_hits_and_requests_of_new_prompts(kit: Deploy, bench: Bench, tmp_path: Path) -> None:
+def test_new_prompts_are_measured_with_their_hits(
+    kit: Deploy, bench: Bench, tmp_path: Path
+) -> None:
     before = source(kit, CONSUMER, "external_kv_transfer")
     computed = source(kit, PRODUCER, "local_compute") + source(kit, CONSUMER, "local_compute")
     result = bench("--requests", "6", "--input-tokens", "600", "--output-tokens", "9")
@@ -67,7 +69,7 @@ def test_hits_and_requests_of_new_prompts(kit: Deploy, bench: Bench, tmp_path: P
     assert result.versions.vllm and result.versions.redis and result.versions.router
 
 
-def test_conversations_at_a_rate_go_on_with_the_real_answers(bench: Bench, tmp_path: Path) -> None:
+def test_conversations_continue_with_the_real_answers(bench: Bench, tmp_path: Path) -> None:
     """What was said before is found in the engines' own caches, so it was sent as it was said."""
     options = "--workload multi-turn --turns 3 --requests 6 --prefix-tokens 640 --rate 20"
     result = bench(*options.split(), "--input-tokens", "64", "--output-tokens", "32")
@@ -82,7 +84,7 @@ def test_conversations_at_a_rate_go_on_with_the_real_answers(bench: Bench, tmp_p
     subprocess.run((sys.executable, *command), check=True, timeout=60)
 
 
-def test_interrupt_keeps_what_is_done_and_a_second_one_is_refused(
+def test_an_interrupted_bench_keeps_its_results_and_a_second_one_is_refused(
     kit: Deploy, tmp_path: Path
 ) -> None:
     argv = ("bench", "--name", NAME, "--requests", "2", "--repeats", "10000", "--out")

@@ -67,7 +67,7 @@ def test_every_rule_is_evaluated(prometheus: httpx.Client) -> None:
     assert rules["PdkitKvRefused"]["alerts"] == [], "the one that a busy machine cannot cause"
 
 
-def test_it_asks_with_the_key_shows_none_and_takes_no_orders(
+def test_prometheus_uses_the_key_shows_none_and_has_no_admin_api(
     kit: Deploy, prometheus: httpx.Client
 ) -> None:
     def health() -> dict[str, str]:

@@ -56,7 +56,7 @@ def counted(kit: Deploy, port: int, name: str) -> float:
 
 
 class TestUp:
-    def test_proves_that_kv_crosses(self, up: Any) -> None:
+    def test_up_proves_that_kv_is_reused(self, up: Any) -> None:
         check = up["check"]
         assert check["passed"] is True
         assert [(p["producer"], p["consumer"]) for p in check["pairs"]] == [
@@ -70,7 +70,7 @@ class TestUp:
         assert check["redis"]["keys_after"] > check["redis"]["keys_before"] == 0
         assert check["diagnosis"] == []
 
-    def test_starts_the_engines_side_by_side(self, kit: Deploy, up: Any) -> None:
+    def test_up_starts_engines_at_the_same_time(self, kit: Deploy, up: Any) -> None:
         """What `up` takes is the slowest engine's start, then, and not the sum of all."""
         services = kit.state(NAME)["services"]
         engines = ("producer-0", "consumer-0")
@@ -79,12 +79,12 @@ class TestUp:
         assert began[second] < began[first] + up["started"][first]
         assert up["slowest_engine_s"] == max(up["started"][name] for name in engines)
 
-    def test_again_changes_nothing(self, again: Ran) -> None:
+    def test_a_second_up_changes_nothing(self, again: Ran) -> None:
         assert again.code == 0, again
         assert "already up" in again.stderr
         assert "External prefix cache hit rate" in again.stdout
 
-    def test_with_another_plan_is_refused(self, kit: Deploy) -> None:
+    def test_up_with_another_plan_is_refused(self, kit: Deploy) -> None:
         before = kit.state(NAME)
         ran = kit.run("up", "--name", NAME, "--port", str(PORT), "--topology", "1p2d")
         assert ran.code == 2, ran
@@ -93,22 +93,22 @@ class TestUp:
 
 
 class TestClients:
-    def test_models(self, client: openai.OpenAI) -> None:
+    def test_the_model_is_listed(self, client: openai.OpenAI) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
 
-    def test_completion(self, client: openai.OpenAI) -> None:
+    def test_a_completion_is_answered(self, client: openai.OpenAI) -> None:
         answer = client.completions.create(model=MODEL, prompt="To be", max_tokens=8)
         assert answer.choices[0].text
         assert answer.usage and answer.usage.completion_tokens == 8
 
-    def test_chat(self, client: openai.OpenAI) -> None:
+    def test_a_chat_is_answered(self, client: openai.OpenAI) -> None:
         answer = client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=8
         )
         assert answer.choices[0].message.content
         assert answer.choices[0].finish_reason in ("length", "stop")
 
-    def test_streaming_gives_what_one_answer_gives(self, client: openai.OpenAI) -> None:
+    def test_a_stream_gives_the_same_text_as_a_whole_answer(self, client: openai.OpenAI) -> None:
         ask: dict[str, Any] = {
             "model": MODEL,
             "messages": [{"role": "user", "content": "Count to ten."}],
@@ -144,7 +144,7 @@ class TestClients:
         assert "context" in caught.value.message
         assert client.completions.create(model=MODEL, prompt="still there?", max_tokens=1)
 
-    def test_curl(self) -> None:
+    def test_curl_gets_an_answer(self) -> None:
         body = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
         done = subprocess.run(
             ("curl", "--silent", "--fail", "--noproxy", "*",
@@ -176,7 +176,7 @@ class TestClients:
 
 
 class TestOtherCommands:
-    def test_status(self, kit: Deploy) -> None:
+    def test_status_shows_a_healthy_stack(self, kit: Deploy) -> None:
         data = kit.ok("status", "--name", NAME)
         assert data["healthy"] is True
         assert {s["name"]: s["condition"] for s in data["services"]} == dict.fromkeys(
@@ -185,7 +185,7 @@ class TestOtherCommands:
         assert data["external_hit_rate"] > 0.3
         assert "consumer-0" in kit.run("status", "--name", NAME).stdout
 
-    def test_logs(self, kit: Deploy) -> None:
+    def test_logs_shows_the_last_lines_and_refuses_unknown_services(self, kit: Deploy) -> None:
         ran = kit.run("logs", "consumer-0", "--name", NAME, "-n", "20")
         assert ran.code == 0, ran
         assert 0 < len(ran.stdout.splitlines()) <= 20
@@ -193,7 +193,7 @@ class TestOtherCommands:
         assert unknown.code == 2
         assert "consumer-0" in unknown.stderr
 
-    def test_check_works_again_and_again(self, kit: Deploy) -> None:
+    def test_check_can_be_repeated(self, kit: Deploy) -> None:
         data = kit.ok("check", "--name", NAME)
         assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
 

@@ -133,26 +133,32 @@ def clients(kit: Deploy) -> Iterator[tuple[openai.OpenAI, openai.OpenAI]]:
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-def test_the_same_answer(name: str, clients: tuple[openai.OpenAI, openai.OpenAI]) -> None:
+def test_the_router_answers_as_the_engine_does(
+    name: str, clients: tuple[openai.OpenAI, openai.OpenAI]
+) -> None:
     router, engine = (comparable(ANSWERED[name](client)) for client in clients)
     assert router == engine
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_same_error(name: str, clients: tuple[openai.OpenAI, openai.OpenAI]) -> None:
+def test_the_router_fails_as_the_engine_does(
+    name: str, clients: tuple[openai.OpenAI, openai.OpenAI]
+) -> None:
     router, engine = (refusal(REFUSED[name], client) for client in clients)
     assert (type(router), router.body) == (type(engine), engine.body)
 
 
 @pytest.mark.parametrize("name", NOT_SERVED)
-def test_the_same_kind_of_error(name: str, clients: tuple[openai.OpenAI, openai.OpenAI]) -> None:
+def test_the_router_gives_the_same_kind_of_error(
+    name: str, clients: tuple[openai.OpenAI, openai.OpenAI]
+) -> None:
     router, engine = (refusal(NOT_SERVED[name], client) for client in clients)
     assert type(router) is type(engine) is openai.NotFoundError
     assert isinstance(router.body, dict)
     assert set(router.body) == {"message", "type", "param", "code"}
 
 
-def test_a_difference_is_seen(clients: tuple[openai.OpenAI, openai.OpenAI]) -> None:
+def test_the_comparison_detects_a_difference(clients: tuple[openai.OpenAI, openai.OpenAI]) -> None:
     router, engine = clients
     for call in (completion, chat, response):
         short = {"max_output_tokens": 4} if call is response else {"max_tokens": 4}

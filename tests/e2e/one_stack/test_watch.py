@@ -75,7 +75,7 @@ def told(frames: list[dict[str, Any]]) -> set[tuple[str, str]]:
     return {(event["kind"], event["about"]) for frame in frames for event in frame["events"]}
 
 
-def test_requests_are_in_the_numbers(stream: Stream) -> None:
+def test_requests_are_counted(stream: Stream) -> None:
     first = stream.frame()
     assert first["healthy"] is True
     assert first["interval"]["answers"] == first["watch"]["answers"] == 0
@@ -116,7 +116,7 @@ def test_requests_are_in_the_numbers(stream: Stream) -> None:
     assert told([first, *frames]) == set()
 
 
-def test_quiet_is_reported_as_quiet(stream: Stream) -> None:
+def test_an_idle_stack_is_reported_as_idle(stream: Stream) -> None:
     """The same numbers stay zero where nothing is sent: they are not the engines' whole lives."""
     frames = [stream.frame() for _ in range(4)]
     assert frames[-1]["watch"]["answers"] == 0
@@ -124,7 +124,7 @@ def test_quiet_is_reported_as_quiet(stream: Stream) -> None:
     assert engine(frames[-1], "consumer-0")["interval"]["prompt_tokens_s"] == 0
 
 
-def test_an_engine_that_is_killed_and_comes_back(kit: Deploy, stream: Stream) -> None:
+def test_a_killed_engine_and_its_restart_are_events(kit: Deploy, stream: Stream) -> None:
     """By itself, once no command is at work on the stack."""
     stream.frame()
     with stack_lock(Home(kit.home, kit.home).lock_file(NAME), NAME):
@@ -145,7 +145,7 @@ def test_an_engine_that_is_killed_and_comes_back(kit: Deploy, stream: Stream) ->
     assert 0 < engine(frames[-1], "consumer-0")["watch"]["prompt_tokens"] < 2 * PROMPT
 
 
-def test_an_end_by_count_has_the_exit_code_of_status(kit: Deploy) -> None:
+def test_a_watch_with_a_count_has_the_exit_code_of_status(kit: Deploy) -> None:
     ran = kit.run("status", "--watch", "--count", "2", "--interval", "0.5", "--name", NAME)
     assert ran.code == 0, ran
     assert ran.stdout.count(f"stack '{NAME}': 1p1d") == 2

@@ -31,7 +31,7 @@ def answered() -> bool:
     return httpx.post(URL, json=BODY, timeout=120, trust_env=False).status_code == 200
 
 
-def test_the_router_is_killed_and_clients_only_wait(kit: Deploy) -> None:
+def test_clients_only_wait_if_the_router_is_killed(kit: Deploy) -> None:
     old = kit.pid(NAME, "router")
     os.kill(old, signal.SIGKILL)
     answers: list[bool] = []
@@ -45,7 +45,7 @@ def test_the_router_is_killed_and_clients_only_wait(kit: Deploy) -> None:
     assert eventually(lambda: events(kit, "router") == ["died", "back"])
 
 
-def test_redis_is_killed_and_engines_find_the_new_one(kit: Deploy) -> None:
+def test_engines_find_the_new_redis_if_the_old_one_is_killed(kit: Deploy) -> None:
     old = kit.pid(NAME, "redis")
     os.kill(old, signal.SIGKILL)
     assert eventually(lambda: events(kit, "redis") == ["died", "back"])
@@ -54,7 +54,7 @@ def test_redis_is_killed_and_engines_find_the_new_one(kit: Deploy) -> None:
     assert eventually(lambda: kit.run("check", "--quick", "--name", NAME).code == 0)
 
 
-def test_the_only_consumer_is_not_taken_away(kit: Deploy) -> None:
+def test_the_only_consumer_cannot_be_drained(kit: Deploy) -> None:
     for command in ("drain", "restart"):
         ran = kit.run(command, "consumer-0", "--name", NAME)
         assert ran.code == 2, ran
@@ -68,7 +68,7 @@ def test_the_only_consumer_is_not_taken_away(kit: Deploy) -> None:
     assert eventually(answered)
 
 
-def test_the_router_is_restarted_and_nobody_notices(kit: Deploy) -> None:
+def test_no_request_fails_if_the_router_is_restarted(kit: Deploy) -> None:
     ended, lost, good = threading.Event(), list[str](), list[int]()
 
     def client() -> None:

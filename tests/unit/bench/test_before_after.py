@@ -17,7 +17,7 @@ from bench.before_after import table
         ([1.0] * 19, "1.000 to 1.000", "too few rounds"),
     ],
 )
-def test_what_the_rounds_show(after: list[float], limits: str, said: str) -> None:
+def test_the_verdict_follows_from_the_limits(after: list[float], limits: str, said: str) -> None:
     # A machine that becomes slower in the middle is so to both sides.
     slow = [3.0 if at > 10 else 1.0 for at in range(len(after))]
     spent = {

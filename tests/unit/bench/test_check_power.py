@@ -28,7 +28,7 @@ from bench.check_power.layout import Kv, Layout, Shape, learn  # noqa: E402
 from bench.check_power.server import replace_in_memory  # noqa: E402
 from bench.check_power.trials import HEALTHY, Outcome, Record, planned  # noqa: E402
 from bench.check_power.vandal import Loot, vandal  # noqa: E402
-from tests.unit.redis_server import HOST, redis_server  # noqa: E402
+from bench.redis_server import HOST, RedisServer  # noqa: E402
 
 SHAPE = Shape(layers=3, blocks=4, heads=2, block_size=8, head_size=16)
 # For each head, the words of its K, then of its V.
@@ -77,7 +77,7 @@ def layout(engine: MadeUpEngine) -> Layout:
     return learn(engine.chunk_of, SHAPE)
 
 
-def test_a_layout_that_nobody_told_is_learned(engine: MadeUpEngine, layout: Layout) -> None:
+def test_an_unknown_layout_is_learned(engine: MadeUpEngine, layout: Layout) -> None:
     prompt = a_prompt(1)
     kv, value = layout.opened(engine.chunk_of(prompt)), engine.chunk_of(prompt)
     assert layout.closed(kv) == value
@@ -85,7 +85,7 @@ def test_a_layout_that_nobody_told_is_learned(engine: MadeUpEngine, layout: Layo
     assert (np.sort(kv, axis=-1) == np.sort(engine.kv(prompt), axis=-1)).all()
 
 
-def test_k_of_all_heads_may_be_before_their_v(engine: MadeUpEngine) -> None:
+def test_k_of_all_heads_may_come_before_v(engine: MadeUpEngine) -> None:
     def k_first(prompt: Sequence[int]) -> bytes:
         planes = np.frombuffer(engine.chunk_of(prompt), np.uint16).reshape(PLANES)
         return planes.swapaxes(2, 3).tobytes()
@@ -131,7 +131,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_kind_changes_what_it_says(
+def test_each_kind_of_damage_changes_what_it_names(
     kind: str, seed: int, engine: MadeUpEngine, layout: Layout
 ) -> None:
     stored, changed = damaged(kind, engine, layout, seed)
@@ -162,7 +162,7 @@ def test_a_flip_makes_one_small_number_huge(engine: MadeUpEngine, layout: Layout
     assert abs(was) < 2 <= abs(now)
 
 
-def test_exchanged_chunks_are_two(engine: MadeUpEngine, layout: Layout) -> None:
+def test_exchanging_damages_two_chunks(engine: MadeUpEngine, layout: Layout) -> None:
     stored, changed = damaged("chunks", engine, layout, 1)
     one, two = changed
     assert changed == {one: stored.chunks[two], two: stored.chunks[one]}
@@ -190,8 +190,8 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[redis.Redis]:
-    with redis_server(tmp_path) as port:
-        yield redis.Redis(HOST, port)
+    with RedisServer(tmp_path) as server:
+        yield redis.Redis(HOST, server.port)
 
 
 def put(store: redis.Redis, engine: MadeUpEngine, part: str) -> list[bytes]:
@@ -209,7 +209,7 @@ def await_loot(loot: list[Loot]) -> None:
         time.sleep(0.01)
 
 
-def test_one_chunk_is_damaged_once_all_are_there(
+def test_one_chunk_is_damaged_once_all_are_stored(
     store: redis.Redis, engine: MadeUpEngine, layout: Layout
 ) -> None:
     others = put(store, engine, "other@")
@@ -237,7 +237,7 @@ def test_damage_after_a_read_is_reported(
     assert not loot[0].in_time
 
 
-def test_a_prompt_that_is_not_all_there_is_left_alone(
+def test_an_incomplete_prompt_is_not_damaged(
     store: redis.Redis, engine: MadeUpEngine, layout: Layout
 ) -> None:
     work = KINDS["noise"].damage, b"", layout, random.Random(1)
@@ -258,7 +258,7 @@ sys.stdout.buffer.write(kept)
 """
 
 
-def test_chunks_are_replaced_where_a_process_has_them() -> None:
+def test_chunks_are_replaced_in_the_memory_of_a_process() -> None:
     chunks = [random.Random(seed).randbytes(2**20) for seed in range(3)]
     with subprocess.Popen(
         (sys.executable, "-c", HOLDER), stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -296,13 +296,15 @@ def outcomes(kind: str, noticed: int, missed: int) -> list[Outcome]:
         ("two-rows-kv", 0, 100, True),
     ],
 )
-def test_what_holds(kind: str, noticed: int, missed: int, holds: bool) -> None:
+def test_a_row_holds_if_every_damage_is_noticed(
+    kind: str, noticed: int, missed: int, holds: bool
+) -> None:
     (row,) = report.rows(outcomes(kind, noticed, missed))
     assert row.holds is holds
     assert ("missed**" in report.table([row])) is not holds
 
 
-def test_the_page_says_what_was_found() -> None:
+def test_the_page_has_the_results() -> None:
     found = [*outcomes("noise", 3, 0), Outcome("noise", 1, 3, ["x"], math.inf, 1.0)]
     page = report.page([*found, *outcomes(HEALTHY, 0, 2)], seed=7)
     assert "--trials 4 --healthy 2 --seed 7" in page
@@ -323,7 +325,7 @@ def test_a_model_of_a_real_shape_has_its_own_table() -> None:
     ("tier", "difference", "holds"),
     [("memory", math.inf, True), ("redis", 0.1, True), ("redis", 0.3, False)],
 )
-def test_what_a_checksum_refuses_changes_no_answer(
+def test_a_value_that_a_checksum_refuses_changes_no_answer(
     tier: str, difference: float, holds: bool
 ) -> None:
     noticed = Outcome("noise", 1, 0, ["missing hits"], difference, 1.0, tier=tier)
@@ -331,7 +333,7 @@ def test_what_a_checksum_refuses_changes_no_answer(
     assert row.holds is holds
 
 
-def test_a_checksum_knows_what_no_answer_shows() -> None:
+def test_a_checksum_detects_damage_that_no_answer_shows() -> None:
     unseen = [replace(one, tier="redis") for one in outcomes("two-rows-kv", 0, 3)]
     assert not report.rows(unseen)[0].holds
 
@@ -343,7 +345,7 @@ def test_each_tier_of_lmcaches_server_has_its_own_table() -> None:
     assert "| 1 of 1 |" in memory and "| 1 of 1 |" in redis
 
 
-def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_run_continues_where_it_stopped(tmp_path: Path) -> None:
     record = Record(tmp_path / "record")
     first, endless = outcomes("noise", 1, 0)[0], Outcome("heads", 1, 0, ["x"], math.inf, 1.0)
     record.add(first)

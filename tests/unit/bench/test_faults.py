@@ -66,7 +66,7 @@ def redis_of(running: RunningStack) -> RedisSocket:
     return RedisSocket(running.stack.service("redis").socket, running.secrets[REDIS_PASSWORD])
 
 
-def test_what_can_be_done_to_a_stack(running: RunningStack, tmp_path: Path) -> None:
+def test_the_faults_of_a_stack_are_listed_by_kind(running: RunningStack, tmp_path: Path) -> None:
     known = faults_of(running, command, tmp_path)
     by_kind = {
         kind: [name for name, one in known.items() if one.kind == kind] for kind in faults.KINDS
@@ -181,7 +181,9 @@ class TestAFullDisk:
 
         monkeypatch.setattr(faults.os, "write", write)
 
-    def test_has_room_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk_has_room_after_the_fault(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         there: list[list[Path]] = []
         monkeypatch.setattr(faults, "sleep", lambda _: there.append(list(tmp_path.iterdir())))
         self.write(monkeypatch, errno.ENOSPC)
@@ -246,7 +248,7 @@ class TestTrial:
         row = tried(fault, (-1, 1, self.BROKEN), (5, 6, self.BROKEN))
         assert (row["cut"], row["lost"], len(row["bad"])) == (1, 1, 1)
 
-    def test_a_service_that_does_not_come_back(
+    def test_a_service_that_does_not_come_back_is_reported(
         self, tried: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(self, "LOAD", replace(self.LOAD, back_s=0.0))
@@ -266,7 +268,7 @@ class TestResults:
         assert not again.has("redis killed", 101)
         assert (first.bad, again.bad) == (1, 1)
 
-    def test_the_requests_of_a_trial_that_was_broken_off_go(self, tmp_path: Path) -> None:
+    def test_requests_of_an_aborted_trial_are_removed(self, tmp_path: Path) -> None:
         results = Results(tmp_path)
         file = results.requests_of("redis killed", 1)
         assert file == tmp_path / "redis-killed-1.jsonl"
@@ -274,7 +276,7 @@ class TestResults:
         results.requests_of("redis killed", 1)
         assert not file.exists()
 
-    def test_without_a_folder_nothing_is_kept(self) -> None:
+    def test_nothing_is_kept_without_a_folder(self) -> None:
         results = Results(None)
         results.add(self.ROW)
         assert results.bad == 1
@@ -285,10 +287,10 @@ class TestChosen:
     def given(self, *arguments: str) -> argparse.Namespace:
         return program.options().parse_args(arguments)
 
-    def test_by_kind_and_by_name(self, running: RunningStack) -> None:
+    def test_faults_are_chosen_by_kind_and_by_name(self, running: RunningStack) -> None:
         assert program.chosen(running, self.given("--only", "command")) == COMMANDS
         assert program.chosen(running, self.given("--fault", "redis emptied")) == ["redis emptied"]
 
-    def test_one_that_is_not_known(self, running: RunningStack) -> None:
+    def test_an_unknown_fault_is_refused(self, running: RunningStack) -> None:
         with pytest.raises(SystemExit, match="no fault redis melted; known: redis killed, "):
             program.chosen(running, self.given("--fault", "redis melted"))

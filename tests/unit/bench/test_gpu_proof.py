@@ -99,7 +99,7 @@ def test_a_step_that_fails_fails_the_command_and_the_page(
     assert "| one | step one | FAILED |" in ran.page
 
 
-def test_the_next_run_goes_on(ran: Ran) -> None:
+def test_the_next_run_continues(ran: Ran) -> None:
     ran.trouble["two"] = "at first"
     assert ran() == run.FAILED
     ran.trouble.clear()
@@ -109,13 +109,13 @@ def test_the_next_run_goes_on(ran: Ran) -> None:
     assert ran() == run.DONE and ran.ran == ["one", "two", "down"], "another kit proves it anew"
 
 
-def test_time_is_up(ran: Ran) -> None:
+def test_nothing_runs_after_the_time_limit(ran: Ran) -> None:
     assert ran(began=0.0, keep=True) == run.TO_GO_ON
     assert ran.ran == []
     assert "0 of 2 steps passed" in ran.page
 
 
-def test_an_unknown_step(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_step_is_refused(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran(only="three") == run.USAGE
     assert "'three' is not one of one, two" in capsys.readouterr().err
 
@@ -148,20 +148,22 @@ def test_steps_are_those_of_the_connectors_that_work(
     assert ran.ran == ["server", "down"], "as asked for"
 
 
-def test_on_gpus_each_pair_has_its_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_version_pair_has_one_connector_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for versions, works in ((("0.25.1", "0.5.3"), "lmcache"), (("0.32.0", "0.5.6"), "lmcache-mp")):
         monkeypatch.setattr(run, "engine_versions", lambda _, v=versions: v)
         assert run.working_connectors("cuda") == (works,)
     assert {step.connector for step in STEPS if step.name.startswith("server")} == {MP}
 
 
-def test_no_gpu(ran: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_machine_without_gpus_is_refused(
+    ran: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(run, "detect_inventory", lambda: Inventory(1, 1024, (), seen=("none",)))
     assert ran(cpu=False) == run.MISSING
     assert "there is no GPU here (none)" in capsys.readouterr().err
 
 
-def test_a_truncated_result_is_not_done(tmp_path: Path) -> None:
+def test_a_step_with_a_truncated_result_runs_again(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.write(Result("one", 1.0, {"a": 1}, (), "abc"))
     assert results.is_done("one", "abc") and not results.is_done("one", "def")
@@ -228,7 +230,7 @@ def crossed(engines: Engines) -> prompts.Crossing:
     return prompts.cross(cast(Stack, engines), 515)
 
 
-def test_a_prompt_that_crosses() -> None:
+def test_a_prompt_loaded_whole_passes() -> None:
     crossing = crossed(Engines())
     assert crossing.failures == []
     assert crossing.row()["loaded"] == crossing.row()["eligible"] == 512
@@ -243,7 +245,7 @@ def test_a_prompt_that_crosses() -> None:
         (Engines(deaf=True), "another prompt's answer looks the same"),
     ],
 )
-def test_a_prompt_that_does_not(engines: Engines, said: str) -> None:
+def test_a_prompt_not_loaded_whole_fails(engines: Engines, said: str) -> None:
     (failure,) = crossed(engines).failures
     assert said in failure
 
@@ -261,7 +263,7 @@ def test_the_large_model_has_the_kv_of_its_pattern() -> None:
 # The vendor's tools.
 
 
-def test_fixtures_are_what_was_printed_without_the_gpus_own_numbers(tmp_path: Path) -> None:
+def test_fixtures_have_the_tools_output_without_serial_numbers(tmp_path: Path) -> None:
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "nvidia-smi").write_text(f"#!/bin/sh\nexec cat {RECORDED}/nvidia/h100x8.csv\n")
@@ -282,7 +284,7 @@ def test_serial_numbers_of_amd_gpus_are_left_out() -> None:
     assert "2E05" not in text and "123456" not in text and '"market_name": "MI300X"' in text
 
 
-def test_names_of_machines() -> None:
+def test_machines_are_named_after_their_gpus() -> None:
     def named(count: int) -> str:
         gpus = tuple(Gpu(n, "cuda", "NVIDIA H100 80GB HBM3", 81559) for n in range(count))
         return vendor_tools.short_name(Inventory(1, 1024, gpus), "cuda")

@@ -41,7 +41,9 @@ class Machine:
         return [SimpleNamespace(ask=ask, close=lambda: None) for _ in range(clients)]
 
 
-def test_routers_take_turns_and_each_comes_first_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routers_take_turns_and_each_comes_first_equally_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = Machine(monkeypatch, {"after": 1.0, "before": 1.0})
     turns.in_turns(ROUTERS, 2, 4, stream=True)
     assert machine.asked == [2, 2, 1, 1, 1, 1, 2, 2] * 2
@@ -62,7 +64,7 @@ def test_each_is_charged_for_its_own_turns(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("cost", "said"), [(1.0, "yes"), (1.05, "NO"), (0.95, "yes")])
-def test_a_known_cost_is_found_while_the_machine_slows_down(
+def test_a_known_cost_is_measured_on_a_machine_that_slows_down(
     monkeypatch: pytest.MonkeyPatch, cost: float, said: str
 ) -> None:
     Machine(monkeypatch, {"after": cost, "before": 1.0}, slows=0.1)
@@ -74,7 +76,7 @@ def test_a_known_cost_is_found_while_the_machine_slows_down(
     assert float(cells[2]) == pytest.approx(cost)
 
 
-def test_the_processor_time_is_that_of_the_process() -> None:
+def test_the_processor_time_is_of_the_process() -> None:
     before = time.process_time()
     assert before <= cpu_s(os.getpid()) <= time.process_time()
 

@@ -11,16 +11,16 @@ import pytest
 import redis
 
 from bench import store_gate
+from bench.redis_server import HOST, RedisServer
 from bench.store_gate import NOTHING, at_each_store, held, let_through, writes_held
-from tests.unit.redis_server import HOST, redis_server
 
 STORES = 50
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[redis.Redis]:
-    with redis_server(tmp_path) as port:
-        yield redis.Redis(HOST, port)
+    with RedisServer(tmp_path) as server:
+        yield redis.Redis(HOST, server.port)
 
 
 def await_held(store: redis.Redis) -> None:
@@ -40,7 +40,7 @@ def test_a_write_waits_until_the_end(store: redis.Redis) -> None:
     assert store.get("key") == b"x" and held(store) == []
 
 
-def test_no_client_is_faster_than_the_gate(store: redis.Redis) -> None:
+def test_no_client_passes_the_gate(store: redis.Redis) -> None:
     def stored_and_read(number: int) -> bytes | None:
         store.set(f"key {number}", b"x")
         found: bytes | None = store.get(f"key {number}")
@@ -51,7 +51,7 @@ def test_no_client_is_faster_than_the_gate(store: redis.Redis) -> None:
     assert stored_and_read(STORES) == b"x"
 
 
-def test_what_follows_is_held_again(store: redis.Redis) -> None:
+def test_later_writes_are_held_again(store: redis.Redis) -> None:
     with ThreadPoolExecutor(1) as pool, writes_held(store):
         first = pool.submit(store.set, "first", b"x")
         await_held(store)

@@ -43,5 +43,5 @@ def test_speeds_are_the_medians_of_each_load_the_lowest_first() -> None:
         {"completed": 0},
     ],
 )
-def test_no_speeds_where_something_was_not_measured(changed: dict[str, Any]) -> None:
+def test_no_speeds_are_known_if_a_part_was_not_measured(changed: dict[str, Any]) -> None:
     assert measured_speeds(result(repeats=[measured(**changed)])) == {}

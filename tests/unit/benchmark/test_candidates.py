@@ -25,7 +25,7 @@ def test_engines_on_processors_have_one_rank() -> None:
 
 
 @pytest.mark.parametrize("units", range(1, 17))
-def test_each_uses_all_of_them_and_is_named_once(units: int) -> None:
+def test_each_candidate_uses_all_gpus_and_is_listed_once(units: int) -> None:
     found = feasible(units, has_gpus=True)
     assert {one.units for one in found} == {units}
     assert len({one.name for one in found}) == len(found)
@@ -46,6 +46,6 @@ def test_a_list_takes_the_stacks_own_size_where_it_names_none() -> None:
         ("2a,1p1d,2a", "2a is named twice"),
     ],
 )
-def test_invalid_lists(text: str, words: str) -> None:
+def test_invalid_topology_lists_are_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=rf"^--topologies: {words}"):
         named(text)

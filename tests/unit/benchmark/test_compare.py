@@ -54,12 +54,12 @@ class TestWhatIsCompared:
         rows = next(iter(compare(nothing, run()).points.values()))
         assert next(row for row in rows if row.metric.name == "goodput").ratio is None
 
-    def test_of_many_other_loads_an_error_names_a_few(self) -> None:
+    def test_an_error_names_a_few_of_many_loads(self) -> None:
         searched = result(repeats=[repeat(at, rate=10.0 + at) for at in range(9)])
         with pytest.raises(UsageError, match=r": 10 .*, 12 \S+ offered and 6 more; and 2 "):
             compare(searched, run())
 
-    def test_only_loads_that_both_had(self) -> None:
+    def test_only_common_loads_are_compared(self) -> None:
         both = run().repeats
         more = [*both, *run(rate=4.0).repeats]
         assert list(compare(result(repeats=more), run()).points) == ["2 requests/s offered"]
@@ -69,7 +69,7 @@ class TestWhatIsCompared:
 
 
 class TestUnlikeRuns:
-    def test_are_refused_with_the_field_and_both_values(self) -> None:
+    def test_unlike_runs_are_refused_with_the_field_and_both_values(self) -> None:
         other = run(seed=7)
         with pytest.raises(UsageError, match="seed") as found:
             compare(run(), other)
@@ -86,7 +86,9 @@ class TestUnlikeRuns:
             ("slo", "ttft_s", 2.0),
         ],
     )
-    def test_each_part_counts(self, part: str, field: str, value: object) -> None:
+    def test_a_difference_in_each_part_is_refused(
+        self, part: str, field: str, value: object
+    ) -> None:
         changed = run().model_dump()[part] | {field: value}
         with pytest.raises(UsageError, match=f"{part}.{field}"):
             compare(run(), run(**{part: changed}))
@@ -98,14 +100,14 @@ class TestUnlikeRuns:
         assert not found.unlike
         assert any("A 2 and B 3" in note for note in found.notes)
 
-    def test_plain_engines_have_no_redis_to_be_alike_in(self) -> None:
+    def test_stacks_without_redis_need_no_equal_redis(self) -> None:
         versions = run().model_dump()["versions"] | {"redis": None, "lmcache": None}
         stack = run().model_dump()["stack"] | {"topology": "2a", "redis": False}
         assert not compare(run(), run(versions=versions, stack=stack)).unlike
         with pytest.raises(UsageError, match=r"versions.lmcache, versions.redis"):
             compare(run(), run(versions=versions))
 
-    def test_anyway_names_the_difference(self) -> None:
+    def test_anyway_compares_and_names_the_difference(self) -> None:
         found = compare(run(), run(seed=7), anyway=True)
         assert [one.field for one in found.unlike] == ["seed"]
         assert "differs: seed: 0 and 7" in compare_view(found, run(), run(seed=7))

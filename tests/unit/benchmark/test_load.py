@@ -23,7 +23,7 @@ def loaded(
 
 
 class TestMeasures:
-    def test_latencies_are_what_the_server_did(self, stage: Stage) -> None:
+    def test_latencies_are_those_of_the_server(self, stage: Stage) -> None:
         (record,) = loaded(stage, single(0)).records
         assert record.error is None
         assert record.ttft_s == 0.25
@@ -75,7 +75,7 @@ class TestLoops:
 
 
 class TestConversations:
-    def test_a_turn_has_all_that_was_said_before(self, stage: Stage) -> None:
+    def test_a_turn_contains_all_earlier_turns(self, stage: Stage) -> None:
         talk = Conversation(7, 0, (Turn((1, 2), 3), Turn((3, 4), 3)))
         found = loaded(stage, talk)
         first, second = stage.bodies
@@ -83,7 +83,7 @@ class TestConversations:
         assert second["prompt"] == [1, 2, 1000, 1001, 1002, 3, 4]
         assert [record.conversation for record in found.records] == [7, 7]
 
-    def test_ends_with_the_first_failure(self, stage: Stage) -> None:
+    def test_a_conversation_ends_with_the_first_failure(self, stage: Stage) -> None:
         stage.status = 500
         found = loaded(stage, Conversation(0, 0, (Turn((1,), 3),) * 3))
         assert len(stage.bodies) == 1
@@ -94,23 +94,23 @@ class TestConversations:
 
 
 class TestFailures:
-    def test_answer_that_ends_early(self, stage: Stage) -> None:
+    def test_an_answer_that_ends_early_is_an_error(self, stage: Stage) -> None:
         stage.gaps = (0.1, 0.1)
         (record,) = loaded(stage, single(0)).records
         assert record.error == "the answer ended early: 2 of 3 tokens"
 
-    def test_stream_that_breaks_off(self, stage: Stage) -> None:
+    def test_a_stream_that_breaks_off_is_an_error(self, stage: Stage) -> None:
         stage.events = [stage.token(0, chat=False)]
         (record,) = loaded(stage, single(0)).records
         assert record.error == "the answer ended early: 0 of 3 tokens"
 
-    def test_error_in_the_stream(self, stage: Stage) -> None:
+    def test_an_error_event_in_a_stream_is_an_error(self, stage: Stage) -> None:
         said = "request cmpl-0123456789abcdef died"
         stage.events = [event({"error": {"message": said}})]
         (record,) = loaded(stage, single(0)).records
         assert record.error == "request cmpl-ID died"
 
-    def test_answers_that_are_not_completions(self, stage: Stage) -> None:
+    def test_answers_that_are_not_completions_are_errors(self, stage: Stage) -> None:
         stage.events = [b"data: <html>\n\n"]
         (record,) = loaded(stage, single(0)).records
         assert record.error == "not a completion (JSONDecodeError)"
@@ -123,12 +123,12 @@ class TestFailures:
         ],
         ids=["levels", "infinity"],
     )
-    def test_what_no_number_or_memory_holds(self, stage: Stage, said: bytes, why: str) -> None:
+    def test_absurd_answers_are_errors(self, stage: Stage, said: bytes, why: str) -> None:
         stage.events = [b"data: " + said + b"\n\n"]
         (record,) = loaded(stage, single(0)).records
         assert record.error == f"not a completion ({why})"
 
-    def test_silence(self, stage: Stage) -> None:
+    def test_a_server_that_never_answers_is_an_error(self, stage: Stage) -> None:
         done = threading.Event()
         stage.before = lambda: done.wait(20) and None
         (record,) = loaded(stage, single(0), timeout_s=0.05).records
@@ -136,7 +136,7 @@ class TestFailures:
         assert record.error == "no complete answer within 0.05 s"
         assert record.ttft_s is None
 
-    def test_nobody_listens(self) -> None:
+    def test_a_refused_connection_is_an_error(self) -> None:
         target = LoadTarget("http://127.0.0.1:9", "model", 20)
         (record,) = run_load(target, [single(0)], concurrency=1).records
         assert record.error == "no complete answer (ConnectionRefusedError)"

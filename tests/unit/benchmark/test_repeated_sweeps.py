@@ -82,7 +82,7 @@ def simulated(factor: float, start_noise: float = 0.03, pass_noise: float = 0.02
         (0.75, "2a", "Do not disaggregate this workload here: 2a holds 1."),
     ],
 )
-def test_all_say_the_same(factor: float, winner: str, words: str) -> None:
+def test_repeated_sweeps_have_the_same_verdict(factor: float, winner: str, words: str) -> None:
     machine = simulated(factor)
     for seed in range(20):
         verdict = machine.swept(seed).verdict
@@ -105,7 +105,7 @@ def test_intervals_hold_the_true_factor(noise: tuple[float, float]) -> None:
     assert 0.93 <= inside / SWEEPS <= 0.97
 
 
-def test_a_search_takes_few_rates() -> None:
+def test_a_search_needs_few_rates() -> None:
     machine = simulated(1.3)
     for seed in range(20):
         machine.swept(seed)

@@ -22,7 +22,7 @@ from tests.unit.benchmark.test_break_even import PATH
 SCHEMA = Path(__file__).resolve().parents[3] / "docs/reference/schemas/bench.json"
 
 
-def test_result_survives_its_file(tmp_path: Path) -> None:
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = write_result(tmp_path, result())
     assert read_result(tmp_path) == read_result(file) == result()
 
@@ -38,7 +38,7 @@ def test_requests_of_all_repeats_are_kept(tmp_path: Path) -> None:
     assert list(read_requests(tmp_path)) == [one, other]
 
 
-def test_requests_may_be_missing(tmp_path: Path) -> None:
+def test_requests_of_a_repeat_may_be_missing(tmp_path: Path) -> None:
     assert list(read_requests(tmp_path)) == []
 
 

@@ -19,7 +19,7 @@ def record(
 
 
 class TestParse:
-    def test_keys_and_units(self) -> None:
+    def test_keys_and_units_are_read(self) -> None:
         assert parse_slo("ttft=1s, itl=50ms,e2e=2.5s") == Slo(ttft_s=1, itl_s=0.05, e2e_s=2.5)
 
     @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def searched(finder: RateFinder, limit: float, count: int = 100) -> None:
 
 class TestRateFinder:
     @pytest.mark.parametrize("limit", [0.3, 1.0, 5.7, 40.0])
-    def test_finds_the_highest_rate_that_holds(self, limit: float) -> None:
+    def test_the_highest_rate_that_holds_is_found(self, limit: float) -> None:
         finder = RateFinder(1.0, 0.9, 12)
         searched(finder, limit)
         found = finder.found(0)
@@ -86,30 +86,30 @@ class TestRateFinder:
         ("limit", "rates"),
         [(1e9, [1, 1.2, 1.728, 3.456, 6.912]), (0, [1, 1 / 1.2, 1 / 1.728, 1 / 3.456, 1 / 6.912])],
     )
-    def test_strides_grow(self, limit: float, rates: list[float]) -> None:
+    def test_steps_grow_with_each_rate(self, limit: float, rates: list[float]) -> None:
         finder = RateFinder(1.0, 0.9, 5)
         searched(finder, limit)
         assert [step.rate for step in finder.steps] == pytest.approx(rates)
 
     @pytest.mark.parametrize("limit", [1.0, 1.1, 1.19, 0.84, 0.99])
-    def test_three_rates_do_where_it_begins_close_to_the_end(self, limit: float) -> None:
+    def test_three_rates_are_enough_close_to_the_limit(self, limit: float) -> None:
         finder = RateFinder(1.0, 0.9, 12)
         searched(finder, limit)
         assert len(finder.steps) == 3
         assert limit / 1.1 <= (finder.found(0).highest_rate or 0) <= limit
 
-    def test_many_strides_are_no_overflow(self) -> None:
+    def test_many_steps_do_not_overflow(self) -> None:
         finder = RateFinder(1.0, 0.9, 40)
         searched(finder, 1e9)
         assert finder.found(0).highest_rate == pytest.approx(1e9, rel=0.1)
 
-    def test_ends_after_its_steps(self) -> None:
+    def test_a_search_ends_after_its_number_of_steps(self) -> None:
         finder = RateFinder(1.0, 0.9, 3)
         searched(finder, 1e9)
         assert finder.found(0).highest_rate == pytest.approx(1.728)
         assert finder.found(0).high is None  # no rate failed: nobody knows how much higher it goes
 
-    def test_no_rate_may_hold(self) -> None:
+    def test_no_rate_is_found_if_none_holds(self) -> None:
         finder = RateFinder(1.0, 0.9, 3)
         searched(finder, 0.0)
         assert finder.found(0).highest_rate is None
@@ -126,7 +126,7 @@ class TestRateFinder:
         assert widths[0] > widths[1]
 
 
-def test_percentile_interpolates() -> None:
+def test_a_percentile_is_interpolated() -> None:
     assert percentile([3, 1, 2], 50) == 2
     assert percentile([0, 10], 90) == 9
     assert percentile([5], 99) == 5

@@ -54,19 +54,21 @@ def covered(truth: float, estimates: Sequence[Estimate]) -> float:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", NOISE if LONG else ["normal"])
 class TestCoverage:
-    def test_of_a_median(self, kind: str, count: int) -> None:
+    def test_the_interval_of_a_median_has_its_coverage(self, kind: str, count: int) -> None:
         source = random.Random(1)
         found = [median_of(repeats(source, NOISE[kind], count)) for _ in range(TRIALS)]
         assert 0.93 <= covered(1.0, found) <= 0.97
 
-    def test_of_interleaved_repeats(self, kind: str, count: int) -> None:
+    def test_the_interval_of_interleaved_repeats_has_its_coverage(
+        self, kind: str, count: int
+    ) -> None:
         source, found = random.Random(2), []
         for _ in range(TRIALS):
             first = repeats(source, NOISE[kind], count, FACTOR)
             found.append(paired_ratio(first, repeats(source, NOISE[kind], count)))
         assert 0.93 <= covered(FACTOR, found) <= 0.97
 
-    def test_of_separate_runs(self, kind: str, count: int) -> None:
+    def test_the_interval_of_separate_runs_has_its_coverage(self, kind: str, count: int) -> None:
         source, found = random.Random(3), []
         for _ in range(TRIALS):
             first = repeats(source, NOISE[kind], count, FACTOR)
@@ -85,7 +87,7 @@ class TestRatio:
         assert 1 < found.low < FACTOR < found.high < 1.7
         assert found.difference == "higher"
 
-    def test_the_other_way_around_is_its_inverse(self) -> None:
+    def test_the_reverse_comparison_is_the_inverse(self) -> None:
         first, second = [1.0, 1.1, 1.2, 0.9, 1.05], [2.0, 2.1, 2.0, 2.2, 1.9]
         there, back = paired_ratio(first, second), paired_ratio(second, first)
         assert (there.difference, back.difference) == ("lower", "higher")
@@ -98,7 +100,7 @@ class TestRatio:
         first, second = (repeats(source, NOISE["normal"], 8) for _ in range(2))
         assert paired_ratio(first, second).difference == "no significant difference"
 
-    def test_drift_cancels_between_pairs_and_only_there(self) -> None:
+    def test_drift_cancels_only_between_pairs(self) -> None:
         drift = [1.0, 1.3, 1.7, 2.2, 2.8, 3.6]
         first = [1.2 * value for value in drift]
         assert paired_ratio(first, drift).difference == "higher"
@@ -111,12 +113,12 @@ class TestRatio:
         assert found.difference == "too few repeats"
         assert separate_ratio(values, [1.0] * 9).difference == "too few repeats"
 
-    def test_values_without_noise(self) -> None:
+    def test_equal_values_have_a_ratio_without_noise(self) -> None:
         found = paired_ratio([3.0] * 5, [2.0] * 5)
         assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
         assert found.difference == "higher"
 
-    def test_what_has_no_ratio(self) -> None:
+    def test_zeros_and_too_few_values_have_no_ratio(self) -> None:
         with pytest.raises(ValueError, match="above 0"):
             paired_ratio([0.0, 1.0], [1.0, 1.0])
         with pytest.raises(ValueError, match="shorter"):
@@ -128,10 +130,10 @@ class TestNumberOfRepeats:
         ("spread", "within", "count"),
         [(0.0, 0.05, LEAST_REPEATS), (0.05, 0.05, 7), (0.1, 0.05, 26), (0.5, 0.01, MOST_REPEATS)],
     )
-    def test_follows_the_noise(self, spread: float, within: float, count: int) -> None:
+    def test_more_noise_needs_more_repeats(self, spread: float, within: float, count: int) -> None:
         assert repeats_for(spread, within) == count
 
-    def test_gives_the_width_that_was_asked_for(self) -> None:
+    def test_the_number_of_repeats_gives_the_wanted_width(self) -> None:
         source, widths = random.Random(6), []
         count = repeats_for(0.1, 0.07)
         for _ in range(200):

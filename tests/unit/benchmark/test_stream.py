@@ -41,16 +41,16 @@ def ask() -> Iterator[Ask]:
         yield run
 
 
-def test_body_up_to_the_end(ask: Ask) -> None:
+def test_a_body_without_a_length_ends_with_the_connection(ask: Ask) -> None:
     assert ask(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\ndata: 2\n\n") == [b"data: 1", b"data: 2"]
 
 
-def test_events_across_chunks(ask: Ask) -> None:
+def test_an_event_may_span_chunks(ask: Ask) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert ask(head + b"4;x=1\r\ndata\r\n5\r\n: 1\n\n\r\n0\r\n\r\n") == [b"data: 1"]
 
 
-def test_other_status_with_its_text(ask: Ask) -> None:
+def test_another_status_is_an_error_with_its_text(ask: Ask) -> None:
     with pytest.raises(BadStatus, match="busy") as caught:
         ask(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy")
     assert caught.value.status == 503
@@ -59,11 +59,11 @@ def test_other_status_with_its_text(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata"]
 )
-def test_answer_that_breaks_off(ask: Ask, answer: bytes) -> None:
+def test_an_answer_that_breaks_off_is_an_error(ask: Ask, answer: bytes) -> None:
     with pytest.raises(EOFError):
         ask(answer)
 
 
-def test_what_is_not_http(ask: Ask) -> None:
+def test_an_answer_that_is_not_http_is_an_error(ask: Ask) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         ask(b"SSH-2.0 nonsense\r\n\r\n")

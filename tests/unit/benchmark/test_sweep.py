@@ -56,7 +56,7 @@ def verdict(**rates: Sequence[float | None]) -> SweepVerdict:
     return judge(sweep({name.removeprefix("t"): found for name, found in rates.items()}))
 
 
-def test_a_better_split_wins_with_its_margin_and_interval() -> None:
+def test_a_better_split_wins_with_margin_and_interval() -> None:
     found = verdict(t4a=times(10), t1p3d=times(14)[::-1], t2p2d=times(12))
     assert found.winner == "1p3d"
     assert found.sentence.startswith("1p3d holds 1.4")
@@ -66,13 +66,13 @@ def test_a_better_split_wins_with_its_margin_and_interval() -> None:
     assert found.ratio.low < 1.4 < (found.ratio.high or 0)
 
 
-def test_a_worse_split_says_do_not() -> None:
+def test_a_worse_split_is_not_recommended() -> None:
     found = verdict(t4a=times(15), t1p3d=times(10)[::-1])
     assert found.sentence.startswith("Do not disaggregate this workload here: 4a holds 1.5")
     assert found.winner == "4a"
 
 
-def test_what_the_rounds_cannot_show_is_said() -> None:
+def test_a_difference_within_the_noise_is_not_significant() -> None:
     found = verdict(t4a=[10, 12, 9, 11, 10], t1p3d=[11, 10, 10, 12, 9])
     assert found.sentence.startswith("No significant difference between 1p3d and 4a in 5 rounds")
     assert found.winner == "4a", "the simpler one"
@@ -83,7 +83,7 @@ def test_a_margin_below_the_searchs_own_step_is_not_a_difference() -> None:
     assert found.sentence.startswith("No significant difference")
 
 
-def test_too_few_rounds_tell_nothing() -> None:
+def test_too_few_rounds_have_no_verdict() -> None:
     found = verdict(t4a=times(10, 4), t1p3d=times(20, 4))
     assert found.sentence.startswith("Too few rounds to tell 1p3d from 4a: both ran 4 times")
     assert found.winner == "4a"
@@ -104,7 +104,7 @@ def test_redis_between_aggregated_engines_has_a_sentence() -> None:
     assert found.sentence.startswith("No significant difference between 1p3d and 4a+redis")
 
 
-def test_a_topology_that_failed_or_held_nothing_is_a_row_with_its_reason() -> None:
+def test_a_topology_without_a_rate_is_a_row_with_its_reason() -> None:
     held = sweep(
         {"4a": times(10), "1p3d": [12, None, 12, 12, 12], "2p2d": []}, refused={"1a:tp4": "no"}
     )
@@ -127,7 +127,7 @@ def test_the_order_of_every_other_round_is_reversed() -> None:
     assert fresh.left == [("4a", 0), ("1p3d", 0), ("1p3d", 1), ("4a", 1)]
 
 
-def test_it_reads_back_as_written(tmp_path: Path) -> None:
+def test_a_sweep_is_read_as_it_was_written(tmp_path: Path) -> None:
     one = sweep({"4a": times(10), "1p3d": times(9)})
     one = one.model_copy(update={"verdict": judge(one)})
     write_sweep(tmp_path, one)

@@ -36,7 +36,7 @@ def file_of(folder: Path, *lines: object) -> Path:
 
 
 class TestSpan:
-    def test_number_or_range(self) -> None:
+    def test_a_number_or_a_range_is_read(self) -> None:
         assert TokenRange.parse("--input-tokens", "512") == TokenRange(512, 512)
         assert str(TokenRange.parse("--input-tokens", "256-1024")) == "256-1024"
 
@@ -49,7 +49,7 @@ class TestSpan:
 class TestRandom:
     options = WorkloadOptions(input_tokens=TokenRange(10, 90), output_tokens=TokenRange(1, 9))
 
-    def test_seed_settles_lengths_and_arrivals_but_not_the_tokens(self) -> None:
+    def test_the_seed_decides_lengths_and_arrivals_but_not_the_tokens(self) -> None:
         def shape(made: list[Conversation]) -> list[Any]:
             return [(len(t.added), t.output_tokens, c.start_s) for c in made for t in c.turns]
 
@@ -72,7 +72,7 @@ class TestRandom:
         assert [one.start_s for one in slow] == pytest.approx([4 * one.start_s for one in fast])
 
 
-def test_prompts_share_prefixes() -> None:
+def test_prompts_share_the_given_number_of_prefixes() -> None:
     options = WorkloadOptions("shared-prefix", prefix_tokens=50, prefixes=3)
     begins = {prompt[:50] for prompt in prompts(one_pass(options, 40))}
     assert len(begins) == 3
@@ -105,7 +105,7 @@ class TestDataset:
     def made(self, folder: Path, *lines: object, **options: Any) -> list[Conversation]:
         return one_pass(WorkloadOptions("dataset", file=file_of(folder, *lines), **options))
 
-    def test_text_ids_and_messages(self, tmp_path: Path) -> None:
+    def test_text_token_ids_and_messages_are_read(self, tmp_path: Path) -> None:
         talk = [{"role": "user", "content": "Hi"}]
         found = self.made(
             tmp_path,
@@ -155,11 +155,13 @@ class TestDataset:
             ({"prompt": [1] * CONTEXT}, "do not fit the model's context of 4096"),
         ],
     )
-    def test_what_a_line_may_not_hold(self, tmp_path: Path, line: object, why: str) -> None:
+    def test_invalid_lines_are_refused_with_the_reason(
+        self, tmp_path: Path, line: object, why: str
+    ) -> None:
         with pytest.raises(UsageError, match=why):
             self.made(tmp_path, {"prompt": "ok"}, line)
 
-    def test_levels_without_end_are_not_json(self, tmp_path: Path) -> None:
+    def test_deeply_nested_json_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="line 2: not JSON"):
             self.made(tmp_path, {"prompt": "ok"}, "[" * 100_000)
 
@@ -169,7 +171,7 @@ class TestDataset:
         with pytest.raises(UsageError, match="no lines"):
             self.made(tmp_path, "", skip_broken=True)
 
-    def test_missing_file(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="No such file"):
             one_pass(WorkloadOptions("dataset", file=tmp_path / "none"))
         with pytest.raises(UsageError, match="--workload trace needs a file"):
@@ -183,7 +185,7 @@ class TestTrace:
         {"timestamp": 1500, "input_length": 30, "output_length": 6},
     )
 
-    def test_times_lengths_and_shared_blocks(self, tmp_path: Path) -> None:
+    def test_times_lengths_and_shared_blocks_are_read(self, tmp_path: Path) -> None:
         options = WorkloadOptions("trace", file=file_of(tmp_path, *self.lines), speed=2.0)
         made = one_pass(options)
         assert [one.start_s for one in made] == [0, 0.25, 1.0]
@@ -208,7 +210,9 @@ class TestTrace:
             ({"input_length": 5000, "hash_ids": []}, "do not fit the model's context"),
         ],
     )
-    def test_broken_line(self, tmp_path: Path, changed: dict[str, Any], why: str) -> None:
+    def test_an_invalid_line_is_refused_with_the_reason(
+        self, tmp_path: Path, changed: dict[str, Any], why: str
+    ) -> None:
         options = WorkloadOptions("trace", file=file_of(tmp_path, {**self.lines[0], **changed}))
         with pytest.raises(UsageError, match=why):
             one_pass(options)

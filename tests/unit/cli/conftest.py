@@ -7,15 +7,25 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from deploy.cli import main as main_module
+from deploy.runtime.home import Home
 from tests.conftest import Ended, plain_environ
 from tests.contract import validated
+from tests.unit.conftest import SOUND_HOST
 from tests.unit.kubectl_stand_in import Player, player
+
+_FROM_ENVIRON = Home.from_environ
+
+
+def _home() -> Home:
+    """Return the home of the environment, on a host of which no rule warns."""
+    return replace(_FROM_ENVIRON(), host=SOUND_HOST)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +38,7 @@ def deploy_here() -> Callable[..., Ended]:
         with (
             mock.patch.dict(os.environ, plain, clear=True),
             mock.patch.object(main_module, "interrupt_once", lambda: None),
+            mock.patch.object(Home, "from_environ", _home),
             contextlib.chdir(cwd),
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),

@@ -421,7 +421,7 @@ def tried(request: pytest.FixtureRequest, all_tried: dict[str, Tried]) -> Tried:
     return all_tried[request.param]
 
 
-def test_as_text(tried: Tried) -> None:
+def test_bad_input_is_one_error_with_a_hint(tried: Tried) -> None:
     ended = tried.ended
     assert ended.code == tried.case.exit_code, ended.stderr
     assert ended.stdout == ""
@@ -436,7 +436,7 @@ def test_as_text(tried: Tried) -> None:
 
 
 @pytest.mark.parametrize("name", ["a contradiction", "port taken", "broken state file"])
-def test_as_text_of_a_process(
+def test_a_process_reports_bad_input_the_same_way(
     name: str, all_tried: dict[str, Tried], deploy: Callable[..., Ended]
 ) -> None:
     """It sees the real machine, of which it may warn."""
@@ -455,7 +455,7 @@ def test_as_text_of_a_process(
     assert _any_port(said) == _any_port(here.stderr)
 
 
-def test_as_json(tried: Tried, deploy_here: Callable[..., Ended]) -> None:
+def test_bad_input_is_a_json_envelope(tried: Tried, deploy_here: Callable[..., Ended]) -> None:
     place, case = tried.place, tried.case
     argv = (*place.argv(case), "--json")
     ended = deploy_here(
@@ -483,12 +483,14 @@ def _any_port(text: str) -> str:
     return re.sub(r"--port \d+", "--port N", text)
 
 
-def test_nothing_is_left(tried: Tried) -> None:
+def test_bad_input_leaves_no_file(tried: Tried) -> None:
     left = [path for path in tried.place.left() if not path.startswith("named-files/")]
     assert left == (["stacks/pdkit/state.json"] if tried.case.state else [])
 
 
-def test_json_alone_on_stdout_of_a_process(deploy: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_process_prints_json_alone_on_stdout(
+    deploy: Callable[..., Ended], tmp_path: Path
+) -> None:
     ended = deploy("up", "--gpus", "0", "--json", cwd=tmp_path, home=tmp_path / "home")
     assert (ended.code, ended.stderr) == (2, "")
     assert json.loads(ended.stdout)["exit_code"] == 2

@@ -15,7 +15,9 @@ from tests.conftest import Ended
 SWEEP = ("bench", "sweep", "--engines", "2", "--runtime", "process")
 
 
-def test_two_at_once_is_one_clear_error(deploy_here: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_second_sweep_at_once_is_an_error(
+    deploy_here: Callable[..., Ended], tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     with bench_lock(home / "bench.lock"):
         ended = deploy_here(*SWEEP, cwd=tmp_path, home=home)
@@ -37,7 +39,7 @@ def test_a_dry_run_starts_and_leaves_nothing(
     assert not list(home.glob("bench/*"))
 
 
-def test_more_engines_than_memory_is_the_planners_own_error(
+def test_too_many_engines_are_refused_by_the_planner(
     deploy_here: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "available_memory_mib", lambda: 1024)

@@ -61,12 +61,12 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[CommandResult | BaseExc
 
 
 class TestRealCommands:
-    def test_plan(self, run: Callable[..., Result]) -> None:
+    def test_plan_prints_a_table(self, run: Callable[..., Result]) -> None:
         code, out, err = run("plan", "--topology", "1p3d")
         assert (code, err) == (0, "")
         assert "consumer-2" in out
 
-    def test_plan_json(self, run: Callable[..., Result]) -> None:
+    def test_plan_prints_json(self, run: Callable[..., Result]) -> None:
         code, out, err = run("plan", "--gpus", "4", "--json")
         assert (code, err) == (0, "")
         envelope = json.loads(out)
@@ -90,7 +90,7 @@ class TestRealCommands:
         assert "wrote out/deep/stack.yaml\nstart it with: deploy up --runtime process" in out
         assert file.read_text() == run("render")[1]
 
-    def test_render_into_a_file_of_that_name(
+    def test_render_into_an_existing_file_is_refused(
         self, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         (tmp_path / "out").touch()
@@ -108,14 +108,14 @@ class TestRealCommands:
         assert "mine" in out
         assert "deploy.yaml" in err
 
-    def test_the_environment_counts(
+    def test_environment_variables_are_settings(
         self, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PDKIT_TOPOLOGY", "1p2d")
         assert "1p2d" in run("plan")[1]
         assert "2p2d" in run("plan", "--gpus", "4")[1]
 
-    def test_status_of_a_stack_that_is_not_up(self, run: Callable[..., Result]) -> None:
+    def test_status_of_a_stack_that_is_not_up_says_so(self, run: Callable[..., Result]) -> None:
         assert run("status") == (0, "the stack 'pdkit' is not up\n", "")
 
     def test_watching_ends_quietly_by_ctrl_c(
@@ -129,7 +129,7 @@ class TestRealCommands:
         assert (code, err) == (0, "")
         assert out.count("not up; waiting for it") == 1
 
-    def test_a_dry_run_looks_at_what_the_user_brings(self, run: Callable[..., Result]) -> None:
+    def test_a_dry_run_checks_user_supplied_files(self, run: Callable[..., Result]) -> None:
         code, _, err = run("up", "--dry-run", "--api-key-file", "none")
         assert code == 2
         assert "error: --api-key-file: " in err
@@ -142,11 +142,13 @@ class TestRealCommands:
         assert run("plan", "--inventory", "machine.yaml", "--api-key-file", "none")[0] == 0
         assert run("render", "--api-key-file", "none")[0] == 0, "nothing is written here"
 
-    def test_down_of_a_stack_that_is_not_up(self, run: Callable[..., Result]) -> None:
+    def test_down_of_a_stack_that_is_not_up_says_so(self, run: Callable[..., Result]) -> None:
         for _ in range(2):
             assert run("down") == (0, "the stack 'pdkit' was not up\n", "")
 
-    def test_looking_leaves_no_file(self, run: Callable[..., Result], tmp_path: Path) -> None:
+    def test_read_only_commands_leave_no_file(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
         for command in ("plan", "render", "status", "down", "check", "logs"):
             run(command)
         assert [path for path in (tmp_path / "home").rglob("*") if path.is_file()] == []
@@ -178,7 +180,9 @@ class TestRunsOfCheck:
 
         monkeypatch.setattr("deploy.workflows.check.check_stack", check_stack)
 
-    def test_runs_before_are_kept(self, run: Callable[..., Result], tmp_path: Path) -> None:
+    def test_results_of_earlier_runs_are_kept(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
         code, out, err = run("check", "--repeat", "5", "--junit", "found.xml")
         assert (code, out) == (4, "")
         assert "error: not answering: router" in err
@@ -186,7 +190,7 @@ class TestRunsOfCheck:
         assert found.count("<testsuite ") == 3
         assert found.count('<error message="not answering: router"') == 1
 
-    def test_a_file_that_cannot_be_written_hides_nothing(
+    def test_a_file_that_cannot_be_written_does_not_hide_the_result(
         self, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         (tmp_path / "found.xml").mkdir()
@@ -203,13 +207,13 @@ class TestImages:
     def _no_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("deploy.workflows.catalog_images.engine_answers", lambda: False)
 
-    def test_list(self, run: Callable[..., Result]) -> None:
+    def test_images_list_names_every_image(self, run: Callable[..., Result]) -> None:
         code, out, err = run("images", "list")
         assert (code, err) == (0, "")
         for name in ("cuda *", "rocm *", "rocm-seed", "cpu *", "router", "redis"):
             assert f"\n{name}" in out
 
-    def test_list_json(self, run: Callable[..., Result]) -> None:
+    def test_images_list_prints_json(self, run: Callable[..., Result]) -> None:
         code, out, err = run("images", "list", "--json")
         assert (code, err) == (0, "")
         envelope = json.loads(out)
@@ -222,7 +226,7 @@ class TestImages:
         }  # fmt: skip
         assert not any(row["here"] for row in rows)
 
-    def test_a_failure_is_of_the_same_command(self, run: Callable[..., Result]) -> None:
+    def test_a_failure_names_its_own_command(self, run: Callable[..., Result]) -> None:
         code, out, _ = run("images", "build", "cpus", "--json")
         assert code == 2
         assert json.loads(out)["command"] == "images build"
@@ -232,7 +236,9 @@ class TestCompose:
     """Rendering and planning for containers, wherever this is run."""
 
     @pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
-    def test_render(self, run: Callable[..., Result], vendor: str) -> None:
+    def test_render_prints_a_compose_document(
+        self, run: Callable[..., Result], vendor: str
+    ) -> None:
         code, out, err = run("render", "--runtime", "compose", "--vendor", vendor, "--gpus", "4")
         assert (code, err) == (0, "")
         assert list(yaml.safe_load(out)) == ["name", "services", "networks", "secrets", "x-pdkit"]
@@ -249,7 +255,9 @@ class TestCompose:
         assert "4p4d on rocm, runtime compose" in out
         assert "assumed: 8 GPUs" in out
 
-    def test_plan_for_another_machine(self, run: Callable[..., Result], tmp_path: Path) -> None:
+    def test_plan_works_for_a_described_machine(
+        self, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
         (tmp_path / "machine.yaml").write_text(
             "cpus: 8\nmemory_mib: 65536\ngpus: [{vendor: cuda, memory_mib: 24576, index: 3}]\n"
         )
@@ -260,7 +268,7 @@ class TestCompose:
         assert (data["vendor"], data["topology"], data["gpu_share"]) == ("cuda", "1p1d", 0.45)
         assert [engine["devices"] for engine in data["engines"]] == [[3], [3]]
 
-    def test_into_a_folder(self, run: Callable[..., Result], tmp_path: Path) -> None:
+    def test_render_writes_a_folder(self, run: Callable[..., Result], tmp_path: Path) -> None:
         code, out, _ = run("render", "--runtime", "compose", "-o", "out", "--json")
         assert code == 0
         data = json.loads(out)["data"]
@@ -277,21 +285,23 @@ class TestLogs:
         (folder / "redis.log").write_text("r1\nr2\n")
         (folder / "router.log").write_text("x1\n")
 
-    def test_all_by_name(self, run: Callable[..., Result]) -> None:
+    def test_logs_of_all_services_have_their_names(self, run: Callable[..., Result]) -> None:
         assert run("logs") == (0, "redis | r1\nredis | r2\nrouter | x1\n", "")
 
-    def test_one_alone(self, run: Callable[..., Result]) -> None:
+    def test_logs_of_one_service_have_no_name(self, run: Callable[..., Result]) -> None:
         assert run("logs", "redis", "-n", "1") == (0, "r2\n", "")
 
-    def test_none_to_begin_with(self, run: Callable[..., Result]) -> None:
+    def test_zero_lines_are_none(self, run: Callable[..., Result]) -> None:
         assert run("logs", "-n", "0") == (0, "", "")
 
-    def test_json(self, run: Callable[..., Result]) -> None:
+    def test_logs_print_json(self, run: Callable[..., Result]) -> None:
         code, out, _ = run("logs", "router", "--json")
         assert code == 0
         assert json.loads(out)["data"]["lines"] == [{"service": "router", "line": "x1"}]
 
-    def test_unknown_service(self, run: Callable[..., Result]) -> None:
+    def test_an_unknown_service_is_refused_with_the_known_ones(
+        self, run: Callable[..., Result]
+    ) -> None:
         code, out, err = run("logs", "rooter")
         assert (code, out) == (2, "")
         assert "redis, router" in err
@@ -306,12 +316,12 @@ class TestLogs:
         monkeypatch.setattr(logs, "follow", follow)
         assert run("logs", "redis", "-f") == (0, "r1\nr2\nr3\n", "")
 
-    def test_following_as_json(self, run: Callable[..., Result]) -> None:
+    def test_following_as_json_is_refused(self, run: Callable[..., Result]) -> None:
         code, out, _ = run("logs", "-f", "--json")
         assert code == 2
         assert json.loads(out)["errors"][0]["code"] == "usage"
 
-    def test_of_no_stack(self, run: Callable[..., Result]) -> None:
+    def test_a_stack_without_logs_is_an_error(self, run: Callable[..., Result]) -> None:
         code, _, err = run("logs", "--name", "other")
         assert code == 2
         assert "'other' has no logs" in err
@@ -319,7 +329,7 @@ class TestLogs:
 
 
 class TestEndings:
-    def test_a_result_with_an_error_has_both(
+    def test_a_result_with_an_error_prints_both(
         self, run: Callable[..., Result], ending: Callable[..., None]
     ) -> None:
         ending(
@@ -334,14 +344,16 @@ class TestEndings:
         assert envelope["data"] == {"passed": False}
         assert envelope["errors"][0]["message"] == "no hits"
 
-    def test_an_error_with_details(
+    def test_an_error_prints_its_details(
         self, run: Callable[..., Result], ending: Callable[..., None]
     ) -> None:
         ending(StackUnhealthy("it died", hint="less log", details=("last", "words")))
         expected = "error: it died\n  | last\n  | words\ntry: less log\n"
         assert run("up") == (4, "", expected)
 
-    def test_ctrl_c(self, run: Callable[..., Result], ending: Callable[..., None]) -> None:
+    def test_ctrl_c_exits_with_130(
+        self, run: Callable[..., Result], ending: Callable[..., None]
+    ) -> None:
         ending(KeyboardInterrupt())
         code, out, err = run("up")
         assert (code, out) == (130, "")
@@ -349,14 +361,16 @@ class TestEndings:
         code, out, _ = run("up", "--json")
         assert (code, json.loads(out)["exit_code"]) == (130, 130)
 
-    def test_a_full_disk(self, run: Callable[..., Result], ending: Callable[..., None]) -> None:
+    def test_a_full_disk_is_a_clear_error(
+        self, run: Callable[..., Result], ending: Callable[..., None]
+    ) -> None:
         ending(OSError(28, "No space left on device", "/disk/file"))
         code, out, err = run("up")
         assert (code, out) == (3, "")
         assert "No space left on device" in err
         assert "/disk/file" in err
 
-    def test_a_fault_of_ours_is_neither_hidden_nor_a_code_of_the_contract(
+    def test_a_bug_shows_its_traceback_and_has_its_own_exit_code(
         self, run: Callable[..., Result], ending: Callable[..., None]
     ) -> None:
         ending(RuntimeError("oops"))

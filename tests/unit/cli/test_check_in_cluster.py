@@ -130,7 +130,7 @@ def test_the_exported_job_runs_and_its_result_comes_back(
     ]
 
 
-def test_all_that_the_job_needs_is_applied_and_it_is_told_to_print_json(
+def test_the_job_and_its_objects_are_applied_with_json_output(
     kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     plays(kubectl, log(data=PASSED, text=""))
@@ -144,7 +144,7 @@ def test_all_that_the_job_needs_is_applied_and_it_is_told_to_print_json(
 
 
 @pytest.mark.parametrize("path", ["check/cpu", "check/cpu/stack.json"])
-def test_the_folder_of_the_check_or_its_document_will_do(
+def test_the_folder_of_the_check_or_its_document_is_accepted(
     path: str, kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     plays(kubectl, log(data=PASSED, text=""))
@@ -181,7 +181,7 @@ def test_a_check_that_failed_exits_with_its_code(
     assert error["hint"] == hint
 
 
-def test_an_error_of_the_check_is_the_commands_own(
+def test_an_error_of_the_check_is_an_error_of_the_command(
     kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     error = {"code": "stack_unhealthy", "message": "after 600 s: 0 of 1 producer found",
@@ -215,7 +215,7 @@ def test_a_check_without_a_result_is_an_error_in_junit_xml(
     assert error.attrib["message"].startswith("no pods of a stack in namespace mine")
 
 
-def test_a_folder_for_junit_xml_that_does_not_exist(
+def test_a_missing_folder_for_junit_xml_is_refused(
     kubectl: Player, check: Callable[..., Ended], tmp_path: Path
 ) -> None:
     ran = check("--junit", str(tmp_path / "none" / "found.xml"))
@@ -231,7 +231,7 @@ def test_a_folder_for_junit_xml_that_does_not_exist(
         {"error": {"message": 1, "hint": 2, "details": 3, "code": 4, "exit_code": "x"}},
     ],
 )  # fmt: skip
-def test_an_invalid_result(
+def test_an_invalid_result_is_an_error(
     said: dict[str, object], kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     plays(kubectl, log(**said))
@@ -240,7 +240,7 @@ def test_an_invalid_result(
     assert "error: this version of pdkit cannot read the result of the Job check (" in ran.stderr
 
 
-def test_a_line_of_levels_without_end_is_one_for_people(
+def test_a_deeply_nested_line_is_printed_as_text(
     kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     code, said = log(data=PASSED, text="check passed")
@@ -252,7 +252,9 @@ def test_a_line_of_levels_without_end_is_one_for_people(
 
 
 @pytest.mark.parametrize("lacks", ["container", "command", "deadline"])
-def test_a_job_that_no_export_has(lacks: str, kubectl: Player, check: Callable[..., Ended]) -> None:
+def test_a_job_that_no_export_has_is_refused(
+    lacks: str, kubectl: Player, check: Callable[..., Ended]
+) -> None:
     other = taken_job()
     (container,) = other["spec"]["template"]["spec"]["containers"]
     if lacks == "container":
@@ -268,7 +270,7 @@ def test_a_job_that_no_export_has(lacks: str, kubectl: Player, check: Callable[.
     assert not [asked for asked in kubectl.asked if "delete" in asked or "apply" in asked]
 
 
-def test_without_a_folder_the_job_of_the_cluster_runs_again(
+def test_the_job_of_the_cluster_runs_again_without_a_folder(
     kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     old = taken_job()
@@ -346,7 +348,9 @@ def test_each_pair_of_aggregated_engines_has_two_of_them(
     ]  # fmt: skip
 
 
-def test_runs_in_a_row_get_their_time(kubectl: Player, check: Callable[..., Ended]) -> None:
+def test_repeated_runs_get_a_longer_time_limit(
+    kubectl: Player, check: Callable[..., Ended]
+) -> None:
     old = taken_job()
     once_s = old["spec"]["activeDeadlineSeconds"]
     old["spec"]["activeDeadlineSeconds"] = 2 * once_s
@@ -370,7 +374,7 @@ def test_the_prompt_of_a_file_goes_to_the_job(
     assert told(kubectl) == ["--json", "--prompt=two\nlines, $$(HOME) and $$5"]
 
 
-def test_a_prompt_that_no_command_line_takes(
+def test_a_prompt_too_long_for_a_command_line_is_refused(
     kubectl: Player, check: Callable[..., Ended], tmp_path: Path
 ) -> None:
     (tmp_path / "prompt").write_text("long " * 30_000)
@@ -382,7 +386,7 @@ def test_a_prompt_that_no_command_line_takes(
 
 
 @pytest.mark.parametrize("pattern", ["consumer-0:*", "producer-2:*", "producer-0:redis-0"])
-def test_a_pair_that_is_not_there(
+def test_a_pair_that_does_not_exist_is_refused(
     pattern: str, kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     unplaced = pod("producer", "producer-2", waiting("ContainerCreating"))
@@ -434,7 +438,7 @@ def test_context_and_namespace_go_to_kubectl(kubectl: Player, check: Callable[..
     assert all(asked.startswith("--context=prod --namespace=mine ") for asked in kubectl.asked)
 
 
-def test_in_a_pod_kubectl_has_no_context(kubectl: Player, check: Callable[..., Ended]) -> None:
+def test_a_pod_uses_kubectl_without_a_context(kubectl: Player, check: Callable[..., Ended]) -> None:
     kubectl.plays(
         config=(1, "error: current-context must exist in order to minify\n"),
         get=[listed(ENGINE, taken_job()), RUNS],
@@ -490,7 +494,7 @@ def test_in_a_pod_kubectl_has_no_context(kubectl: Player, check: Callable[..., E
         ),
     ],
 )  # fmt: skip
-def test_what_prevents_a_check(
+def test_errors_before_a_check_name_the_fix(
     answers: dict[str, Answer], code: int, message: str, hint: str,
     kubectl: Player, check: Callable[..., Ended],
 ) -> None:  # fmt: skip
@@ -502,7 +506,7 @@ def test_what_prevents_a_check(
     assert not [asked for asked in kubectl.asked if "delete" in asked or "apply" in asked]
 
 
-def test_without_kubectl(
+def test_a_missing_kubectl_is_an_error(
     check: Callable[..., Ended], kubectl: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (kubectl.folder / "kubectl").unlink()
@@ -541,7 +545,7 @@ NO_PULL = 'Back-off pulling image "registry/engine:1"'
         ([listed()], 4, "the Job check ended without a result: it was deleted"),
     ],
 )  # fmt: skip
-def test_a_job_without_a_result(
+def test_a_job_without_a_result_is_an_error(
     gets: list[Answer], code: int, message: str, kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     plays(kubectl, log(), *gets)
@@ -578,7 +582,7 @@ def test_a_pod_of_which_nothing_is_known_yet_has_no_reason(
     assert "waiting for the check's pod\n" in check(str(FOLDERS["cpu"])).stderr
 
 
-def test_an_apply_that_is_refused(kubectl: Player, check: Callable[..., Ended]) -> None:
+def test_a_refused_apply_is_an_error(kubectl: Player, check: Callable[..., Ended]) -> None:
     plays(kubectl, log(), apply=(1, 'jobs.batch "check" is forbidden: exceeded quota\n'))
     ran = check(str(FOLDERS["cpu"]))
     assert ran.code == 3
@@ -596,7 +600,7 @@ def test_an_apply_that_is_refused(kubectl: Player, check: Callable[..., Ended]) 
          "deploy export kubernetes -o FOLDER"),
     ],
 )  # fmt: skip
-def test_a_folder_that_does_not_fit(
+def test_a_folder_of_another_export_is_refused(
     folder: str, options: tuple[str, ...], message: str, hint: str,
     kubectl: Player, check: Callable[..., Ended],
 ) -> None:  # fmt: skip
@@ -618,7 +622,7 @@ def test_a_folder_that_does_not_fit(
         (("--namespace", "pdkit"), "--namespace needs --kubernetes"),
     ],
 )
-def test_options_that_do_not_go_together(
+def test_contradicting_options_are_refused(
     command: str,
     options: tuple[str, ...],
     message: str,
@@ -644,7 +648,7 @@ def refused(ran: Ended, command: str, message: str) -> None:
 # What breaks off, and what is waited for.
 
 
-def test_a_log_that_breaks_off_is_read_on_without_telling_twice(
+def test_a_log_that_breaks_off_is_continued_without_repeats(
     kubectl: Player, check: Callable[..., Ended]
 ) -> None:
     whole = log(data=PASSED, text="check passed")
@@ -720,7 +724,7 @@ def test_a_command_that_kubectl_does_not_take_is_noticed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
-def test_what_is_played_is_what_kubernetes_says(version: str) -> None:
+def test_the_test_objects_are_valid_kubernetes_objects(version: str) -> None:
     for state in (running(), waiting("ErrImagePull", "no"), ended(137, "OOMKilled")):
         kubernetes_validate.validate(pod("check", CHECK, state), version, strict=True)
     kubernetes_validate.validate(taken_job(), version, strict=True)

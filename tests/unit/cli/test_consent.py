@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "command", [("up", "--dry-run"), ("doctor",), ("plan",), ("render",), ("up",)]
 )
-def test_nothing_of_it_runs(
+def test_nothing_in_a_found_file_runs_without_consent(
     deploy_here: Run, folder: Path, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     ended = deploy_here(
@@ -42,7 +42,9 @@ def test_nothing_of_it_runs(
     assert not (folder / "ran").exists()
 
 
-def test_no_keys_are_deleted_where_it_says(deploy_here: Run, tmp_path: Path) -> None:
+def test_a_found_file_cannot_name_the_redis_whose_keys_are_deleted(
+    deploy_here: Run, tmp_path: Path
+) -> None:
     (tmp_path / "deploy.yaml").write_text("redis: {url_file: ./url}\n")
     (tmp_path / "url").write_text("redis://127.0.0.1:9/0\n")
 
@@ -57,7 +59,7 @@ def test_no_keys_are_deleted_where_it_says(deploy_here: Run, tmp_path: Path) -> 
     assert named.code != 2 and "keys pdkit:" in named.stderr, named
 
 
-def test_once_named_it_is_known_until_it_changes(deploy_here: Run, tmp_path: Path) -> None:
+def test_a_named_file_is_trusted_until_it_changes(deploy_here: Run, tmp_path: Path) -> None:
     home = tmp_path / "home"
     file = tmp_path / "deploy.yaml"
     file.write_text("redis: {server: /bin/true}\n")
@@ -76,7 +78,7 @@ def test_once_named_it_is_known_until_it_changes(deploy_here: Run, tmp_path: Pat
     assert plan() == 0, "a file that names nothing needs no consent"
 
 
-def test_flags_may_name_what_they_like(deploy_here: Run, tmp_path: Path) -> None:
+def test_flags_need_no_consent(deploy_here: Run, tmp_path: Path) -> None:
     (tmp_path / "deploy.yaml").write_text("bind: 127.0.0.2\n")
     options = ("--vendor", "cpu", "--runtime", "process", "--model", "tiny")
     ended = deploy_here("plan", *options, cwd=tmp_path, home=tmp_path / "home")
@@ -87,7 +89,7 @@ def test_flags_may_name_what_they_like(deploy_here: Run, tmp_path: Path) -> None
     assert overruled.code == 0
 
 
-def test_every_setting_was_looked_at() -> None:
+def test_every_setting_is_classified() -> None:
     """Who adds a setting says whether a file of some folder may set it."""
     harmless = {
         "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp",

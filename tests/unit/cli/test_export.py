@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import Ended
 
 
-def test_it_says_what_to_type_next(deploy_here: Callable[..., Ended], tmp_path: Path) -> None:
+def test_export_prints_the_next_commands(deploy_here: Callable[..., Ended], tmp_path: Path) -> None:
     argv = ("export", "kubernetes", "--vendor", "cuda", "--gpus", "4", "-o", "out dir")
     ended = deploy_here(*argv, cwd=tmp_path, home=tmp_path / "home")
     assert (ended.code, ended.stderr) == (0, "")

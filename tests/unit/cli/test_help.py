@@ -46,7 +46,9 @@ def shown(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help(command: str, shown: dict[str, Ended], golden: Callable[[str, str], None]) -> None:
+def test_help_is_as_in_the_golden(
+    command: str, shown: dict[str, Ended], golden: Callable[[str, str], None]
+) -> None:
     ended = shown[command]
     assert (ended.code, ended.stderr) == (0, "")
     golden(f"help/{command.replace(' ', '-') or 'deploy'}.txt", ended.stdout)
@@ -82,7 +84,7 @@ def test_help_names_every_vendor(shown: dict[str, Ended]) -> None:
     assert {one for one in get_args(VendorChoice) if one not in of_vendor} == set()
 
 
-def test_every_command_is_known_to_these_tests() -> None:
+def test_every_command_is_tested() -> None:
     def names(group: Any, before: str = "") -> Iterator[str]:
         for name, command in getattr(group, "commands", {}).items():
             yield before + name
@@ -120,11 +122,11 @@ def test_each_command_is_in_the_module_that_is_imported_for_it() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["images", "list"], ["bench"], ["plam"]])
-def test_else_all_are_known(arguments: list[str]) -> None:
+def test_other_arguments_build_every_command(arguments: list[str]) -> None:
     assert app_for(arguments) is app
 
 
-def test_without_a_command_the_help_is_shown(
+def test_help_is_shown_without_a_command(
     deploy: Callable[..., Ended], shown: dict[str, Ended], tmp_path: Path
 ) -> None:
     ended = deploy(cwd=tmp_path, home=tmp_path / "home")
@@ -132,7 +134,7 @@ def test_without_a_command_the_help_is_shown(
     assert ended.code == 2
 
 
-def test_version(deploy: Callable[..., Ended], tmp_path: Path) -> None:
+def test_version_is_printed(deploy: Callable[..., Ended], tmp_path: Path) -> None:
     ended = deploy("--version", cwd=tmp_path, home=tmp_path / "home")
     assert (ended.code, ended.stdout, ended.stderr) == (0, f"pdkit {__version__}\n", "")
 
@@ -160,7 +162,7 @@ def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_
     assert loaded & HEAVY <= allowed
 
 
-def test_no_cycles_are_looked_for_while_a_plan_is_made(tmp_path: Path) -> None:
+def test_no_garbage_collection_runs_while_planning(tmp_path: Path) -> None:
     program = (
         "import gc, sys\n"
         "import deploy.cli\n"
@@ -179,11 +181,11 @@ LIMITS = {"--help": 1.2, "plan": 2.6, "render": 2.6, "status": 2.75}
 
 
 @pytest.mark.parametrize("command", LIMITS)
-def test_commands_import_little(command: str, tmp_path: Path) -> None:
+def test_commands_import_few_modules(command: str, tmp_path: Path) -> None:
     assert sources_in_those_of_typer(command, tmp_path) < LIMITS[command]
 
 
-def test_an_import_more_is_noticed(tmp_path: Path) -> None:
+def test_one_more_import_fails_the_limit(tmp_path: Path) -> None:
     """As if `deploy` imported httpx before it plans."""
     assert sources_in_those_of_typer("plan", tmp_path, first="import httpx") > LIMITS["plan"]
 

@@ -26,7 +26,7 @@ class TestRetry:
             ("up --gpus 9 --json", "deploy up --gpus 8"),
         ],
     )  # fmt: skip
-    def test_what_was_typed_is_kept(self, typed: str, hint: str) -> None:
+    def test_the_typed_options_stay_in_the_hint(self, typed: str, hint: str) -> None:
         words = typed.split()
         assert fitted_hint(MissingGpus("few", retry=GPUS), words, words[0]) == hint
 
@@ -35,7 +35,7 @@ class TestRetry:
         hint = fitted_hint(MissingGpus("few", retry=GPUS), typed, "up")
         assert hint == "deploy up --model './my model' --gpus 8"
 
-    def test_several_ways_and_another(self) -> None:
+    def test_several_alternatives_are_separate_commands(self) -> None:
         error = MissingGpus("few", retry=({"--tp": "1"}, {"--gpus": "4"}), hint="buy more")
         assert error.hint == "deploy plan --tp 1, or deploy plan --gpus 4, or buy more"
         hint = fitted_hint(error, ["up", "--tp", "2"], "up")
@@ -48,7 +48,7 @@ class TestRetry:
 
 class TestCommands:
     @pytest.mark.parametrize("command", ["up", "render", "plan", "status", "check"])
-    def test_help_of_the_command_that_was_typed(self, command: str) -> None:
+    def test_the_help_of_the_typed_command_is_named(self, command: str) -> None:
         error = ConfigError("bad", hint=HELP)
         assert fitted_hint(error, [command], command) == f"deploy {command} --help"
 
@@ -98,13 +98,13 @@ class TestOrigins:
         error = ConfigError(("3 contradicts ", NamedSetting("gpus")), setting="tp")
         assert (error.setting, error.reason) == ("tp", "3 contradicts --gpus")
 
-    def test_of_any_error_of_ours(self) -> None:
+    def test_every_error_names_the_origin_of_its_setting(self) -> None:
         with pytest.raises(MissingGpus) as caught, naming_origins(self.ORIGINS):
             raise MissingGpus("none", setting="tp", hint="--tp 2", details=("seen",))
         assert caught.value.message == "deploy.yaml: tp: none"
         assert (caught.value.hint, caught.value.details) == ("--tp 2", ("seen",))
 
-    def test_without_an_origin_a_setting_is_its_option_where_there_is_one(self) -> None:
+    def test_a_setting_without_an_origin_is_named_after_its_option(self) -> None:
         fields = StackSpec.model_fields
         nested = {
             name
@@ -128,22 +128,22 @@ class TestNumbers:
 
     @pytest.mark.parametrize("kind", ["integer", "integer range"])
     @pytest.mark.parametrize("typed", [["--gpus", "four"], ["--gpus=four"]])
-    def test_invalid_numbers(self, kind: str, typed: list[str]) -> None:
+    def test_invalid_numbers_are_named_with_their_option(self, kind: str, typed: list[str]) -> None:
         said = not_a_number(BadParameter(kind, "--gpus"), ["plan", *typed, "--tp", "2"])
         assert said == "invalid value 'four' for '--gpus': expected a whole number"
 
-    def test_of_an_option_with_two_names(self) -> None:
+    def test_both_names_of_an_option_are_shown(self) -> None:
         said = not_a_number(BadParameter("integer", "-n", "--lines"), ["logs", "-n", "x"])
         assert said.startswith("invalid value 'x' for '-n' / '--lines':")
 
-    def test_of_either_kind_of_typer(self) -> None:
+    def test_both_kinds_of_typer_errors_are_read(self) -> None:
         with pytest.raises(ValidationError) as caught:
             TypeAdapter(int).validate_python("x")
         wrong = BadParameter("", param=SimpleNamespace(opts=["-n"]))
         wrong.__cause__ = caught.value
         assert not_a_number(wrong, ["logs", "-n", "x"]).startswith("invalid value 'x' for '-n':")
 
-    def test_others_are_left_to_typer(self) -> None:
+    def test_other_errors_are_left_to_typer(self) -> None:
         assert not_a_number(BadParameter("integer range", "-n"), ["logs", "-n", "-1"]) == ""
         assert not_a_number(BadParameter("text", "-n"), ["logs", "-n", "x"]) == ""
         assert not_a_number(ValueError("no such option"), []) == ""

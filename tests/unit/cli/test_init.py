@@ -62,7 +62,7 @@ def settings(folder: Path, name: str = "deploy.yaml") -> dict[str, object]:
     return {key: value for key, value in document.items() if value is not None}
 
 
-def test_without_gpus(init: Init, tmp_path: Path) -> None:
+def test_init_on_a_machine_without_gpus_writes_cpu_and_tiny(init: Init, tmp_path: Path) -> None:
     ended = init()
     assert (ended.code, ended.stderr) == (0, "")
     assert ended.stdout == (
@@ -74,7 +74,7 @@ def test_without_gpus(init: Init, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
-def test_with_gpus(init: Init, tmp_path: Path, vendor: str) -> None:
+def test_init_writes_vendor_gpus_and_model(init: Init, tmp_path: Path, vendor: str) -> None:
     ended = init("--json", machine=machine_with(vendor, 0, 1, 2, 3))  # type: ignore[arg-type]
     found = {"vendor": vendor, "gpus": 4, "model": "Qwen/Qwen3-0.6B"}
     assert settings(tmp_path) == found
@@ -83,12 +83,12 @@ def test_with_gpus(init: Init, tmp_path: Path, vendor: str) -> None:
     assert "4 x " in data["found"]
 
 
-def test_more_gpus_than_a_stack_may_have(init: Init, tmp_path: Path) -> None:
+def test_init_takes_no_more_gpus_than_a_stack_may_have(init: Init, tmp_path: Path) -> None:
     init(machine=machine_with("cuda", *range(72)))
     assert settings(tmp_path)["gpus"] == 64
 
 
-def test_what_it_writes_can_be_used_at_once(init: Init, tmp_path: Path) -> None:
+def test_the_written_file_can_be_used_at_once(init: Init, tmp_path: Path) -> None:
     """Without -f: it sets nothing that needs the user's consent."""
     init()
     planned = init("--json", command="plan")
@@ -99,7 +99,7 @@ def test_what_it_writes_can_be_used_at_once(init: Init, tmp_path: Path) -> None:
 class TestModels:
     MACHINE = machine_with("cuda", 0, 1)
 
-    def test_one_that_is_here_and_fits_spares_a_download(
+    def test_a_cached_model_that_fits_is_chosen(
         self, init: Init, tmp_path: Path, cache: Path
     ) -> None:
         cache_model(cache, "a/too-large", weights=1 << 38)
@@ -109,7 +109,7 @@ class TestModels:
         text = (tmp_path / "deploy.yaml").read_text()
         assert "# in the Hugging Face cache: a/too-large, big/llama\n" in text
 
-    def test_the_default_is_taken_where_it_is_here_or_nothing_fits(
+    def test_the_default_model_is_chosen_if_cached_or_nothing_fits(
         self, init: Init, tmp_path: Path, cache: Path
     ) -> None:
         cache_model(cache, "a/too-large", weights=1 << 38)
@@ -132,14 +132,14 @@ class TestModels:
         assert json.loads(ended.stdout)["data"]["cached_models"] == []
         assert settings(tmp_path)["model"] == "Qwen/Qwen3-0.6B"
 
-    def test_processors_serve_the_tiny_one(self, init: Init, tmp_path: Path, cache: Path) -> None:
+    def test_cpus_serve_the_tiny_model(self, init: Init, tmp_path: Path, cache: Path) -> None:
         cache_model(cache, "big/llama")
         init()
         assert settings(tmp_path)["model"] == "tiny"
 
 
 class TestTheFile:
-    def test_it_is_never_overwritten(self, init: Init, tmp_path: Path) -> None:
+    def test_init_never_overwrites_a_file(self, init: Init, tmp_path: Path) -> None:
         (tmp_path / "deploy.yaml").write_text("name: mine\n")
         ended = init()
         assert (ended.code, ended.stdout) == (2, "")
@@ -147,18 +147,18 @@ class TestTheFile:
         assert "try: deploy init -f deploy.new.yaml" in ended.stderr
         assert (tmp_path / "deploy.yaml").read_text() == "name: mine\n"
 
-    def test_not_even_where_it_is_a_link_to_nothing(self, init: Init, tmp_path: Path) -> None:
+    def test_init_does_not_follow_a_dangling_link(self, init: Init, tmp_path: Path) -> None:
         (tmp_path / "deploy.yaml").symlink_to(tmp_path / "elsewhere")
         assert init().code == 2
         assert not (tmp_path / "elsewhere").exists()
 
-    def test_it_has_the_name_that_is_given(self, init: Init, tmp_path: Path) -> None:
+    def test_init_writes_the_given_name(self, init: Init, tmp_path: Path) -> None:
         ended = init("-f", "two words.yaml")
         assert "deploy up -f 'two words.yaml'" in ended.stdout
         assert settings(tmp_path, "two words.yaml")["vendor"] == "cpu"
         assert not (tmp_path / "deploy.yaml").exists()
 
-    def test_a_folder_that_is_not_there(self, init: Init) -> None:
+    def test_a_missing_folder_is_an_error(self, init: Init) -> None:
         ended = init("-f", "none/deploy.yaml")
         assert ended.code == 2
         assert "-f none/deploy.yaml: cannot be written (No such file or directory)" in ended.stderr

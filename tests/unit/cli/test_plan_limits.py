@@ -18,7 +18,7 @@ from tests.unit.planning.test_limits import DEEPSEEK_V2_LITE, LLAMA_70B, folder_
     [(LLAMA_70B, 327_680, 41_943_168, 8), (DEEPSEEK_V2_LITE, 31_104, 7_962_752, 4)],
     ids=["llama-70b", "deepseek-v2-lite"],
 )
-def test_plan_states_all_of_it(
+def test_plan_states_every_limit(
     deploy_here: Callable[..., Ended],
     tmp_path: Path,
     config: dict[str, Any],

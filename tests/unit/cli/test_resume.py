@@ -15,7 +15,7 @@ from tests.conftest import Ended
 
 
 @pytest.mark.parametrize("options", [(), ("--resume", "--no-check")])
-def test_what_may_be_missing(
+def test_resume_allows_missing_user_files(
     deploy_here: Callable[..., Ended],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

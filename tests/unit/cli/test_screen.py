@@ -87,7 +87,7 @@ def terminal() -> Iterator[type[Terminal]]:
         one.close()
 
 
-def test_in_place_and_back(terminal: type[Terminal]) -> None:
+def test_the_screen_is_drawn_in_place_and_restored(terminal: type[Terminal]) -> None:
     one = terminal("1")
     one.read_until("after")
     live, _, rest = one.text.partition(LEAVE)
@@ -98,7 +98,7 @@ def test_in_place_and_back(terminal: type[Terminal]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_gives_the_screen_back(terminal: type[Terminal], number: int) -> None:
+def test_a_signal_restores_the_screen(terminal: type[Terminal], number: int) -> None:
     one = terminal("2")
     one.read_until("line 8 of 1")
     assert LEAVE not in one.text
@@ -108,7 +108,7 @@ def test_a_signal_gives_the_screen_back(terminal: type[Terminal], number: int) -
     assert one.process.wait(10) == 0
 
 
-def test_another_size_is_another_picture(terminal: type[Terminal]) -> None:
+def test_a_resize_draws_again(terminal: type[Terminal]) -> None:
     one = terminal("2", rows=24)
     one.read_until("line 8 of 1")
     seen = len(one.text)
@@ -125,7 +125,7 @@ def test_a_dumb_terminal_gets_plain_text(terminal: type[Terminal]) -> None:
     assert "\x1b" not in one.text
 
 
-def test_no_terminal_gets_plain_text(tmp_path: Path) -> None:
+def test_output_to_a_pipe_is_plain_text(tmp_path: Path) -> None:
     done = subprocess.run(
         (sys.executable, "-c", PROGRAM, "1"),
         env={**plain_environ(), "TERM": "xterm"},
@@ -141,7 +141,7 @@ def test_no_terminal_gets_plain_text(tmp_path: Path) -> None:
 HOSTILE = "said \x1b]52;c;aGk=\x07\x9b2J\x1b[2Jthis"
 
 
-def test_what_a_view_says_does_not_command_the_terminal(
+def test_control_characters_in_a_view_are_removed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A view quotes servers and logs."""
@@ -152,7 +152,7 @@ def test_what_a_view_says_does_not_command_the_terminal(
     assert not {"\x1b", "\x07", "\x9b"} & set(shown)
 
 
-def test_nor_where_it_is_drawn_in_place(
+def test_control_characters_are_removed_when_drawn_in_place(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")

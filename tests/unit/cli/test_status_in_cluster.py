@@ -94,7 +94,7 @@ def shown(ran: Ended) -> Object:
     return dict(json.loads(ran.stdout)["data"])
 
 
-def test_a_healthy_stack(
+def test_a_healthy_stack_is_reported_as_healthy(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     kubectl.plays(config=VIEW, get=listed(*workloads.values(), *cluster(workloads).values()))
@@ -129,7 +129,7 @@ def test_kubectl_takes_every_command(
     assert_real_one_takes(kubectl.calls, tmp_path)
 
 
-def test_people_get_a_table(
+def test_the_text_is_a_table(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     kubectl.plays(config=VIEW, get=listed(*workloads.values(), *cluster(workloads).values()))
@@ -151,7 +151,7 @@ def test_people_get_a_table(
         (ended(1), ("exited", ["consumer-1: Error"], "logs consumer-1")),
     ],
 )  # fmt: skip
-def test_a_pod_that_is_not_ready(
+def test_a_pod_that_is_not_ready_is_reported(
     state: Object, told: tuple[str, list[str], str],
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended],
 ) -> None:  # fmt: skip
@@ -174,7 +174,7 @@ def test_a_pod_that_is_not_ready(
     assert error["hint"] == f"{TYPED} {log}"
 
 
-def test_a_pod_that_no_node_takes_and_an_init_container_without_an_image(
+def test_an_unschedulable_pod_and_a_missing_image_are_reported(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     pods = cluster(workloads)
@@ -197,7 +197,7 @@ def test_a_pod_that_no_node_takes_and_an_init_container_without_an_image(
     assert "error: not ready: consumer-0, consumer-1" in ran.stderr
 
 
-def test_restarts_and_why(
+def test_restarts_are_reported_with_the_reason(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     pods = cluster(workloads)
@@ -219,7 +219,7 @@ def test_restarts_and_why(
     assert data["warnings"] == ["producer-0: CrashLoopBackOff: back-off 40s"]
 
 
-def test_a_container_that_ends_forges_no_line(
+def test_a_termination_message_cannot_forge_a_line(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     pods = cluster(workloads)
@@ -231,7 +231,7 @@ def test_a_container_that_ends_forges_no_line(
     assert "warning: producer-0: Error: no try: rm[2J -r\n" in look().stdout
 
 
-def test_an_end_of_which_no_time_is_known_is_not_an_event(
+def test_an_end_without_a_time_is_not_an_event(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     pods = cluster(workloads)
@@ -245,7 +245,7 @@ def test_an_end_of_which_no_time_is_known_is_not_an_event(
     assert (ran.code, shown(ran)["events"]) == (0, [])
 
 
-def test_a_pod_of_others_with_the_labels_of_a_stack(
+def test_a_foreign_pod_with_the_labels_of_a_stack_is_ignored(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     pods = cluster(workloads)
@@ -262,7 +262,7 @@ def test_a_pod_of_others_with_the_labels_of_a_stack(
     assert "producer-1" in names
 
 
-def test_a_number_of_pods_that_no_cluster_has(
+def test_at_most_1000_missing_pods_are_listed(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     consumer = {**workloads["consumer"], "spec": {"replicas": 2**31 - 1}}
@@ -273,7 +273,7 @@ def test_a_number_of_pods_that_no_cluster_has(
     assert len(absent) == 1000
 
 
-def test_pods_that_were_never_made(
+def test_missing_pods_are_reported(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     """As where a quota forbids them."""
@@ -349,7 +349,7 @@ def test_a_set_is_healthy(
     assert_real_one_takes(kubectl.calls, tmp_path)
 
 
-def test_pods_that_a_set_never_made(
+def test_missing_pods_of_a_set_are_reported(
     in_set: dict[str, Object], kubectl: Player, look: Callable[..., Ended]
 ) -> None:
     """As where its operator does not run."""
@@ -420,7 +420,7 @@ vllm:prefix_cache_hits_total{engine="0"} 1000
 """
 
 
-def test_hits_are_those_that_engines_count(
+def test_hits_are_read_from_the_engines(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended], tmp_path: Path
 ) -> None:
     everything = listed(*workloads.values(), *cluster(workloads).values())
@@ -607,14 +607,16 @@ def test_a_watch_ends_with_what_is_not_ready(
     assert "error: not ready: consumer-1\ntry: deploy status --kubernetes" in ran.stderr
 
 
-def test_a_watch_of_no_stack(kubectl: Player, look: Callable[..., Ended]) -> None:
+def test_a_watch_without_a_stack_is_an_error(kubectl: Player, look: Callable[..., Ended]) -> None:
     kubectl.plays(config=VIEW, get=listed())
     ran = watched(look, 2)
     assert ran.code == 2
     assert "no pods of a stack in namespace pdkit of here" in ran.stderr
 
 
-def test_no_stack(kubectl: Player, look: Callable[..., Ended]) -> None:
+def test_a_namespace_without_a_stack_is_an_error(
+    kubectl: Player, look: Callable[..., Ended]
+) -> None:
     kubectl.plays(config=VIEW, get=listed())
     ran = look("--json")
     assert ran.code == 2
@@ -623,7 +625,9 @@ def test_no_stack(kubectl: Player, look: Callable[..., Ended]) -> None:
     assert "deploy status --kubernetes --namespace NAME" in error["hint"]
 
 
-def test_a_cluster_that_does_not_answer(kubectl: Player, look: Callable[..., Ended]) -> None:
+def test_a_cluster_that_does_not_answer_is_an_error(
+    kubectl: Player, look: Callable[..., Ended]
+) -> None:
     kubectl.plays(config=VIEW, get=(1, "Unable to connect to the server: dial tcp: i/o timeout\n"))
     ran = look("--json")
     assert ran.code == 3

@@ -66,14 +66,16 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 class TestFrames:
-    def test_one_after_the_other(self, run: Callable[..., Result], seen: Callable) -> None:
+    def test_frames_are_printed_one_after_the_other(
+        self, run: Callable[..., Result], seen: Callable
+    ) -> None:
         seen("ready", "ready")
         code, out, err = run("--count", "2")
         assert (code, err) == (0, "")
         assert out.count("stack 'demo'") == 2
         assert "\x1b" not in out
 
-    def test_the_last_one_decides_on_the_exit_code(
+    def test_the_last_frame_decides_the_exit_code(
         self, run: Callable[..., Result], seen: Callable
     ) -> None:
         seen("ready", "exited")
@@ -84,19 +86,21 @@ class TestFrames:
         seen("exited", "ready")
         assert run("--count", "2")[0] == 0
 
-    def test_ctrl_c_is_the_way_to_end_it(self, run: Callable[..., Result], seen: Callable) -> None:
+    def test_ctrl_c_ends_a_watch_with_0(self, run: Callable[..., Result], seen: Callable) -> None:
         seen("exited", then=KeyboardInterrupt())
         code, out, err = run()
         assert (code, err) == (0, "")
         assert "consumer-0  exited" in out
 
-    def test_an_error_at_first(self, run: Callable[..., Result], seen: Callable) -> None:
+    def test_an_error_in_the_first_frame_ends_the_watch(
+        self, run: Callable[..., Result], seen: Callable
+    ) -> None:
         seen(then=StateError("it is broken", hint="deploy down"))
         assert run() == (2, "", "error: it is broken\ntry: deploy down\n")
 
 
 class TestJson:
-    def test_one_envelope_a_line(self, run: Callable[..., Result], seen: Callable) -> None:
+    def test_each_frame_is_one_json_line(self, run: Callable[..., Result], seen: Callable) -> None:
         seen("ready", "exited")
         code, out, err = run("--count", "2", "--json")
         assert (code, err) == (4, "")
@@ -113,7 +117,9 @@ class TestJson:
         (line,) = out.splitlines()
         assert (code, json.loads(line)["errors"][0]["code"]) == (2, "state")
 
-    def test_ctrl_c(self, run: Callable[..., Result], seen: Callable) -> None:
+    def test_ctrl_c_ends_json_output_with_0(
+        self, run: Callable[..., Result], seen: Callable
+    ) -> None:
         seen("exited", then=KeyboardInterrupt())
         code, out, _ = run("--json")
         assert code == 0
@@ -122,7 +128,7 @@ class TestJson:
 
 class TestOptions:
     @pytest.mark.parametrize("seconds", ["0", "0.1", "-1", "nan", "inf", "3601"])
-    def test_an_interval_that_cannot_be_meant(
+    def test_an_absurd_interval_is_refused(
         self, run: Callable[..., Result], seen: Callable, seconds: str
     ) -> None:
         seen()
@@ -131,7 +137,7 @@ class TestOptions:
         assert f"--interval {float(seconds):g}" in err
         assert "try: deploy status --watch --interval 2" in err
 
-    def test_no_frames(self, run: Callable[..., Result], seen: Callable) -> None:
+    def test_a_count_of_zero_is_refused(self, run: Callable[..., Result], seen: Callable) -> None:
         seen()
         code, _, err = run("--count", "0")
         assert code == 2
@@ -139,12 +145,14 @@ class TestOptions:
 
     @pytest.mark.usefixtures("run")
     @pytest.mark.parametrize("option", ["--interval", "--count"])
-    def test_without_watch(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_interval_and_count_need_watch(
+        self, option: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(("status", option, "3")) == 2
         assert "--interval and --count need --watch" in capsys.readouterr().err
 
 
-def test_of_no_stack_it_waits(deploy: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_watch_waits_for_a_stack(deploy: Callable[..., Ended], tmp_path: Path) -> None:
     ended = deploy(
         "status", "--watch", "--count", "2", "--interval", "0.2", cwd=tmp_path, home=tmp_path / "h"
     )
@@ -152,7 +160,7 @@ def test_of_no_stack_it_waits(deploy: Callable[..., Ended], tmp_path: Path) -> N
     assert ended.stdout.count("not up; waiting for it") == 2
 
 
-def test_a_reader_that_has_enough_ends_it(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_a_watch(tmp_path: Path) -> None:
     """As `deploy status --watch --json | head -1` does."""
     with subprocess.Popen(
         (sys.executable, "-m", "deploy", "status", "--watch", "--interval", "0.2", "--json"),

@@ -18,7 +18,7 @@ from deploy.config.catalog import (
     parse_catalog,
     reference_problem,
 )
-from deploy.config.compat import default_connector, judge
+from deploy.config.compat import OPTIONS, default_connector, judge
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 
@@ -48,18 +48,14 @@ class TestTheCatalogue:
         assert judge(*pair, connector=default_connector(*pair)).works
 
     @pytest.mark.parametrize("vendor", VENDORS)
-    def test_one_default_a_vendor(self, vendor: str) -> None:
+    def test_each_vendor_has_one_default_image(self, vendor: str) -> None:
         assert [e.name for e in ENGINES if e.default and e.vendor == vendor] == [vendor]
         assert CATALOG.default_for(vendor).name == vendor
 
-    @pytest.mark.parametrize(
-        ("vendor", "layerwise", "save"), list(product(VENDORS, *[[False, True]] * 2))
-    )
-    def test_no_option_breaks_a_default(self, vendor: str, layerwise: bool, save: bool) -> None:
+    @pytest.mark.parametrize(("vendor", "on"), list(product(VENDORS, [(), *zip(OPTIONS), OPTIONS])))
+    def test_default_pairs_work_with_every_option(self, vendor: str, on: tuple[str, ...]) -> None:
         engine = CATALOG.default_for(vendor)
-        verdict = judge(
-            vendor, engine.vllm, engine.lmcache, layerwise=layerwise, save_decode_cache=save
-        )
+        verdict = judge(vendor, engine.vllm, engine.lmcache, on=on)
         assert verdict.verdict in ("tested", "derived")
 
     @pytest.mark.parametrize("image", [*ENGINES, *SERVICES], ids=name_of)
@@ -91,7 +87,7 @@ class TestTheCatalogue:
         assert len(set(images)) == len(images)
         assert not set(CATALOG.engines) & set(CATALOG.services)
 
-    def test_it_is_read_once_and_not_to_be_changed(self) -> None:
+    def test_the_catalogue_is_read_once_and_immutable(self) -> None:
         assert load_catalog() is CATALOG
         with pytest.raises(FrozenInstanceError):
             CATALOG.engines["cuda"].image = "other:1"  # type: ignore[misc]
@@ -106,10 +102,10 @@ class TestTheCatalogue:
 
 
 class TestWhatImageMeans:
-    def test_a_profile(self) -> None:
+    def test_a_profile_is_its_image(self) -> None:
         assert CATALOG.named("rocm-seed") is CATALOG.engines["rocm-seed"]
 
-    def test_the_image_of_a_profile(self) -> None:
+    def test_the_image_of_a_profile_is_the_profile(self) -> None:
         assert CATALOG.named(CATALOG.engines["cuda"].image) == CATALOG.engines["cuda"]
 
     def test_the_image_of_a_profile_by_digest(self) -> None:
@@ -130,7 +126,7 @@ class TestWhatImageMeans:
             "Registry.Example.COM/vllm:V1",
         ],
     )
-    def test_any_other_image_is_a_stranger(self, value: str) -> None:
+    def test_another_image_is_user_supplied(self, value: str) -> None:
         stranger = CATALOG.named(value)
         assert stranger == EngineImage(image=value)
         assert (stranger.vendor, stranger.vllm, stranger.lmcache) == (None, None, None)
@@ -154,7 +150,7 @@ class TestWhatImageMeans:
             ("vllm:1\n", "neither"),
         ],
     )
-    def test_what_is_neither_is_refused(self, value: str, message: str) -> None:
+    def test_a_value_that_is_no_profile_or_image_is_refused(self, value: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message) as caught:
             CATALOG.named(value)
         assert caught.value.message.startswith("--image: ")
@@ -202,7 +198,7 @@ def of(images: Sequence[EngineImage | ServiceImage]) -> pytest.MarkDecorator:
 
 class TestEveryBuiltImage:
     @of(BUILT)
-    def test_it_is_built_from_the_catalogues_base(self, dockerfile: Dockerfile) -> None:
+    def test_an_image_is_built_from_the_base_of_the_catalogue(self, dockerfile: Dockerfile) -> None:
         assert dockerfile.steps[0] == ("ARG", f"BASE={dockerfile.defaults['BASE']}")
         assert dockerfile.last("FROM") == "${BASE}"
         assert dockerfile.args["BASE"] == dockerfile.image.base
@@ -212,7 +208,9 @@ class TestEveryBuiltImage:
         assert set(dockerfile.image.build_args) <= set(dockerfile.defaults)
 
     @of([image for image in BUILT if name_of(image) not in OTHER_ARGUMENTS])
-    def test_it_is_the_catalogues_by_default_too(self, dockerfile: Dockerfile) -> None:
+    def test_default_build_arguments_are_those_of_the_catalogue(
+        self, dockerfile: Dockerfile
+    ) -> None:
         assert dockerfile.args == dockerfile.defaults
 
     @of(BUILT)
@@ -221,19 +219,21 @@ class TestEveryBuiltImage:
         assert dockerfile.last("ENTRYPOINT") == "[]"
 
     @of(BUILT)
-    def test_it_needs_no_newer_syntax_and_nothing_that_moves(self, dockerfile: Dockerfile) -> None:
+    def test_a_dockerfile_uses_old_syntax_and_pinned_versions(self, dockerfile: Dockerfile) -> None:
         assert "syntax=" not in dockerfile.text
         assert "<<" not in dockerfile.text, "here-documents need BuildKit of 2021"
         assert "latest" not in dockerfile.text.lower()
 
     @of(BUILT)
-    def test_it_takes_wheels_from_the_context(self, dockerfile: Dockerfile) -> None:
+    def test_wheels_are_installed_from_the_build_context(self, dockerfile: Dockerfile) -> None:
         (install,) = (rest for rest in dockerfile.commands() if "--mount" in rest)
         assert install.startswith("--mount=type=bind,target=/context ")
         assert "--no-index --find-links /context/wheelhouse" in install
 
     @of(ENGINES)
-    def test_an_engines_labels_are_the_catalogues(self, dockerfile: Dockerfile) -> None:
+    def test_the_labels_of_an_engine_image_are_those_of_the_catalogue(
+        self, dockerfile: Dockerfile
+    ) -> None:
         engine = dockerfile.image
         assert isinstance(engine, EngineImage)
         assert dockerfile.labels() == {
@@ -256,7 +256,7 @@ class TestEveryBuiltImage:
 
 class TestGpuImages:
     @of(GPU)
-    def test_python_in_it_is_python(self, dockerfile: Dockerfile) -> None:
+    def test_the_command_python_exists_in_gpu_images(self, dockerfile: Dockerfile) -> None:
         snippets = re.findall(r"python3 -c '([^']*)'", " ".join(dockerfile.commands()))
         assert len(snippets) == 4
         for snippet in snippets:
@@ -268,7 +268,9 @@ class TestGpuImages:
             assert "--no-deps" in command or "uninstall" in command
 
     @of(GPU)
-    def test_the_build_proves_whose_native_code_it_is(self, dockerfile: Dockerfile) -> None:
+    def test_the_build_checks_that_native_code_is_for_this_gpu_vendor(
+        self, dockerfile: Dockerfile
+    ) -> None:
         proof = dockerfile.commands()[-1]
         ours, other = "libcudart", "libamdhip64"
         if dockerfile.image in ROCM:
@@ -293,7 +295,9 @@ class TestGpuImages:
             )
 
     @of(ROCM)
-    def test_no_lmcache_for_rocm_goes_unchecked(self, dockerfile: Dockerfile) -> None:
+    def test_every_lmcache_for_rocm_is_checked_by_its_checksum(
+        self, dockerfile: Dockerfile
+    ) -> None:
         (install,) = (rest for rest in dockerfile.commands() if "--mount" in rest)
         by_wheel, _, by_source = install.partition("else         python3 -m pip install")
         assert "sha256sum --check --strict" in by_wheel.partition('-n "$LMCACHE_SHA256" ]')[2]
@@ -336,7 +340,7 @@ class TestGpuImages:
             ]
 
 
-def test_all_images_have_the_same_checksum(repo: Path) -> None:
+def test_all_images_have_the_same_xxhash_version(repo: Path) -> None:
     """A value's checksum is one that every engine of a stack can compute."""
     files = ("cpu/requirements.lock", "cuda/requirements.txt", "rocm/requirements.txt")
     texts = [(repo / "images" / name).read_text(encoding="utf-8") for name in files]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from deploy.config.catalog import load_catalog
 from deploy.config.choices import IN_ENGINES, MP
 from deploy.config.compat import (
+    OPTIONS,
+    PairRule,
     default_connector,
     image_for,
     in_range,
@@ -19,20 +23,28 @@ from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 
 RULES = load_rules()
+# With a pair that only an option breaks; the table has no such entry at present.
+WITH_OPTION = (
+    *RULES,
+    PairRule(
+        "with-an-option", "known_bad", ("cuda", "rocm"), "", "<0.4.4",
+        "single layers are lost", "https://github.com/LMCache/LMCache", ("layerwise",),
+    ),
+)  # fmt: skip
 
 
 class TestTheTable:
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-    def test_entries_are_whole(self, rule) -> None:  # type: ignore[no-untyped-def]
+    def test_every_entry_is_complete(self, rule) -> None:  # type: ignore[no-untyped-def]
         assert rule.verdict in ("tested", "derived", "known_bad")
         assert rule.link.startswith("https://github.com/")
         assert rule.vendors and set(rule.vendors) <= set(VENDORS)
-        assert set(rule.options) <= {"layerwise", "save_decode_cache"}
+        assert set(rule.options) <= set(OPTIONS)
         assert rule.connectors and set(rule.connectors) <= {IN_ENGINES, MP}
         assert rule.why and not rule.why.endswith(".")
 
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-    def test_only_exact_pairs_are_called_good(self, rule) -> None:  # type: ignore[no-untyped-def]
+    def test_only_exact_pairs_count_as_working(self, rule) -> None:  # type: ignore[no-untyped-def]
         if rule.verdict != "known_bad":
             assert rule.vllm.startswith("==")
             assert rule.lmcache.startswith("==")
@@ -87,7 +99,7 @@ class TestTheTable:
         ("cuda", None, None, "unknown", ""),
     ],
 )
-def test_judged(
+def test_pairs_are_judged_by_the_table(
     vendor: str, vllm: str | None, lmcache: str | None, verdict: str, rule: str
 ) -> None:
     found = judge(vendor, vllm, lmcache)
@@ -138,37 +150,38 @@ def test_the_connector_that_works_is_named() -> None:
     assert caught.value.hint_for("up").startswith("--connector lmcache; to run it anyway")
 
 
-@pytest.mark.usefixtures("broken_layerwise")
 @pytest.mark.parametrize(
-    ("lmcache", "layerwise", "save", "verdict"),
+    ("lmcache", "on", "verdict"),
     [
-        ("0.4.3", True, False, "known_bad"),
-        ("0.4.3", True, True, "known_bad"),
-        ("0.4.3", False, False, "unknown"),
-        ("0.4.3", False, True, "unknown"),
-        ("0.4.4", True, False, "unknown"),
+        ("0.4.3", {"layerwise"}, "known_bad"),
+        ("0.4.3", {"layerwise", "save_decode_cache"}, "known_bad"),
+        ("0.4.3", (), "unknown"),
+        ("0.4.3", {"save_decode_cache"}, "unknown"),
+        ("0.4.4", {"layerwise"}, "unknown"),
     ],
 )
-def test_options_count(lmcache: str, layerwise: bool, save: bool, verdict: str) -> None:
-    found = judge("cuda", "0.17.1", lmcache, layerwise=layerwise, save_decode_cache=save)
+def test_a_rule_with_an_option_applies_only_if_the_option_is_on(
+    lmcache: str, on: Collection[str], verdict: str
+) -> None:
+    found = judge("cuda", "0.17.1", lmcache, on=on, rules=WITH_OPTION)
     assert found.verdict == verdict
     assert found.rule == ("with-an-option" if verdict == "known_bad" else "")
 
 
-@pytest.mark.usefixtures("broken_layerwise")
-def test_a_broken_option_beats_a_good_pair() -> None:
+@pytest.mark.parametrize(("on", "verdict"), [((), "derived"), ({"layerwise"}, "known_bad")])
+def test_a_broken_option_beats_a_good_pair(on: Collection[str], verdict: str) -> None:
     engine = load_catalog().engines["rocm-seed"]
-    assert judge("rocm", engine.vllm, engine.lmcache).verdict == "derived"
-    assert judge("rocm", engine.vllm, engine.lmcache, layerwise=True).verdict == "known_bad"
+    found = judge("rocm", engine.vllm, engine.lmcache, on=on, rules=WITH_OPTION)
+    assert found.verdict == verdict
 
 
-@pytest.mark.parametrize("option", ["layerwise", "save_decode_cache"])
+@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("lmcache", ["0.3.2", "0.3.12", "0.4.2", "0.4.3"])
-def test_a_pair_that_the_connector_fixes_is_not_called_broken(lmcache: str, option: str) -> None:
+def test_a_pair_that_the_connector_fixes_is_not_broken(lmcache: str, option: str) -> None:
     """B4 and B5, which layer by layer and with decoded tokens bite these releases."""
-    assert judge("cuda", "0.17.1", lmcache, **{option: True}).verdict == "unknown"
+    assert judge("cuda", "0.17.1", lmcache, on={option}).verdict == "unknown"
     engine = load_catalog().engines["rocm-seed"]
-    assert judge("rocm", engine.vllm, engine.lmcache, **{option: True}).verdict == "derived"
+    assert judge("rocm", engine.vllm, engine.lmcache, on={option}).verdict == "derived"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +198,7 @@ def test_a_pair_that_the_connector_fixes_is_not_called_broken(lmcache: str, opti
         ("==0.5.3", "not a version", False),
     ],
 )
-def test_ranges(spec: str, version: str, inside: bool) -> None:
+def test_a_version_is_in_a_range_or_not(spec: str, version: str, inside: bool) -> None:
     assert in_range(spec, version) is inside
 
 
@@ -209,7 +222,7 @@ class TestRefusals:
         assert "vLLM 0.25.1 with LMCache 0.5.3 (profile 'cuda')" in message
         assert caught.value.hint.startswith("--image cuda; ")
 
-    def test_an_unknown_pair_is_refused_with_the_way_round(self) -> None:
+    def test_an_unknown_pair_is_refused_with_the_option_that_allows_it(self) -> None:
         with pytest.raises(ConfigError, match="the versions in the image are not known") as caught:
             require_compatible(judge(*self.STRANGE), allow_untested=False)
         assert "profile 'rocm'" in caught.value.message
@@ -217,7 +230,7 @@ class TestRefusals:
         assert "--allow-untested" in caught.value.hint
 
     @pytest.mark.parametrize("pair", [BROKEN, STRANGE], ids=["broken", "strange"])
-    def test_both_pass_with_a_warning_where_allowed(
+    def test_broken_and_unknown_pairs_are_warned_of_if_allowed(
         self, pair: tuple[str, str | None, str | None]
     ) -> None:
         verdict = judge(*pair)

@@ -31,7 +31,7 @@ def uncommented(text: str) -> str:
     return _COMMENTED.sub(r"\1\2", text)
 
 
-def test_every_setting_is_in_it_once_in_its_place() -> None:
+def test_the_example_has_every_setting_once() -> None:
     document = yaml.safe_load(uncommented(example_yaml()))
     found = [
         f"{name}.{key}" if isinstance(value, dict) else name
@@ -41,7 +41,7 @@ def test_every_setting_is_in_it_once_in_its_place() -> None:
     assert found == sorted(paths(StackSpec), key=lambda path: "." in path)
 
 
-def test_what_it_shows_are_the_defaults(tmp_path: Path) -> None:
+def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "deploy.yaml"
     file.write_text(uncommented(example_yaml()))
     document = {
@@ -63,7 +63,7 @@ def test_the_unedited_example_sets_nothing(tmp_path: Path) -> None:
     assert (source.origins, source.reaching()) == ({}, ())
 
 
-def test_what_is_given_is_set_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_given_settings_are_set(tmp_path: Path) -> None:
     file = tmp_path / "deploy.yaml"
     given = {"vendor": "rocm", "gpus": 8, "model": "yes"}
     file.write_text(
@@ -104,12 +104,12 @@ def test_a_setting_without_a_description_is_refused() -> None:
         (True, "true"),
     ],
 )
-def test_values_as_yaml(value: object, expected: str) -> None:
+def test_values_are_written_as_yaml(value: object, expected: str) -> None:
     assert flow(value if value != () else []) == expected
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\u2029", "\0\x1b[2J"])
-def test_no_remark_sets_anything(end: str) -> None:
+def test_a_remark_cannot_set_a_setting(end: str) -> None:
     """Remarks name models of a cache that others may write to; these end a line in YAML."""
     text = example_yaml({"port": 9000}, {"": f"a{end}image: b:1", "model": f"a{end}image: b:1"})
     assert yaml.safe_load(text).keys() - {"port"} == yaml.safe_load(example_yaml()).keys()

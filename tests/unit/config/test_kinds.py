@@ -34,5 +34,5 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         ({"text_config": {"linear_num_key_heads": 16}}, Kind(state="linear_num_key_heads")),
     ],
 )
-def test_kind_of(config: dict[str, Any], kind: Kind) -> None:
+def test_the_kind_of_a_model_is_read_from_its_config(config: dict[str, Any], kind: Kind) -> None:
     assert kind_of(config) == kind

@@ -52,41 +52,45 @@ def refusal(value: str) -> ConfigError:
 
 
 class TestTiny:
-    def test_is_where_it_will_be_made(self) -> None:
+    def test_the_tiny_model_has_the_path_where_it_will_be_made(self) -> None:
         assert resolve("tiny") == Model(
             "/cache/tiny", "pdkit-tiny", "tiny", LLAMA_SHAPE, version="tiny"
         )
 
 
 class TestFolder:
-    def test_by_path(self, tmp_path: Path) -> None:
+    def test_a_model_folder_is_read(self, tmp_path: Path) -> None:
         value = folder_with(tmp_path / "Llama-1B", LLAMA)
         found = resolve(value)
         assert found == Model(value, "Llama-1B", "folder", LLAMA_SHAPE, 0, found.version)
 
-    def test_relative(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_relative_path_becomes_absolute(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         absolute = folder_with(tmp_path / "models" / "a", LLAMA)
         monkeypatch.chdir(tmp_path)
         for value in ("models/a", "./models/a", "models/../models/a"):
             assert resolve(value).ref == absolute, "engines run in another folder"
 
-    def test_below_the_users_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_path_below_the_home_folder_is_expanded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
         absolute = folder_with(tmp_path / "m", LLAMA)
         assert resolve("~/m").ref == absolute
 
     @pytest.mark.parametrize("value", ["/no/such/folder", "./none", "../none", "~/none"])
-    def test_missing(self, value: str) -> None:
+    def test_a_missing_folder_is_refused(self, value: str) -> None:
         assert "does not exist" in refusal(value).message
 
     def test_a_file_is_not_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "model.gguf").touch()
         refusal(str(tmp_path / "model.gguf"))
 
-    def test_without_config(self, tmp_path: Path) -> None:
+    def test_a_folder_without_config_is_refused(self, tmp_path: Path) -> None:
         assert "config.json" in refusal(str(tmp_path)).message
 
-    def test_without_weights(self, tmp_path: Path) -> None:
+    def test_a_folder_without_weights_is_refused(self, tmp_path: Path) -> None:
         """The engine would say so too, and last, and in other words."""
         value = folder_with(tmp_path, LLAMA)
         (tmp_path / "model.safetensors").unlink()
@@ -97,10 +101,10 @@ class TestFolder:
         ["", "{", "[1]", '"text"', "null", "[" * 100_000],
         ids=["empty", "cut", "list", "text", "null", "levels"],
     )
-    def test_with_a_broken_config(self, tmp_path: Path, text: str) -> None:
+    def test_an_invalid_config_is_refused(self, tmp_path: Path, text: str) -> None:
         assert "config.json" in refusal(folder_with(tmp_path, text)).message
 
-    def test_with_a_config_that_is_not_text(self, tmp_path: Path) -> None:
+    def test_a_config_that_is_not_text_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_bytes(b"\xff\xfe\xff")
         refusal(str(tmp_path))
 
@@ -114,23 +118,23 @@ class TestWeightsAndVersion:
         (tmp_path / "m" / "model.safetensors").write_bytes(b"x" * 1000)
         return tmp_path / "m"
 
-    def test_all_weight_files_count_and_nothing_else(self, folder: Path) -> None:
+    def test_only_weight_files_count(self, folder: Path) -> None:
         (folder / "more.safetensors").write_bytes(b"x" * 234)
         (folder / "tokenizer.json").write_bytes(b"x" * 5000)
         assert resolve(str(folder)).weight_bytes == 1234
 
-    def test_equal_while_nothing_changes(self, folder: Path) -> None:
+    def test_the_version_is_stable(self, folder: Path) -> None:
         first = resolve(str(folder)).version
         (folder / "tokenizer.json").write_text("{}")
         assert resolve(str(folder)).version == first != ""
 
     @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-    def test_other_files_under_the_same_names(self, folder: Path, name: str) -> None:
+    def test_other_contents_are_another_version(self, folder: Path, name: str) -> None:
         first = resolve(str(folder)).version
         (folder / name).write_text(json.dumps({**LLAMA, "vocab_size": 5}))
         assert resolve(str(folder)).version != first
 
-    def test_the_same_size_at_another_time(self, folder: Path) -> None:
+    def test_another_modification_time_is_another_version(self, folder: Path) -> None:
         first = resolve(str(folder)).version
         os.utime(folder / "model.safetensors", (1, 1))
         assert resolve(str(folder)).version != first
@@ -155,18 +159,20 @@ class TestWeightsAndVersion:
 
 
 class TestHub:
-    def test_in_a_named_cache(self, tmp_path: Path) -> None:
+    def test_a_model_in_a_named_cache_is_found(self, tmp_path: Path) -> None:
         folder_with(tmp_path / "models--owner--name" / "snapshots" / "0a1b", LLAMA)
         found = resolve_model(
             "owner/name", tiny_path=Path("/t"), tiny_config=LLAMA, hub_cache=tmp_path
         )
         assert found.shape == LLAMA_SHAPE
 
-    def test_not_fetched_yet(self) -> None:
+    def test_a_hub_model_that_is_not_cached_has_no_shape(self) -> None:
         value = "meta-llama/Llama-3.2-1B"
         assert resolve(value) == Model(value, value, "hub", None)
 
-    def test_in_the_local_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_in_the_local_cache_is_found(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
         folder_with(tmp_path / "models--owner--name" / "snapshots" / "0a1b", LLAMA)
         assert resolve("owner/name") == Model(
@@ -174,7 +180,7 @@ class TestHub:
         )
         assert resolve("owner/other").shape is None
 
-    def test_in_the_cache_below_hf_home(
+    def test_a_model_below_hf_home_is_found(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -193,7 +199,7 @@ class TestHub:
         assert resolve("owner/name").shape == LLAMA_SHAPE
 
     @pytest.mark.parametrize("value", ["a/b/c", "models/of/mine", "owner/", "a b/c"])
-    def test_what_can_be_no_hub_id(self, value: str) -> None:
+    def test_an_invalid_hub_id_is_refused(self, value: str) -> None:
         refusal(value)
 
 
@@ -201,7 +207,7 @@ class TestShape:
     def shape(self, tmp_path: Path, config: dict[str, Any]) -> ModelShape | None:
         return resolve(folder_with(tmp_path, config)).shape
 
-    def test_nested_language_model(self, tmp_path: Path) -> None:
+    def test_the_shape_of_a_nested_language_model_is_read(self, tmp_path: Path) -> None:
         nested = {"text_config": LLAMA, "vision_config": {"num_hidden_layers": 99}}
         assert self.shape(tmp_path, nested) == LLAMA_SHAPE
 
@@ -214,29 +220,31 @@ class TestShape:
         assert shape is not None
         assert shape.kv_heads == 32
 
-    def test_head_dim_beside_hidden_size(self, tmp_path: Path) -> None:
+    def test_a_stated_head_dim_wins_over_the_hidden_size(self, tmp_path: Path) -> None:
         shape = self.shape(tmp_path, {**LLAMA, "head_dim": 128})
         assert shape is not None
         assert shape.head_dim == 128
 
-    def test_names_of_older_models(self, tmp_path: Path) -> None:
+    def test_older_names_of_the_config_are_read(self, tmp_path: Path) -> None:
         gpt2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
         assert self.shape(tmp_path, gpt2) == ModelShape(12, 12, 12, 64, 1024)
 
-    def test_unknown_where_the_config_does_not_say(self, tmp_path: Path) -> None:
+    def test_the_shape_is_unknown_if_the_config_lacks_it(self, tmp_path: Path) -> None:
         assert self.shape(tmp_path, {"model_type": "rwkv"}) is None
 
     @pytest.mark.parametrize("field", sorted(LLAMA))
-    def test_a_value_that_is_not_a_number(self, tmp_path: Path, field: str) -> None:
+    def test_a_value_that_is_not_a_number_gives_no_shape(self, tmp_path: Path, field: str) -> None:
         refusal(folder_with(tmp_path, {**LLAMA, field: "many"}))
 
-    def test_kv_bytes(self) -> None:
+    def test_kv_bytes_a_token_follow_from_the_shape(self) -> None:
         assert LLAMA_SHAPE.kv_bytes_per_token(2) == 2 * 16 * 8 * 64 * 2
         assert LLAMA_SHAPE.kv_bytes_per_token(4) == 2 * LLAMA_SHAPE.kv_bytes_per_token(2)
 
 
 @pytest.mark.parametrize("find", [default_hub_cache, default_hub_token, lambda: resolve("~/model")])
-def test_without_a_home_folder(find: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder_is_an_error(
+    find: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 47123)  # of whom /etc/passwd knows nothing
     with pytest.raises(ConfigError, match=r"~/.*: HOME is not set"):

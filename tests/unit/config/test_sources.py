@@ -39,13 +39,13 @@ def refusal(
 
 
 class TestPrecedence:
-    def test_nothing_given_is_the_defaults(self) -> None:
+    def test_defaults_apply_if_nothing_is_given(self) -> None:
         source = load()
         assert source.spec == StackSpec()
         assert source.origins == {}
         assert source.file is None
 
-    def test_flag_over_environment_over_file_over_default(self) -> None:
+    def test_flags_win_over_environment_over_file_over_defaults(self) -> None:
         text = "port: 9001\nname: from-file\ntp: 2\n"
         source = load(text, {"PDKIT_PORT": "9002", "PDKIT_NAME": "from-env"}, port=9003)
         spec = source.spec
@@ -53,16 +53,16 @@ class TestPrecedence:
         assert source.origins == {"port": "--port", "name": "PDKIT_NAME", "tp": "deploy.yaml"}
         assert source.file == Path("deploy.yaml")
 
-    def test_a_flag_not_given_does_not_count(self) -> None:
+    def test_a_flag_that_is_not_given_sets_nothing(self) -> None:
         assert load("port: 9001", port=None, layerwise=None).spec.port == 9001
 
-    def test_a_flag_that_says_no_counts(self) -> None:
+    def test_a_no_flag_sets_false(self) -> None:
         assert load("layerwise: true", layerwise=False).spec.layerwise is False
 
-    def test_an_empty_variable_does_not_count(self) -> None:
+    def test_an_empty_variable_sets_nothing(self) -> None:
         assert load("port: 9001", {"PDKIT_PORT": ""}).spec.port == 9001
 
-    def test_a_named_file_instead_of_the_one_found(self, tmp_path: Path) -> None:
+    def test_a_named_file_replaces_the_found_one(self, tmp_path: Path) -> None:
         (tmp_path / "deploy.yaml").write_text("port: 9001")
         other = tmp_path / "other.yaml"
         other.write_text("port: 9002")
@@ -88,20 +88,20 @@ class TestPrecedence:
 class TestSplitOfTwoSources:
     """A split of a stronger source replaces a weaker one's, rather than contradict it."""
 
-    def test_gpus_flag_over_the_files_topology(self) -> None:
+    def test_the_gpus_flag_wins_over_the_files_topology(self) -> None:
         source = load("topology: 1p1d\n", gpus=4)
         assert (source.spec.gpus, source.spec.topology) == (4, None)
         assert source.origins == {"gpus": "--gpus"}
 
-    def test_topology_flag_over_the_files_gpus(self) -> None:
+    def test_the_topology_flag_wins_over_the_files_gpus(self) -> None:
         spec = load("gpus: 4\n", topology="1p1d").spec
         assert (spec.gpus, spec.topology) == (None, "1p1d")
 
-    def test_variable_over_the_files_counts(self) -> None:
+    def test_a_variable_wins_over_the_files_counts(self) -> None:
         spec = load("producers: 2\nconsumers: 2\n", {"PDKIT_TOPOLOGY": "1p3d"}).spec
         assert (spec.producers, spec.consumers, spec.topology) == (None, None, "1p3d")
 
-    def test_flag_over_the_variable(self) -> None:
+    def test_a_flag_wins_over_a_variable(self) -> None:
         spec = load(None, {"PDKIT_TOPOLOGY": "1p3d"}, gpus=2).spec
         assert (spec.gpus, spec.topology) == (2, None)
 
@@ -128,7 +128,7 @@ class TestRefusals:
             ({"save_decode_cache": "maybe"}, ["--save-decode-cache", "'maybe'"]),
         ],
     )
-    def test_of_a_flag(self, flags: dict[str, Any], words: list[str]) -> None:
+    def test_an_invalid_flag_is_named(self, flags: dict[str, Any], words: list[str]) -> None:
         message = refusal(**flags).message
         assert all(word in message for word in words), message
 
@@ -140,7 +140,7 @@ class TestRefusals:
             ({"PDKIT_LAYERWISE": "perhaps"}, ["PDKIT_LAYERWISE", "'perhaps'"]),
         ],
     )
-    def test_of_a_variable(self, environ: dict[str, str], words: list[str]) -> None:
+    def test_an_invalid_variable_is_named(self, environ: dict[str, str], words: list[str]) -> None:
         message = refusal(environ=environ).message
         assert all(word in message for word in words), message
 
@@ -157,11 +157,11 @@ class TestRefusals:
             ("engine: {1: 2}", ["deploy.yaml", "engine"]),
         ],
     )
-    def test_of_the_file(self, text: str, words: list[str]) -> None:
+    def test_an_invalid_file_setting_is_named(self, text: str, words: list[str]) -> None:
         message = refusal(text).message
         assert all(word in message for word in words), message
 
-    def test_the_origin_is_that_of_the_value_that_won(self) -> None:
+    def test_the_error_names_the_source_of_the_value(self) -> None:
         assert "PDKIT_PORT" in refusal("port: 9001", {"PDKIT_PORT": "1"}).message
         assert "deploy.yaml" in refusal("port: 1", {"PDKIT_NAME": "ok"}).message
 
@@ -175,13 +175,13 @@ class TestRefusals:
             ("timeouts: {ready: 5}", "timeouts.ready", "ready_s"),
         ],
     )
-    def test_an_unknown_key_gets_the_nearest(self, text: str, unknown: str, near: str) -> None:
+    def test_an_unknown_key_suggests_the_nearest(self, text: str, unknown: str, near: str) -> None:
         message = refusal(text).message
         assert f"'{unknown}'" in message
         assert f"did you mean '{near}'?" in message
         assert "deploy.yaml" in message
 
-    def test_a_key_near_none_gets_them_all(self) -> None:
+    def test_a_key_unlike_any_lists_all_keys(self) -> None:
         message = refusal("redis: {zzz: 1}").message
         assert "server, memory_gib" in message
         assert "did you mean" not in message
@@ -211,11 +211,11 @@ class TestRefusals:
         ],
         ids=["lists", "mappings", "number", "number by sixties", "day", "time"],
     )
-    def test_what_yaml_cannot_read_or_python_not_show(self, text: str) -> None:
+    def test_absurd_values_give_a_short_error(self, text: str) -> None:
         assert len(refusal(text).message) < 300
 
     @pytest.mark.parametrize("text", ["name: {}", "engine: {{env: {{A: {}}}}}", "vendor: {}"])
-    def test_a_few_lines_that_stand_for_a_billion_words(self, text: str) -> None:
+    def test_a_billion_laughs_file_is_refused(self, text: str) -> None:
         """Ten levels, each ten times the one below: written out, it takes hours and all memory."""
         levels = ["[&a0 [w, w, w, w, w, w, w, w, w, w]"]
         levels += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
@@ -258,7 +258,7 @@ class TestOwnWords:
             ("redis: {memory_gib: 0}", "expected more than 0"),
         ],
     )
-    def test_what_is_expected(self, text: str, words: str) -> None:
+    def test_errors_say_what_is_expected(self, text: str, words: str) -> None:
         message = refusal(text).message
         assert words in message
         assert "instance of" not in message
@@ -287,16 +287,18 @@ class TestTwice:
             ("tp: 1\n'tp': 2\n", "tp", "lines 1 and 2"),
         ],
     )
-    def test_is_refused_with_key_and_lines(self, text: str, key: str, lines: str) -> None:
+    def test_a_duplicate_key_is_refused_with_both_lines(
+        self, text: str, key: str, lines: str
+    ) -> None:
         error = refusal(text)
         assert f"deploy.yaml: duplicate key '{key}'" in error.message
         assert lines in error.message
 
-    def test_the_same_key_in_two_places_is_not(self) -> None:
+    def test_the_same_key_in_two_mappings_is_allowed(self) -> None:
         Path("deploy.yaml").write_text("redis: {image: 'a:1'}\nrouter: {image: 'a:1'}\n")
         assert load_spec({}, {}).spec.redis.image == "a:1"
 
-    def test_nor_one_that_a_merge_brings(self) -> None:
+    def test_a_merged_key_may_be_overridden(self) -> None:
         Path("deploy.yaml").write_text(
             "lmcache: &one {chunk_size: 512}\nredis: {}\nengine: {env: {}}\n"
         )

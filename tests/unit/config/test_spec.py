@@ -14,7 +14,7 @@ from deploy.config.spec import StackSpec
 Make = Callable[..., StackSpec]
 
 
-def test_defaults(spec: Make) -> None:
+def test_a_spec_has_the_documented_defaults(spec: Make) -> None:
     asked = spec()
     assert asked.name == "pdkit"
     assert (asked.vendor, asked.runtime, asked.connector) == ("auto", "auto", None)
@@ -41,7 +41,7 @@ def test_defaults(spec: Make) -> None:
         "http://c.:4318",
     ],
 )
-def test_a_collector_s_url(spec: Make, url: str) -> None:
+def test_a_collector_url_is_accepted(spec: Make, url: str) -> None:
     assert spec(tracing={"otlp_endpoint": f"{url}/"}).tracing.otlp_endpoint == url
 
 
@@ -55,7 +55,7 @@ def test_a_collector_s_url(spec: Make, url: str) -> None:
         "http://a b:4318", "http://a:4318/x y", "http://a\tb:4318", "http://a:4318/\x7f",
     ],
 )  # fmt: skip
-def test_invalid_collector_urls(spec: Make, url: str) -> None:
+def test_invalid_collector_urls_are_refused(spec: Make, url: str) -> None:
     with pytest.raises(ValidationError, match="expected http://HOST:PORT"):
         spec(tracing={"otlp_endpoint": url})
 
@@ -66,7 +66,7 @@ def test_otlp_s_own_path_is_not_doubled(spec: Make, path: str) -> None:
         spec(tracing={"otlp_endpoint": f"http://collector.example:4318{path}"})
 
 
-def test_a_spec_does_not_change(spec: Make) -> None:
+def test_a_spec_is_immutable(spec: Make) -> None:
     asked = spec()
     with pytest.raises(ValidationError):
         asked.name = "other"  # type: ignore[misc]
@@ -94,27 +94,27 @@ def test_a_spec_survives_its_state_file(spec: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "0", "demo", "two-words", "a_b", "x" * 40])
-def test_names_that_can_be_a_folder_and_a_project(spec: Make, name: str) -> None:
+def test_valid_stack_names_are_accepted(spec: Make, name: str) -> None:
     assert spec(name=name).name == name
 
 
 @pytest.mark.parametrize(
     "name", ["", "a/b", "..", "../up", "-x", "_x", "Demo", "a b", "a.b", "ä", "x" * 41, "a\nb"]
 )
-def test_names_that_cannot(spec: Make, name: str) -> None:
+def test_invalid_stack_names_are_refused(spec: Make, name: str) -> None:
     with pytest.raises(ValidationError):
         spec(name=name)
 
 
 @pytest.mark.parametrize("form", ["1p1d", "1p3d", "12p34d", "4p0d", "0p4d"])
-def test_topology_forms(spec: Make, form: str) -> None:
+def test_topologies_are_accepted(spec: Make, form: str) -> None:
     assert spec(topology=form).topology == form
 
 
 @pytest.mark.parametrize(
     "form", ["1x2", "p1d", "0p0d", "00p1d", "1p00d", "1d1p", "1p1d2", "-1p1d", "100p1d"]
 )
-def test_invalid_topologies(spec: Make, form: str) -> None:
+def test_invalid_topologies_are_refused(spec: Make, form: str) -> None:
     with pytest.raises(ValidationError):
         spec(topology=form)
 
@@ -163,7 +163,9 @@ def test_invalid_topologies(spec: Make, form: str) -> None:
         ({"producer_tp": 0}, ("producer_tp",)),
     ],
 )
-def test_refused_values(spec: Make, fields: dict[str, Any], where: tuple[str, ...]) -> None:
+def test_invalid_values_are_refused(
+    spec: Make, fields: dict[str, Any], where: tuple[str, ...]
+) -> None:
     with pytest.raises(ValidationError) as caught:
         spec(**fields)
     assert caught.value.errors()[0]["loc"] == where

@@ -380,7 +380,7 @@ def test_newer_libraries_are_for_data_centre_gpus(name: str, takes: bool) -> Non
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule} {case.status} {case.words}")
-def test_what_a_rule_says(case: Case) -> None:
+def test_each_case_has_its_status_and_words(case: Case) -> None:
     verdict = BY_ID[case.rule].judge(seen_in(case))
     assert verdict is not None
     assert verdict.status == case.status, verdict
@@ -398,7 +398,7 @@ class TestTheTable:
         documented = {"fail": rule.fails, "warn": rule.warns, "ok": "always"}
         assert had == {status for status, said in documented.items() if said}
 
-    def test_it_says_nothing_where_nobody_looked(self, rule: Any) -> None:
+    def test_a_rule_is_silent_without_data(self, rule: Any) -> None:
         bare = Seen(StackSpec(), MACHINE)
         assert rule.judge(bare) is None
 
@@ -411,7 +411,7 @@ def test_ids_are_unique_and_name_their_area() -> None:
     assert all(rule.id.count(".") == 1 for rule in RULES)
 
 
-def test_what_the_spec_is_to_blame_for_comes_first() -> None:
+def test_findings_about_the_spec_come_first() -> None:
     def one(name: str, *, usage: bool, status: Any = "fail") -> Finding:
         return Finding(id=name, area="host", status=status, message="m", usage=usage)
 
@@ -443,7 +443,9 @@ def test_assumed_gpus_are_not_judged() -> None:
         ("9.0", ("nonsense",), False),
     ],
 )
-def test_on_which_gpus_code_runs(arch: str, built: tuple[str, ...], runs: bool) -> None:
+def test_code_runs_on_matching_gpu_architectures(
+    arch: str, built: tuple[str, ...], runs: bool
+) -> None:
     assert runs_on(Gpu(0, "cuda", "x", 1, arch=arch), built) is runs
 
 

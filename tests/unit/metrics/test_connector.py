@@ -11,7 +11,7 @@ def failed(at: float, kind: str, said: str) -> Sample:
     return Sample(REDIS_FAILED, {"way": "storing", "kind": kind, "said": said}, at)
 
 
-def test_what_redis_said_last_of_a_kind() -> None:
+def test_the_newest_failure_of_a_kind_is_read() -> None:
     report = ConnectorReport.read(
         MetricsPage(
             (
@@ -31,7 +31,7 @@ def test_the_newest_of_one_kind_counts() -> None:
     assert ConnectorReport.read(MetricsPage(samples)).redis_said(["oom", "auth"]).endswith("new")
 
 
-def test_fixes_and_kv() -> None:
+def test_fixes_and_kv_are_read_from_metrics() -> None:
     report = ConnectorReport.read(
         MetricsPage(
             (

@@ -104,17 +104,17 @@ class TestEngines:
         assert consumer(frame)["interval"] is None
         assert consumer(frame)["load"] is None
 
-    def test_one_that_was_silent_from_the_beginning_brings_no_past(self) -> None:
+    def test_an_engine_silent_from_the_beginning_starts_at_zero(self) -> None:
         silent = service("consumer-0", condition="not ready")
         frame = last(reading(0, silent), reading(2, service("consumer-0", OLD)))
         assert consumer(frame)["interval"] is None
         assert consumer(frame)["watch"]["prompt_tokens"] == 0
 
-    def test_one_that_came_while_watched_counts_from_its_start(self) -> None:
+    def test_an_engine_started_during_the_watch_counts_from_its_start(self) -> None:
         frame = last(reading(0, up=False), reading(2, service("consumer-0", OLD)))
         assert consumer(frame)["watch"]["prompt_tokens"] == 1000
 
-    def test_each_has_its_own_clock(self) -> None:
+    def test_each_engine_has_its_own_clock(self) -> None:
         late = service("consumer-0", NEW, clock_s=4.0)
         frame = last(reading(0, service("consumer-0", OLD)), reading(2, late))
         assert consumer(frame)["interval"]["prompt_tokens_s"] == 100
@@ -164,7 +164,7 @@ class TestTiers:
         made = service("kv-server", MetricsPage((*samples, *counted)), clock_s=1000.0 + second)
         return replace(made, role="kv-server")
 
-    def test_are_those_of_all_engines(self) -> None:
+    def test_tiers_are_summed_over_all_engines(self) -> None:
         producer = (page(queries=0, hits=0, asked=0, found=0),
                     page(queries=1000, hits=100, asked=900, found=200))  # fmt: skip
         frame = last(
@@ -209,7 +209,7 @@ class TestTiers:
 
 
 class TestStore:
-    def test_traffic(self) -> None:
+    def test_traffic_is_a_rate(self) -> None:
         later = stats(
             received_bytes=14_000_000, sent_bytes=22_000_000, commands=300, evicted_keys=5
         )
@@ -219,7 +219,7 @@ class TestStore:
         assert store["interval"]["commands_s"] == 100
         assert store["watch"]["evicted_keys"] == 5
 
-    def test_after_a_restart_nothing_is_known_of_the_interval(self) -> None:
+    def test_a_restarted_redis_has_no_interval(self) -> None:
         """The new server has counted more than the old one had; that is no difference."""
         other = stats(run_id="b", received_bytes=90_000_000, evicted_keys=50)
         interval = last(reading(0), reading(2, store=other)).as_dict()["redis"]["interval"]
@@ -227,7 +227,7 @@ class TestStore:
         assert interval["received_bytes_s"] is None
         assert interval["evicted_keys"] is None
 
-    def test_what_redis_does_not_tell(self) -> None:
+    def test_unknown_counters_of_redis_have_no_rate(self) -> None:
         blind = stats(run_id=None, commands=None, received_bytes=None, sent_bytes=None)
         interval = last(reading(0, store=blind), reading(2, store=blind)).as_dict()["redis"][
             "interval"
@@ -235,14 +235,14 @@ class TestStore:
         assert interval["commands_s"] is None
         assert interval["restarted"] is False
 
-    def test_silence(self) -> None:
+    def test_a_silent_redis_has_no_interval(self) -> None:
         frame = last(reading(0), reading(2, store=None), reading(4, store=stats(commands=500)))
         assert frame.as_dict()["redis"]["interval"]["commands_s"] == 100
         assert frames(reading(0), reading(2, store=None))[1].store is None
 
 
 class TestRouter:
-    def test_requests_and_errors(self) -> None:
+    def test_requests_and_errors_are_rates(self) -> None:
         frame = last(
             reading(0, service("router", page(health=2, requests=10))),
             reading(2, service("router", page(health=1, requests=16, errors=2))),
@@ -252,7 +252,7 @@ class TestRouter:
         assert shown["watch"] == {"requests": 6, "errors": 2}
         assert shown["engines"] == {"engines": 2, "healthy": 1}
 
-    def test_without_its_page(self) -> None:
+    def test_a_router_without_metrics_has_no_frame(self) -> None:
         assert last(reading(0, service("router"))).router is None
 
 
@@ -261,20 +261,20 @@ class TestHealth:
         made = [service(f"consumer-{n}", condition=c) for n, c in enumerate(conditions)]
         return last(reading(0, *made, **changes)).sick
 
-    def test_of_services(self) -> None:
+    def test_services_that_ended_are_unhealthy(self) -> None:
         assert self.sick("ready") == []
         assert self.sick("ready", "exited") == ["consumer-1"]
 
-    def test_of_the_users_own_redis(self) -> None:
+    def test_a_silent_user_supplied_redis_is_unhealthy(self) -> None:
         assert self.sick("ready", user_redis=True, store=None) == ["the Redis of redis.url_file"]
 
-    def test_what_is_not_up_is_not_sick(self) -> None:
+    def test_a_stack_that_is_not_up_is_not_unhealthy(self) -> None:
         frame = last(reading(0, up=False, store=None))
         assert frame.sick == []
         assert frame.as_dict()["healthy"] is False
 
 
-def test_trouble_is_reported_and_forgets_nothing() -> None:
+def test_a_failed_reading_is_reported_and_loses_nothing() -> None:
     trouble = reading(2, up=False, trouble="Docker does not answer")
     made = frames(
         reading(0, service("consumer-0", OLD)),
@@ -288,7 +288,7 @@ def test_trouble_is_reported_and_forgets_nothing() -> None:
     assert consumer(made[3])["interval"]["prompt_tokens_s"] == 100
 
 
-def test_everything_is_json() -> None:
+def test_a_frame_is_valid_json() -> None:
     made = frames(
         reading(0, service("consumer-0", OLD), service("router", page(health=2))),
         reading(2, service("consumer-0", NEW, pid=11), service("router", page(health=2))),

@@ -15,17 +15,17 @@ lmcache_mp_lookup_hit_l2_tokens_total{cache_salt="",model_name="/models/tiny"} 5
 """
 
 
-def test_all_models_and_salts_count() -> None:
+def test_all_models_and_salts_are_summed() -> None:
     use = KvServerUse.read(parsed_page(PAGE), 2**30)
     assert use == KvServerUse(32505856, 2**30, 57600, 44800, 5120)
 
 
-def test_nobody_has_asked_yet() -> None:
+def test_a_server_without_requests_has_zeros() -> None:
     page = parsed_page('lmcache_mp_l1_memory_usage_bytes{backend="dram"} 0.0')
     assert KvServerUse.read(page, 2**30) == KvServerUse(0, 2**30, 0, 0, 0)
 
 
-def test_what_it_had_no_memory_for() -> None:
+def test_failures_for_lack_of_memory_are_counted() -> None:
     """What was evicted says nothing: `check` drops KV, too. Other failures are no lack of room."""
     page = parsed_page("""
 lmcache_mp_l1_evicted_chunks_total{l1_tag="_default"} 24.0
@@ -39,5 +39,5 @@ lmcache_mp_l2_prefetch_failure_chunks_total{model_name="/models/tiny",reason="no
     assert KvServerPressure.read(parsed_page(PAGE)) == KvServerPressure(0, 0)
 
 
-def test_a_page_that_does_not_tell() -> None:
+def test_a_page_without_these_metrics_is_unknown() -> None:
     assert KvServerUse.read(MetricsPage(), 2**30) is None

@@ -25,7 +25,7 @@ class TestPage:
         )
     )
 
-    def test_totals(self) -> None:
+    def test_totals_are_sums_over_labels(self) -> None:
         assert self.PAGE.total("a_total") == 8
         assert self.PAGE.total("a_total", x="2") == 3
         assert self.PAGE.total("a_total", x="3") is None
@@ -60,7 +60,7 @@ class TestPage:
 
 
 class TestEngine:
-    def test_counts(self) -> None:
+    def test_an_engines_counts_are_read(self) -> None:
         counts = EngineCounts.read(
             page(queries=100, hits=40, asked=60, found=45, prompt=100, out=8, answers=2)
         )
@@ -77,7 +77,7 @@ class TestEngine:
         with pytest.raises(LookupError, match="external_prefix_cache_hits"):
             CacheCounters.read(page(queries=1, hits=1, asked=1))
 
-    def test_load_of_several_cores(self) -> None:
+    def test_the_load_of_several_engine_cores_is_summed(self) -> None:
         cores = (
             Sample(name, {"engine": str(core)}, value + core)
             for core in (0, 1)
@@ -98,29 +98,29 @@ class TestLatency:
         both = (Sample("t_sum", {}, total_s), Sample("t_count", {}, count))
         return Latency.read(MetricsPage((*samples, *both)), "t")
 
-    def test_mean_and_bound(self) -> None:
+    def test_mean_and_upper_bound_are_read(self) -> None:
         found = self.of(("0.1", 50), ("0.5", 95), ("1.0", 99), ("+Inf", 100), total_s=20)
         assert found.mean_s == pytest.approx(0.2)
         assert found.most_s == 0.5
 
-    def test_beyond_all_bounds(self) -> None:
+    def test_a_latency_beyond_all_buckets_has_no_bound(self) -> None:
         found = self.of(("0.1", 1), ("+Inf", 100))
         assert found.most_s is None
         assert math.isinf(found.buckets[-1][0])
 
-    def test_none(self) -> None:
+    def test_an_empty_histogram_has_no_latency(self) -> None:
         empty = Latency.read(MetricsPage(), "t")
         assert (empty.mean_s, empty.most_s) == (None, None)
 
 
 class TestRouter:
-    def test_what_it_never_counted_is_zero(self) -> None:
+    def test_missing_router_counters_are_zero(self) -> None:
         assert RouterCounts.read(MetricsPage()) == RouterCounts(0, 0)
 
-    def test_requests_and_errors(self) -> None:
+    def test_requests_and_errors_are_read(self) -> None:
         assert RouterCounts.read(page(requests=5, errors=2)) == RouterCounts(5, 2)
 
-    def test_engines_that_it_takes_for_healthy(self) -> None:
+    def test_healthy_engines_are_read(self) -> None:
         assert RouterView.read(page(health=1)) == RouterView(2, 1)
 
 
@@ -136,7 +136,7 @@ class TestParsed:
         "\n"
     )
 
-    def test_what_each_line_holds(self) -> None:
+    def test_samples_are_parsed(self) -> None:
         assert parsed_page(self.TEXT).samples == (
             Sample("a_total", {"engine": "0", "model": "m"}, 5.0),
             Sample("gauge", {}, 7.0),
@@ -157,7 +157,7 @@ class TestParsed:
         with pytest.raises(ValueError, match=r"a sample|a label|to float"):
             parsed_page(f"ok 1\n{line}\n")
 
-    def test_as_prometheus_own_parser_reads_what_its_client_writes(self) -> None:
+    def test_parsing_agrees_with_the_prometheus_client(self) -> None:
         registry = CollectorRegistry()
         histogram = Histogram("latency", "A \\ and\nb.", ["path"], registry=registry)
         info = Info("build", "Texts.", registry=registry)
@@ -213,7 +213,7 @@ def test_unusable_numbers_are_left_out(value: str) -> None:
     ("text", "count"),
     [("a NaN", 0), ("a +Inf", 0), ("a 1e308\na 1e308", 0), ("a 2.0", 2), ("b 1", 0)],
 )
-def test_whole_numbers(text: str, count: int) -> None:
+def test_counts_are_whole_numbers(text: str, count: int) -> None:
     """Whatever a page says, counting it does not fail."""
     assert parsed_page(text).count("a") == count
     EngineLoad.read(parsed_page(f"vllm:num_requests_running {text.split()[1]}"))

@@ -37,20 +37,20 @@ def expressions() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", dashboards.BOARDS)
-def test_is_as_the_script_writes_it(name: str) -> None:
+def test_each_dashboard_is_as_the_script_writes_it(name: str) -> None:
     written = (FOLDER / f"{name}.json").read_text()
     assert written == dashboards.text_of(dashboards.BOARDS[name]), (
         "run .venv/bin/python scripts/dashboards.py"
     )
 
 
-def test_there_are_no_others() -> None:
+def test_there_are_no_other_dashboards() -> None:
     assert BOARDS.keys() == dashboards.BOARDS.keys()
     assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS)
 
 
 @pytest.mark.parametrize("where", expressions())
-def test_names_metrics_that_a_stack_has(where: str) -> None:
+def test_dashboards_name_only_existing_metrics(where: str) -> None:
     named = set(METRIC.findall(expressions()[where]))
     assert named
     assert named <= known(), "tests/fixtures/metrics does not have it"
@@ -62,7 +62,7 @@ def test_a_renamed_metric_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_what_can_be_chosen_is_looked_up_when_it_is_opened(name: str) -> None:
+def test_choices_are_loaded_when_a_dashboard_opens(name: str) -> None:
     """Else there is nothing to choose: no stack's name is in the file."""
     variables = {one["name"]: one for one in BOARDS[name]["templating"]["list"]}
     assert "stack" in variables
@@ -74,7 +74,7 @@ def test_what_can_be_chosen_is_looked_up_when_it_is_opened(name: str) -> None:
 @pytest.mark.parametrize(
     ("board", "jobs"), [("engines", {"engines"}), ("kv", {"engines", "kv-server"})]
 )
-def test_only_services_that_have_such_metrics_can_be_chosen(board: str, jobs: set[str]) -> None:
+def test_only_services_with_such_metrics_can_be_chosen(board: str, jobs: set[str]) -> None:
     variables = {one["name"]: one["query"] for one in BOARDS[board]["templating"]["list"]}
     offered = re.search(r'job=~"([^"]+)"', str(variables["service"]))
     assert offered

@@ -202,7 +202,7 @@ def test_every_alert_has_a_case() -> None:
     assert set(CASES) == set(ALERTS)
 
 
-def test_each_alert_fires_and_does_not(tmp_path: Path) -> None:
+def test_each_alert_fires_only_in_its_case(tmp_path: Path) -> None:
     ran = judged(tmp_path, CASES)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -212,7 +212,7 @@ def test_each_alert_fires_and_does_not(tmp_path: Path) -> None:
     [("s", 1.5, True), ("s", 9, False), ("s", 0.5, False), ("another", 9, True)],
     ids=["between", "too high", "too low", "another stack"],
 )
-def test_limits_of_latency_are_those_of_the_stack(
+def test_latency_limits_are_those_of_the_spec(
     tmp_path: Path, prepared: Callable[..., Prepared], name: str, limit_s: float, agree: bool
 ) -> None:
     """A first token after 4 s is to fire, and one after 0.9 s is not."""

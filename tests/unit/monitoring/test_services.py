@@ -122,7 +122,7 @@ class TestServices:
             text = asset("compose", "monitoring", "grafana", kind, "pdkit.yml").read_text()
             assert f"${variable}" in text
 
-    def test_all_that_they_name_is_shipped(self, prepared: Make, runtime: str) -> None:
+    def test_every_named_file_is_shipped(self, prepared: Make, runtime: str) -> None:
         made = monitored(prepared, runtime)
         rules, own = config_of(made.stack.service("prometheus"))["rule_files"]
         limits = made.stack.service("prometheus").files[1]
@@ -133,7 +133,7 @@ class TestServices:
 
 
 class TestContainers:
-    def test_rights(self, prepared: Make) -> None:
+    def test_monitoring_containers_have_no_extra_rights(self, prepared: Make) -> None:
         made = monitored(prepared, "compose")
         for name, port in (("prometheus", 8003), ("grafana", 8004)):
             container = made.stack.service(name).container
@@ -155,7 +155,7 @@ class TestContainers:
 
 
 class TestPrograms:
-    def test_without_grafana_there_is_prometheus_alone(self, prepared: Make) -> None:
+    def test_prometheus_runs_without_grafana(self, prepared: Make) -> None:
         made = monitored(prepared, "process")
         programs = replace(made.facts.software, grafana="")
         layout = layout_of(made.plan.spec, HOME, programs, made.model, KIT)
@@ -164,7 +164,7 @@ class TestPrograms:
         assert [one.name for one in stack.services][-2:] == ["router", "prometheus"]
         assert "grafana_password" not in stack.secrets
 
-    def test_without_prometheus_one_error_names_the_package(
+    def test_a_missing_prometheus_is_an_error_with_its_package(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))

@@ -30,13 +30,13 @@ def test_throughput_is_divided_by_all_engines_or_gpus() -> None:
     assert "for each of 8 GPUs 0.25, 250 and 4" in shown(stack=stack)
 
 
-def test_hits() -> None:
+def test_the_eligible_hit_rate_is_shown() -> None:
     lost = {"external": 450, "eligible": 900, "local": 7, "computed": 1550}
     assert "eligible hit rate 75.0 %" in shown(repeats=[repeat(0), repeat(1, hits=lost)])
     assert "eligible hit rate not known" in shown(repeats=[repeat(hits={**lost, "eligible": None})])
 
 
-def test_losses_of_the_redis_path() -> None:
+def test_losses_of_the_redis_path_are_shown() -> None:
     path = {
         "stored_bytes": 10**7, "loaded_bytes": 2 * 10**7, "store_gb_s": 0.5, "load_gb_s": 0.8,
         "lookups": 20, "lookup_ms": 0.4, "failures": 0, "lost_chunks": 0, "barrier_waits": 10,
@@ -71,7 +71,7 @@ def test_share_of_the_connector_is_the_median_of_the_repeats() -> None:
     assert "Connector" not in shown()
 
 
-def test_what_up_took_beyond_the_slowest_engine() -> None:
+def test_the_extra_time_of_up_is_shown() -> None:
     assert "deploy up: took 3.2 s beyond the slowest engine's own start" in shown(up_extra_s=3.24)
     assert "deploy up" not in shown()
 
@@ -93,7 +93,7 @@ def test_use_of_gpus_over_all_repeats() -> None:
     assert "GPUs in use" not in shown()
 
 
-def test_slo_and_search() -> None:
+def test_slo_and_search_are_shown() -> None:
     search = {
         "required_share": 0.9, "highest_rate": 4.0, "low": 3.5, "high": None,
         "steps": [{"rate": 4.0, "within_slo": 0.95, "held": True}],
@@ -114,7 +114,7 @@ def test_failures_are_counted_by_their_text() -> None:
     assert "Failed, 4 requests: HTTP 500: out of order" in text
 
 
-def test_router() -> None:
+def test_the_cost_of_the_router_is_shown() -> None:
     hop = {"p50": 0.0012, "p90": 0.002, "p99": 0.0055, "mean": 0.0015}
     assert "Router: adds 1.2 ms to a request (p50), 5.5 ms (p99)\n" in shown(hop_s=hop)
     used = [repeat(at, usage=USAGE | {"cpu_s": {"router": 0.05}}) for at in range(2)]
@@ -132,12 +132,12 @@ def test_router_without_a_tick_of_cpu_time_has_no_limit() -> None:
     assert "Router" not in shown(repeats=[idle])
 
 
-def test_loops() -> None:
+def test_open_and_closed_loops_are_shown() -> None:
     assert "Poisson arrivals" in shown()
     assert "4 in flight" in shown(repeats=[repeat(rate=None, concurrency=4)])
 
 
-def test_break_even() -> None:
+def test_the_break_even_length_is_shown() -> None:
     # Prefill makes 1,000 tokens/s of 4,096 bytes; a lookup takes 2 ms, less than a chunk is worth.
     said = "loading KV is faster than computing it from 256 tokens on (prefill 1000 tokens/s"
     assert said in shown(repeats=[measured()])

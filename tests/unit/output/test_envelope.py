@@ -12,7 +12,7 @@ from deploy.output.envelope import envelope
 KEYS = ["version", "command", "status", "exit_code", "data", "errors"]
 
 
-def test_of_a_success() -> None:
+def test_a_success_has_every_key() -> None:
     document = json.loads(envelope("plan", exit_code=0, data={"a": 1}))
     assert list(document) == KEYS
     assert document["version"] == __version__
@@ -22,7 +22,7 @@ def test_of_a_success() -> None:
     assert document["errors"] == []
 
 
-def test_of_a_failure() -> None:
+def test_a_failure_lists_its_errors() -> None:
     errors = (
         ConfigError("--gpus: 0 is not valid", hint="deploy plan --help"),
         StackUnhealthy("died", hint="less log", details=("line 1", "line 2")),

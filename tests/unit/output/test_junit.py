@@ -33,7 +33,7 @@ def test_each_item_is_a_test_case(tmp_path: Path) -> None:
     assert not list(suite.iter("failure"))
 
 
-def test_what_failed_says_why_and_what_to_type(tmp_path: Path) -> None:
+def test_a_failure_says_why_and_what_to_type(tmp_path: Path) -> None:
     write_junit(tmp_path / "found.xml", junit_xml([PASSED, FAILED], "demo"))
     good, bad = read(tmp_path / "found.xml")
     assert (good.attrib["name"], bad.attrib["name"]) == ("demo, run 1", "demo, run 2")
@@ -44,7 +44,7 @@ def test_what_failed_says_why_and_what_to_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", ["\x1b", "\x00", "\x0c", "\x9b", "\ud800", "\ufffe"])
-def test_what_xml_forbids_is_left_out(tmp_path: Path, sign: str) -> None:
+def test_characters_forbidden_in_xml_are_removed(tmp_path: Path, sign: str) -> None:
     said = f"HTTP 500: {sign}[31mno\tmore{sign} Größe 🐙"
     cause = replace(LOST, message=said)
     found = replace(PASSED, failed=(Failure("redis", said),), diagnosis=(cause,))

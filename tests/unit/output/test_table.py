@@ -28,10 +28,10 @@ class TestTable:
     def test_the_header_may_be_widest(self) -> None:
         assert table(("number",), [(7,)]) == "number\n------\n     7"
 
-    def test_no_rows(self) -> None:
+    def test_a_table_without_rows_has_its_head(self) -> None:
         assert table(("a", "bc"), []) == "a  bc\n-  --"
 
-    def test_no_trailing_spaces(self) -> None:
+    def test_lines_have_no_trailing_spaces(self) -> None:
         made = table(("a", "b"), [("x", ""), ("longer", "y")])
         assert all(line == line.rstrip() for line in made.splitlines())
 
@@ -68,7 +68,7 @@ def test_percent_never_rounds_up_to_100(rate: float, text: str) -> None:
         (90061, "25 h 1 min"),
     ],
 )
-def test_duration(seconds: float, text: str) -> None:
+def test_durations_have_a_fitting_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -76,5 +76,5 @@ def test_duration(seconds: float, text: str) -> None:
     ("mib", "text"),
     [(0, "0 MiB"), (0.4, "0 MiB"), (1023, "1023 MiB"), (1024, "1.0 GiB"), (10240, "10.0 GiB")],
 )
-def test_size(mib: float, text: str) -> None:
+def test_sizes_have_a_fitting_unit(mib: float, text: str) -> None:
     assert size(mib) == text

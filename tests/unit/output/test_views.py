@@ -42,7 +42,7 @@ PASSED = CheckReport(
 
 
 class TestCheck:
-    def test_passed(self) -> None:
+    def test_a_passed_check_shows_both_hit_rates(self) -> None:
         text = check_view(PASSED)
         assert "External prefix cache hit rate: 85.0 %" in text
         assert "Eligible hit rate: 100.0 %" in text
@@ -60,7 +60,7 @@ class TestCheck:
         assert "Noise: not measured" in check_view(PASSED)
         assert "differences up to 0.25 are tolerated" in check_view(PASSED)
 
-    def test_what_went_to_and_from_redis(self) -> None:
+    def test_bytes_moved_to_and_from_redis_are_shown(self) -> None:
         path = StorePath(stored_bytes=7.34e6, loaded_bytes=1e9, loaded_s=2, lookups=1)
         sound = check_view(replace(PASSED, path=path))
         assert "stored 7.3 MB, loaded 1000.0 MB at 0.50 GB/s" in sound
@@ -110,7 +110,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("vendor", ["cpu", "cuda", "rocm"])
     @pytest.mark.parametrize("runtime", ["process", "compose"])
-    def test_all_plain_values(self, prepared: Make, vendor: str, runtime: str) -> None:
+    def test_plan_data_is_plain_json(self, prepared: Make, vendor: str, runtime: str) -> None:
         data = plan_data(prepared(topology="2p2d", vendor=vendor, runtime=runtime, machine=None))
         assert json.loads(json.dumps(data)) == json.loads(json.dumps(data, default=str))
         assert len(data["engines"]) == 4
@@ -156,7 +156,7 @@ class TestPlan:
     def test_nothing_is_assumed_of_a_machine_that_is_described(self, prepared: Make) -> None:
         assert "assumed" not in plan_view(prepared(machine=Inventory(4, 65536)))
 
-    def test_what_the_store_holds_in_tokens(self, prepared: Make) -> None:
+    def test_the_capacity_of_the_store_is_shown_in_tokens(self, prepared: Make) -> None:
         made = prepared(redis={"memory_gib": 1})
         tokens = made.plan.store_tokens
         assert tokens is not None
@@ -178,7 +178,7 @@ class TestStatus:
         (service(),), StoreStats(3, 1 << 20, 1 << 30, 4, 0, "id"),
     )  # fmt: skip
 
-    def test_up(self) -> None:
+    def test_a_running_stack_shows_services_and_store(self) -> None:
         text = status_view(self.STATUS)
         for words in ("demo", "1p1d", "ready", "42", "2.9 GiB", "99.9 %", "3 keys", "4 evicted"):
             assert words in text
@@ -210,11 +210,11 @@ class TestStatus:
         shown = status.as_dict()["history"]
         assert [one["outcome"] for one in shown] == ["good", "failed", "good"]
 
-    def test_one_plan_makes_no_history(self) -> None:
+    def test_a_single_plan_shows_no_history(self) -> None:
         one = HistoryEntry("up", "2026-01-01T10:00:00+00:00", "good", "cpu", "", "1p1d")
         assert "history" not in status_view(replace(self.STATUS, history=(one,)))
 
-    def test_not_up(self) -> None:
+    def test_a_stack_that_is_not_up_is_one_line(self) -> None:
         assert status_view(StackStatus("demo", up=False)) == "the stack 'demo' is not up"
 
     def test_an_engine_that_died(self) -> None:
@@ -232,7 +232,9 @@ class TestStatus:
             ("ready", False, False),
         ],
     )
-    def test_health(self, condition: Any, up: bool, healthy: bool) -> None:
+    def test_a_stack_is_healthy_if_all_services_are_ready(
+        self, condition: Any, up: bool, healthy: bool
+    ) -> None:
         status = replace(self.STATUS, up=up, services=(service(condition=condition),))
         assert status.healthy is healthy
 
@@ -250,28 +252,28 @@ class TestSwap:
         31.52, 40.0, PASSED,
     )  # fmt: skip
 
-    def test_done(self) -> None:
+    def test_a_swap_shows_before_after_and_downtime(self) -> None:
         text = swap_view(self.DONE)
         assert "'demo' runs on rocm, r:1 (before: cuda, c:1)" in text
         assert "31.5 s without service" in text
         assert "redis, router" in text
         assert text.endswith("deploy rollback --name demo")
 
-    def test_of_the_usual_stack_names_no_name(self) -> None:
+    def test_the_hint_for_the_default_stack_has_no_name(self) -> None:
         assert swap_view(replace(self.DONE, name="pdkit")).endswith("deploy rollback")
 
-    def test_to_another_connector_names_the_one_that_is_not_the_default(self) -> None:
+    def test_a_swap_names_a_connector_that_is_not_the_default(self) -> None:
         same = replace(self.DONE, before=("cpu", ""), after=("cpu", ""))
         text = swap_view(replace(same, connectors=("lmcache", "lmcache-mp")))
         assert "runs on cpu, lmcache-mp (before: cpu)" in text
         back = swap_view(replace(same, connectors=("lmcache-mp", "lmcache")))
         assert "runs on cpu (before: cpu, lmcache-mp)" in back
 
-    def test_of_processes_names_no_image(self) -> None:
+    def test_a_swap_of_processes_names_no_image(self) -> None:
         text = swap_view(replace(self.DONE, before=("cpu", ""), after=("cuda", "")))
         assert "runs on cuda (before: cpu)" in text
 
-    def test_nothing_kept(self) -> None:
+    def test_a_swap_that_keeps_nothing_says_so(self) -> None:
         assert "kept running: nothing" in swap_view(replace(self.DONE, kept=()))
 
     def test_nothing_to_do(self) -> None:
@@ -279,7 +281,7 @@ class TestSwap:
         assert "already runs on rocm, r:1" in text
         assert "rollback" not in text
 
-    def test_plain_values(self) -> None:
+    def test_swap_data_is_plain_json(self) -> None:
         data = self.DONE.as_dict()
         assert json.loads(json.dumps(data))["check"]["passed"] is True
         assert replace(self.DONE, check=None).as_dict()["check"] is None
@@ -302,16 +304,16 @@ class TestImages:
         "",
     )
 
-    def test_here(self) -> None:
+    def test_a_local_image_shows_age_and_size(self) -> None:
         text = images_view([self.ROW])
         for words in ("cuda *", "pdkit/vllm:1", "0.25.1", "0.5.3", "derived", "40 d", "9.0 GiB"):
             assert words in text
 
-    def test_not_here_says_how_it_is_had(self) -> None:
+    def test_a_missing_image_shows_pull_or_build(self) -> None:
         assert "no: build" in images_view([replace(self.ROW, here=False, size_mib=0)])
         assert "no: pull" in images_view([replace(self.ROW, here=False, size_mib=0, how="pull")])
 
-    def test_only_a_default_has_its_star(self) -> None:
+    def test_only_default_images_have_a_star(self) -> None:
         table = images_view([replace(self.ROW, default=False)]).partition("\n\n")[0]
         assert "*" not in table
 

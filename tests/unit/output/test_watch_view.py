@@ -89,7 +89,7 @@ SCREENS: dict[str, tuple[StackReading, ...]] = {
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_screen(name: str, golden: Callable[[str, str], None]) -> None:
+def test_each_screen_is_as_in_the_golden(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"watch/{name}.txt", shown(*SCREENS[name]) + "\n")
 
 
@@ -120,7 +120,7 @@ def test_the_tiers_of_lmcaches_server_fit_a_line() -> None:
 
 
 class TestHeight:
-    def test_what_does_not_fit_is_left_out_and_the_dead_stay(self) -> None:
+    def test_dead_engines_stay_visible_on_a_low_screen(self) -> None:
         text = shown(many(40, dead=33), height=24)
         assert len(text.splitlines()) <= 24
         assert "consumer-33  exited" in text
@@ -129,11 +129,11 @@ class TestHeight:
         left = sum(line.startswith("consumer-") for line in text.splitlines())
         assert f"and {40 - left} more engines" in text
 
-    def test_all_of_them_where_there_is_room(self) -> None:
+    def test_all_engines_are_shown_if_there_is_room(self) -> None:
         assert "consumer-39" in shown(many(40, dead=33))
         assert "more engines" not in shown(many(40, dead=33), height=60)
 
-    def test_one_is_always_shown(self) -> None:
+    def test_one_engine_is_always_shown(self) -> None:
         assert "consumer-33  exited" in shown(many(40, dead=33), height=5)
 
 
@@ -181,7 +181,7 @@ class TestWords:
     def test_a_redis_that_does_not_answer(self) -> None:
         assert "redis    does not answer" in shown(reading(0, store=None))
 
-    def test_without_the_kits_redis_path_there_is_no_line_about_it(self, frame: Frame) -> None:
+    def test_there_is_no_path_line_without_the_redis_path(self, frame: Frame) -> None:
         assert "path" not in watch_view(frame, ())
 
     def test_events_say_when_who_and_how_often(self, frame: Frame) -> None:

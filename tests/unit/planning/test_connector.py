@@ -26,7 +26,7 @@ def choice(found: Prepared) -> ConnectorChoice:
     return made
 
 
-def test_the_default_names_its_successor_where_it_works(prepared: Make) -> None:
+def test_the_default_connector_names_its_successor_if_that_works(prepared: Make) -> None:
     made = choice(prepared())
     assert made == ConnectorChoice("lmcache", False, "lmcache-mp", "")
     assert str(made).startswith("lmcache, inside each engine (default), which LMCache has deprec")
@@ -54,7 +54,7 @@ def test_the_default_names_its_successor_where_it_works(prepared: Make) -> None:
         ({"layerwise": True}, "--layerwise: true does not work with lmcache-mp"),
     ],
 )
-def test_the_default_says_why_not_its_successor(
+def test_the_default_connector_says_why_its_successor_does_not_work(
     prepared: Make, fields: dict[str, Any], why: str
 ) -> None:
     made = choice(prepared(**fields))
@@ -105,7 +105,7 @@ def test_engines_that_share_nothing_need_no_connector(prepared: Make) -> None:
     assert found.chosen_connector == ""
 
 
-def test_what_was_asked_for_is_refused_with_the_way_that_works(prepared: Make) -> None:
+def test_a_connector_that_does_not_work_is_refused_with_one_that_does(prepared: Make) -> None:
     with pytest.raises(ConfigError, match="silently wrong") as caught:
         prepared(vendor="cuda", runtime="compose", machine=None, image="cuda-mp",
                  connector="lmcache")  # fmt: skip
@@ -132,7 +132,9 @@ def test_plan_shows_it_where_engines_share_kv(prepared: Make) -> None:
     assert plan_data(alone)["connector_choice"] is None
 
 
-def test_text_and_json_share_one_trial(prepared: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_and_json_try_the_other_connector_once(
+    prepared: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trials = []
 
     def trial(*given: object, **_more: object) -> None:

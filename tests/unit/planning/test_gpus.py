@@ -53,7 +53,7 @@ class TestOneForEach:
             ({"topology": "1p1d", "tp": 4}, 2, 4),
         ],
     )
-    def test_none_is_given_twice(
+    def test_no_gpu_is_given_twice(
         self, plan: Make, vendor: Any, fields: dict[str, Any], engines: int, ranks: int
     ) -> None:
         made = gpu_plan(plan, machine_with(vendor, *range(8)), **fields)
@@ -62,7 +62,7 @@ class TestOneForEach:
         assert not made.shares_gpus
         assert made.gpu_share == 0.9
 
-    def test_all_of_eight(self, plan: Make) -> None:
+    def test_eight_gpus_are_4p4d(self, plan: Make) -> None:
         made = gpu_plan(plan, machine_with("cuda", *range(8)), gpus=8)
         assert str(made.topology) == "4p4d"
         assert given(made) == [(index,) for index in range(8)]
@@ -81,7 +81,7 @@ class TestOneForEach:
         made = gpu_plan(plan, machine_with("cuda", *indices), topology="1p1d")
         assert given(made) == expected
 
-    def test_processors_need_none(self, plan: Make) -> None:
+    def test_cpu_engines_need_no_gpu(self, plan: Make) -> None:
         made = plan(gpus=8)
         assert given(made) == [()] * 8
         assert made.gpu_share is None
@@ -106,7 +106,7 @@ class TestShared:
     def test_a_machine_with_two_does_not(self, plan: Make) -> None:
         assert given(gpu_plan(plan, machine_with("rocm", 0, 1))) == [(0,), (1,)]
 
-    def test_one_is_taken_of_many_where_one_is_asked_for(self, plan: Make) -> None:
+    def test_one_gpu_is_shared_if_one_is_asked_for(self, plan: Make) -> None:
         assert given(gpu_plan(plan, machine_with("cuda", 0, 1, 2), gpus=1)) == [(0,), (0,)]
 
     def test_a_named_topology_has_its_own_gpus(self, plan: Make) -> None:
@@ -139,7 +139,7 @@ class TestShared:
 
 
 class TestTooFew:
-    def test_what_was_seen_is_said(self, plan: Make) -> None:
+    def test_the_error_says_which_gpus_were_found(self, plan: Make) -> None:
         seen = ("nvidia-smi: 2 of H100",)
         machine = replace(machine_with("cuda", 0, 1), seen=seen)
         with pytest.raises(MissingGpus) as caught:
@@ -160,7 +160,9 @@ class TestTooFew:
             (7, {"gpus": 16, "tp": 2}),
         ],
     )
-    def test_what_is_suggested_can_be(self, plan: Make, there: int, fields: dict[str, Any]) -> None:
+    def test_the_suggested_topology_fits(
+        self, plan: Make, there: int, fields: dict[str, Any]
+    ) -> None:
         machine = machine_with("cuda", *range(there))
         with pytest.raises(MissingGpus) as caught:
             gpu_plan(plan, machine, **fields)
@@ -169,13 +171,13 @@ class TestTooFew:
         merged = {**fields, **changed}
         gpu_plan(plan, machine, **{name: value for name, value in merged.items() if value})
 
-    def test_none(self, plan: Make) -> None:
+    def test_a_machine_without_gpus_is_refused(self, plan: Make) -> None:
         with pytest.raises(MissingGpus, match="none found") as caught:
             gpu_plan(plan, MACHINE, gpus=1)
         assert "1 GPU needed for" in caught.value.message
         assert "--vendor cpu" in caught.value.hint
 
-    def test_other_vendors_do_not_count(self, plan: Make) -> None:
+    def test_gpus_of_another_vendor_do_not_count(self, plan: Make) -> None:
         assert given(gpu_plan(plan, BOTH, vendor="cuda", topology="1p1d")) == [(0,), (1,)]
         with pytest.raises(MissingGpus, match="2 GPUs needed for --vendor rocm, 1 found"):
             gpu_plan(plan, BOTH, vendor="rocm", topology="1p1d")
@@ -205,7 +207,7 @@ class TestTooFew:
 
 class TestAssumed:
     @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
-    def test_equal_ones_where_there_are_too_few(self, vendor: str) -> None:
+    def test_missing_gpus_are_assumed_equal(self, vendor: str) -> None:
         made = with_assumed_gpus(MACHINE, VENDORS[vendor], 4)
         gpus = made.gpus_of(vendor)
         assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
@@ -215,7 +217,7 @@ class TestAssumed:
         assert bool(made.gpu_groups) is (vendor == "rocm")
         assert "assumed: 4 GPUs of 80 GiB" in made.seen
 
-    def test_real_ones_are_kept_where_they_suffice(self) -> None:
+    def test_enough_real_gpus_are_kept(self) -> None:
         machine = machine_with("rocm", 0, 1, 2)
         assert with_assumed_gpus(machine, VENDORS["rocm"], 2) is machine
 
@@ -223,7 +225,7 @@ class TestAssumed:
         machine = machine_with("rocm", 0)
         assert with_assumed_gpus(machine, VENDORS["rocm"], 2).gpu_groups == machine.gpu_groups
 
-    def test_processors_need_none(self) -> None:
+    def test_no_gpu_is_assumed_for_cpus(self) -> None:
         assert with_assumed_gpus(MACHINE, VENDORS["cpu"], 8) is MACHINE
 
 

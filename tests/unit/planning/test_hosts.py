@@ -59,7 +59,7 @@ def check(*layers: dict[str, Any]) -> Topology:
         ([FRONT, {"router": {"engines": [{**PRODUCER, "url": "http://127.0.0.1:8011"}]}}], "0p1d"),
     ],
 )
-def test_parts_that_work(layers: list[dict[str, Any]], form: str) -> None:
+def test_valid_parts_of_a_stack_are_planned(layers: list[dict[str, Any]], form: str) -> None:
     assert str(check(*layers)) == form
 
 
@@ -117,7 +117,9 @@ def test_parts_that_work(layers: list[dict[str, Any]], form: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(layers: list[dict[str, Any]], setting: str, said: str) -> None:
+def test_invalid_parts_of_a_stack_are_refused(
+    layers: list[dict[str, Any]], setting: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         check(*layers)
     assert str(caught.value).removeprefix("--").startswith(f"{setting}: ")
@@ -132,12 +134,12 @@ def test_what_is_refused(layers: list[dict[str, Any]], setting: str, said: str) 
      "http://0:8010", "http://[::ffff:0.0.0.0]:8010", "http://a..b:8010", "http://.a:8010",
      f"http://{'a' * 64}.lan:8010", f"http://{'a.' * 127}a:8010", "http://[:::]:8010"],
 )  # fmt: skip
-def test_invalid_engine_addresses(url: str) -> None:
+def test_invalid_engine_addresses_are_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="http://HOST:PORT"):
         StackSpec.model_validate({"router": {"engines": [{"role": "producer", "url": url}]}})
 
 
-def test_an_address_in_parts() -> None:
+def test_an_engine_address_is_split_into_parts() -> None:
     one = {"role": "producer", "url": "http://[fd00::5]:8010"}
     (engine,) = StackSpec.model_validate({"router": {"engines": [one]}}).router.engines
     assert (engine.host, engine.port) == ("fd00::5", 8010)

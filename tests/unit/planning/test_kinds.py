@@ -37,7 +37,9 @@ def of(**kind: Any) -> Model:
         ({"machine": SLOW, "engine": {"args": ["--kv_cache_dtype=fp8_e4m3"]}}, "fp8", "leave"),
     ],
 )
-def test_refused_by_name(plan: Make, fields: dict[str, Any], words: str, hint: str) -> None:
+def test_unsupported_models_are_refused_by_name(
+    plan: Make, fields: dict[str, Any], words: str, hint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(**fields)
     assert words in str(caught.value)
@@ -54,5 +56,5 @@ def test_refused_by_name(plan: Make, fields: dict[str, Any], words: str, hint: s
         {"machine": SLOW, "engine": {"args": ["--kv-cache-dtype", "auto"]}},
     ],
 )
-def test_what_runs_is_not_refused(plan: Make, fields: dict[str, Any]) -> None:
+def test_supported_models_are_planned(plan: Make, fields: dict[str, Any]) -> None:
     assert plan(**fields).engines

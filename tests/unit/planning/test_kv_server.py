@@ -100,7 +100,7 @@ def test_the_server_opens_no_port_and_runs_no_scripts(prepared: Make) -> None:
     assert {requests.rpartition("/")[0], pages.rpartition("/")[0]} == {folder}
 
 
-def test_its_metrics_are_on_a_port_of_this_machine_only_where_prometheus_is(prepared: Make) -> None:
+def test_the_servers_metrics_have_a_loopback_port_only_with_prometheus(prepared: Make) -> None:
     found, usual = prepared(**MP, monitoring=True), prepared(**MP)
     service, plain = found.stack.service("kv-server"), usual.stack.service("kv-server")
     assert service.env == {**plain.env, "PDKIT_METRICS_ADDRESS": "127.0.0.1:8005"}
@@ -181,7 +181,7 @@ def test_plan_shows_the_server(prepared: Make) -> None:
         ({"redis": {"client": "lmcache"}}, "redis.client"),
     ],
 )
-def test_what_it_does_not_do_is_refused_by_name(
+def test_unsupported_settings_of_the_server_are_refused_by_name(
     prepared: Make, fields: dict[str, Any], setting: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -190,7 +190,7 @@ def test_what_it_does_not_do_is_refused_by_name(
     assert caught.value.hint_for("plan")
 
 
-def test_its_memory_is_refused_where_there_is_none(prepared: Make) -> None:
+def test_the_servers_memory_is_refused_without_the_server(prepared: Make) -> None:
     with pytest.raises(ConfigError, match=r"lmcache\.server_gib"):
         prepared(lmcache={"server_gib": 1})
 

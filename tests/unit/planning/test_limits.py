@@ -63,20 +63,22 @@ def planned(plan: Make, tmp_path: Path, config: dict[str, Any], **fields: Any) -
 
 
 class TestSizes:
-    def test_of_grouped_heads(self, plan: Make, tmp_path: Path) -> None:
+    def test_kv_bytes_of_grouped_heads(self, plan: Make, tmp_path: Path) -> None:
         made = planned(plan, tmp_path, LLAMA_70B)
         assert made.kv_bytes_per_token == 327_680
         assert made.limits.value_bytes == 256 * 327_680 // 2 + HEADER, "a rank has half the heads"
         assert made.storing_ranks == 8
 
-    def test_of_latent_attention(self, plan: Make, tmp_path: Path) -> None:
+    def test_kv_bytes_of_latent_attention(self, plan: Make, tmp_path: Path) -> None:
         """One plane for all heads, which every rank has whole and one of them stores."""
         made = planned(plan, tmp_path, DEEPSEEK_V2_LITE)
         assert made.kv_bytes_per_token == 31_104
         assert made.limits.value_bytes == 256 * 31_104 + HEADER
         assert made.storing_ranks == 4
 
-    def test_of_a_latent_rank_that_vllm_runs_as_heads(self, plan: Make, tmp_path: Path) -> None:
+    def test_kv_bytes_of_a_latent_model_that_vllm_runs_with_heads(
+        self, plan: Make, tmp_path: Path
+    ) -> None:
         made = planned(plan, tmp_path, {**DEEPSEEK_V2_LITE, "model_type": "minicpm3"})
         assert made.kv_bytes_per_token == 2 * 27 * 16 * 128 * 2
 
@@ -88,17 +90,17 @@ class TestSizes:
         made = planned(plan, tmp_path, DEEPSEEK_V2_LITE, engine={"kv_cache_gib": 1})
         assert made.max_model_len == GIB // 31_104 // 16 * 16
 
-    def test_of_a_layer_in_layerwise_mode(self, plan: Make, tmp_path: Path) -> None:
+    def test_a_layerwise_value_is_one_layer(self, plan: Make, tmp_path: Path) -> None:
         made = planned(plan, tmp_path, LLAMA_70B, layerwise=True)
         assert made.limits.value_bytes == 256 * 327_680 // 2 // 80 + HEADER
 
 
 class TestStaging:
-    def test_the_longest_prompt(self, plan: Make) -> None:
+    def test_staging_memory_holds_the_longest_prompt(self, plan: Make) -> None:
         made = plan(model=WIDE, engine={"kv_cache_gib": 2, "max_model_len": 16384})
         assert made.limits.staging_gib == 1
 
-    def test_at_most_four_steps_of_it(self, plan: Make, tmp_path: Path) -> None:
+    def test_staging_memory_is_at_most_four_steps(self, plan: Make, tmp_path: Path) -> None:
         made = planned(plan, tmp_path, LLAMA_70B)
         assert made.max_model_len == 131072
         assert made.limits.staging_gib == 4 * 8192 * 163_840 / GIB == 5
@@ -106,7 +108,9 @@ class TestStaging:
     @pytest.mark.parametrize(
         "args", [["--max-num-batched-tokens", "2k"], ["--max_num_batched_tokens=2000"]]
     )
-    def test_of_steps_as_asked(self, plan: Make, tmp_path: Path, args: list[str]) -> None:
+    def test_staging_memory_follows_the_batched_tokens(
+        self, plan: Make, tmp_path: Path, args: list[str]
+    ) -> None:
         made = planned(plan, tmp_path, LLAMA_70B, engine={"args": args})
         assert made.limits.staging_gib == 1.25 >= 4 * 2000 * 163_840 / GIB
 
@@ -116,7 +120,7 @@ class TestStaging:
         made = planned(plan, tmp_path, LLAMA_70B, machine=replace(large, memory_mib=2**21))
         assert made.limits.staging_gib == 10
 
-    def test_layer_by_layer_a_step_more_than_a_prompt(self, plan: Make) -> None:
+    def test_layerwise_staging_memory_is_a_prompt_and_a_step(self, plan: Make) -> None:
         """The next step's store begins beside the load."""
         asked: dict[str, Any] = {"model": WIDE, "layerwise": True, "machine": Inventory(2, 2048)}
         engine = {"kv_cache_gib": 2, "max_model_len": 16384}
@@ -125,21 +129,23 @@ class TestStaging:
         assert plan(**asked, engine={**engine, "args": short}).limits.staging_gib == 1.25
 
     @pytest.mark.parametrize("size", ["many", "0", "-1", "1.5K", ""])
-    def test_steps_of_no_size(self, plan: Make, size: str) -> None:
+    def test_an_invalid_step_size_is_refused(self, plan: Make, size: str) -> None:
         with pytest.raises(ConfigError) as caught:
             plan(model=WIDE, engine={"args": [f"--max-num-batched-tokens={size}"]})
         assert f"engine.args: --max-num-batched-tokens '{size}' is" in caught.value.message
         assert "--max-num-batched-tokens 8192" in caught.value.hint
 
-    def test_all_ranks_together_a_quarter_of_the_machine(self, plan: Make, tmp_path: Path) -> None:
+    def test_staging_memory_of_all_ranks_is_at_most_a_quarter_of_the_machine(
+        self, plan: Make, tmp_path: Path
+    ) -> None:
         machine = replace(machine_with("cuda", *range(8)), memory_mib=64 * 1024)
         made = planned(plan, tmp_path, LLAMA_70B, machine=machine)
         assert made.limits.staging_gib * made.storing_ranks == 16
 
-    def test_as_asked(self, plan: Make) -> None:
+    def test_a_given_size_of_staging_memory_is_kept(self, plan: Make) -> None:
         assert plan(model=WIDE, lmcache={"staging_gib": 1.5}).limits.staging_gib == 1.5
 
-    def test_without_room_for_chunks_is_refused(self, plan: Make) -> None:
+    def test_staging_memory_without_room_for_two_chunks_is_refused(self, plan: Make) -> None:
         with pytest.raises(ConfigError) as caught:
             plan(model=WIDE, lmcache={"staging_gib": 0.02})
         assert "lmcache.staging_gib: 0.02 GiB" in caught.value.message
@@ -162,7 +168,7 @@ class TestStaging:
         left_out = plan(layerwise=True, **{**asked, "lmcache": {}}, machine=Inventory(2, 2048))
         assert left_out.limits.staging_gib == suggested, "however little memory there is"
 
-    def test_of_an_unknown_model_is_bounded(self, plan: Make) -> None:
+    def test_staging_memory_of_an_unknown_model_is_limited(self, plan: Make) -> None:
         unknown = Model("owner/new", "new", "hub", None)
         made = plan(model=unknown, vendor="cuda", machine=machine_with("cuda", 0, 1))
         assert made.limits.staging_gib == 5
@@ -187,7 +193,9 @@ class TestValues:
 
 
 class TestDeadlines:
-    def test_follow_from_bytes_ranks_and_engines(self, plan: Make, tmp_path: Path) -> None:
+    def test_deadlines_follow_from_bytes_ranks_and_engines(
+        self, plan: Make, tmp_path: Path
+    ) -> None:
         limits = planned(plan, tmp_path, LLAMA_70B).limits
         staged = 8 * 5 * GIB / SLOWEST
         assert limits.load_s == limits.store_s == pytest.approx(10 + staged, abs=0.1)
@@ -195,7 +203,7 @@ class TestDeadlines:
         lookup = 0.5 + 8 * 8 * 2**20 / SLOWEST + 4 * 131072 / 256 * 20e-6
         assert limits.lookup_s == pytest.approx(lookup, abs=0.1)
 
-    def test_of_a_small_stack_are_short(self, plan: Make) -> None:
+    def test_deadlines_of_a_small_stack_are_short(self, plan: Make) -> None:
         limits = plan().limits
         assert limits.lookup_s < 1 and limits.silent_s < 6 and limits.load_s < 12
 
@@ -208,7 +216,7 @@ class TestDeadlines:
         less = planned(plan, tmp_path, LLAMA_70B, **change)
         assert less.limits.load_s < whole.limits.load_s
 
-    def test_engines_get_them(self, prepared: Callable[..., Prepared]) -> None:
+    def test_engines_get_the_deadlines(self, prepared: Callable[..., Prepared]) -> None:
         made = prepared()
         limits = made.plan.limits
         for service in made.stack.services:

@@ -33,7 +33,7 @@ def test_engines_are_numbered_by_role() -> None:
     ]  # fmt: skip
 
 
-def test_one_machine_is_the_plan_itself() -> None:
+def test_one_host_keeps_the_plan() -> None:
     plan = planned()
     assert across(plan, 1) is plan
 
@@ -49,7 +49,7 @@ def test_each_machine_brings_its_redis_as_far_as_engines_know_so_many(
 
 
 @pytest.mark.parametrize("machines", [2, 3, 4, 5, 6, 16, 64, 1000])
-def test_no_machine_needs_more_memory_for_redis_than_it_has(machines: int) -> None:
+def test_redis_fits_the_memory_of_each_host(machines: int) -> None:
     plan = planned()
     many = across(plan, machines)
     on_a_machine = math.ceil(len(many.redis) / machines)
@@ -74,18 +74,18 @@ def test_a_machine_sends_and_receives_twice_what_it_computes() -> None:
 
 
 @pytest.mark.parametrize("spare", [-1, 1])
-def test_a_link_that_is_too_slow_is_warned_of(spare: int) -> None:
+def test_a_slow_link_is_a_warning(spare: int) -> None:
     plan = planned()
     link = round(16 * (computed_gb_s(plan) or 0)) + spare
     (note,) = network_note(plan, 2, link)
     assert ("loading KV is slower" in note) == (spare < 0)
 
 
-def test_where_nothing_crosses_nothing_is_said() -> None:
+def test_there_is_no_network_note_if_nothing_crosses() -> None:
     assert network_note(planned(), 1, 10) == []
     assert network_note(planned(topology="4a"), 2, 10) == []
 
 
-def test_an_unknown_gpu_gives_no_number() -> None:
+def test_an_unknown_gpu_has_no_estimate() -> None:
     (note,) = network_note(planned("a GPU of tomorrow"), 2, 10)
     assert "is unknown" in note

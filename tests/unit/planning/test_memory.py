@@ -90,21 +90,21 @@ class TestSpace:
     def test_an_engine_takes_what_its_share_leaves(self, plan: Make) -> None:
         assert gpus(plan).kv_cache_bytes is None
 
-    def test_unless_a_number_is_named(self, plan: Make) -> None:
+    def test_a_given_kv_size_is_kept(self, plan: Make) -> None:
         assert gpus(plan, engine={"kv_cache_gib": 4}).kv_cache_bytes == 4 * GIB + BLOCK_BYTES
 
-    def test_with_the_block_that_vllm_keeps(self, plan: Make) -> None:
+    def test_kv_space_includes_vllms_null_block(self, plan: Make) -> None:
         """Without it a KV space of exactly the context is refused by the engine, after a minute."""
         made = plan(model=replace(MODEL, shape=WIDE), engine={"max_model_len": 8192})
         a_token = 65536
         assert (made.kv_bytes_per_token, made.max_model_len) == (a_token, 8192)
         assert made.kv_cache_bytes == (8192 + made.block_size) * a_token
 
-    def test_of_which_a_rank_keeps_its_part(self, plan: Make) -> None:
+    def test_each_rank_has_its_part_of_the_null_block(self, plan: Make) -> None:
         made = gpus(plan, 4, topology="1p1d", tp=2, engine={"kv_cache_gib": 1})
         assert made.kv_cache_bytes == GIB + BLOCK_BYTES // 2
 
-    def test_what_is_named_bounds_the_context(self, plan: Make) -> None:
+    def test_a_given_kv_size_limits_the_context(self, plan: Make) -> None:
         made = gpus(plan, engine={"kv_cache_gib": 4})
         assert made.max_model_len == 4 * GIB // A_TOKEN
 
@@ -149,24 +149,24 @@ class TestSpace:
         made = gpus(plan, 8, model=few, topology="1p1d", tp=4, engine={"kv_cache_gib": 0.5})
         assert made.max_model_len == 2 * (GIB // 2) // a_token
 
-    def test_not_beyond_the_models_positions(self, plan: Make) -> None:
+    def test_the_context_is_at_most_the_models(self, plan: Make) -> None:
         assert gpus(plan).max_model_len == SHAPE.max_positions
 
 
 class TestStore:
     """Redis's maxmemory: twice the producers' KV, within a quarter of the host, 1 GiB at least."""
 
-    def test_as_asked(self, plan: Make) -> None:
+    def test_a_given_size_of_redis_is_kept(self, plan: Make) -> None:
         assert gpus(plan, redis={"memory_gib": 3.5}).redis_memory_mib == 3584
 
-    def test_asked_for_little_is_little(self, plan: Make) -> None:
+    def test_a_small_size_of_redis_is_kept(self, plan: Make) -> None:
         assert plan(redis={"memory_gib": 0.0001}).redis_memory_mib == 1
 
-    def test_never_below_a_floor(self, plan: Make) -> None:
+    def test_redis_has_a_minimum_size(self, plan: Make) -> None:
         small = plan(engine={"kv_cache_gib": 0.01}, machine=Inventory(2, 2048))
         assert small.redis_memory_mib == 1024
 
-    def test_twice_what_all_producers_hold(self, plan: Make) -> None:
+    def test_redis_holds_twice_the_kv_of_all_producers(self, plan: Make) -> None:
         machine = Inventory(cpus=8, memory_mib=1 << 20)
         one = plan(engine={"kv_cache_gib": 4}, machine=machine)
         two = plan(engine={"kv_cache_gib": 4}, machine=machine, topology="2p1d")
@@ -174,11 +174,11 @@ class TestStore:
         more_consumers = plan(engine={"kv_cache_gib": 4}, machine=machine, topology="1p3d")
         assert more_consumers.redis_memory_mib == 8192, "they store nothing"
 
-    def test_within_a_quarter_of_the_host(self, plan: Make) -> None:
+    def test_redis_takes_at_most_a_quarter_of_the_host(self, plan: Make) -> None:
         machine = Inventory(cpus=8, memory_mib=16384)
         assert plan(engine={"kv_cache_gib": 4}, machine=machine).redis_memory_mib == 4096
 
-    def test_by_what_a_gpu_leaves(self, plan: Make) -> None:
+    def test_the_size_of_redis_follows_from_free_gpu_memory(self, plan: Make) -> None:
         made = gpus(plan)
         room = (72 - 15 - 3) * GIB // A_TOKEN * A_TOKEN
         assert made.redis_memory_mib == pytest.approx(2 * room / 2**20, abs=1)
@@ -187,7 +187,7 @@ class TestStore:
         made = gpus(plan, model=replace(MODEL, weight_bytes=None), engine={"max_model_len": 2048})
         assert made.redis_memory_mib == 2 * 16 * 2048 * A_TOKEN // 2**20
 
-    def test_for_an_unknown_model_the_hosts_part(self, plan: Make) -> None:
+    def test_redis_takes_a_quarter_of_the_host_for_an_unknown_model(self, plan: Make) -> None:
         """The floor would hold a few thousand tokens of a large one."""
         made = gpus(plan, model=UNKNOWN)
         assert made.redis_memory_mib == (1 << 20) // 4
@@ -196,7 +196,7 @@ class TestStore:
         assert small.redis_memory_mib == 1024, "and still the floor"
         assert gpus(plan, model=UNKNOWN, redis={"memory_gib": 2}).redis_memory_mib == 2048
 
-    def test_in_tokens(self, plan: Make) -> None:
+    def test_the_capacity_of_redis_is_known_in_tokens(self, plan: Make) -> None:
         """A value of 32 MiB and its header takes 40 MiB of Redis's allocator, so 25 are held."""
         assert gpus(plan, redis={"memory_gib": 1}).store_tokens == 25 * 256
         halves = gpus(plan, 4, topology="1p1d", tp=2, redis={"memory_gib": 1})
@@ -223,9 +223,7 @@ class TestRoles:
     @pytest.mark.parametrize(
         "fields", [{"producer_tp": 2}, {"consumer_tp": 4}, {"tp": 2, "producer_tp": 1}]
     )
-    def test_of_different_sizes_are_refused_with_the_reason(
-        self, plan: Make, fields: dict[str, int]
-    ) -> None:
+    def test_roles_with_different_tp_are_refused(self, plan: Make, fields: dict[str, int]) -> None:
         with pytest.raises(ConfigError) as caught:
             gpus(plan, 8, topology="1p1d", **fields)
         field = next(name for name in fields if name != "tp")
@@ -233,7 +231,7 @@ class TestRoles:
         assert "keys" in caught.value.message
         assert f"--tp {fields[field]}" in caught.value.hint
 
-    def test_of_the_same_size_said_twice_are_not(self, plan: Make) -> None:
+    def test_roles_with_the_same_tp_are_accepted(self, plan: Make) -> None:
         made = gpus(plan, 8, topology="1p1d", tp=2, producer_tp=2, consumer_tp=2)
         assert made.tp == 2
 
@@ -253,9 +251,7 @@ class TestRoles:
         ("--port", "--port"),
     ],
 )
-def test_what_the_plan_sets_is_refused_as_an_argument(
-    plan: Make, argument: str, instead: str
-) -> None:
+def test_arguments_that_the_plan_sets_are_refused(plan: Make, argument: str, instead: str) -> None:
     with pytest.raises(ConfigError) as caught:
         gpus(plan, engine={"args": [argument]})
     option = argument.partition("=")[0].replace("_", "-")

@@ -25,7 +25,7 @@ def notes(plan: Make, machine: Inventory = SMALL, **fields: Any) -> tuple[str, .
 
 
 class TestNotes:
-    def test_none_where_all_is_well(self, plan: Make) -> None:
+    def test_a_good_plan_has_no_notes(self, plan: Make) -> None:
         assert notes(plan) == ()
 
     def test_a_data_type_for_a_slow_processor(self, plan: Make) -> None:
@@ -34,11 +34,11 @@ class TestNotes:
         asked = {"engine": {"dtype": "float32"}}
         assert notes(plan, replace(SMALL, fast_bfloat16=False), **asked) == ()
 
-    def test_what_is_assumed(self, plan: Make) -> None:
+    def test_assumed_gpus_are_noted(self, plan: Make) -> None:
         machine = replace(SMALL, seen=("nvidia-smi: not installed", "assumed: 1 GPU of 80 GiB"))
         assert notes(plan, machine) == ("assumed: 1 GPU of 80 GiB",)
 
-    def test_a_model_that_is_not_here(self, plan: Make) -> None:
+    def test_a_model_that_is_not_cached_is_noted(self, plan: Make) -> None:
         (note,) = notes(plan, model=UNKNOWN)
         assert note.startswith("config.json of owner/new is not in the hub's cache here")
         assert "KV size and context are unknown" in note
@@ -62,7 +62,7 @@ class TestNotes:
         assert "redis.memory_gib" in note
         assert notes(plan, redis={"memory_gib": 0.09}) == ()
 
-    def test_more_than_the_machine_has(self, plan: Make) -> None:
+    def test_a_plan_larger_than_the_machine_is_noted(self, plan: Make) -> None:
         (note,) = notes(plan, redis={"memory_gib": 22})
         assert note.startswith(
             "27.1 GiB expected, the machine has 23.0 GiB: deploy up would refuse"
@@ -82,7 +82,7 @@ class TestSmaller:
             ({"lmcache": {"staging_gib": 9}}, 5000, "lmcache.staging_gib (it is 9)", "topology"),
         ],
     )
-    def test_the_cause(
+    def test_the_setting_that_needs_most_memory_is_named(
         self, plan: Make, fields: dict[str, Any], over_mib: int, words: str, others: str
     ) -> None:
         said = smaller(plan(machine=Inventory(8, 1024), **fields), over_mib)
@@ -90,7 +90,7 @@ class TestSmaller:
         assert others not in said
         assert " and " not in said
 
-    def test_several_where_one_is_not_enough(self, plan: Make) -> None:
+    def test_several_settings_are_named_if_one_is_not_enough(self, plan: Make) -> None:
         made = plan(topology="2p2d", redis={"memory_gib": 9})
         said = smaller(made, 13 * 1024)
         assert said.startswith("a smaller redis.memory_gib")
@@ -111,8 +111,8 @@ class TestAContainersLimit:
         said = self.said(plan, "compose", 2)
         assert "expected to hold 2.6 GiB, and is killed above 2" in said
 
-    def test_what_the_plan_expects_is_enough(self, plan: Make) -> None:
+    def test_a_limit_of_the_expected_size_is_not_noted(self, plan: Make) -> None:
         assert "memory_gib" not in self.said(plan, "compose", 3)
 
-    def test_processes_have_none(self, plan: Make) -> None:
+    def test_processes_have_no_limit(self, plan: Make) -> None:
         assert "memory_gib" not in self.said(plan, "process", 2)

@@ -36,7 +36,7 @@ def refusal(plan: Make, **fields: Any) -> ConfigError:
 
 
 class TestEngines:
-    def test_names_and_roles(self, plan: Make) -> None:
+    def test_engines_are_named_after_their_roles(self, plan: Make) -> None:
         engines = plan(topology="2p3d").engines
         assert [(engine.name, engine.role) for engine in engines] == [
             ("producer-0", "producer"),
@@ -74,7 +74,7 @@ class TestEngines:
 class TestPorts:
     @pytest.mark.parametrize("topology", ["1p1d", "1p3d", "2p2d", "8p8d"])
     @pytest.mark.parametrize("port", [1024, 8000])
-    def test_unique_and_in_one_row(self, plan: Make, topology: str, port: int) -> None:
+    def test_ports_are_unique_and_consecutive(self, plan: Make, topology: str, port: int) -> None:
         made = plan(topology=topology, port=port)
         engines = [engine.port for engine in made.engines]
         assert made.port == port
@@ -109,7 +109,7 @@ class TestCollector:
     """In a container, a loopback address is the container's own."""
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "[::1]"])
-    def test_on_loopback(self, plan: Make, host: str) -> None:
+    def test_a_loopback_collector_is_refused_for_containers(self, plan: Make, host: str) -> None:
         tracing = {"otlp_endpoint": f"http://{host}:4318"}
         refused = refusal(plan, runtime="compose", tracing=tracing)
         assert f"in a container, http://{host}:4318 is the container itself" in refused.message
@@ -117,7 +117,7 @@ class TestCollector:
         assert plan(runtime="process", tracing=tracing).spec.tracing.otlp_endpoint
 
     @pytest.mark.parametrize("host", ["192.0.2.1", "collector.example"])
-    def test_elsewhere(self, plan: Make, host: str) -> None:
+    def test_a_remote_collector_is_accepted_for_containers(self, plan: Make, host: str) -> None:
         plan(runtime="compose", tracing={"otlp_endpoint": f"http://{host}:4318"})
 
 
@@ -125,7 +125,7 @@ class TestBind:
     """Other machines are served without a key only where the user says so."""
 
     @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::"])  # noqa: S104 - not bound here
-    def test_beyond_this_machine_without_a_key(self, plan: Make, bind: str) -> None:
+    def test_a_public_address_needs_a_key(self, plan: Make, bind: str) -> None:
         refused = refusal(plan, bind=bind)
         assert f"bind: {bind} lets other machines" in refused.message
         assert "--api-key-file FILE" in refused.hint
@@ -143,7 +143,9 @@ class TestTensorParallel:
         ("heads", "kv_heads", "tp"),
         [(4, 2, 1), (4, 2, 2), (4, 2, 4), (32, 8, 8), (32, 8, 16), (8, 1, 4), (12, 12, 3)],
     )
-    def test_sizes_that_divide(self, plan: Make, heads: int, kv_heads: int, tp: int) -> None:
+    def test_a_tp_that_divides_the_heads_is_accepted(
+        self, plan: Make, heads: int, kv_heads: int, tp: int
+    ) -> None:
         made = plan(model=model(attention_heads=heads, kv_heads=kv_heads), tp=tp)
         assert made.tp == tp
 
@@ -151,7 +153,9 @@ class TestTensorParallel:
         ("heads", "kv_heads", "tp"),
         [(4, 2, 3), (4, 2, 8), (32, 8, 3), (32, 8, 5), (24, 8, 6), (14, 2, 4)],
     )
-    def test_sizes_that_do_not(self, plan: Make, heads: int, kv_heads: int, tp: int) -> None:
+    def test_a_tp_that_does_not_divide_the_heads_is_refused(
+        self, plan: Make, heads: int, kv_heads: int, tp: int
+    ) -> None:
         shape = model(attention_heads=heads, kv_heads=kv_heads)
         refused = refusal(plan, model=shape, tp=tp)
         assert f"--tp: {tp} " in refused.message
@@ -161,13 +165,13 @@ class TestTensorParallel:
         assert suggested is not None
         plan(model=shape, tp=int(suggested[1]))
 
-    def test_nothing_is_refused_that_is_not_known(self, plan: Make) -> None:
+    def test_any_tp_is_accepted_for_an_unknown_model(self, plan: Make) -> None:
         assert plan(model=UNKNOWN_MODEL, tp=3).tp == 3
 
 
 class TestChunks:
     @pytest.mark.parametrize(("chunk", "block"), [(256, 32), (32, 32), (96, 32), (256, 1), (7, 7)])
-    def test_whole_blocks(self, plan: Make, chunk: int, block: int) -> None:
+    def test_a_chunk_of_whole_blocks_is_accepted(self, plan: Make, chunk: int, block: int) -> None:
         made = plan(lmcache={"chunk_size": chunk}, engine={"block_size": block})
         assert (made.chunk_size, made.block_size) == (chunk, block)
 
@@ -182,7 +186,7 @@ class TestChunks:
             (8191, 1000, 8000),
         ],
     )
-    def test_a_broken_block_is_refused_with_the_nearest_size(
+    def test_a_chunk_that_cuts_a_block_is_refused_with_the_nearest_size(
         self, plan: Make, chunk: int, block: int, better: int
     ) -> None:
         refused = refusal(plan, lmcache={"chunk_size": chunk}, engine={"block_size": block})
@@ -245,39 +249,39 @@ class TestMemory:
 
 
 class TestContext:
-    def test_as_long_as_the_model_allows(self, plan: Make) -> None:
+    def test_the_context_is_that_of_the_model(self, plan: Make) -> None:
         assert plan().max_model_len == 32768
 
-    def test_as_long_as_the_kv_space_holds(self, plan: Make) -> None:
+    def test_the_context_fits_the_kv_space(self, plan: Make) -> None:
         made = plan(engine={"kv_cache_gib": 2**-7})  # 8 MiB
         assert made.max_model_len == 2**23 // KV_BYTES
 
-    def test_a_model_without_a_limit(self, plan: Make) -> None:
+    def test_a_model_without_a_limit_has_the_context_of_the_kv_space(self, plan: Make) -> None:
         made = plan(model=model(max_positions=None), engine={"kv_cache_gib": 0.5})
         assert made.max_model_len == 2**29 // KV_BYTES
 
-    def test_as_asked(self, plan: Make) -> None:
+    def test_a_given_context_is_kept(self, plan: Make) -> None:
         assert plan(engine={"max_model_len": 4096}).max_model_len == 4096
 
-    def test_not_longer_than_the_model(self, plan: Make) -> None:
+    def test_a_context_longer_than_the_model_is_refused(self, plan: Make) -> None:
         assert plan(engine={"max_model_len": 32768}).max_model_len == 32768
         refused = refusal(plan, engine={"max_model_len": 32769})
         assert "engine.max_model_len: 32769" in refused.message
         assert "32768" in refused.hint
 
-    def test_not_longer_than_the_kv_space_holds(self, plan: Make) -> None:
+    def test_a_context_larger_than_the_kv_space_is_refused(self, plan: Make) -> None:
         """The engine would refuse it too, but only after it loaded the model."""
         refused = refusal(plan, engine={"kv_cache_gib": 2**-7, "max_model_len": 8192})
         assert "engine.max_model_len" in refused.message
         assert "kv_cache_gib" in refused.message + refused.hint
 
-    def test_not_shorter_than_a_chunk(self, plan: Make) -> None:
+    def test_a_context_shorter_than_a_chunk_is_refused(self, plan: Make) -> None:
         """Nothing would ever be shared, and `check` could only fail after the whole start."""
         refused = refusal(plan, engine={"max_model_len": 128}, lmcache={"chunk_size": 256})
         assert "chunk_size" in refused.message
 
     @pytest.mark.parametrize("model", [model(), UNKNOWN_MODEL])
-    def test_room_for_a_chunk_and_an_answer(self, plan: Make, model: Model) -> None:
+    def test_a_context_needs_room_for_a_chunk_and_an_answer(self, plan: Make, model: Model) -> None:
         fields = {"model": model, "lmcache": {"chunk_size": 256}}
         refused = refusal(plan, engine={"max_model_len": 271}, **fields)
         assert "engine.max_model_len: a context of 271 tokens" in refused.message
@@ -285,7 +289,7 @@ class TestContext:
         assert "set engine.max_model_len to 272 or more" in refused.hint
         assert plan(engine={"max_model_len": 272}, **fields).max_model_len == 272
 
-    def test_kv_space_for_not_one_chunk(self, plan: Make) -> None:
+    def test_kv_space_smaller_than_a_chunk_is_refused(self, plan: Make) -> None:
         refused = refusal(plan, engine={"kv_cache_gib": 2**-21})  # 512 bytes
         assert "kv_cache_gib" in refused.message
 

@@ -33,7 +33,7 @@ def test_an_h100_and_an_8b_model_as_reported() -> None:
     assert computed_gb_s(plan) == pytest.approx(3.2, abs=0.1)  # 2.6 to 5.2 are
 
 
-def test_all_producers_count_and_consumers_do_not() -> None:
+def test_the_rate_is_of_producers_only() -> None:
     two, four = (computed_gb_s(noted(LLAMA_70B, gpus=n, tp=2)[0]) for n in (4, 8))
     assert two is not None
     assert four == pytest.approx(2 * two)
@@ -43,7 +43,7 @@ def test_a_gpu_that_engines_share_counts_once() -> None:
     assert computed_gb_s(noted(LLAMA_8B, gpus=1)[0]) == computed_gb_s(noted(LLAMA_8B, gpus=2)[0])
 
 
-def test_a_store_that_is_too_narrow_is_warned_of_with_what_would_do() -> None:
+def test_a_slow_store_is_noted_with_the_needed_shards() -> None:
     _, notes = noted(LLAMA_8B, gpus=2)
     assert notes == [
         "estimate: prefill computes up to 3.2 GB/s of KV, 2 Redis servers move 2.4; under full "
@@ -53,7 +53,7 @@ def test_a_store_that_is_too_narrow_is_warned_of_with_what_would_do() -> None:
     assert notes == ["estimate: prefill computes up to 3.2 GB/s of KV, 3 Redis servers move 3.6"]
 
 
-def test_what_no_number_of_shards_carries() -> None:
+def test_a_rate_that_no_number_of_shards_can_carry_is_noted() -> None:
     small = replace(LLAMA_8B, weight_bytes=1_500_000_000)
     _, (note,) = noted(small, gpus=8)
     assert "no redis.shards would be enough" in note
@@ -67,11 +67,11 @@ def test_what_no_number_of_shards_carries() -> None:
         (replace(LLAMA_8B, shape=None), "NVIDIA H100 80GB HBM3"),
     ],
 )
-def test_nothing_is_estimated_from_nothing(model: Model, name: str) -> None:
+def test_unknown_values_have_no_estimate(model: Model, name: str) -> None:
     assert noted(model, name, gpus=2)[1] == []
 
 
-def test_nothing_of_a_redis_of_the_users_own() -> None:
+def test_a_user_supplied_redis_has_no_estimate() -> None:
     assert noted(LLAMA_8B, gpus=2, redis={"url_file": "/url"})[1] == []
 
 

@@ -37,7 +37,9 @@ def planned(gpus: int = 0, cpus: int = 16, **fields: Any) -> Plan:
         (16, 512, 8),
     ],
 )
-def test_one_a_gpu_as_far_as_there_are_processors(gpus: int, cpus: int, shards: int) -> None:
+def test_there_is_one_shard_for_each_gpu_within_the_processors(
+    gpus: int, cpus: int, shards: int
+) -> None:
     assert len(planned(gpus, cpus).redis) == shards
 
 
@@ -48,7 +50,7 @@ def test_gpus_that_the_stack_does_not_use_do_not_count() -> None:
     assert len(make_plan(spec, MODEL, machine).redis) == 2
 
 
-def test_they_share_the_memory_and_have_no_ports() -> None:
+def test_shards_divide_the_memory_and_have_no_ports() -> None:
     plan = planned(topology="2p1d", redis={"shards": 3, "memory_gib": 1.5})
     assert plan.redis == (
         RedisPlan("redis-0", 0, 512),
@@ -68,7 +70,7 @@ def test_only_lmcaches_own_client_needs_a_port() -> None:
 
 
 @pytest.mark.parametrize("shards", [0, 17, True, "many"])
-def test_an_invalid_number_of_shards(shards: object) -> None:
+def test_an_invalid_number_of_shards_is_refused(shards: object) -> None:
     with pytest.raises(ValueError, match="shards"):
         StackSpec.model_validate({"redis": {"shards": shards}})
 
@@ -81,7 +83,7 @@ def test_an_invalid_number_of_shards(shards: object) -> None:
         ("redis.url_file", {"redis": {"url_file": "/home/user/redis-url"}}),
     ],
 )
-def test_what_is_about_shared_kv_does_not_go_with_engines_that_share_none(
+def test_settings_of_shared_kv_are_refused_without_redis(
     field: str, fields: dict[str, Any]
 ) -> None:
     named = NamedSetting(field).called({})
@@ -92,7 +94,7 @@ def test_what_is_about_shared_kv_does_not_go_with_engines_that_share_none(
     assert len(planned(topology="2a+redis", layerwise=True).redis) == 1
 
 
-def test_lmcaches_own_client_knows_one() -> None:
+def test_lmcaches_client_takes_one_shard() -> None:
     assert len(planned(4, 256, redis={"client": "lmcache"}).redis) == 1
     with pytest.raises(
         ConfigError, match=r"redis.shards: 2 does not work with redis.client lmcache"
@@ -101,14 +103,14 @@ def test_lmcaches_own_client_knows_one() -> None:
     assert len(planned(redis={"client": "lmcache", "shards": 1}).redis) == 1
 
 
-def test_lmcaches_own_client_knows_no_mac() -> None:
+def test_lmcaches_client_has_no_mac() -> None:
     assert planned(redis={"integrity": "mac"})
     assert planned(redis={"client": "lmcache", "integrity": "checksum"})
     with pytest.raises(ConfigError, match=r"redis.integrity: mac does not work with redis.client"):
         planned(redis={"client": "lmcache", "integrity": "mac"})
 
 
-def test_a_redis_of_the_users_own_is_not_shared_out() -> None:
+def test_a_user_supplied_redis_is_not_divided() -> None:
     assert planned(4, 256, redis={"url_file": "/url"}).redis == ()
     with pytest.raises(ConfigError, match=r"redis.shards: 2 is for the Redis that the kit starts"):
         planned(redis={"url_file": "/url", "shards": 2})

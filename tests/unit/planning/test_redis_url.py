@@ -51,7 +51,7 @@ BROKEN = (
 
 
 @pytest.mark.parametrize(("text", "shown"), GOOD.items())
-def test_what_is_shown_has_no_secret(text: str, shown: str) -> None:
+def test_the_shown_url_has_no_secret(text: str, shown: str) -> None:
     url = parse_redis_url(text)
     assert url.shown == shown
     for said in (url.shown, repr(url)):
@@ -59,13 +59,13 @@ def test_what_is_shown_has_no_secret(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_broken(text: str) -> None:
+def test_invalid_urls_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^not a Redis URL$") as caught:
         parse_redis_url(text)
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
-def test_parts() -> None:
+def test_the_parts_of_a_url_are_read() -> None:
     url = parse_redis_url("rediss-sentinel://u:p@a:1,b:2/main?db=4&sentinel_username=s"
                           "&ssl_ca_certs=/ca.pem&ssl_keyfile=/key.pem")  # fmt: skip
     assert (url.kind, url.nodes, url.master) == ("sentinel", (("a", 1), ("b", 2)), "main")
@@ -75,19 +75,19 @@ def test_parts() -> None:
     assert parse_redis_url("redis://a/3").one_server == "redis://a:6379/3"
 
 
-def test_schemes_are_those_that_are_read() -> None:
+def test_every_accepted_scheme_is_read() -> None:
     assert {scheme_of(text) for text in GOOD} == {*SCHEMES}
     assert scheme_of("no scheme") == ""
 
 
 @pytest.mark.parametrize("host", ["localhost", "a.localhost", "127.0.0.1", "127.9.9.9", "::1",
                                   "0.0.0.0"])  # fmt: skip  # noqa: S104 - not bound here
-def test_loopback(host: str) -> None:
+def test_loopback_addresses_are_recognized(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["cache", "10.0.0.1", "2001:db8::1", "localhost.example"])
-def test_no_loopback(host: str) -> None:
+def test_other_addresses_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 

@@ -22,7 +22,7 @@ def resolve(**fields: Any) -> str:
     [(1, "1p1d"), (2, "1p1d"), (3, "1p2d"), (4, "2p2d"), (5, "2p3d"), (6, "3p3d"), (7, "3p4d"),
      (8, "4p4d")],
 )  # fmt: skip
-def test_split_is_even_and_the_odd_one_decodes(engines: int, form: str) -> None:
+def test_an_odd_engine_is_a_consumer(engines: int, form: str) -> None:
     assert str(split(engines)) == form
     assert resolve(gpus=engines) == form
 
@@ -34,7 +34,7 @@ def test_split_uses_every_engine() -> None:
         assert topology.consumers - topology.producers in (0, 1)
 
 
-def test_one_of_each_by_default() -> None:
+def test_the_default_is_1p1d() -> None:
     assert resolve() == "1p1d"
 
 
@@ -55,7 +55,7 @@ def test_one_of_each_by_default() -> None:
         ({"topology": "1a", "gpus": 2, "tp": 2, "vendor": "cuda"}, "1a"),
     ],
 )
-def test_forms_that_agree(fields: dict[str, Any], form: str) -> None:
+def test_settings_that_agree_give_a_topology(fields: dict[str, Any], form: str) -> None:
     assert resolve(**fields) == form
 
 
@@ -73,7 +73,7 @@ def test_forms_that_agree(fields: dict[str, Any], form: str) -> None:
         ),
     ],
 )
-def test_forms_that_contradict(fields: dict[str, Any], words: list[str]) -> None:
+def test_settings_that_contradict_are_refused(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(**fields)
     assert all(word in caught.value.message for word in words), caught.value.message
@@ -90,7 +90,7 @@ def test_forms_that_contradict(fields: dict[str, Any], words: list[str]) -> None
         {"gpus": 5, "tp": 2},
     ],
 )
-def test_every_way_that_is_suggested_can_be(fields: dict[str, Any]) -> None:
+def test_every_suggested_command_works(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(vendor="cuda", **fields)
     assert caught.value.retry
@@ -100,7 +100,7 @@ def test_every_way_that_is_suggested_can_be(fields: dict[str, Any]) -> None:
         resolve(**{name: value for name, value in merged.items() if value})
 
 
-def test_only_the_count_that_agrees_with_the_given_one_is_asked_for() -> None:
+def test_one_count_that_agrees_with_the_topology_is_enough() -> None:
     """`topology: 2p2d` with `producers: 2` says nothing wrong; consumers were not named."""
     assert resolve(topology="2p2d", producers=2) == "2p2d"
 

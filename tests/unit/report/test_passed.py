@@ -33,11 +33,11 @@ def passed(tree: Path, *parts: str) -> None:
     write_down(parts, tree, tree / "passed.json")
 
 
-def test_nothing_without_a_record(tree: Path) -> None:
+def test_nothing_is_left_out_without_a_record(tree: Path) -> None:
     assert left_out(tree) == frozenset()
 
 
-def test_what_passed_and_only_that(tree: Path) -> None:
+def test_only_parts_that_passed_are_left_out(tree: Path) -> None:
     passed(tree, "versions")
     assert left_out(tree) == {"versions"}
     passed(tree, *PARTS.keys() - {"versions"})
@@ -47,7 +47,7 @@ def test_what_passed_and_only_that(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "path"), [(part, path) for part, paths in PARTS.items() for path in paths]
 )
-def test_not_after_a_change(tree: Path, part: str, path: str) -> None:
+def test_a_part_runs_again_after_a_change(tree: Path, part: str, path: str) -> None:
     passed(tree, *PARTS)
     place = tree / path
     (place / "one.py" if place.is_dir() else place).write_text("changed")
@@ -55,7 +55,9 @@ def test_not_after_a_change(tree: Path, part: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("one.py", None), ("one.py", "two.py"), (None, "more")])
-def test_nor_with_a_file_fewer_renamed_or_new(tree: Path, old: str | None, new: str | None) -> None:
+def test_a_part_runs_again_if_a_file_is_new_renamed_or_gone(
+    tree: Path, old: str | None, new: str | None
+) -> None:
     passed(tree, *PARTS)
     folder = tree / "deploy" / "connector"
     if new:
@@ -65,7 +67,7 @@ def test_nor_with_a_file_fewer_renamed_or_new(tree: Path, old: str | None, new: 
     assert left_out(tree) == frozenset()
 
 
-def test_what_tools_leave_changes_nothing(tree: Path) -> None:
+def test_caches_of_tools_do_not_change_the_hash(tree: Path) -> None:
     passed(tree, *PARTS)
     for name in ("__pycache__", ".mypy_cache"):
         (tree / "deploy" / "connector" / name).mkdir()
@@ -73,7 +75,7 @@ def test_what_tools_leave_changes_nothing(tree: Path) -> None:
     assert left_out(tree) == set(PARTS)
 
 
-def test_every_path_is_there() -> None:
+def test_every_path_of_a_part_exists() -> None:
     for paths in PARTS.values():
         assert [path for path in paths if not (REPO / path).exists()] == []
 

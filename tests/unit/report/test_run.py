@@ -28,7 +28,7 @@ def steps_of(results: Path) -> ElementTree.Element:
     return ElementTree.parse(results / "steps.xml").getroot()  # noqa: S314 - written by ourselves
 
 
-def test_ends_with_times_and_machine(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_with_times_and_machine(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.report.__main__.machine", lambda: "a machine")
     lines = end(STEPS, 17)
     assert [line.split() for line in lines[1:5]] == [
@@ -44,7 +44,7 @@ def test_ends_with_times_and_machine(results: Path, monkeypatch: pytest.MonkeyPa
     assert suite.find("testcase/failure") is None
 
 
-def test_ends_with_what_failed(results: Path) -> None:
+def test_a_run_ends_with_the_failed_steps(results: Path) -> None:
     (results_folder() / "failed.txt").write_text("flaky: a\nfailed: b\n")
     lines = end([*STEPS[1:], replace(STEPS[0], code=1)], 17)
     assert lines[3].split()[-1] == "failed"
@@ -53,7 +53,7 @@ def test_ends_with_what_failed(results: Path) -> None:
     assert [case.get("name") for case in suite if case.find("failure") is not None] == ["types"]
 
 
-def test_ends_before_its_end(results: Path) -> None:
+def test_a_run_that_is_interrupted_reports_what_it_has(results: Path) -> None:
     assert end(STEPS, 17, stopped=True)[-1] == f"error: stopped before its end; results: {results}"
 
 
@@ -61,7 +61,7 @@ def test_ends_before_its_end(results: Path) -> None:
     ("flags", "named"),
     [("sse2", "no AVX2"), ("avx2", "AVX2"), ("avx2 avx512f amx_tile", "AVX2 AVX-512 AMX")],
 )
-def test_machine(tmp_path: Path, flags: str, named: str) -> None:
+def test_the_machine_is_described(tmp_path: Path, flags: str, named: str) -> None:
     for name, text in (
         ("proc/cpuinfo", f"processor : 0\nmodel name\t: Some EPYC\nflags\t\t: {flags}\n"),
         ("proc/loadavg", "1.50 2.00 3.00 1/2 3\n"),
@@ -74,14 +74,14 @@ def test_machine(tmp_path: Path, flags: str, named: str) -> None:
     assert "load 1.50 2.00 3.00, " in told and "Debian 12.9, " in told
 
 
-def test_begins_with_an_empty_folder(results: Path) -> None:
+def test_a_run_begins_with_an_empty_folder(results: Path) -> None:
     (results_folder() / "logs").mkdir()
     (results / "failed.txt").touch()
     empty_results()
     assert [path.name for path in results.iterdir()] == [".pdkit-test-results"]
 
 
-def test_empties_nobody_elses_folder(results: Path) -> None:
+def test_a_folder_that_is_not_its_own_is_not_emptied(results: Path) -> None:
     results.mkdir()
     (results / "thesis.txt").touch()
     with pytest.raises(SystemExit, match="holds other files"):
@@ -91,7 +91,7 @@ def test_empties_nobody_elses_folder(results: Path) -> None:
 
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("user", [0, 1000])
-def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
+def test_steps_are_in_order(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
     monkeypatch.setattr("os.getuid", lambda: user)
     shown, beside = steps(3.0, quick=quick, without=frozenset())
     assert [step.name for step in shown] == ["lint", "connector", "unit"] + ["e2e"] * (not quick)
@@ -105,7 +105,7 @@ def test_steps(monkeypatch: pytest.MonkeyPatch, user: int, quick: bool) -> None:
 
 
 @pytest.mark.parametrize(("memory_mib", "stacks"), [(16_000, "2"), (24_000, "3")])
-def test_as_many_stacks_as_memory_holds(
+def test_the_number_of_stacks_follows_from_memory(
     monkeypatch: pytest.MonkeyPatch, memory_mib: int, stacks: str
 ) -> None:
     monkeypatch.setattr("tests.report.steps.machine_memory_mib", lambda: memory_mib)
@@ -117,7 +117,7 @@ def e2e(without: frozenset[str]) -> tuple[str, ...]:
     return steps(3.0, quick=False, without=without)[0][-1].commands[0]
 
 
-def test_parts_are_left_out() -> None:
+def test_unchanged_parts_are_left_out() -> None:
     beside = steps(3.0, quick=False, without=frozenset({"versions"}))[1]
     assert [step.name for step in beside] == ["types", "docs", "images", "gpu"]
     for part, files in E2E.items():
@@ -126,7 +126,7 @@ def test_parts_are_left_out() -> None:
     assert "ignore" not in " ".join(e2e(frozenset({"versions"})))
 
 
-def test_ends_with_what_was_left_out(results: Path) -> None:
+def test_a_run_ends_with_the_parts_left_out(results: Path) -> None:
     lines = end(STEPS, 17, without=frozenset({"podman"}))
     assert lines[5].split()[:3] == ["podman", "left", "out:"]
 
@@ -140,7 +140,7 @@ def test_ends_with_what_was_left_out(results: Path) -> None:
         (("quick",), "", {"gpu"}),
     ],
 )
-def test_what_ran_and_passed_is_written_down(
+def test_passed_parts_are_recorded(
     results: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
@@ -162,7 +162,7 @@ def test_what_ran_and_passed_is_written_down(
 
 
 class TestLanes:
-    def test_both_run(self, results: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_both_lanes_run(self, results: Path, capfd: pytest.CaptureFixture[str]) -> None:
         run = Run(time.monotonic() - 5)
         run.both(
             [script("a", "echo from a"), script("b", "echo from b")], [script("c", "echo from c")]
@@ -174,17 +174,17 @@ class TestLanes:
         assert all(f"from {name}\n" in told for name in "abc")
         assert (results / "c.log").read_text() == "from c\n"
 
-    def test_what_runs_beside_is_nice(self, results: Path) -> None:
+    def test_the_second_lane_has_a_lower_priority(self, results: Path) -> None:
         Run().both([], [script("c", "nice")])
         assert (results / "c.log").read_text() == f"{min(os.nice(0) + 15, 19)}\n"
 
-    def test_no_step_begins_after_one_that_failed(self) -> None:
+    def test_no_step_starts_after_a_failed_one(self) -> None:
         run = Run()
         run.both([script("a", "exit 3"), script("b", "true")], [])
         assert [(step.name, step.code) for step in run.failed] == [("a", 3)]
         assert [step.name for step in run.ended] == ["a"]
 
-    def test_neither_beside_it(self, tmp_path: Path) -> None:
+    def test_the_other_lane_starts_no_step_after_a_failure(self, tmp_path: Path) -> None:
         """The other lane's first step ends once the first lane's has failed."""
         gate = tmp_path / "gate"
         os.mkfifo(gate)
@@ -205,12 +205,12 @@ class TestLanes:
         run.both([Step("a", (("false",), ("touch", str(ran))))], [])
         assert [step.code for step in run.failed] == [1] and not ran.exists()
 
-    def test_a_command_that_does_not_exist(self) -> None:
+    def test_a_missing_command_fails_the_step(self) -> None:
         run = Run()
         run.both([], [Step("a", (("/does/not/exist",),))])
         assert [step.code for step in run.failed] == [127]
 
-    def test_a_run_that_is_stopped_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_a_stopped_run_leaves_no_process(self, tmp_path: Path) -> None:
         """Its steps are ended with what they started."""
         fifo, code = tmp_path / "fifo", "from tests.report.lanes import Run, Step; import sys\n"
         os.mkfifo(fifo)

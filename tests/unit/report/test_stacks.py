@@ -116,7 +116,7 @@ def told(
 
 
 @pytest.mark.parametrize("stack", ["dead", "down", "late"])
-def test_last_lines(told: Told, stack: str) -> None:
+def test_the_last_lines_of_a_failed_stack_are_shown(told: Told, stack: str) -> None:
     """They are told wherever the test failed, and after `down` has removed the log."""
     assert told.code == 1
     for text in (told.terminal, told.junit):
@@ -126,13 +126,13 @@ def test_last_lines(told: Told, stack: str) -> None:
         assert f"{stack} said 9 " not in text
 
 
-def test_no_secret_in_any_of_it(told: Told) -> None:
+def test_reports_contain_no_secret(told: Told) -> None:
     assert SECRET not in told.terminal.replace(f'SECRET = "{SECRET}"', "")
     assert SECRET not in told.junit
     assert "'***' == 'another'" in told.junit
 
 
-def test_whole_logs_of_what_failed(told: Told) -> None:
+def test_whole_logs_of_failed_stacks_are_kept(told: Told) -> None:
     assert sorted(told.logs) == [
         "test_it.py-test_fails/dead-producer-0.log",
         "test_it.py-test_set_up/down-producer-0.log",
@@ -147,14 +147,14 @@ def test_other_stacks_are_left_out(told: Told) -> None:
         assert f"{stack} said" not in told.terminal + told.junit
 
 
-def test_a_pass_has_no_section(tmp_path: Path, repo: Path) -> None:
+def test_a_passed_test_has_no_log_section(tmp_path: Path, repo: Path) -> None:
     told = run(tmp_path, repo, "-k", "passes")
     assert told.code == 0
     assert told.logs == {} and "its last lines" not in told.terminal + told.junit
     assert "0 engine starts in 0 stacks" in told.terminal
 
 
-def test_of_a_stack_that_is_up(tmp_path: Path) -> None:
+def test_the_condition_of_each_service_is_shown(tmp_path: Path) -> None:
     """The condition of each service is asked for; one that was killed has exited."""
     with opened(tmp_path) as lab:
         state = lab.up(lab.spec()).running.state
@@ -169,7 +169,7 @@ def test_of_a_stack_that_is_up(tmp_path: Path) -> None:
         assert list(_logs_of(lab.home, "pdkit")) == []
 
 
-def test_end_to_end_tests_have_every_hook() -> None:
+def test_end_to_end_tests_use_every_hook() -> None:
     names = {name for name in vars(stacks) if name.startswith("pytest_")} | {"watched_stacks"}
     assert len(names) == 6
     assert {name: getattr(e2e, name, None) for name in names} == {
@@ -178,7 +178,7 @@ def test_end_to_end_tests_have_every_hook() -> None:
 
 
 @pytest.mark.parametrize("failing", [True, False])
-def test_their_command_keeps_what_a_failure_takes_down(
+def test_logs_are_kept_before_a_failed_start_is_taken_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
     monkeypatch.setattr(Stacks, "watch", Watch(tmp_path))
@@ -195,7 +195,9 @@ def test_their_command_keeps_what_a_failure_takes_down(
     assert [kept.lines for kept in Stacks.kept] == [("the end",)] * failing
 
 
-def test_broken_state_hides_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_shown_with_a_broken_state_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Stacks, "began", 0.0)
     with opened(tmp_path) as lab:
         lab.up(lab.spec())

@@ -42,7 +42,7 @@ def told(results: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_flaky_and_broken(folder: Path, results: Path, workers: str) -> None:
+def test_flaky_and_broken_tests_are_told_apart(folder: Path, results: Path, workers: str) -> None:
     assert run_step("test_it.py", ["-p", "xdist", "-n", workers], began_s=time.monotonic()) == 1
     assert sorted(told(results)) == [
         "failed: test_it.py::test_broken",
@@ -55,24 +55,24 @@ def test_flaky_and_broken(folder: Path, results: Path, workers: str) -> None:
     ]
 
 
-def test_flaky_alone_fails_too(folder: Path, results: Path) -> None:
+def test_a_flaky_test_alone_fails_the_step(folder: Path, results: Path) -> None:
     assert run_step("test_it.py", ["-k", "flaky"], began_s=time.monotonic()) == 1
     assert told(results) == ["flaky: test_it.py::test_flaky"]
 
 
-def test_a_pass_tells_nothing(folder: Path, results: Path) -> None:
+def test_a_passed_step_reports_nothing(folder: Path, results: Path) -> None:
     assert run_step("test_it.py", ["-k", "sound"], began_s=time.monotonic()) == 0
     assert told(results) == []
     assert [path.name for path in results.glob("[!.]*")] == ["test_it.xml"]
 
 
-def test_tests_that_cannot_be_collected(folder: Path, results: Path) -> None:
+def test_collection_errors_fail_the_step(folder: Path, results: Path) -> None:
     (folder / "test_it.py").write_text("import nothing_of_that_name\n")
     assert run_step("test_it.py", [], began_s=time.monotonic()) == pytest.ExitCode.INTERRUPTED
     assert told(results) == []
 
 
-def test_too_late_to_repeat(folder: Path, results: Path) -> None:
+def test_nothing_is_repeated_after_the_time_limit(folder: Path, results: Path) -> None:
     assert run_step("test_it.py", [], began_s=time.monotonic() - step.DEADLINE_S) == 1
     assert (folder / "ran").read_text() == "x"
     assert [line.split(" (")[0] for line in told(results)] == [
@@ -82,7 +82,9 @@ def test_too_late_to_repeat(folder: Path, results: Path) -> None:
     assert all("not repeated" in line for line in told(results))
 
 
-def test_too_many_to_repeat(folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_failures_are_not_repeated(
+    folder: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step, "AT_MOST", 1)
     assert run_step("test_it.py", [], began_s=time.monotonic()) == 1
     assert told(results) == [
@@ -91,7 +93,7 @@ def test_too_many_to_repeat(folder: Path, results: Path, monkeypatch: pytest.Mon
     ]
 
 
-def test_what_shares_a_stack_is_repeated_up_to_the_failed_test() -> None:
+def test_tests_that_share_a_stack_are_repeated_up_to_the_failed_one() -> None:
     ran = ["a.py::one", "b.py::one", "a.py::two", "c.py::one", "b.py::two", "a.py::three"]
     first = Outcomes(["b.py::one", "a.py::two"], dict.fromkeys(ran, 1.0))
     assert to_repeat(first.failed, first, in_order=False) == ["b.py::one", "a.py::two"]

@@ -35,7 +35,7 @@ def runs(
 
 
 class TestEngines:
-    def test_each_is_counted_once(self, watch: Watch) -> None:
+    def test_each_engine_is_counted_once(self, watch: Watch) -> None:
         one = f"{watch.folder}/home0/stacks/one"
         runs(watch, 11, stack=one)
         runs(watch, 12, stack=one)
@@ -45,7 +45,7 @@ class TestEngines:
             watch.look()
         assert engine_starts(watch.engines.values()) == "3 engine starts in 1 stacks: one 3"
 
-    def test_one_that_was_seen_before_it_became_an_engine(self, watch: Watch) -> None:
+    def test_a_process_that_becomes_an_engine_is_counted(self, watch: Watch) -> None:
         one = f"{watch.folder}/home0/stacks/one"
         runs(watch, 11, stack=one, argv=("deploy", "up"))
         watch.look()
@@ -54,13 +54,13 @@ class TestEngines:
         assert len(watch.engines) == 1
 
     @pytest.mark.parametrize("file", ["secrets/redis_password", "run/producer-0/lmcache.yaml"])
-    def test_in_containers(self, watch: Watch, file: str) -> None:
+    def test_engines_in_containers_are_counted(self, watch: Watch, file: str) -> None:
         """The mount's source lacks /tmp where that is a file system of its own."""
         runs(watch, 11, mount=f"/pytest-1/gw0/home0/stacks/boxed/{file}")
         watch.look()
         assert engine_starts(watch.engines.values()).endswith("1 stacks: boxed 1")
 
-    def test_engines_of_other_runs(self, watch: Watch) -> None:
+    def test_engines_of_other_runs_are_not_counted(self, watch: Watch) -> None:
         one = f"{watch.folder}/home0/stacks/one"
         runs(watch, 11, stack="/tmp/pytest-2/gw0/home0/stacks/other")
         runs(watch, 12, stack=one, session=11)  # forked by an engine
@@ -72,7 +72,7 @@ class TestEngines:
 
 
 class TestSecrets:
-    def test_seen_ones_are_known_after_they_are_gone(self, watch: Watch) -> None:
+    def test_deleted_secrets_stay_known(self, watch: Watch) -> None:
         file = watch.folder / "home0" / "stacks" / "one" / "secrets" / "api_key"
         file.parent.mkdir(parents=True)
         file.write_text("first-key\nredis://me:pass-word@host\n")
@@ -80,24 +80,28 @@ class TestSecrets:
         file.unlink()
         assert watch.redacted("Bearer first-key, pass-word") == "Bearer ***, ***"
 
-    def test_it_looks_by_itself(self, watch: Watch, eventually: Callable[..., None]) -> None:
+    def test_secrets_are_read_in_the_background(
+        self, watch: Watch, eventually: Callable[..., None]
+    ) -> None:
         file = watch.folder / "home0" / "stacks" / "one" / "secrets" / "api_key"
         file.parent.mkdir(parents=True)
         with watch:
             file.write_text("first-key")
             eventually(lambda: watch.redacted("first-key") == "***")
 
-    def test_made_ones_are_known_by_their_form(self, watch: Watch, tmp_path: Path) -> None:
+    def test_generated_secrets_are_recognized_by_their_form(
+        self, watch: Watch, tmp_path: Path
+    ) -> None:
         made = ensure_secrets(tmp_path, ("a", "b"))
         for secret in (made["a"].reveal(), made["b"].reveal()):
             for text in (f"requirepass {secret}", repr(f"\n{secret}\n"), f"'{secret}'"):
                 assert secret not in watch.redacted(text)
 
-    def test_in_urls(self, watch: Watch) -> None:
+    def test_secrets_in_urls_are_masked(self, watch: Watch) -> None:
         assert watch.redacted("redis://:open@host:1/0") == "redis://***@host:1/0"
 
     @pytest.mark.parametrize(
         "text", ["0f" * 32, "test_" * 12, "a/LongPath/" * 9, "pdkit_connector.errors.StoreGone: x"]
     )
-    def test_the_rest_stays(self, watch: Watch, text: str) -> None:
+    def test_other_text_is_not_changed(self, watch: Watch, text: str) -> None:
         assert watch.redacted(text) == text

@@ -36,7 +36,7 @@ class TestPrefixes:
         ],
         ids=["text", "token ids", "messages"],
     )
-    def test_a_longer_prompt_follows_its_beginning(
+    def test_a_longer_prompt_goes_to_the_engine_of_its_beginning(
         self, three: list[Engine], first: Any, second: Any
     ) -> None:
         group = PrefixGroup(three)
@@ -46,7 +46,7 @@ class TestPrefixes:
             "others spread"
         )
 
-    def test_the_longest_beginning_decides(self, three: list[Engine]) -> None:
+    def test_the_longest_common_beginning_decides(self, three: list[Engine]) -> None:
         group, shared = PrefixGroup(three), "s" * 512
         one = group.choose((), group.beginning(shared + "1" * 512))
         two = group.choose({one}, group.beginning(shared + "2" * 512))
@@ -54,7 +54,7 @@ class TestPrefixes:
         assert group.choose((), group.beginning(shared + "1" * 1024)) is one
         assert group.choose((), group.beginning(shared + "2" * 1024)) is two
 
-    def test_short_prompts_are_followed_nowhere(self, three: list[Engine]) -> None:
+    def test_short_prompts_are_not_remembered(self, three: list[Engine]) -> None:
         group = PrefixGroup(three)
         assert {group.choose((), group.beginning("hello")) for _ in range(3)} == set(three)
 
@@ -65,7 +65,7 @@ class TestPrefixes:
         group = PrefixGroup(three)
         assert group.choose((), group.beginning(prompt)) in three
 
-    def test_a_busy_or_lost_engine_is_not_waited_for(self, three: list[Engine]) -> None:
+    def test_a_prefix_does_not_wait_for_a_busy_or_lost_engine(self, three: list[Engine]) -> None:
         group, prompt = PrefixGroup(three), "p" * 600
         served = group.choose((), group.beginning(prompt))
         assert served is not None
@@ -79,7 +79,7 @@ class TestPrefixes:
         assert group.choose((), group.beginning(prompt)) not in (other, None)
         assert group.choose(three, group.beginning(prompt)) is None
 
-    def test_what_is_remembered_is_bounded(
+    def test_the_number_of_remembered_prefixes_is_limited(
         self, three: list[Engine], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("pdkit_router.prefixes._KNOWN", 4)
@@ -118,7 +118,7 @@ def test_each_request_meets_one_engine(aggregated: Router) -> None:
         ("--producer", "p=h:1", "--consumer", "c=h:2", "--engine", "e=h:3"),
     ],
 )
-def test_roles_that_make_no_stack_are_refused(named: tuple[str, ...]) -> None:
+def test_invalid_roles_are_refused(named: tuple[str, ...]) -> None:
     doors = ("--host", "h", "--port", "1", "--metrics-host", "h", "--metrics-port", "2")
     done = subprocess.run(
         (sys.executable, "-m", "pdkit_router", *doors, *named),

@@ -30,7 +30,7 @@ def posts(engine: StandIn) -> list[str]:
     return [str(seen.json["prompt"]) for seen in engine.seen if seen.method == "POST"]
 
 
-def test_the_router_s_own_questions_are_not_awaited(loop: Loop) -> None:
+def test_requests_do_not_wait_for_the_routers_own_questions(loop: Loop) -> None:
     stand = StandIn(loop, "producer-0", frozen=True)
 
     async def asked() -> None:
@@ -62,7 +62,7 @@ def test_the_router_s_own_questions_are_not_awaited(loop: Loop) -> None:
     ],
     ids=["empty", "levels", "infinity", "none", "list", "html"],
 )  # fmt: skip
-def test_what_lists_no_models_gets_no_requests_until_it_does(
+def test_an_engine_without_models_gets_no_requests(
     loop: Loop, models: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand = StandIn(loop, "producer-0", models=models)
@@ -106,7 +106,7 @@ class TestDrained:
     def gauge(self, router: Router, name: str) -> int:
         return router.count(f'engine_drained{{engine="{name}"')
 
-    def test_gets_nothing_new_until_it_is_in_use_again(
+    def test_a_drained_engine_gets_no_new_requests(
         self, router: Router, file: Path, eventually: Eventually
     ) -> None:
         drained, other = router.consumers
@@ -123,7 +123,7 @@ class TestDrained:
         answers = {router.client.post(COMPLETIONS, json=BODY).json()["by"] for _ in range(4)}
         assert answers == {drained.name, other.name}
 
-    def test_by_a_restart_it_is_while_that_holds_the_lock(
+    def test_a_restart_drains_only_while_it_holds_the_lock(
         self, router: Router, file: Path, eventually: Eventually
     ) -> None:
         restarted, by_person = router.consumers
@@ -135,7 +135,7 @@ class TestDrained:
         eventually(lambda: self.gauge(router, restarted.name) == 0, 10.0)
         assert self.gauge(router, by_person.name) == 1
 
-    def test_requests_that_it_has_end(
+    def test_requests_of_a_drained_engine_end(
         self, router: Router, file: Path, eventually: Eventually
     ) -> None:
         for consumer in router.consumers:
@@ -156,7 +156,7 @@ class TestDrained:
         assert answers[0].json()["by"] == busy.name
         assert router.count(f'engine_busy{{engine="{busy.name}"') == 0
 
-    def test_all_of_a_role_leave_nobody(
+    def test_requests_get_503_if_all_engines_of_a_role_are_drained(
         self, router: Router, file: Path, eventually: Eventually
     ) -> None:
         file.write_text("consumer-0\nconsumer-1\n")
@@ -164,7 +164,7 @@ class TestDrained:
         answer = router.client.post(COMPLETIONS, json=BODY)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
-    def test_a_file_that_cannot_be_read_changes_nothing(
+    def test_an_unreadable_drain_file_changes_nothing(
         self, router: Router, file: Path, eventually: Eventually
     ) -> None:
         file.write_text("consumer-0")
@@ -174,7 +174,7 @@ class TestDrained:
         answers = {router.client.post(COMPLETIONS, json=BODY).json()["by"] for _ in range(8)}
         assert answers == {"consumer-1"}
 
-    def test_one_that_holds_a_prefix_is_passed_over(self) -> None:
+    def test_a_drained_engine_is_passed_over_despite_its_prefix(self) -> None:
         engines = engines_up(2)
         group = PrefixGroup(engines)
         holder = group.choose((), group.beginning("x" * 1000))
@@ -189,7 +189,7 @@ class TestAnEngineThatCameBack:
     def router(self, start_router: Start) -> Router:
         return start_router()
 
-    def test_answers_the_routers_own_request_first(
+    def test_a_restarted_engine_first_answers_the_routers_own_request(
         self, router: Router, eventually: Eventually
     ) -> None:
         assert not any(posts(engine) for engine in router.engines), "they were up before it"
@@ -204,7 +204,7 @@ class TestAnEngineThatCameBack:
         engine.go.set()
         eventually(router.ready, 10.0)
 
-    def test_is_asked_again_if_it_fails_and_then_used(
+    def test_a_restarted_engine_is_asked_again_after_a_failure(
         self, router: Router, eventually: Eventually
     ) -> None:
         engine = router.producers[0]
@@ -215,7 +215,7 @@ class TestAnEngineThatCameBack:
         eventually(router.ready, 10.0)
         assert posts(engine) == ["warm up"] * 3
 
-    def test_one_that_was_only_unwell_is_not_asked(
+    def test_an_engine_that_was_only_unhealthy_is_not_asked(
         self, router: Router, eventually: Eventually
     ) -> None:
         engine = router.consumers[1]
@@ -258,7 +258,7 @@ class TestTheSocketThatOutlivesTheRouter:
         return str(answer.raise_for_status().json()["by"])
 
     @pytest.mark.parametrize("kill", [subprocess.Popen.kill, subprocess.Popen.terminate])
-    def test_who_connects_meanwhile_is_answered_by_the_next(
+    def test_clients_that_connect_meanwhile_are_answered_by_the_next_router(
         self,
         listening: socket.socket,
         engines: tuple[StandIn, StandIn],
@@ -283,7 +283,7 @@ class TestTheSocketThatOutlivesTheRouter:
             second.wait(20)
         assert answers == ["consumer-0"] * 8
 
-    def test_a_kept_connection_is_asked_to_close(
+    def test_a_kept_connection_is_closed_before_the_router_ends(
         self, listening: socket.socket, engines: tuple[StandIn, StandIn]
     ) -> None:
         port = listening.getsockname()[1]

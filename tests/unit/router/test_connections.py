@@ -20,7 +20,7 @@ from tests.unit.router.conftest import engines_up
 
 
 @pytest.mark.parametrize("closing", [True, False])
-def test_a_connection_that_is_lost_before_its_first_request(closing: bool) -> None:
+def test_a_connection_lost_before_its_first_request_counts_as_not_asked(closing: bool) -> None:
     """As by an engine that is killed with connections that it has not accepted."""
 
     async def create(make: Callable[[], EngineConnection], *_: Any) -> Any:
@@ -45,7 +45,9 @@ def test_a_connection_that_is_lost_before_its_first_request(closing: bool) -> No
         assert len(asyncio.run(get()).open) == 1
 
 
-def test_old_connections_that_break_off_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_connections_are_retried_on_two_engines_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two engines are asked twice each; a third is not."""
     asked = Counter[str]()
 

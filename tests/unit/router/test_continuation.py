@@ -146,7 +146,7 @@ WHOLE = decoded([*PROMPT, *(13 + n for n in range(TOKENS))]).removeprefix(decode
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 class TestGoesOn:
     @pytest.mark.parametrize("after", range(1, TOKENS))
-    def test_with_the_same_text(self, ask: Asks, path: str, after: int) -> None:
+    def test_a_continued_stream_has_the_same_text(self, ask: Asks, path: str, after: int) -> None:
         """Wherever it breaks, in the middle of a character too."""
         model = Model([after])
         body = ask(path, model)
@@ -163,23 +163,25 @@ class TestGoesOn:
             assert after - 1 <= begun <= after
             assert rest.json["max_tokens"] == TOKENS - begun
 
-    def test_from_the_beginning_where_nothing_was_shown(self, ask: Asks, path: str) -> None:
+    def test_a_stream_without_output_is_asked_again_from_the_beginning(
+        self, ask: Asks, path: str
+    ) -> None:
         model = Model([1])
         ask(path, model)
         (_, first), (_, second) = model.asked
         assert (first.path, first.body) == (second.path, second.body)
 
-    def test_and_is_counted(self, router: Router, ask: Asks, path: str) -> None:
+    def test_a_continued_stream_is_counted(self, router: Router, ask: Asks, path: str) -> None:
         before = router.count("continued"), router.count("errors")
         ask(path, Model([4]))
         assert (router.count("continued"), router.count("errors")) == (before[0] + 1, before[1])
 
-    def test_usage_is_of_the_whole(self, ask: Asks, path: str) -> None:
+    def test_usage_covers_the_whole_answer(self, ask: Asks, path: str) -> None:
         body = ask(path, Model([4]), stream_options={"include_usage": True})
         (usage,) = [chunk["usage"] for chunk in chunks(body) if "usage" in chunk]
         assert usage == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
 
-    def test_behind_the_last_token(self, ask: Asks, path: str) -> None:
+    def test_a_stream_broken_after_its_last_token_is_completed(self, ask: Asks, path: str) -> None:
         """Nobody is asked for what the router knows."""
         model = Model(says_done=False)
         body = ask(path, model, stream_options={"include_usage": True})
@@ -187,12 +189,12 @@ class TestGoesOn:
         assert chunks(body)[-1]["usage"]["completion_tokens"] == TOKENS
         assert len(model.asked) == 1
 
-    def test_who_loses_none_sees_what_the_engine_said(self, ask: Asks, path: str) -> None:
+    def test_a_stream_without_a_loss_is_passed_on_unchanged(self, ask: Asks, path: str) -> None:
         model = Model()
         body = ask(path, model)
         assert body == b"".join((*Model().events(model.asked[0][0], path, ASKED[path]), DONE))
 
-    def test_what_names_no_limit(self, ask: Asks, path: str) -> None:
+    def test_a_request_without_a_token_limit_keeps_its_default(self, ask: Asks, path: str) -> None:
         """A chat may fill the context; a completion has 16 tokens."""
         model = Model([4], limit=TOKENS)
         ask(path, model, max_tokens=None)
@@ -223,7 +225,7 @@ class TestEnds:
             (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),
         ],
     )
-    def test_where_the_rest_would_not_be_right(
+    def test_a_stream_that_cannot_be_continued_correctly_ends_with_an_error(
         self, router: Router, ask: Asks, path: str, fields: dict[str, Any], why: str
     ) -> None:
         before, model = router.count("errors"), Model([3])
@@ -239,7 +241,7 @@ class TestEnds:
             ({"response_format": {"type": "text"}, "stop": None, "top_logprobs": None}, CHAT),
         ],
     )
-    def test_and_not_where_a_field_says_nothing(
+    def test_fields_without_effect_do_not_prevent_a_continuation(
         self, ask: Asks, path: str, fields: dict[str, Any]
     ) -> None:
         model = Model([3])
@@ -256,13 +258,15 @@ class TestEnds:
             (Model([8], refuses=True), "no other engine continued it"),
         ],
     )
-    def test_where_it_cannot_be_done(self, ask: Asks, model: Model, why: str) -> None:
+    def test_a_stream_that_cannot_be_continued_ends_with_the_reason(
+        self, ask: Asks, model: Model, why: str
+    ) -> None:
         model.asked.clear()
         body = ask(CHAT, model)
         assert why in error_of(body)
         assert WHOLE.replace(model.swallows or "\0", "").startswith(text_of(body))
 
-    def test_where_there_is_no_other(self, start_router: Start) -> None:
+    def test_a_stream_ends_with_an_error_without_another_engine(self, start_router: Start) -> None:
         router, model = start_router(names=("producer-0", "consumer-0")), Model([3])
         for engine in router.engines:
             engine.does = model

@@ -71,7 +71,7 @@ def in_lab(story: Callable[[Lab], Awaitable[None]]) -> None:
     asyncio.run(tell())
 
 
-def test_engines_come_without_a_restart() -> None:
+def test_new_engines_are_used_without_a_restart() -> None:
     async def story(lab: Lab) -> None:
         assert lab.group.wanted
         assert await lab.sees(FIRST) == [FIRST]
@@ -85,7 +85,7 @@ def test_engines_come_without_a_restart() -> None:
     in_lab(story)
 
 
-def test_one_that_comes_later_is_warmed_up() -> None:
+def test_a_later_engine_is_warmed_up() -> None:
     async def story(lab: Lab) -> None:
         running = asyncio.ensure_future(lab.discovery.run())
         await lab.sees(FIRST)
@@ -97,7 +97,7 @@ def test_one_that_comes_later_is_warmed_up() -> None:
     in_lab(story)
 
 
-def test_one_that_leaves_ends_what_it_has() -> None:
+def test_a_removed_engine_finishes_its_requests() -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST, SECOND)
         leaving = lab.group.all[0]
@@ -112,7 +112,7 @@ def test_one_that_leaves_ends_what_it_has() -> None:
     in_lab(story)
 
 
-def test_one_that_is_back_in_time_goes_on() -> None:
+def test_an_engine_that_returns_in_time_is_kept() -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST, SECOND)
         first = lab.group.all[0]
@@ -125,7 +125,7 @@ def test_one_that_is_back_in_time_goes_on() -> None:
 
 
 @pytest.mark.parametrize("answer", [(), socket.gaierror(socket.EAI_AGAIN, "try again")])
-def test_without_an_answer_engines_stay(answer: Any) -> None:
+def test_engines_stay_if_the_name_server_fails(answer: Any) -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST)
         lab.addresses = answer
@@ -134,7 +134,7 @@ def test_without_an_answer_engines_stay(answer: Any) -> None:
     in_lab(story)
 
 
-def test_a_watcher_that_ends_is_not_a_secret() -> None:
+def test_a_watcher_that_ends_is_an_error() -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST)
         lab.checker.problem = RuntimeError("a bug")
@@ -145,7 +145,7 @@ def test_a_watcher_that_ends_is_not_a_secret() -> None:
     in_lab(story)
 
 
-def test_a_forgotten_engine_is_asked_no_more() -> None:
+def test_a_removed_engine_gets_no_health_checks() -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST)
         await lab.sees(SECOND)
@@ -156,7 +156,7 @@ def test_a_forgotten_engine_is_asked_no_more() -> None:
     in_lab(story)
 
 
-def test_no_engine_yet_is_not_the_same_as_none_ever() -> None:
+def test_a_group_waits_for_its_first_engine() -> None:
     class Answer:
         def whole(self, status: int, _: object, body: bytes) -> None:
             self.status, self.body = status, json.loads(body)
@@ -176,7 +176,7 @@ def test_no_engine_yet_is_not_the_same_as_none_ever() -> None:
     in_lab(story)
 
 
-def test_without_a_producer_yet_requests_are_refused_where_they_must_be() -> None:
+def test_requests_are_refused_without_a_producer_if_configured() -> None:
     async def story(lab: Lab) -> None:
         await lab.sees(FIRST)
         producers = Group(())
@@ -207,7 +207,7 @@ def test_an_invalid_source_is_refused(text: str) -> None:
         source(text)
 
 
-def test_a_source() -> None:
+def test_a_source_is_read() -> None:
     assert source("dns://producer:8000?role=producer") == RoleService("producer", "producer", 8000)
 
 

@@ -111,13 +111,13 @@ def test_other_methods_are_closed(router: Router, first: str) -> None:
     assert "is served with" in json.loads(body)["error"]["message"]
 
 
-def test_a_query_stays_here(router: Router) -> None:
+def test_a_query_string_is_not_passed_on(router: Router) -> None:
     ((status, _),) = answers(router, post(path="/v1/completions?api-version=1"))
     assert status == 200
     assert {seen.path for seen in reached(router)} == {"/v1/completions"}
 
 
-def test_the_body_of_a_get_stays_here(router: Router) -> None:
+def test_the_body_of_a_get_is_not_passed_on(router: Router) -> None:
     smuggled = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n"
     sent = head("GET /v1/models", f"Content-Length: {len(smuggled)}") + smuggled
     ((status, _),) = answers(router, sent)
@@ -137,12 +137,12 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("host", LOCAL)
-def test_hosts_that_no_page_can_have(router: Router, host: str) -> None:
+def test_host_headers_that_no_site_can_have_are_accepted(router: Router, host: str) -> None:
     assert answers(router, post(host=host))[0][0] == 200
 
 
 @pytest.mark.parametrize("host", FOREIGN)
-def test_a_name_that_a_page_made_mean_this_machine(router: Router, host: str) -> None:
+def test_a_rebound_name_is_refused(router: Router, host: str) -> None:
     assert answers(router, post(host=host))[0][0] == 403
     assert not reached(router)
 
@@ -152,7 +152,7 @@ def test_a_name_that_a_page_made_mean_this_machine(router: Router, host: str) ->
     [("http://127.0.0.1", 200), ("http://127.0.0.1:3000", 403), ("https://evil.example", 403),
      ("null", 403), ("", 403)],
 )  # fmt: skip
-def test_pages_of_other_origins(router: Router, origin: str, status: int) -> None:
+def test_requests_from_other_origins_are_refused(router: Router, origin: str, status: int) -> None:
     sent = post(f"Origin: {origin}", "Content-Type: text/plain")
     assert answers(router, sent)[0][0] == status
     assert bool(reached(router)) == (status == 200)
@@ -198,7 +198,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_requests_that_could_be_read_in_two_ways(router: Router, name: str) -> None:
+def test_ambiguous_requests_are_refused(router: Router, name: str) -> None:
     sent, expected = REFUSED[name]
     found = answers(router, sent)
     if expected is not None:
@@ -208,14 +208,14 @@ def test_requests_that_could_be_read_in_two_ways(router: Router, name: str) -> N
     assert not reached(router)
 
 
-def test_a_second_request_before_the_answer_to_the_first(router: Router) -> None:
+def test_a_pipelined_second_request_is_not_served(router: Router) -> None:
     """The first is answered, and the connection closed: nobody serves the second."""
     found = answers(router, post() + post())
     assert [status for status, _ in found] == [200]
     assert len(reached(router)) == 2, "the two phases of one"
 
 
-def test_requests_one_after_the_other(router: Router) -> None:
+def test_a_connection_serves_several_requests(router: Router) -> None:
     with connected(router) as opened:
         for _ in range(3):
             opened.sendall(post())
@@ -227,7 +227,7 @@ def test_requests_one_after_the_other(router: Router) -> None:
             assert data.startswith(b"HTTP/1.1 200")
 
 
-def test_a_client_that_waits_to_be_asked_for_its_body(router: Router) -> None:
+def test_a_client_that_expects_100_continue_is_served(router: Router) -> None:
     with connected(router) as opened:
         opened.sendall(head("POST /v1/completions", "Content-Length: 2", "Expect: 100-continue"))
         assert opened.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -235,7 +235,7 @@ def test_a_client_that_waits_to_be_asked_for_its_body(router: Router) -> None:
         assert opened.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_an_old_client(router: Router) -> None:
+def test_an_http_1_0_client_is_served(router: Router) -> None:
     sent = post(body=b'{"stream": true}').replace(b"HTTP/1.1", b"HTTP/1.0")
     with connected(router) as opened:
         opened.sendall(sent)
@@ -276,7 +276,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_bodies_that_engines_need_not_see(router: Router, name: str, path: str) -> None:
+def test_invalid_bodies_are_refused_by_the_router(router: Router, name: str, path: str) -> None:
     before = router.count("requests")
     ((status, body),) = answers(router, post(body=BODIES[name], path=path))
     assert router.count("requests") == before
@@ -285,7 +285,7 @@ def test_bodies_that_engines_need_not_see(router: Router, name: str, path: str) 
     assert not reached(router)
 
 
-def test_a_body_beyond_the_models_context(router: Router) -> None:
+def test_a_body_larger_than_the_models_context_is_refused(router: Router) -> None:
     """1 MiB for the 2,048 tokens of these engines, in one piece or many."""
     large = b'{"prompt": "' + b"a" * 2**20 + b'"}'
     assert answers(router, post(body=large))[0][0] == 413

@@ -13,7 +13,7 @@ TRIALS = {"router killed": 2, "router restarted": 2, "engine drained and restart
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS)
-def test_nothing_is_lost_or_wrong(loop: Loop, fault: str) -> None:
+def test_no_answer_is_lost_or_wrong_under_faults(loop: Loop, fault: str) -> None:
     verdicts, bad = faults.run(loop, fault, TRIALS.get(fault, 100), seed=7)
     assert bad == []
     assert verdicts["right"] > 2
@@ -45,10 +45,12 @@ class TestTheVerdict:
             ({"text": "ab", "trouble": "is not complete", "stream": False}, "lost"),
         ],
     )
-    def test_of_a_request(self, fields: dict[str, object], expected: str) -> None:
+    def test_the_verdict_follows_from_the_answer(
+        self, fields: dict[str, object], expected: str
+    ) -> None:
         assert verdict(self.asked(**fields), {0: "abcd"}, late_s=10) == expected
 
-    def test_a_router_that_does_not_try_again_is_found_out(
+    def test_a_router_without_retries_is_detected(
         self, loop: Loop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """With every engine broken, no retry can help: the proof has to see the losses."""

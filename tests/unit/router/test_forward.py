@@ -33,7 +33,7 @@ def the_two(router: Router, answer: httpx.Response) -> tuple[StandIn, StandIn]:
     return by_name[parts["producer"]], by_name[parts["consumer"]]
 
 
-def test_prefill_first_then_the_request_itself(router: Router) -> None:
+def test_prefill_is_sent_before_the_request(router: Router) -> None:
     raw = b'{ "model":"m",  "prompt":"x","max_tokens":5,"stream_options":{"a":1}, "stream":false }'
     answer = router.client.post(
         COMPLETIONS, content=raw, headers={"content-type": "application/json", **TRACED}
@@ -50,7 +50,7 @@ def test_prefill_first_then_the_request_itself(router: Router) -> None:
     assert asked(*router.engines) == [producer.name, consumer.name]
 
 
-def test_one_name_for_both_phases(router: Router) -> None:
+def test_both_phases_have_the_same_request_id(router: Router) -> None:
     answer = router.client.post(COMPLETIONS, json=BODY, headers={"x-request-id": "mine-1"})
     names = {seen.headers["x-request-id"] for engine in router.engines for seen in engine.seen}
     assert names == {"mine-1"}
@@ -85,11 +85,11 @@ class TestCachedTokens:
         await to.piece(self.USAGE[50:] + DONE)
         await to.send(b"0\r\n\r\n")
 
-    def test_are_in_the_trace_of_a_whole_answer(self, router: Router) -> None:
+    def test_cached_tokens_are_in_the_trace_of_a_whole_answer(self, router: Router) -> None:
         answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
         assert answer.headers["x-pdkit-trace"].endswith("; tries=2; cached=7")
 
-    def test_follow_the_usage_of_a_stream_as_a_comment(self, router: Router) -> None:
+    def test_cached_tokens_follow_the_usage_of_a_stream(self, router: Router) -> None:
         for consumer in router.consumers:
             consumer.does = self.counts
         body = {**BODY, "stream": True}
@@ -100,7 +100,7 @@ class TestCachedTokens:
         plain = router.client.post(COMPLETIONS, json=body)
         assert plain.content == EVENTS[0] + self.USAGE + DONE, "only for who asks"
 
-    def test_in_a_text_are_none(self, router: Router) -> None:
+    def test_cached_tokens_in_a_text_are_ignored(self, router: Router) -> None:
         async def quotes(_: StandIn, to: stand_in.Connection) -> None:
             await to.whole(200, json.dumps({"text": '"cached_tokens": 9'}).encode())
 
@@ -117,7 +117,7 @@ def test_an_invalid_request_id_is_replaced(router: Router, name: str) -> None:
     assert len(answer.headers["x-request-id"]) == 32
 
 
-def test_the_clients_headers_stay_here(router: Router) -> None:
+def test_client_headers_are_not_passed_on(router: Router) -> None:
     headers = {"authorization": "Bearer x", "cookie": "a=b", "x-data-parallel-rank": "1"}
     router.client.post(COMPLETIONS, json=BODY, headers=headers)
     for engine in router.engines:
@@ -125,7 +125,7 @@ def test_the_clients_headers_stay_here(router: Router) -> None:
             assert seen.headers.keys() == {"host", "content-type", "x-request-id", "content-length"}
 
 
-def test_events_pass_one_by_one(router: Router) -> None:
+def test_events_are_passed_on_one_by_one(router: Router) -> None:
     for consumer in router.consumers:
         consumer.does = stand_in.waits_between_events
     with router.client.stream("POST", COMPLETIONS, json={**BODY, "stream": True}) as answer:
@@ -146,17 +146,17 @@ def test_other_apis_have_both_phases(router: Router, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize", "/detokenize"])
-def test_one_engine_answers_alone(router: Router, path: str) -> None:
+def test_other_paths_are_answered_by_one_engine(router: Router, path: str) -> None:
     router.client.post(path, json={"model": "m", "input": "x"}).raise_for_status()
     ((seen, *more),) = [engine.seen for engine in router.engines if engine.seen]
     assert (seen.path, seen.json, more) == (path, {"model": "m", "input": "x"}, [])
 
 
-def test_models(router: Router) -> None:
+def test_models_are_listed(router: Router) -> None:
     assert router.client.get("/v1/models").json()["data"][0]["id"] == "m"
 
 
-def test_an_engines_refusal_is_passed_on(router: Router) -> None:
+def test_an_engines_error_is_passed_on(router: Router) -> None:
     """By the consumer, which sees the request as the client wrote it."""
     for engine in router.engines:
         engine.does = stand_in.refuses
@@ -169,7 +169,9 @@ def test_an_engines_refusal_is_passed_on(router: Router) -> None:
 class TestWhereAnEngineIsLost:
     @pytest.mark.parametrize("fault", ["fails", "breaks_off", "answers_half"])
     @pytest.mark.parametrize("role", ["producers", "consumers"])
-    def test_another_one_is_tried(self, router: Router, role: str, fault: str) -> None:
+    def test_a_lost_request_is_sent_to_another_engine(
+        self, router: Router, role: str, fault: str
+    ) -> None:
         broken, other = getattr(router, role)
         broken.does = getattr(stand_in, fault)
         for _ in range(4):
@@ -179,7 +181,9 @@ class TestWhereAnEngineIsLost:
         assert asked(broken), "or nothing was tried"
 
     @pytest.mark.parametrize("role", ["producers", "consumers"])
-    def test_one_that_was_killed(self, router: Router, role: str, eventually: Eventually) -> None:
+    def test_a_killed_engine_is_replaced_by_another(
+        self, router: Router, role: str, eventually: Eventually
+    ) -> None:
         broken, other = getattr(router, role)
         for _ in range(4):
             router.client.post(COMPLETIONS, json=BODY)  # so that there are connections
@@ -195,7 +199,7 @@ class TestWhereAnEngineIsLost:
             broken.start()
         eventually(router.ready, 10.0)
 
-    def test_a_stream_that_has_not_begun(self, router: Router) -> None:
+    def test_a_stream_that_has_not_begun_is_sent_to_another_engine(self, router: Router) -> None:
         broken, _ = router.consumers
         broken.does = stand_in.breaks_off
         for _ in range(4):
@@ -254,7 +258,9 @@ class TestWithoutProducers:
         eventually(lambda: router.ready(0, 2), 10.0)
         return request.param, router
 
-    def test_consumers_compute_unless_that_is_refused(self, left: tuple[str, Router]) -> None:
+    def test_consumers_compute_without_producers_unless_that_is_refused(
+        self, left: tuple[str, Router]
+    ) -> None:
         policy, router = left
         answer = router.client.post(COMPLETIONS, json=BODY, headers=TRACED)
         assert router.client.get("/readiness").status_code == 503
@@ -283,7 +289,7 @@ class TestAClientThatLeaves:
             ("consumers", True, stand_in.waits_between_events),
         ],
     )
-    def test_leaves_no_request_behind(
+    def test_a_client_that_disconnects_leaves_no_request(
         self, router: Router, eventually: Eventually, role: str, stream: bool, does: Any
     ) -> None:
         for engine in getattr(router, role):

@@ -104,7 +104,7 @@ def clients() -> Iterator[list[Client]]:
     [(whole, {}, LARGE), (event, {"stream": True}, EVENT)],
     ids=["whole", "one event of a stream"],
 )
-def test_memory_is_not_in_proportion(
+def test_memory_does_not_grow_with_the_answer(
     router: Router, clients: list[Client], does: Any, asked: dict[str, Any], said: bytes
 ) -> None:
     """Of producers' answers nothing is held, of consumers' the beginning."""
@@ -123,7 +123,9 @@ def test_memory_is_not_in_proportion(
 
 
 @pytest.mark.parametrize("asked", [{}, {"stream": True}], ids=["whole", "one event of a stream"])
-def test_one_that_breaks_off_is_not_complete(router: Router, asked: dict[str, Any]) -> None:
+def test_an_answer_that_breaks_off_is_not_ended_properly(
+    router: Router, asked: dict[str, Any]
+) -> None:
     """The client knows that, and gets no other answer behind the part that it has."""
     before = router.count("errors")
     for engine in router.engines:
@@ -134,7 +136,9 @@ def test_one_that_breaks_off_is_not_complete(router: Router, asked: dict[str, An
     assert router.count("errors") == before + 1
 
 
-def test_a_client_without_chunks(router: Router, clients: list[Client]) -> None:
+def test_a_client_without_chunked_encoding_gets_the_answer(
+    router: Router, clients: list[Client]
+) -> None:
     """HTTP/1.0 has none: the end of the connection is the answer's."""
     for engine in router.engines:
         engine.does = whole
@@ -146,7 +150,7 @@ def test_a_client_without_chunks(router: Router, clients: list[Client]) -> None:
     assert data.partition(b"\r\n\r\n")[2] == LARGE
 
 
-def test_an_error_without_end(router: Router) -> None:
+def test_an_endless_error_is_cut_off(router: Router) -> None:
     """No engine's failure is that long: it counts as lost."""
     for consumer in router.consumers:
         consumer.does = fails_at_length
@@ -183,7 +187,7 @@ class TestConnectionsOfEngines:
         loop.run(last_piece_is_too_much())
 
     @pytest.mark.parametrize("unread", [False, True])
-    def test_a_client_that_is_behind_holds_up_the_next_engine(
+    def test_a_slow_client_pauses_the_next_engine(
         self, loop: Loop, connection: EngineConnection, unread: bool
     ) -> None:
         """A stream may continue on another engine while nobody reads what the first one said."""
@@ -200,7 +204,9 @@ class TestConnectionsOfEngines:
 
         loop.run(continues())
 
-    def test_no_more_is_held_than_is_said(self, loop: Loop, connection: EngineConnection) -> None:
+    def test_no_more_is_buffered_than_the_limit(
+        self, loop: Loop, connection: EngineConnection
+    ) -> None:
         calls = connection.transport.mock_calls  # type: ignore[attr-defined]
 
         async def full() -> None:
@@ -224,7 +230,7 @@ class TestConnectionsOfEngines:
 
         loop.run(full())
 
-    def test_all_of_an_answer_for_the_router_itself(
+    def test_answers_for_the_router_are_read_whole(
         self, loop: Loop, connection: EngineConnection
     ) -> None:
         async def rest() -> None:

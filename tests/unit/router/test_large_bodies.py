@@ -28,7 +28,7 @@ def long_router(start_router: Start) -> Router:
     return start_router(models=MODELS)
 
 
-def test_no_context_allows_more_than_64_mib(start_router: Start) -> None:
+def test_bodies_are_limited_to_64_mib(start_router: Start) -> None:
     router = start_router(models=b'{"data": [{"id": "m", "max_model_len": 10000000}]}')
     ((status, body),) = answers(router, head("POST /v1/completions", "Content-Length: 67108865"))
     assert status == 413
@@ -61,14 +61,14 @@ def status_of(router: Router, body: bytes) -> int:
     return answers(router, post(body=body), within_s=60)[0][0]
 
 
-def test_a_body_of_a_long_context(long_router: Router) -> None:
+def test_a_body_of_a_long_context_is_accepted(long_router: Router) -> None:
     fits = b'{"prompt": "' + b"a" * (LIMIT - 100) + b'"}'
     assert status_of(long_router, fits) == 200
     assert status_of(long_router, fits + b" " * 200) == 413
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_no_body_takes_much_more_memory_than_its_bytes(
+def test_a_body_takes_little_more_memory_than_its_bytes(
     long_router: Router, idle: int, name: str
 ) -> None:
     body = FULL[name]
@@ -79,7 +79,7 @@ def test_no_body_takes_much_more_memory_than_its_bytes(
     assert peak(long_router) - idle < 16 * len(body)
 
 
-def test_between_two_large_bodies_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_requests_are_served_between_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading one takes the time of thousands of small requests."""
     turns: list[str] = []
     read = forward.work

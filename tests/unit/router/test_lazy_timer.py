@@ -56,7 +56,7 @@ def acting(clock: Clock, acted: list[float]) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("times", [(10, 60), (60, 10), (10, 10)])
-def test_the_last_limit_counts(clock: Clock, limit: LazyTimer, times: tuple[float, float]) -> None:
+def test_the_last_limit_applies(clock: Clock, limit: LazyTimer, times: tuple[float, float]) -> None:
     first, last = list[float](), list[float]()
     limit.set(times[0], acting(clock, first))
     clock.go_to(5)
@@ -67,7 +67,7 @@ def test_the_last_limit_counts(clock: Clock, limit: LazyTimer, times: tuple[floa
 
 
 @pytest.mark.parametrize("end", [LazyTimer.lift, LazyTimer.cancel])
-def test_one_that_was_ended_does_not_act(
+def test_a_cancelled_timer_does_nothing(
     clock: Clock, limit: LazyTimer, end: Callable[[LazyTimer], None]
 ) -> None:
     acted = list[float]()
@@ -81,7 +81,7 @@ def test_one_that_was_ended_does_not_act(
     assert acted == [1001], "the next one does"
 
 
-def test_requests_without_number_make_few_timers(clock: Clock, limit: LazyTimer) -> None:
+def test_many_requests_make_few_timers(clock: Clock, limit: LazyTimer) -> None:
     """As a busy connection has them: head, body, the answer without a limit, idle."""
     acted = list[float]()
     for _ in range(1000):

@@ -98,7 +98,7 @@ def ended(opened: socket.socket) -> bytes:
     return data
 
 
-def test_who_is_refused_is_cut_off_even_if_it_reads_late(
+def test_a_refused_client_is_disconnected_even_if_it_reads_late(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal may fill what the client has not read of the answer before."""
@@ -118,7 +118,7 @@ def test_who_is_refused_is_cut_off_even_if_it_reads_late(
     loop.run(asyncio.wait_for(cut_off(), 20))
 
 
-def test_connections_that_ask_nothing_make_room(door: Callable[..., Door]) -> None:
+def test_idle_connections_make_room_for_new_ones(door: Callable[..., Door]) -> None:
     """However many are half open, who asks is answered."""
     made = door(connections=8)
     half_open = [made.connect(b"GET /v1/mod") for _ in range(40)]
@@ -141,12 +141,12 @@ def test_connections_with_a_request_are_kept(
 
 
 @pytest.mark.parametrize("sent", [b"GET /v1/models HTTP/1.1\r\nHost: a", b"G", b"\r\n"])
-def test_a_head_that_does_not_come(door: Callable[..., Door], sent: bytes) -> None:
+def test_a_connection_without_a_request_is_closed(door: Callable[..., Door], sent: bytes) -> None:
     said = ended(door(head_s=0.1).connect(sent))
     assert said == b"" or said.startswith(b"HTTP/1.1 408")
 
 
-def test_a_second_head_that_does_not_come(door: Callable[..., Door]) -> None:
+def test_an_idle_kept_connection_is_closed(door: Callable[..., Door]) -> None:
     """What begins a request is idle no longer."""
     opened = door(head_s=0.1).connect(GET)
     assert opened.recv(1000).startswith(b"HTTP/1.1 200")
@@ -154,7 +154,7 @@ def test_a_second_head_that_does_not_come(door: Callable[..., Door]) -> None:
     assert ended(opened).startswith(b"HTTP/1.1 408")
 
 
-def test_a_head_that_comes_drop_by_drop(door: Callable[..., Door]) -> None:
+def test_a_slow_head_is_refused(door: Callable[..., Door]) -> None:
     """The limit is for all of it."""
     opened = door(head_s=0.3).connect(b"GET /v1/models HTTP/1.1\r\n")
     sent = 0
@@ -172,7 +172,9 @@ def test_a_head_that_comes_drop_by_drop(door: Callable[..., Door]) -> None:
     assert sent < 199
 
 
-def test_a_body_that_does_not_come(door: Callable[..., Door], eventually: Eventually) -> None:
+def test_a_body_that_does_not_arrive_is_refused(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
     made = door(body_s=0.1)
     opened = made.connect(
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
@@ -182,12 +184,14 @@ def test_a_body_that_does_not_come(door: Callable[..., Door], eventually: Eventu
     assert not made.served
 
 
-def test_a_connection_that_asks_no_more(door: Callable[..., Door]) -> None:
+def test_an_unused_connection_is_closed(door: Callable[..., Door]) -> None:
     opened = door(idle_s=0.1).connect(GET)
     assert ended(opened).startswith(b"HTTP/1.1 200")
 
 
-def test_an_answer_that_nobody_reads(door: Callable[..., Door], eventually: Eventually) -> None:
+def test_a_client_that_reads_no_answer_is_disconnected(
+    door: Callable[..., Door], eventually: Eventually
+) -> None:
     made = door(stuck_s=0.1)
     made.connect(GET.replace(b"GET /v1/models", b"POST /detokenize"))
     eventually(lambda: made.served)
@@ -195,7 +199,7 @@ def test_an_answer_that_nobody_reads(door: Callable[..., Door], eventually: Even
     eventually(lambda: made.clients.busy == 0)
 
 
-def test_the_rest_of_an_answer_that_nobody_reads(
+def test_a_client_that_stops_reading_is_disconnected(
     door: Callable[..., Door], eventually: Eventually
 ) -> None:
     """The request has ended; its connection does as well."""
@@ -206,7 +210,7 @@ def test_the_rest_of_an_answer_that_nobody_reads(
     eventually(lambda: made.clients.open == 0)
 
 
-def test_who_reads_no_answer_gets_no_other_one(
+def test_a_client_that_reads_no_answer_gets_no_second_one(
     door: Callable[..., Door], eventually: Eventually
 ) -> None:
     made = door()
@@ -257,7 +261,7 @@ def test_the_last_of_an_answer_that_nobody_reads(
     made.loop.run(nearly_read())
 
 
-def test_too_many_requests(door: Callable[..., Door], eventually: Eventually) -> None:
+def test_too_many_requests_are_refused(door: Callable[..., Door], eventually: Eventually) -> None:
     made = door(requests=2)
     for _ in range(2):
         made.connect(GET.replace(b"GET /v1/models", b"POST /tokenize"))
@@ -278,7 +282,9 @@ def chunk(size: int) -> bytes:
 @pytest.mark.parametrize(
     "whole", [NAMED + b" " * 600, CHUNKED + chunk(600) + b"0\r\n\r\n"], ids=["named", "chunked"]
 )
-def test_too_many_bodies(door: Callable[..., Door], eventually: Eventually, whole: bytes) -> None:
+def test_too_many_bytes_of_bodies_are_refused(
+    door: Callable[..., Door], eventually: Eventually, whole: bytes
+) -> None:
     """A body counts until its request is answered."""
     made = door(held_bytes=1000)
     first = made.connect(whole)
@@ -325,7 +331,7 @@ def test_bodies_that_do_not_end_make_room(
     [b"0\r\n" + b"X-A: b\r\n" * 100_000, b"0\r\nX-A: " + b"b" * 900_000, b"1;" + b"b" * 900_000],
     ids=["trailers", "one trailer", "extension of a chunk"],
 )
-def test_what_follows_the_head_without_being_a_body(
+def test_endless_chunk_extensions_and_trailers_are_refused(
     door: Callable[..., Door], endless: bytes
 ) -> None:
     made = door()
@@ -358,7 +364,7 @@ def test_a_client_that_leaves_at_once(door: Callable[..., Door], eventually: Eve
     assert (made.served, made.clients.open) == ([], 0)
 
 
-def test_one_failure_is_one_requests(door: Callable[..., Door]) -> None:
+def test_a_failure_affects_one_request_only(door: Callable[..., Door]) -> None:
     made = door()
 
     async def broken(request: Request, answer: ClientResponse) -> None:

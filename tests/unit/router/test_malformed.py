@@ -78,7 +78,9 @@ async def send_all(port: int, requests: list[bytes]) -> list[bytes]:
     return answers
 
 
-def test_ten_thousand(router: Router, loop: Loop, eventually: Callable[..., None]) -> None:
+def test_ten_thousand_malformed_requests_leak_nothing(
+    router: Router, loop: Loop, eventually: Callable[..., None]
+) -> None:
     chance = random.Random(SEED)
     requests = [malformed(chance) for _ in range(REQUESTS)]
     loop.run(send_all(router.port, requests[:500]))  # what it allocates once, it has then

@@ -45,7 +45,7 @@ def bearer(key: str = KEY) -> dict[str, str]:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/add_worker"])
-def test_without_the_key_nothing_reaches_an_engine(
+def test_a_request_without_the_key_reaches_no_engine(
     keyed_router: Router, headers: dict[str, str], path: str
 ) -> None:
     for engine in keyed_router.engines:
@@ -57,7 +57,7 @@ def test_without_the_key_nothing_reaches_an_engine(
     assert not any(engine.seen for engine in keyed_router.engines)
 
 
-def test_with_the_key_a_request_arrives_with_the_engines_key_alone(keyed_router: Router) -> None:
+def test_a_request_arrives_with_the_engines_key_only(keyed_router: Router) -> None:
     for engine in keyed_router.engines:
         engine.reset()
     assert keyed_router.client.post("/v1/completions", json={}, headers=bearer()).is_success
@@ -66,7 +66,7 @@ def test_with_the_key_a_request_arrives_with_the_engines_key_alone(keyed_router:
     assert {one.headers["authorization"] for one in seen} == {f"bearer {ENGINE_KEY}"}
 
 
-def test_without_a_key_of_the_engines_none_arrives(router: Router) -> None:
+def test_no_key_arrives_if_engines_have_none(router: Router) -> None:
     assert router.client.post("/v1/completions", json={}, headers=bearer()).is_success
     seen = [seen for engine in router.engines for seen in engine.seen]
     assert len(seen) == 2 and not any("authorization" in one.headers for one in seen)
@@ -82,7 +82,7 @@ def test_health_needs_no_key(keyed_router: Router, path: str) -> None:
     assert keyed_router.client.get(path).status_code == 200
 
 
-def test_metrics_are_elsewhere(keyed_router: Router) -> None:
+def test_metrics_have_their_own_port(keyed_router: Router) -> None:
     assert keyed_router.client.get("/metrics", headers=bearer()).status_code == 404
     at = f"http://127.0.0.1:{keyed_router.metrics_port}"
     assert "pdkit_router_requests_total" in httpx.get(f"{at}/metrics", trust_env=False).text
@@ -145,7 +145,9 @@ def test_requests_end_before_the_router_does(
     eventually(lambda: not router.process.is_running() or router.process.status() == "zombie", 20.0)
 
 
-def test_it_ends_without_a_traceback(tmp_path: Path, eventually: Callable[..., None]) -> None:
+def test_the_router_ends_without_a_traceback(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
     port, metrics_port = free_row(), free_row()
     where = ("--host", "127.0.0.1", "--port", str(port))
     metrics = ("--metrics-host", "127.0.0.1", "--metrics-port", str(metrics_port))
@@ -183,7 +185,7 @@ class Served:
         return self.left >= 0
 
 
-def test_it_leaves_when_requests_have_ended_or_its_time_has() -> None:
+def test_the_router_ends_after_its_requests_or_its_time_limit() -> None:
     three, many = Served(3), Served(10**6)
     asyncio.run(_emptied(three, 600))  # type: ignore[arg-type]
     assert three.left == -1

@@ -45,7 +45,7 @@ def test_a_prefill_asks_for_one_token(
     assert sent(path, fields) == (prefill, fields)
 
 
-def test_one_engine_alone_needs_no_prefill() -> None:
+def test_other_paths_need_no_prefill() -> None:
     assert sent("/v1/embeddings", {"input": "x"}) == (None, {"input": "x"})
 
 
@@ -105,7 +105,7 @@ class TestSilence:
     """A process that is stopped keeps its connections, and answers nothing."""
 
     @pytest.mark.parametrize("begun", [False, True])
-    def test_what_has_not_begun_is_taken_elsewhere(
+    def test_a_request_without_an_answer_is_sent_elsewhere(
         self, loop: Loop, monkeypatch: pytest.MonkeyPatch, begun: bool
     ) -> None:
         monkeypatch.setattr(engines, "_SILENT_S", 0.2)
@@ -170,7 +170,7 @@ class TestSilence:
         stand_in.go.set()
         watching.cancel()
 
-    def test_nor_does_one_that_is_held_up_all_the_time(
+    def test_a_router_that_is_always_busy_does_not_blame_engines(
         self, loop: Loop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Large bodies, one after the other, each of which takes longer than an answer may."""
@@ -206,7 +206,7 @@ def test_the_budget_of_further_tries() -> None:
     asyncio.run(spend())
 
 
-def test_what_is_kept_of_a_request_is_in_proportion() -> None:
+def test_the_memory_of_a_request_is_in_proportion_to_its_body() -> None:
     """Not its token ids, of which each is an object."""
     body = bytearray(json.dumps({"prompt": list(range(1000, 101_000))}).encode())
     size = len(body)

@@ -120,7 +120,7 @@ def traced(started: tuple[Router, StandIn], eventually: Eventually) -> Iterator[
     collector.go.set()
 
 
-def test_one_trace_of_a_request_and_its_two_phases(traced: Traced) -> None:
+def test_a_request_and_its_two_phases_are_one_trace(traced: Traced) -> None:
     assert traced.router.client.post(COMPLETIONS, json=BODY).status_code == 200
     root, prefill, decode = traced.spans(traced.trace(), 3)
     assert [one["name"] for one in (root, prefill, decode)] == [
@@ -258,7 +258,7 @@ def test_the_engine_that_hangs_until_the_limit_is_marked(
     assert "pdkit.cancelled" not in told
 
 
-def test_no_text_no_key_and_no_query(traced: Traced) -> None:
+def test_traces_contain_no_text_key_or_query(traced: Traced) -> None:
     body = {**BODY, "prompt": "a-secret-prompt", "user": "a-secret-user"}
     headers = {
         "traceparent": f"00-{TRACE}-{PARENT}-01",
@@ -327,7 +327,7 @@ def test_a_host_name_that_cannot_be_resolved_is_no_connection(host: str) -> None
     uvloop.run(connect())
 
 
-def test_what_waits_is_bounded() -> None:
+def test_the_queue_of_spans_is_limited() -> None:
     counts = Counter[str]()
     tracer = Tracer("http://127.0.0.1:9", "mine", counts)
     for _ in range(tracing._WAITING + 10):
@@ -347,7 +347,7 @@ def test_a_client_that_leaves_is_not_an_error() -> None:
     assert (ended, span.error, span.attributes["pdkit.cancelled"]) == ([span], "", 1)
 
 
-def test_without_an_endpoint_no_engine_gets_a_trace(router: Router) -> None:
+def test_engines_get_no_trace_headers_without_an_endpoint(router: Router) -> None:
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     router.client.post(COMPLETIONS, json=BODY, headers=headers)
     seen = [one for engine in router.engines for one in engine.seen if one.method == "POST"]

@@ -148,7 +148,9 @@ def test_levels_without_end_are_refused(tmp_path: Path) -> None:
         read_advisories(file)
 
 
-def test_what_a_zip_holds_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_an_unpacked_zip_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A few bytes of a zip may stand for any number."""
     bomb = _zip(tmp_path / "bomb.zip", b" " * 1_000_000 + json.dumps(FIXED).encode())
     assert read_advisories(bomb) == [FIXED]

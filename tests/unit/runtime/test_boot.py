@@ -50,7 +50,7 @@ def test_words_are_read_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(("end", "written"), [("\n", "\\x0a"), ("\r", "\\x0d")])
-def test_no_word_begins_its_own_line(end: str, written: str) -> None:
+def test_line_breaks_in_arguments_are_escaped(end: str, written: str) -> None:
     """Systemd ends a line at either."""
     forged = f"/a{end}ExecStartPre=/bin/evil"
     text = boot_unit("x", (forged,), {"PATH": forged})
@@ -60,7 +60,9 @@ def test_no_word_begins_its_own_line(end: str, written: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_accepts_it(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_accepts_the_unit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     file = write_unit(home, "demo")
     done = subprocess.run(
@@ -78,7 +80,7 @@ def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert not boot.starts_without_login()
 
 
-def test_without_systemd_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_is_refused_without_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "_RUNS", tmp_path)
     require_systemd()
     monkeypatch.setattr(boot, "_RUNS", tmp_path / "none")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.runtime import bounded_redis
 from deploy.runtime.url_store import UrlStore, open_url_store
 from tests.hostile_redis import Hostile, dripping, endless, hostile
-from tests.unit.redis_server import HOST, redis_server
 
 # What a socket holds beside what was read from it.
 BUFFERS = 16 << 20
@@ -59,10 +59,10 @@ def test_limits_are_of_one_answer_not_of_all(
 ) -> None:
     """A store with many keys is told in many pages."""
     monkeypatch.setattr(bounded_redis, "ANSWER_BYTES", 150_000)
-    with redis_server(tmp_path) as port, redis.Redis(HOST, port) as client:
+    with RedisServer(tmp_path) as server, redis.Redis(HOST, server.port) as client:
         for number in range(3000):
             client.set(f"pdkit:{number:090}", "")
-        with open_url_store(parse_redis_url(f"redis://{HOST}:{port}")) as store:
+        with open_url_store(parse_redis_url(server.url)) as store:
             assert store.count_keys("pdkit:", within_s=60).count == 3000
             with pytest.raises(redis.RedisError):
                 store._client(None).keys("*")

@@ -40,7 +40,7 @@ def version_2(used: int = GIB, **files: object) -> dict[str, object]:
     return {"memory__current": used, "memory__stat": f"anon 1\ninactive_file {GIB // 4}", **files}
 
 
-def test_none_at_all(groups: Groups) -> None:
+def test_there_are_no_limits_without_cgroups(groups: Groups) -> None:
     assert groups.limits() == CgroupLimits()
 
 
@@ -50,7 +50,7 @@ def test_a_container_sees_its_own_as_the_root(groups: Groups) -> None:
     assert groups.limits() == CgroupLimits(4 * GIB, 3 * GIB + GIB // 4, 2.5)
 
 
-def test_no_limit(groups: Groups) -> None:
+def test_an_unlimited_group_has_no_limits(groups: Groups) -> None:
     groups.group("", **version_2(memory__max="max", cpu__max="max 100000"))
     groups.in_group("0::/")
     assert groups.limits() == CgroupLimits()
@@ -72,7 +72,7 @@ def version_1(limit: int) -> dict[str, object]:
     }
 
 
-def test_version_1(groups: Groups) -> None:
+def test_limits_of_cgroup_v1_are_read(groups: Groups) -> None:
     groups.group("memory/docker/abc", **version_1(2 * GIB))
     groups.group("memory", **version_1(9223372036854771712))
     groups.group("cpu/docker/abc", cpu__cfs_quota_us=150000, cpu__cfs_period_us=100000)
@@ -89,7 +89,7 @@ def test_version_1_whose_path_is_not_mounted(groups: Groups) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "rubbish", "5:memory"])
-def test_what_cannot_be_understood_limits_nothing(groups: Groups, text: str) -> None:
+def test_invalid_cgroup_files_have_no_limits(groups: Groups, text: str) -> None:
     groups.group("", memory__max="many", cpu__max="1")
     groups.in_group(text)
     assert groups.limits() == CgroupLimits()

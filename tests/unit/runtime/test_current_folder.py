@@ -23,7 +23,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_what_lies_there_is_not_imported(
+def test_modules_in_the_current_folder_are_not_imported(
     question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, ask = QUESTIONS[question]

@@ -82,11 +82,13 @@ class TestHealth:
     @pytest.mark.parametrize(
         ("status", "healthy"), [(200, True), (204, False), (404, False), (503, False)]
     )
-    def test_by_status(self, engine: Engine, api: EngineApi, status: int, healthy: bool) -> None:
+    def test_only_200_is_healthy(
+        self, engine: Engine, api: EngineApi, status: int, healthy: bool
+    ) -> None:
         engine.answer("/health", "", status)
         assert api.is_healthy() is healthy
 
-    def test_by_another_path(self, engine: Engine, api: EngineApi) -> None:
+    def test_another_health_path_is_used(self, engine: Engine, api: EngineApi) -> None:
         engine.answer("/readiness", "")
         assert api.is_healthy("/readiness")
         assert not api.is_healthy("/health")
@@ -98,17 +100,19 @@ class TestHealth:
                 api.metrics()
         assert caught.value.status == 0
 
-    def test_nobody_there(self, free_port: int) -> None:
+    def test_a_refused_connection_is_not_healthy(self, free_port: int) -> None:
         with EngineApi(f"http://127.0.0.1:{free_port}") as api:
             assert not api.is_healthy()
 
 
 class TestCounters:
-    def test_are_read(self, engine: Engine, api: EngineApi) -> None:
+    def test_cache_counters_are_read(self, engine: Engine, api: EngineApi) -> None:
         engine.answer("/metrics", METRICS)
         assert api.cache_counters() == CacheCounters(904, 512, 1000, 96)
 
-    def test_of_several_engine_cores_are_summed(self, engine: Engine, api: EngineApi) -> None:
+    def test_counters_of_several_engine_cores_are_summed(
+        self, engine: Engine, api: EngineApi
+    ) -> None:
         twice = METRICS + "\n".join(
             line.replace('engine="0"', 'engine="1"')
             for line in METRICS.splitlines()
@@ -120,9 +124,7 @@ class TestCounters:
     @pytest.mark.parametrize(
         "name", ["external_prefix_cache_queries", "external_prefix_cache_hits", "prefix_cache_hits"]
     )
-    def test_one_that_is_missing_is_an_error(
-        self, engine: Engine, api: EngineApi, name: str
-    ) -> None:
+    def test_a_missing_counter_is_an_error(self, engine: Engine, api: EngineApi, name: str) -> None:
         without = [line for line in METRICS.splitlines() if f"vllm:{name}_total" not in line]
         engine.answer("/metrics", "\n".join(without) + "\n")
         with pytest.raises(ApiError, match=f"vllm:{name}"):
@@ -132,7 +134,7 @@ class TestCounters:
         engine.answer("/metrics", METRICS.replace("512.0", "0.0"))
         assert api.cache_counters().external_hits == 0
 
-    def test_difference(self) -> None:
+    def test_counters_are_subtracted(self) -> None:
         later, earlier = CacheCounters(10, 8, 6, 4), CacheCounters(1, 2, 3, 4)
         assert later.since(earlier) == CacheCounters(9, 6, 3, 0)
 
@@ -199,14 +201,16 @@ CALLS: dict[str, Callable[[EngineApi], object]] = {
 @pytest.mark.parametrize("path", CALLS)
 class TestFailures:
     @pytest.mark.parametrize("status", [201, 400, 404, 500, 503])
-    def test_another_status(self, engine: Engine, api: EngineApi, path: str, status: int) -> None:
+    def test_another_status_is_an_error_with_its_text(
+        self, engine: Engine, api: EngineApi, path: str, status: int
+    ) -> None:
         engine.answer(path, "what went wrong: " + "x" * 5000, status)
         with pytest.raises(ApiError, match=f"HTTP {status}: what went wrong") as caught:
             CALLS[path](api)
         assert caught.value.status == status
         assert len(str(caught.value)) < 1000
 
-    def test_refused(self, free_port: int, path: str) -> None:
+    def test_a_refused_connection_is_an_error(self, free_port: int, path: str) -> None:
         with EngineApi(f"http://127.0.0.1:{free_port}") as api:
             with pytest.raises(ApiError, match=f"no answer from .*{free_port}") as caught:
                 CALLS[path](api)
@@ -225,13 +229,13 @@ class TestFailures:
             CALLS[path](api)
 
 
-def test_an_invalid_number(engine: Engine, api: EngineApi) -> None:
+def test_an_invalid_number_is_an_error(engine: Engine, api: EngineApi) -> None:
     engine.answer("/v1/models", '{"data": [{"max_model_len": 1e999}]}')
     with pytest.raises(ApiError, match="OverflowError"):
         api.max_model_len()
 
 
-def test_what_a_terminal_would_obey_is_not_quoted(engine: Engine, api: EngineApi) -> None:
+def test_control_characters_of_an_answer_are_removed(engine: Engine, api: EngineApi) -> None:
     engine.answer("/v1/models", "\x1b[31mCUDA\x1b[0m is\x07 gone\x1b]0;title\r\n\tGröße", 500)
     with pytest.raises(ApiError) as caught:
         api.max_model_len()

@@ -34,7 +34,7 @@ def test_a_broken_line_is_skipped(file: Path) -> None:
     assert [event.text for event in read_events(file)] == ["good", "better"]
 
 
-def test_only_the_newest_stay_in_a_long_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_file_keeps_the_newest_events(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_KEPT", 5)
     monkeypatch.setattr(events, "_MAX_BYTES", 2_000)
     sizes = []
@@ -45,9 +45,7 @@ def test_only_the_newest_stay_in_a_long_file(file: Path, monkeypatch: pytest.Mon
     assert [event.text for event in read_events(file)] == ["95", "96", "97", "98", "99"]
 
 
-def test_what_others_write_while_it_waits_for_the_lock_is_kept(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_written_by_others_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_MAX_BYTES", 0)  # each rewrites the file
     note_event(file, "router", "died", "before")
     by_another = file.read_text().replace("before", "another's")

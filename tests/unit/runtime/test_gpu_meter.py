@@ -82,7 +82,7 @@ def test_nonsense_is_not_a_number(install: Install, line: str, eventually: Event
     assert len(meter.trouble) < 300
 
 
-def test_what_a_driver_does_not_tell_is_not_known(install: Install, eventually: Eventually) -> None:
+def test_values_that_a_driver_lacks_are_unknown(install: Install, eventually: Eventually) -> None:
     """[N/A] stands for the memory of a GPU that shares the host's."""
     meter = install("3, [GPU is lost], [GPU is lost]", "0, 101, 7" + "0" * 20, "0, 55, [N/A]")
     with meter:
@@ -91,7 +91,7 @@ def test_what_a_driver_does_not_tell_is_not_known(install: Install, eventually: 
     assert meter.trouble == "nvidia-smi has no numbers of GPU 3"
 
 
-def test_without_the_tool(tmp_path: Path) -> None:
+def test_a_missing_nvidia_smi_is_reported(tmp_path: Path) -> None:
     with GpuMeter(CUDA, Tools({"PATH": str(tmp_path)}, root=tmp_path)) as meter:
         pass
     assert (meter.measured, meter.trouble) == ({}, "nvidia-smi is not installed")
@@ -106,7 +106,7 @@ def test_a_tool_that_does_not_start(tmp_path: Path) -> None:
     assert meter.trouble == "nvidia-smi does not start (No such file or directory)"
 
 
-def test_without_gpus_nothing_is_asked(install: Install, tmp_path: Path) -> None:
+def test_no_tool_runs_without_gpus(install: Install, tmp_path: Path) -> None:
     meter = install("0, 1, 2", gpus=[])
     with meter:
         pass

@@ -11,7 +11,7 @@ from deploy.errors import ConfigError
 from deploy.runtime.home import Home
 
 
-def test_by_default_below_the_xdg_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_home_is_below_the_xdg_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/user")
     home = Home.from_environ({})
     assert home == Home(Path("/home/user/.local/state/pdkit"), Path("/home/user/.cache/pdkit"))

@@ -31,10 +31,12 @@ def complete(tmp_path: Path) -> Path:
 
 
 class TestMemory:
-    def test_enough(self) -> None:
+    def test_enough_memory_is_accepted(self) -> None:
         require_memory(1, engines=2, hint=str)
 
-    def test_not_enough_names_both_sides(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_little_memory_is_an_error_with_both_sizes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(host, "available_memory_mib", lambda: 4096)
         require_memory(4096, engines=2, hint=str)
         with pytest.raises(NotEnoughMemory, match=r"8\.0 GiB, but 4\.0 GiB") as caught:
@@ -44,7 +46,7 @@ class TestMemory:
 
 
 class TestEnginePython:
-    def test_as_asked(self, complete: Path) -> None:
+    def test_a_given_interpreter_is_used(self, complete: Path) -> None:
         assert find_engine_python(complete) == str(complete)
 
     def test_our_own_by_default(self, complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,22 +62,24 @@ class TestEnginePython:
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         assert find_engine_python(Path(sys.executable)) == sys.executable
 
-    def test_one_that_lacks_modules_names_them(self, tmp_path: Path) -> None:
+    def test_an_interpreter_without_modules_is_refused_with_their_names(
+        self, tmp_path: Path
+    ) -> None:
         python = script(tmp_path / "python", "echo lmcache uvloop")
         with pytest.raises(MissingTool, match=r"lacks lmcache, uvloop") as caught:
             find_engine_python(python)
         assert "quickstart" in caught.value.hint
 
     @pytest.mark.parametrize("text", ["exit 1", "kill -9 $$"])
-    def test_one_that_does_not_run(self, tmp_path: Path, text: str) -> None:
+    def test_an_interpreter_that_does_not_run_is_refused(self, tmp_path: Path, text: str) -> None:
         with pytest.raises(MissingTool, match="does not run"):
             find_engine_python(script(tmp_path / "python", text))
 
-    def test_one_that_is_missing(self) -> None:
+    def test_a_missing_interpreter_is_refused(self) -> None:
         with pytest.raises(MissingTool, match="/no/python is not an executable"):
             find_engine_python(Path("/no/python"))
 
-    def test_one_that_may_not_be_run(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_not_executable_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "python").touch(0o644)
         with pytest.raises(MissingTool, match="is not an executable"):
             find_engine_python(tmp_path / "python")
@@ -93,7 +97,7 @@ class TestEnginePython:
         monkeypatch.chdir(complete.parent)
         assert find_engine_python(Path("./python")) == str(complete)
 
-    def test_one_below_the_users_home(
+    def test_an_interpreter_below_the_home_folder_is_found(
         self, complete: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HOME", str(complete.parents[1]))
@@ -101,17 +105,19 @@ class TestEnginePython:
 
 
 class TestRedisServer:
-    def test_as_asked(self, tmp_path: Path) -> None:
+    def test_a_given_redis_server_is_used(self, tmp_path: Path) -> None:
         server = script(tmp_path / "my-redis", "exit 0")
         assert find_redis_server(server, "python") == str(server)
 
-    def test_one_that_is_missing(self) -> None:
+    def test_a_missing_redis_server_is_refused(self) -> None:
         with pytest.raises(MissingTool, match=r"redis\.server: /no/redis is not an exec") as caught:
             find_redis_server(Path("/no/redis"), "python")
         assert "redis.server" in caught.value.hint
         assert caught.value.exit_code == 3
 
-    def test_the_systems(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_redis_server_on_path_is_used(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         server = script(tmp_path / "redis-server", "exit 0")
         monkeypatch.setenv("PATH", str(tmp_path))
         assert find_redis_server(None, "/no/python") == str(server)
@@ -125,7 +131,9 @@ class TestRedisServer:
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         assert find_redis_server(None, sys.executable) == str(server)
 
-    def test_none_at_all(self, complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_names_the_package_if_there_is_no_redis_server(
+        self, complete: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PATH", str(complete.parent / "empty"))
         with pytest.raises(MissingTool, match="no redis-server") as caught:
             find_redis_server(None, str(complete))
@@ -152,7 +160,7 @@ class TestContainers:
         (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {40 << 20}\n")
         return tmp_path
 
-    def test_their_limit_counts(self, cgroup: Path) -> None:
+    def test_the_memory_limit_of_a_container_counts(self, cgroup: Path) -> None:
         """Else the kernel ends an engine that the machine had memory for."""
         (cgroup / "memory.max").write_text(f"{512 << 20}\n")
         assert host.available_memory_mib() == 512 - 300 + 40
@@ -161,7 +169,9 @@ class TestContainers:
         assert host.machine_memory_mib() == 512
 
     @pytest.mark.parametrize("limit", ["max\n", None])
-    def test_no_limit_leaves_the_machines(self, cgroup: Path, limit: str | None) -> None:
+    def test_the_machines_memory_counts_without_a_limit(
+        self, cgroup: Path, limit: str | None
+    ) -> None:
         if limit:
             (cgroup / "memory.max").write_text(limit)
         assert host.available_memory_mib() > 512

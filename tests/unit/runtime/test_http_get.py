@@ -33,7 +33,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         (b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"\r\n\xffpage", "\ufffdpage"),
     ],
 )
-def test_pages(answer: bytes, text: str) -> None:
+def test_complete_pages_are_read(answer: bytes, text: str) -> None:
     with hostile(said(answer)) as server:
         assert get(f"http://{server.address}", "/", timeout_s=20) == (200, text)
 
@@ -92,6 +92,6 @@ def test_a_page_byte_by_byte_ends(begin: bytes) -> None:
         b"-ERR unknown command 'GET'\r\n",
     ],
 )
-def test_incomplete_pages(answer: bytes) -> None:
+def test_incomplete_pages_are_errors(answer: bytes) -> None:
     with hostile(said(answer)) as server, pytest.raises((OSError, HTTPException)):
         get(f"http://{server.address}", "/", timeout_s=20)

@@ -16,18 +16,18 @@ def hub() -> Iterator[Hub]:
         yield made
 
 
-def test_with_the_commit_that_it_is_of(hub: Hub) -> None:
+def test_a_config_is_fetched_with_its_commit(hub: Hub) -> None:
     found = fetch_config(hub.address, "owner/name", "main", None)
     assert (found.config, found.commit) == (LLAMA, COMMIT)
     assert hub.asked == [("/owner/name/resolve/main/config.json", None)]
 
 
-def test_with_the_users_token_and_revision(hub: Hub) -> None:
+def test_token_and_revision_are_sent(hub: Hub) -> None:
     fetch_config(hub.address, "owner/name", "v2", "hf_x")
     assert hub.asked == [("/owner/name/resolve/v2/config.json", "Bearer hf_x")]
 
 
-def test_where_the_hub_points_at_a_copy_it_names_the_commit_itself(hub: Hub) -> None:
+def test_the_commit_is_read_before_a_redirect(hub: Hub) -> None:
     hub.status = 307
     hub.headers["Location"] = "/elsewhere/config.json"
     found = fetch_config(hub.address, "owner/name", "main", None)
@@ -45,19 +45,19 @@ def test_an_invalid_commit_is_ignored(hub: Hub, commit: str) -> None:
     ("status", "body", "words"),
     [(404, b"", "404"), (401, b"", "401"), (200, b"<html>", "JSON"), (200, b"[1]", "JSON object")],
 )
-def test_another_answer(hub: Hub, status: int, body: bytes, words: str) -> None:
+def test_an_unexpected_answer_is_an_error(hub: Hub, status: int, body: bytes, words: str) -> None:
     hub.status, hub.body = status, body
     with pytest.raises(HubError, match=words):
         fetch_config(hub.address, "owner/name", "main", None)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "no address", "http://[::"])
-def test_no_answer(address: str) -> None:
+def test_a_hub_that_does_not_answer_is_an_error(address: str) -> None:
     with pytest.raises(HubError, match="does not answer"):
         fetch_config(address, "owner/name", "main", None)
 
 
-def test_by_the_variables_of_the_hubs_own_client() -> None:
+def test_the_hubs_variables_are_used() -> None:
     assert hub_address({}) == "https://huggingface.co"
     assert hub_address({"HF_ENDPOINT": "http://mirror/"}) == "http://mirror"
     assert [is_offline({"HF_HUB_OFFLINE": text}) for text in ("1", "true", "0", "")] == [

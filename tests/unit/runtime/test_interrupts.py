@@ -23,12 +23,12 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_each_interrupts(number: signal.Signals) -> None:
+def test_each_signal_interrupts(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), number)
 
 
-def test_only_the_first_counts() -> None:
+def test_only_the_first_signal_interrupts() -> None:
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
     for number in NUMBERS:

@@ -30,7 +30,7 @@ def plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Ku
     return put
 
 
-def test_it_gets_its_input_and_its_output_comes_back(plays: Callable[[str], Kubectl]) -> None:
+def test_kubectl_gets_input_and_returns_output(plays: Callable[[str], Kubectl]) -> None:
     echo = plays("import sys\nsys.stdout.write(sys.stdin.read())")
     assert echo.run("apply", text="é" * MIB) == "é" * MIB
 
@@ -40,13 +40,13 @@ def test_input_that_is_not_read_is_not_an_error(plays: Callable[[str], Kubectl])
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_what_it_says_is_limited(stream: str, plays: Callable[[str], Kubectl]) -> None:
+def test_the_output_of_kubectl_is_limited(stream: str, plays: Callable[[str], Kubectl]) -> None:
     endless = plays(f"import sys\nwhile True: sys.{stream}.write('x' * 1000)")
     with pytest.raises(MachineError, match="kubectl exec was stopped: it printed more than 1 MiB"):
         endless.run("exec", most_bytes=MIB)
 
 
-def test_it_is_ended_with_what_it_started(
+def test_a_kubectl_that_hangs_is_ended_with_its_children(
     plays: Callable[[str], Kubectl], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LIMIT_S", 0.2)
@@ -55,7 +55,7 @@ def test_it_is_ended_with_what_it_started(
         waits.run("get")
 
 
-def test_of_what_it_says_where_it_fails_a_line_is_short(plays: Callable[[str], Kubectl]) -> None:
+def test_an_error_of_kubectl_is_one_short_line(plays: Callable[[str], Kubectl]) -> None:
     fails = plays("import sys\nsys.exit('x\\n' + 'context ' * 100_000)")
     with pytest.raises(PdkitError) as caught:
         fails.run("exec")

@@ -60,7 +60,7 @@ def test_a_second_holder_is_refused(path: Path) -> None:
     assert not path.exists()
 
 
-def test_who_holds_it_for_a_moment_is_waited_for(
+def test_a_lock_held_for_a_moment_is_waited_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `doctor` and another stack's `up` do, when they ask whether it is held."""

@@ -24,11 +24,13 @@ class TestLastLines:
         ("count", "expected"),
         [(0, ()), (1, ("c",)), (2, ("b", "c")), (3, ("a", "b", "c")), (9, ("a", "b", "c"))],
     )
-    def test_count(self, file: Path, count: int, expected: tuple[str, ...]) -> None:
+    def test_the_last_lines_are_returned(
+        self, file: Path, count: int, expected: tuple[str, ...]
+    ) -> None:
         file.write_text("a\nb\nc\n")
         assert last_lines(file, count) == expected
 
-    def test_all_without_a_count(self, file: Path) -> None:
+    def test_all_lines_are_returned_without_a_count(self, file: Path) -> None:
         file.write_text("line\n" * 100_000)
         assert len(last_lines(file)) == 100_000
 
@@ -44,7 +46,7 @@ class TestLastLines:
         file.write_text("a\nlast words")
         assert last_lines(file, 1) == ("last words",)
 
-    def test_no_file_no_lines(self, file: Path) -> None:
+    def test_a_missing_file_has_no_lines(self, file: Path) -> None:
         assert last_lines(file, 5) == ()
         file.touch()
         assert last_lines(file, 5) == ()
@@ -70,7 +72,7 @@ class TestLastLines:
             ("tab\tstays, and ü", "tab\tstays, and ü"),
         ],
     )
-    def test_what_a_terminal_would_obey_is_left_out(self, file: Path, raw: str, plain: str) -> None:
+    def test_control_characters_are_removed(self, file: Path, raw: str, plain: str) -> None:
         file.write_text(raw + "\n")
         assert last_lines(file, 1) == (plain,)
 
@@ -88,7 +90,7 @@ class TestFirstError:
         )
         assert first_error(lines) == "ValueError: too big"
 
-    def test_of_a_module(self) -> None:
+    def test_an_exception_of_a_module_is_found(self) -> None:
         assert first_error(["torch.OutOfMemoryError: none left "]) == (
             "torch.OutOfMemoryError: none left"
         )
@@ -102,7 +104,7 @@ class TestFirstError:
         )
         assert first_error(lines).endswith("UnsupportedSetting: use_native: true")
 
-    def test_none(self) -> None:
+    def test_a_log_without_errors_has_none(self) -> None:
         assert first_error([]) == ""
 
     def test_words_within_a_line_are_none(self) -> None:
@@ -156,7 +158,9 @@ class TestComplaints:
              "redis.exceptions.TimeoutError: too slow"),
         ],
     )  # fmt: skip
-    def test_of_each_program(self, line: str, level: str, text: str) -> None:
+    def test_warnings_and_errors_of_each_program_are_found(
+        self, line: str, level: str, text: str
+    ) -> None:
         (found,) = complaints([("consumer-0", line)])
         assert (found.service, found.level, found.text) == ("consumer-0", level, text)
 
@@ -176,14 +180,14 @@ class TestComplaints:
     def test_other_lines_are_none(self, line: str) -> None:
         assert complaints([("consumer-0", line)]) == ()
 
-    def test_of_a_traceback_the_exception_is_reported(self) -> None:
+    def test_the_exception_of_a_traceback_is_reported(self) -> None:
         start = "(EngineCore pid=3) ERROR 07-27 03:00:00 [core.py:866] "
         said = ("it met a fatal error.", "Traceback (most recent call last):", '  File "x.py"',
                 "    raise OSError", "OSError: no space", "RuntimeError: died of it")  # fmt: skip
         (found,) = complaints([("consumer-0", start + words) for words in said])
         assert (found.text, found.count) == ("OSError: no space", 1)
 
-    def test_one_place_is_told_once(self) -> None:
+    def test_repeated_warnings_are_reported_once(self) -> None:
         lines = [
             ("consumer-0", f"(E pid=3) WARNING 07-27 03:00:0{n} [core.py:8] request {n} is late")
             for n in range(4)
@@ -209,7 +213,9 @@ class TestFollow:
     def _fail() -> None:
         raise AssertionError("it waits for more than was written")
 
-    def test_only_what_is_appended(self, file: Path, while_it_sleeps: Callable[..., None]) -> None:
+    def test_only_appended_lines_are_followed(
+        self, file: Path, while_it_sleeps: Callable[..., None]
+    ) -> None:
         file.write_text("old\n")
         while_it_sleeps(lambda: append(file, "one\ntwo\n"), lambda: append(file, "three\n"))
         assert take(3, {"engine": file}) == [

@@ -25,7 +25,7 @@ def base() -> int:
     return free_row()
 
 
-def test_free_ports_pass(base: int) -> None:
+def test_free_ports_are_accepted(base: int) -> None:
     require_free(stack_ports(base), base=base, host=HOST, stack="demo")
 
 

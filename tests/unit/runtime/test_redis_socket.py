@@ -78,7 +78,7 @@ def test_an_interrupted_question_leaves_no_answer_behind(
         (b"*2\r\n$1\r\n0\r\n*2\r\n$1\r\na\r\n$0\r\n\r\n", [b"0", [b"a", b""]]),
     ],
 )
-def test_answers(tmp_path: Path, answer: bytes, meant: object) -> None:
+def test_answers_of_redis_are_parsed(tmp_path: Path, answer: bytes, meant: object) -> None:
     with answering(tmp_path / "s", answer) as asker:
         assert asker.ask("ANY") == meant
 
@@ -95,7 +95,7 @@ def test_answers(tmp_path: Path, answer: bytes, meant: object) -> None:
         b"*2\r\n$1\r\n0\r\n-ERR inside\r\n",
     ],
 )
-def test_invalid_answers(tmp_path: Path, answer: bytes) -> None:
+def test_invalid_answers_are_errors(tmp_path: Path, answer: bytes) -> None:
     with answering(tmp_path / "s", answer) as asker, pytest.raises(OSError, match="Redis"):
         asker.ask("ANY")
 

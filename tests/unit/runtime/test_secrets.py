@@ -27,7 +27,7 @@ def test_made_once_and_kept(tmp_path: Path) -> None:
     }
 
 
-def test_no_two_are_alike_and_all_fit_a_url(tmp_path: Path) -> None:
+def test_secrets_are_unique_and_safe_in_urls(tmp_path: Path) -> None:
     values = [
         secret.reveal()
         for folder in ("one", "two")
@@ -38,7 +38,7 @@ def test_no_two_are_alike_and_all_fit_a_url(tmp_path: Path) -> None:
     assert all(value.replace("-", "").replace("_", "").isalnum() for value in values)
 
 
-def test_only_the_owner_reads_them(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_secrets(tmp_path: Path) -> None:
     ensure_secrets(tmp_path / "secrets", ("a",))
     assert stat.S_IMODE((tmp_path / "secrets" / "a").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o700
@@ -50,7 +50,7 @@ def test_an_empty_file_is_not_a_secret(tmp_path: Path) -> None:
     assert ensure_secrets(tmp_path, ("a",))["a"].reveal()
 
 
-def test_reading_makes_none(tmp_path: Path) -> None:
+def test_reading_creates_no_secret(tmp_path: Path) -> None:
     ensure_secrets(tmp_path, ("a",))
     assert set(read_secrets(tmp_path, ("a", "b"))) == {"a"}
     assert not (tmp_path / "b").exists()
@@ -61,7 +61,7 @@ def test_a_secret_put_there_by_hand_counts(tmp_path: Path) -> None:
     assert ensure_secrets(tmp_path, ("a",))["a"].reveal() == "mine"
 
 
-def test_filling_in() -> None:
+def test_placeholders_are_replaced_by_secrets() -> None:
     secrets = {"one": Secret("1"), "two": Secret(r"\g<0>")}
     filled = fill_in("a @{one} b @{two}@{one} @ {one} ${one}", secrets)
     assert filled == r"a 1 b \g<0>1 @ {one} ${one}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,15 +11,13 @@ from typing import Any
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer, program
 from deploy.runtime.compose.container_store import ContainerStore
-from deploy.runtime.host import find_redis_server
 from deploy.runtime.secrets import Secret
 from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.store import Store, open_store
-from tests.conftest import unused_port
 
 PASSWORD = "open-sesame"
-HOST = "127.0.0.1"
 MARK = "@pdkit%check-0a1b"
 # Marked keys and, on the other server, the twin of each; among them what a shell would take apart.
 MARKED = [f"a:{odd}@1@h{n}@bf16{MARK}-{n}-" for n, odd in enumerate(("m", "m/n", 'm "o" $(p)\\x'))]
@@ -31,37 +27,18 @@ OTHERS = ["a:m@1@h9@bf16", "a:m@1@h0@bf16@pdkit%check-ffff-1"]
 Open = Callable[[], Any]
 
 
-class Server:
+class Server(RedisServer):
     """One redis-server, as a process and as what a container would run."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, self._folder = unused_port(), folder
-        self.socket = str(folder / "sock")
-        folder.mkdir()
-        self._program = find_redis_server(None, sys.executable)
-        argv = (
-            self._program, "--bind", HOST, "--port", str(self.port), "--requirepass", PASSWORD,
-            "--save", "", "--maxmemory", "64mb", "--unixsocket", "sock",
-        )  # fmt: skip
-        self.process = subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL)
+        super().__init__(folder, "--requirepass", PASSWORD, "--maxmemory", "64mb")
+        self.start()
         self.client = redis.Redis(host=HOST, port=self.port, password=PASSWORD)
-        self._await()
-        (folder / "redis_password").write_text(f"{PASSWORD}\n")
-        cli = folder / "redis-cli"
-        real = Path(self._program).with_name("redis-cli")
+        (self.folder / "redis_password").write_text(f"{PASSWORD}\n")
+        cli = self.folder / "redis-cli"
+        real = Path(program()).with_name("redis-cli")
         cli.write_text(f'#!/bin/sh\nexec {real} -p {self.port} "$@"\n')
         cli.chmod(0o755)
-
-    def _await(self) -> None:
-        ends = time.monotonic() + 20
-        while True:
-            try:
-                self.client.ping()
-            except redis.ConnectionError:
-                assert time.monotonic() < ends
-                time.sleep(0.01)
-            else:
-                return
 
     def as_process(self) -> Any:
         return open_store(self.socket, Secret(PASSWORD))
@@ -72,22 +49,18 @@ class Server:
     def _run(self, command: Sequence[str]) -> bytes:
         shell, option, script, *asked = command
         done = subprocess.run(
-            (shell, option, script.replace("/run/secrets", str(self._folder)), *asked),
-            env={"PATH": f"{self._folder}:/usr/bin:/bin"},
+            (shell, option, script.replace("/run/secrets", str(self.folder)), *asked),
+            env={"PATH": f"{self.folder}:/usr/bin:/bin"},
             capture_output=True,
             check=False,
         )
         return done.stdout
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     folder = tmp_path_factory.mktemp("shards")
-    made = [Server(folder / name) for name in ("a", "b")]
+    made = [Server(folder), Server(folder)]
     yield made
     for server in made:
         server.client.close()
@@ -121,22 +94,24 @@ def test_keys_are_counted_on_all(store: Store) -> None:
     assert store.count_marked(f"{MARK}-1-") == 1
 
 
-def test_twins_are_removed_wherever_they_lie(store: Store, servers: list[Server]) -> None:
+def test_marked_keys_and_their_twins_are_removed_on_all_shards(
+    store: Store, servers: list[Server]
+) -> None:
     assert store.remove_marked(MARK) == 6
     for server in servers:
         assert sorted(server.client.keys()) == sorted(key.encode() for key in OTHERS)
     assert store.remove_marked(MARK) == 0
 
 
-def test_sums(store: Store, servers: list[Server]) -> None:
+def test_stats_are_summed_over_shards(store: Store, servers: list[Server]) -> None:
     servers[1].client.flushall()
     stats = store.stats()
     assert stats is not None
     assert (stats.keys, stats.max_memory_bytes, stats.flushes) == (5, 128 * 2**20, 1)
 
 
-def test_restart_of_one_is_seen(servers: list[Server], tmp_path: Path) -> None:
-    before, after = (_stats(servers), _stats([servers[0], other := Server(tmp_path / "c")]))
+def test_the_restart_of_one_shard_is_detected(servers: list[Server], tmp_path: Path) -> None:
+    before, after = (_stats(servers), _stats([servers[0], other := Server(tmp_path)]))
     other.client.close()
     other.kill()
     assert after.restarted_since(before)
@@ -149,8 +124,10 @@ def _stats(servers: list[Server]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["as_process", "as_container"])
-def test_one_that_is_dead_is_not_a_store(servers: list[Server], tmp_path: Path, kind: str) -> None:
-    dead = Server(tmp_path / "dead")
+def test_a_dead_shard_makes_the_store_unavailable(
+    servers: list[Server], tmp_path: Path, kind: str
+) -> None:
+    dead = Server(tmp_path)
     dead.kill()
     with open_shards([getattr(one, kind)() for one in (servers[0], dead)]) as store:
         assert not store.ping()
@@ -162,7 +139,7 @@ def test_one_that_is_dead_is_not_a_store(servers: list[Server], tmp_path: Path, 
     assert not servers[0].client.exists(MARKED[0])
 
 
-def test_one_that_refuses_is_heard(servers: list[Server]) -> None:
+def test_the_refusal_of_one_shard_is_reported(servers: list[Server]) -> None:
     shards = [servers[0].as_process(), open_store(servers[1].socket, Secret("wrong"))]
     with open_shards(shards) as store:
         refusal = store.refusal()
@@ -170,7 +147,7 @@ def test_one_that_refuses_is_heard(servers: list[Server]) -> None:
         assert refusal.denied
 
 
-def test_one_is_itself(servers: list[Server]) -> None:
+def test_one_shard_is_a_plain_store(servers: list[Server]) -> None:
     with open_shards([servers[0].as_process()]) as store:
         assert store.count_marked(MARK) == 1
         assert store.remove_marked(MARK) == 1

@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "stacks" / "demo" / "state.json"
 
 
-def test_what_is_written_is_read(file: Path) -> None:
+def test_state_is_read_as_it_was_written(file: Path) -> None:
     write_state(file, STATE)
     assert read_state(file, "demo") == STATE
 
@@ -76,7 +76,7 @@ def test_a_file_of_the_first_format_says_how_to_go_on(file: Path) -> None:
     assert "deploy down --name demo" in caught.value.hint
 
 
-def test_no_file_means_no_state(file: Path) -> None:
+def test_a_missing_file_is_no_state(file: Path) -> None:
     assert read_state(file, "demo") is None
 
 
@@ -86,7 +86,7 @@ def test_a_record_is_added_without_changing_the_old_state() -> None:
     assert set(STATE.services) == {"redis"}
 
 
-def test_only_the_owner_reads_it_whatever_the_umask(file: Path) -> None:
+def test_only_the_owner_can_read_state_whatever_the_umask(file: Path) -> None:
     old = os.umask(0)
     try:
         write_state(file, STATE)
@@ -199,7 +199,7 @@ def test_a_newer_format_is_not_called_broken(file: Path) -> None:
     assert "broken" not in caught.value.message
 
 
-def test_what_a_later_pdkit_adds_is_ignored(file: Path) -> None:
+def test_unknown_keys_of_a_later_version_are_ignored(file: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(written(more=1))
     assert read_state(file, "demo") == StackState("demo", "0", {}, {}, {}, "")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -13,13 +11,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.runtime import store as store_module
 from deploy.runtime.compose.container_store import _REMOVE, _SCAN
-from deploy.runtime.host import find_redis_server
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret
 from deploy.runtime.store import SocketStore, Store, open_store
-from tests.unit.redis_server import HOST, redis_server
 
 PASSWORD = "open sesame"
 
@@ -27,27 +24,9 @@ PASSWORD = "open sesame"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The socket of a redis-server that asks for a password."""
-    program = find_redis_server(None, sys.executable)
-    folder = tmp_path_factory.mktemp("redis")
-    path = str(folder / "sock")
-    options = ("--port", "0", "--unixsocket", path, "--requirepass", PASSWORD, "--save", "")
-    with subprocess.Popen(
-        (program, *options, "--maxmemory", "64mb", "--dir", str(folder)),
-        stdout=(folder / "log").open("w"),
-    ) as server:
-        _wait_until_listening(path, folder / "log")
-        yield path
-        server.terminate()
-
-
-def _wait_until_listening(path: str, log: Path) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(path) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError(log.read_text())
+    options = ("--requirepass", PASSWORD, "--maxmemory", "64mb")
+    with RedisServer(tmp_path_factory.mktemp("redis"), *options) as server:
+        yield server.socket
 
 
 @pytest.fixture
@@ -65,28 +44,29 @@ def store(place: str) -> Iterator[Store]:
 
 
 class TestPing:
-    def test_with_the_password(self, store: Store) -> None:
+    def test_a_ping_with_the_password_succeeds(self, store: Store) -> None:
         assert store.ping() is True
 
     @pytest.mark.parametrize("password", [None, Secret("wrong")])
-    def test_without_it(self, place: str, password: Secret | None) -> None:
+    def test_a_ping_without_the_password_fails(self, place: str, password: Secret | None) -> None:
         with open_store(place, password) as other:
             assert other.ping() is False
 
-    def test_nobody_there(self, tmp_path: Path) -> None:
+    def test_a_ping_without_a_server_fails(self, tmp_path: Path) -> None:
         with open_store(str(tmp_path / "none"), Secret(PASSWORD)) as nobody:
             assert nobody.ping() is False
 
 
-def test_by_host_and_port(tmp_path: Path) -> None:
+def test_a_store_is_reached_by_host_and_port(tmp_path: Path) -> None:
     """As a pod reaches the Redis of another."""
-    with redis_server(tmp_path, "--requirepass", PASSWORD) as port:
-        with open_store((HOST, port), Secret(PASSWORD)) as right:
+    with RedisServer(tmp_path, "--requirepass", PASSWORD) as server:
+        where = (HOST, server.port)
+        with open_store(where, Secret(PASSWORD)) as right:
             assert right.ping() is True
             assert right.count_marked(MARK) == 0
-        with open_store((HOST, port), Secret("wrong")) as wrong:
+        with open_store(where, Secret("wrong")) as wrong:
             assert wrong.ping() is False
-    with open_store((HOST, port), Secret(PASSWORD)) as nobody:
+    with open_store(where, Secret(PASSWORD)) as nobody:
         assert nobody.ping() is False
 
 
@@ -109,7 +89,7 @@ def keys(client: redis.Redis) -> redis.Redis:
 
 class TestMarked:
     @pytest.mark.usefixtures("keys")
-    def test_counted(self, store: Store) -> None:
+    def test_marked_keys_are_counted(self, store: Store) -> None:
         assert store.count_marked(MARK) == 4
         assert store.count_marked(f"{MARK}-1@") == 1
         assert store.count_marked("@pdkit%check-9999") == 0
@@ -123,14 +103,14 @@ class TestMarked:
         assert keys.dbsize() == 2500 + 3
         assert store.remove_marked(MARK) == 0
 
-    def test_by_a_script_inside(self, keys: redis.Redis) -> None:
+    def test_marked_keys_are_found_by_a_script_in_redis(self, keys: redis.Redis) -> None:
         """As it is done in a container."""
         assert keys.eval(f"{_SCAN} return #found", 0, MARK) == 4
         assert keys.eval(f"{_SCAN} {_REMOVE}", 0, MARK) == 8
         assert keys.dbsize() == 2500 + 3
         assert keys.exists(*OTHERS) == 3
 
-    def test_nobody_there(self, tmp_path: Path) -> None:
+    def test_marked_keys_are_unknown_without_a_server(self, tmp_path: Path) -> None:
         with open_store(str(tmp_path / "none"), Secret(PASSWORD)) as nobody:
             assert nobody.count_marked(MARK) is None
             assert nobody.remove_marked(MARK) is None
@@ -188,11 +168,11 @@ class TestStats:
             assert 500_000 < (after.grown(name, before) or 0) < 600_000
         assert after.clients == 2
 
-    def test_none_with_a_wrong_password(self, place: str) -> None:
+    def test_there_are_no_stats_with_a_wrong_password(self, place: str) -> None:
         with open_store(place, Secret("wrong")) as other:
             assert other.stats() is None
 
-    def test_none_where_nobody_is(self, tmp_path: Path) -> None:
+    def test_there_are_no_stats_without_a_server(self, tmp_path: Path) -> None:
         with open_store(str(tmp_path / "none"), None) as nobody:
             assert nobody.stats() is None
 
@@ -244,7 +224,9 @@ class TestAServerThatIsNoRedis:
             b"\xff",
         ],
     )  # fmt: skip
-    def test_tells_nothing(self, other: Callable[[object], SocketStore], answer: object) -> None:
+    def test_invalid_answers_are_no_stats(
+        self, other: Callable[[object], SocketStore], answer: object
+    ) -> None:
         store = other(answer)
         assert store.ping() is False
         assert store.stats() is None

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.url_store import FoundKeys, UrlStore, combined
 from tests.conftest import unused_port
-from tests.unit.redis_server import HOST, redis_server
 
 Start = Callable[..., int]
 
@@ -24,8 +24,10 @@ Start = Callable[..., int]
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a redis-server with options, and return its port."""
     with ExitStack() as servers:
-        yield lambda *options, **more: servers.enter_context(
-            redis_server(tmp_path, *options, **more)
+        yield (
+            lambda *options, **more: (
+                servers.enter_context(RedisServer(tmp_path, *options, **more)).port
+            )
         )
 
 
@@ -41,7 +43,7 @@ def store() -> Iterator[Callable[[str], UrlStore]]:
         yield made
 
 
-def test_one_server(start: Start, store: Callable[[str], UrlStore]) -> None:
+def test_one_server_is_read_and_cleaned(start: Start, store: Callable[[str], UrlStore]) -> None:
     port = start("--requirepass", "open sesame", "--maxmemory", "64mb")
     mine = store(f"redis://:open%20sesame@{HOST}:{port}/3")
     assert mine.trouble() == ""
@@ -86,7 +88,7 @@ def test_trouble_is_said_without_the_password(
     assert not bad.ping()
 
 
-def test_nobody_there(store: Callable[[str], UrlStore], tmp_path: Path) -> None:
+def test_a_missing_server_is_reported(store: Callable[[str], UrlStore], tmp_path: Path) -> None:
     port = unused_port()
     for where in (f"redis://{HOST}:{port}", f"unix://{tmp_path}/none",
                   f"redis-cluster://{HOST}:{port}"):  # fmt: skip
@@ -109,12 +111,12 @@ def test_a_redis_that_does_not_answer_is_not_waited_for_long(
 
 
 @pytest.mark.parametrize("option", ["nonsense=1", "ssl_ca_certs=/ca.pem", "socket_timeout=long"])
-def test_options_that_nobody_knows(option: str) -> None:
+def test_unknown_options_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=r"^not a Redis URL$"):
         UrlStore(parse_redis_url(f"redis://:secret@{HOST}?{option}"))
 
 
-def test_what_its_user_may_not_ask_is_unknown(
+def test_stats_that_the_user_may_not_read_are_unknown(
     start: Start, store: Callable[[str], UrlStore]
 ) -> None:
     rights = ("on", ">secret", "~pdkit:*", "+getrange", "+set", "+strlen", "+unlink")
@@ -126,7 +128,9 @@ def test_what_its_user_may_not_ask_is_unknown(
         mine.count_keys("pdkit:a:", within_s=1)
 
 
-def test_some_may_be_asked(start: Start, store: Callable[[str], UrlStore]) -> None:
+def test_stats_that_the_user_may_read_are_known(
+    start: Start, store: Callable[[str], UrlStore]
+) -> None:
     port = start("--user", *["kv", "on", ">secret", "~pdkit:*", "+getrange", "+set", "+info"])
     stats = store(f"redis://kv:secret@{HOST}:{port}").stats()
     assert stats is not None
@@ -136,14 +140,14 @@ def test_some_may_be_asked(start: Start, store: Callable[[str], UrlStore]) -> No
     assert (stats.max_memory_bytes, stats.flushes) == (0, 0)
 
 
-def test_unix_socket(start: Start, store: Callable[[str], UrlStore], tmp_path: Path) -> None:
-    start("--unixsocket", str(tmp_path / "sock"), "--requirepass", "secret")
-    mine = store(f"unix://:secret@{tmp_path}/sock?db=2")
-    assert mine.trouble() == ""
-    assert mine.server_names() == ()
+def test_a_unix_socket_is_read(store: Callable[[str], UrlStore], tmp_path: Path) -> None:
+    with RedisServer(tmp_path, "--requirepass", "secret") as server:
+        mine = store(f"unix://:secret@{server.socket}?db=2")
+        assert mine.trouble() == ""
+        assert mine.server_names() == ()
 
 
-def test_sentinels_master(start: Start, store: Callable[[str], UrlStore]) -> None:
+def test_the_master_of_a_sentinel_is_read(start: Start, store: Callable[[str], UrlStore]) -> None:
     master = start("--requirepass", "secret")
     watch = start(
         "--sentinel",
@@ -162,7 +166,7 @@ def test_sentinels_master(start: Start, store: Callable[[str], UrlStore]) -> Non
     assert "no master 'other'" in unknown.trouble()
 
 
-def test_cluster(start: Start, store: Callable[[str], UrlStore]) -> None:
+def test_a_cluster_is_read_and_cleaned(start: Start, store: Callable[[str], UrlStore]) -> None:
     buses = [unused_port(), unused_port()]
     options = ("--cluster-enabled", "yes", "--maxmemory", "32mb", "--cluster-port")
     ports = [start(*options, str(bus)) for bus in buses]
@@ -194,7 +198,7 @@ def test_cluster(start: Start, store: Callable[[str], UrlStore]) -> None:
         client.close()
 
 
-def test_sums_of_what_is_known() -> None:
+def test_known_stats_are_summed() -> None:
     one = StoreStats(1, 10, 100, 5, 2, "b")
     assert combined([one, StoreStats(2, 20, 200, 6, 3, "a")]) == StoreStats(
         3, 30, 300, 11, 5, "a b"
@@ -209,7 +213,9 @@ def test_sums_of_what_is_known() -> None:
     assert combined([one, StoreStats(2, 20, 0, 6, 3, "a")]).max_memory_bytes == 0, "no limit"
 
 
-def test_marked_keys(start: Start, store: Callable[[str], UrlStore]) -> None:
+def test_marked_keys_are_counted_and_removed(
+    start: Start, store: Callable[[str], UrlStore]
+) -> None:
     port = start()
     mine = store(f"redis://{HOST}:{port}")
     with redis.Redis(host=HOST, port=port) as client:
@@ -231,39 +237,41 @@ def test_marked_keys_that_its_user_may_not_look_for(
 class TestRefusals:
     """What a server says instead of serving, and what it counts of that."""
 
-    def test_none_of_one_that_serves_or_is_not_there(
+    def test_a_serving_or_missing_server_has_no_refusal(
         self, start: Start, store: Callable[[str], UrlStore]
     ) -> None:
         port = start()
         assert store(f"redis://{HOST}:{port}").refusal() is None
         assert store(f"redis://{HOST}:{unused_port()}").refusal() is None
 
-    def test_a_wrong_password(self, start: Start, store: Callable[[str], UrlStore]) -> None:
+    def test_a_wrong_password_is_a_refusal(
+        self, start: Start, store: Callable[[str], UrlStore]
+    ) -> None:
         port = start("--requirepass", "open sesame")
         for url in (f"redis://:wrong@{HOST}:{port}", f"redis://{HOST}:{port}"):
             refusal = store(url).refusal()
             assert refusal is not None and refusal.denied
             assert "wrong" not in refusal.said
 
-    def test_one_that_cannot_save(
-        self, start: Start, store: Callable[[str], UrlStore], tmp_path: Path
+    def test_a_server_that_cannot_save_refuses(
+        self, store: Callable[[str], UrlStore], tmp_path: Path
     ) -> None:
-        port = start("--save", "3600 1", "--dbfilename", "taken")
-        (tmp_path / f"redis-{port}" / "taken").mkdir()
-        with redis.Redis(HOST, port) as client:
+        options = ("--save", "3600 1", "--dbfilename", "taken")
+        with RedisServer(tmp_path, *options) as server, redis.Redis(HOST, server.port) as client:
+            (server.folder / "taken").mkdir()
             client.bgsave()
             deadline = time.monotonic() + 10
             while client.info("persistence")["rdb_last_bgsave_status"] != "err":
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            mine = store(f"redis://{HOST}:{port}")
+            mine = store(server.url)
             refusal = mine.refusal()
             assert refusal is not None and not refusal.denied
             assert refusal.said.startswith("MISCONF")
             stats = mine.stats()
         assert stats is not None and stats.errors["MISCONF"] >= 1
 
-    def test_of_a_full_one_by_its_policy_and_its_own_count(
+    def test_a_full_server_counts_its_refusals(
         self, start: Start, store: Callable[[str], UrlStore]
     ) -> None:
         port = start("--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
@@ -274,7 +282,7 @@ class TestRefusals:
         assert stats is not None
         assert (stats.policy, stats.errors.get("OOM"), stats.replica) == ("noeviction", 1, False)
 
-    def test_a_replica(self, start: Start, store: Callable[[str], UrlStore]) -> None:
+    def test_a_replica_is_recognized(self, start: Start, store: Callable[[str], UrlStore]) -> None:
         port = start("--replicaof", HOST, str(start()))
         stats = store(f"redis://{HOST}:{port}").stats()
         assert stats is not None and stats.replica

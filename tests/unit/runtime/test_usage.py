@@ -53,7 +53,7 @@ def test_counts_a_process_with_its_descendants(worker: subprocess.Popen[str]) ->
     assert (meter.cpu_s["gone"], meter.peak_rss_bytes["gone"]) == (0, 0)
 
 
-def test_what_does_nothing_uses_nothing(worker: subprocess.Popen[str]) -> None:
+def test_an_idle_process_uses_no_cpu(worker: subprocess.Popen[str]) -> None:
     with UsageMeter({"worker": worker.pid}) as meter:
         pass
     assert meter.cpu_s["worker"] < 0.1

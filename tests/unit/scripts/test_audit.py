@@ -48,7 +48,7 @@ def test_one_vulnerability_in_any_list_fails(tmp_path: Path, package: str) -> No
     assert audit(tmp_path, package)[0] == 1
 
 
-def test_without_the_tool_it_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_tool_is_an_error_with_the_way_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
     done = subprocess.run(
         ("/bin/bash", REPO / "scripts" / "audit"),

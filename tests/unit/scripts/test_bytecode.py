@@ -67,7 +67,7 @@ def names(files: Iterable[Path], folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in files}
 
 
-def test_what_is_imported(bytecode: Any, folder: Path) -> None:
+def test_imported_files_are_found(bytecode: Any, folder: Path) -> None:
     files = bytecode.imported_files(["kit.main"], [folder])
     assert names(files, folder) == IMPORTED
     assert len(files) == len(IMPORTED)

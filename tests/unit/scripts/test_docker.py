@@ -108,25 +108,29 @@ def on(machine: Machine, suite: str) -> Machine:
 @pytest.mark.parametrize("uid", [0, 1000])
 @pytest.mark.parametrize("release", ["ID=debian\nVERSION_CODENAME=trixie\n", "ID=fedora\n"])
 class TestComplete:
-    def test_in_the_system(self, bare: Machine, uid: int, release: str) -> None:
+    def test_a_complete_system_installs_nothing(
+        self, bare: Machine, uid: int, release: str
+    ) -> None:
         give(bare, compose="2.20.0")
         bare.uid, bare.release = uid, release
         assert (bare.run(SCRIPT).returncode, bare.asked) == (0, [])
 
-    def test_in_the_users_folder(self, bare: Machine, uid: int, release: str) -> None:
+    def test_a_plugin_in_the_users_folder_counts(
+        self, bare: Machine, uid: int, release: str
+    ) -> None:
         own_compose(give(bare, compose=""))
         bare.uid, bare.release = uid, release
         assert (bare.run(SCRIPT).returncode, bare.asked) == (0, [])
 
 
 class TestInstalled:
-    def test_on_debian_12(self, bare: Machine) -> None:
+    def test_debian_12_gets_docker_and_newer_plugins(self, bare: Machine) -> None:
         assert on(bare, "bookworm").run(SCRIPT).returncode == 0
         assert bare.asked == [installs("docker.io"), *FROM_TRIXIE, "dockerd"]
         assert "Dir::Etc::sourcelist" in (bare.state / "apt.conf").read_text()
         assert list((bare.folder / "tmp").iterdir()) == []
 
-    def test_on_debian_13(self, bare: Machine) -> None:
+    def test_debian_13_gets_docker_and_plugins(self, bare: Machine) -> None:
         assert on(bare, "trixie").run(SCRIPT).returncode == 0
         wanted = installs("docker.io", "docker-compose", "docker-buildx", "docker-cli")
         assert bare.asked == [wanted, "dockerd"]
@@ -140,14 +144,18 @@ class TestInstalled:
     @pytest.mark.parametrize(
         ("suite", "wanted"), [("bookworm", FROM_TRIXIE), ("trixie", [installs("docker-compose")])]
     )
-    def test_only_compose(self, bare: Machine, compose: str, suite: str, wanted: list[str]) -> None:
+    def test_only_a_missing_compose_is_installed(
+        self, bare: Machine, compose: str, suite: str, wanted: list[str]
+    ) -> None:
         give(on(bare, suite), compose=compose)
         assert (bare.run(SCRIPT).returncode, bare.asked) == (0, wanted)
 
     @pytest.mark.parametrize(
         ("suite", "wanted"), [("bookworm", FROM_TRIXIE), ("trixie", [installs("docker-buildx")])]
     )
-    def test_only_buildx(self, bare: Machine, suite: str, wanted: list[str]) -> None:
+    def test_only_a_missing_buildx_is_installed(
+        self, bare: Machine, suite: str, wanted: list[str]
+    ) -> None:
         give(on(bare, suite), buildx=False)
         assert (bare.run(SCRIPT).returncode, bare.asked) == (0, wanted)
 
@@ -159,7 +167,7 @@ class TestInstalled:
 
 class TestRefused:
     @pytest.mark.parametrize("suite", ["bookworm", "trixie"])
-    def test_a_user(self, bare: Machine, suite: str) -> None:
+    def test_a_user_without_root_gets_the_command(self, bare: Machine, suite: str) -> None:
         on(bare, suite).uid = 1000
         ended = bare.run(SCRIPT)
         assert (ended.returncode, bare.asked) == (3, [])
@@ -181,13 +189,13 @@ class TestRefused:
             "",
         ],
     )
-    def test_another_release(self, bare: Machine, release: str) -> None:
+    def test_another_release_gets_a_link(self, bare: Machine, release: str) -> None:
         bare.release = release
         ended = bare.run(SCRIPT)
         assert (ended.returncode, bare.asked) == (3, [])
         assert "https://docs.docker.com/engine/install" in ended.stderr
 
-    def test_no_network(self, bare: Machine) -> None:
+    def test_a_missing_network_is_an_error(self, bare: Machine) -> None:
         (bare.state / "no-network").touch()
         ended = bare.run(SCRIPT)
         assert (ended.returncode, bare.asked) == (3, [])
@@ -201,7 +209,7 @@ class TestRefused:
 
 
 class TestEngine:
-    def test_is_started(self, bare: Machine) -> None:
+    def test_a_stopped_engine_is_started(self, bare: Machine) -> None:
         (give(bare).state / "answers").unlink()
         assert (bare.run(SCRIPT).returncode, bare.asked) == (0, ["dockerd"])
 
@@ -227,7 +235,7 @@ class TestEngine:
         assert (ended.returncode, bare.asked) == (3, [])
         assert "try: sudo usermod -aG docker someone, then log in again" in ended.stderr
 
-    def test_of_another_machine_does_not_answer(self, bare: Machine) -> None:
+    def test_a_remote_engine_that_does_not_answer_is_an_error(self, bare: Machine) -> None:
         ended = give(bare).run(SCRIPT, DOCKER_HOST="tcp://gone:2375")
         assert (ended.returncode, bare.asked) == (3, [])
         assert "try: unset DOCKER_HOST" in ended.stderr

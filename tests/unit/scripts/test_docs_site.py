@@ -46,7 +46,9 @@ def site() -> Any:
         ("docs/README.md", "README.md", "[a](#own)", "[a](#own)"),
     ],
 )  # fmt: skip
-def test_links(site: Any, page: str, uri: str, text: str, expected: str) -> None:
+def test_links_are_rewritten_for_the_site(
+    site: Any, page: str, uri: str, text: str, expected: str
+) -> None:
     file = SimpleNamespace(abs_src_path=str(ROOT / page), src_uri=uri)
     rewritten = site.on_page_markdown(
         text, page=SimpleNamespace(file=file), config=None, files=None

@@ -108,7 +108,7 @@ def test_test_tools_are_locked_as_the_project_pins_them() -> None:
 
 
 class TestSteps:
-    def test_in_order(self, ready: Machine, script: Path) -> None:
+    def test_install_steps_run_in_order(self, ready: Machine, script: Path) -> None:
         ended = ready.run(script)
         assert ended.returncode == 0, ended.stderr
         pip, *rest = ready.asked
@@ -122,7 +122,7 @@ class TestSteps:
         assert (ready.run(script).returncode, ready.asked) == (0, [])
 
     @pytest.mark.parametrize("name", ["images/cpu/requirements.lock", "scripts/bytecode.py"])
-    def test_again_where_something_changed(
+    def test_changed_files_install_again(
         self, ready: Machine, script: Path, checkout: Path, name: str
     ) -> None:
         ready.run(script)
@@ -147,7 +147,9 @@ class TestSteps:
         assert ready.run(script).returncode == 0
         assert f"{LOCK} --extra-index-url https://download.pytorch.org/whl/cpu" in ready.asked[3]
 
-    def test_without_bytecode_it_is_slower_and_works(self, ready: Machine, script: Path) -> None:
+    def test_a_failure_to_compile_bytecode_is_only_a_warning(
+        self, ready: Machine, script: Path
+    ) -> None:
         (ready.state / "bytecode-fails").touch()
         ended = ready.run(script)
         assert ended.returncode == 0
@@ -164,7 +166,7 @@ class TestSystemPackages:
         assert bare.asked[2:] == [PYTHON_311, LOCK, KIT, "bytecode"]
 
     @pytest.mark.parametrize(("gone", "package"), [("venv", "python3-venv"), ("numa", "libnuma1")])
-    def test_only_what_is_missing(
+    def test_only_missing_packages_are_installed(
         self, ready: Machine, script: Path, gone: str, package: str
     ) -> None:
         (ready.state / gone).unlink()
@@ -195,7 +197,9 @@ class TestSystemPackages:
         ended = bare.run(script, PDKIT_WHEELHOUSE=str(bare.folder))
         assert (ended.returncode, bare.asked, made(checkout)) == (3, [], set())
 
-    def test_no_network(self, bare: Machine, script: Path, checkout: Path) -> None:
+    def test_a_missing_network_is_an_error(
+        self, bare: Machine, script: Path, checkout: Path
+    ) -> None:
         (bare.state / "no-network").touch()
         ended = bare.run(script)
         assert (ended.returncode, bare.asked, made(checkout)) == (3, [], set())
@@ -213,7 +217,7 @@ class TestPython311:
         assert ready.run(script, PDKIT_SYSTEM_PYTHON=system).returncode == 0
         assert PYTHON_311.replace("3.11", system) in ready.asked
 
-    def test_none_available(self, ready: Machine, script: Path) -> None:
+    def test_a_missing_python_3_11_is_an_error(self, ready: Machine, script: Path) -> None:
         (ready.state / "no-3.11").touch()
         for _ in range(2):
             ended = ready.run(script)

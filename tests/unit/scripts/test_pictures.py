@@ -62,7 +62,7 @@ def test_the_terminals_are_those_of_a_stack_that_passed_its_check() -> None:
         assert "$ deploy status --watch" in watch and "producer-0  ready" in watch
 
 
-def test_what_a_terminal_shows_is_drawn_as_it_is(
+def test_terminal_output_is_drawn_as_text(
     pictures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pictures, "IMAGES", tmp_path)

@@ -120,7 +120,7 @@ def test_a_dry_run_says_all_steps_and_takes_none(
     ]  # fmt: skip
 
 
-def test_it_takes_the_steps_that_it_says(exported: Path) -> None:
+def test_the_dry_run_lists_the_steps_that_run(exported: Path) -> None:
     ran = prove(exported, "stack", "cpu", "other")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == 3 * ["check ended"] + ["passed: cpu in namespace proof"]
@@ -131,7 +131,7 @@ def test_it_takes_the_steps_that_it_says(exported: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "ends"), [("1", 1), ("4", 4), ("70", 70), ("", 1)])
-def test_it_ends_as_the_check_did_and_deletes_the_stack(
+def test_a_failed_check_is_the_exit_code_and_the_stack_is_deleted(
     exported: Path, code: str, ends: int
 ) -> None:
     # "" is a pod that never ran.

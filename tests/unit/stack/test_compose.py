@@ -156,7 +156,7 @@ class TestGpus:
                 assert len(devices(engine)) == ranks, case.name
 
     @pytest.mark.parametrize("indices", [(0, 1), (2, 3), (1, 5), (0, 1, 2, 3, 4, 5, 6, 7)])
-    def test_by_the_indices_that_the_vendors_tool_counts(
+    def test_gpus_are_given_by_the_vendors_indices(
         self, contained: Make, indices: tuple[int, ...]
     ) -> None:
         cuda = contained(machine=machine_with("cuda", *indices), gpus=len(indices))
@@ -211,7 +211,7 @@ class TestGpus:
         made = contained(vendor="rocm", machine=machine, gpu_access="cdi")
         assert devices(made.services["producer-0"]) == ["amd.com/gpu=0"]
 
-    def test_all_of_rocms_nodes_and_an_engines_own_by_their_indices(self, contained: Make) -> None:
+    def test_rocm_engines_can_have_all_nodes_and_their_own_indices(self, contained: Make) -> None:
         machine = machine_with("rocm", 0, 1, 2, 3)
         made = contained(vendor="rocm", machine=machine, gpus=4, tp=2, gpu_access="all")
         engine = made.services["consumer-0"]
@@ -219,7 +219,7 @@ class TestGpus:
         assert engine["environment"]["HIP_VISIBLE_DEVICES"] == "2,3"
 
     @pytest.mark.parametrize("vendor", ["cuda", "cpu"])
-    def test_all_nodes_are_rocms(self, contained: Make, vendor: str) -> None:
+    def test_only_rocm_can_have_all_nodes(self, contained: Make, vendor: str) -> None:
         with pytest.raises(ConfigError, match="gpu_access: 'all' works only with ROCm"):
             contained(vendor=vendor, gpu_access="all")
 
@@ -247,7 +247,7 @@ class TestRights:
                 for way in ("privileged", "network_mode", "pid", "ipc", "userns_mode", "env_file"):
                     assert way not in service, where
 
-    def test_all_that_the_kit_brings_is_read_only(self, cases: list[Case]) -> None:
+    def test_files_of_the_kit_are_mounted_read_only(self, cases: list[Case]) -> None:
         for case in cases:
             for name, service in case.services.items():
                 for mount in service.get("volumes", []):
@@ -257,7 +257,7 @@ class TestRights:
                     assert mount["read_only"] is not is_written, (case.name, name)
                     assert mount["type"] == "bind"
 
-    def test_only_a_hub_model_is_written(self, cases: list[Case]) -> None:
+    def test_only_the_cache_of_a_hub_model_is_writable(self, cases: list[Case]) -> None:
         for case in cases:
             from_hub = case.prepared.model.source == "hub"
             for engine in case.engines.values():
@@ -270,7 +270,7 @@ class TestRights:
             for name, service in case.services.items():
                 assert service["read_only"] is True, (case.name, name)
 
-    def test_what_engines_write_is_elsewhere(self, cases: list[Case]) -> None:
+    def test_engines_write_only_to_their_caches(self, cases: list[Case]) -> None:
         for case in cases:
             for name, engine in case.engines.items():
                 writable = [
@@ -304,7 +304,7 @@ def uses_lmcache_inside(case: Case) -> bool:
 
 
 class TestNetworks:
-    def test_who_is_where(self, cases: list[Case]) -> None:
+    def test_services_are_in_their_networks(self, cases: list[Case]) -> None:
         for case in cases:
             for name, service in case.services.items():
                 expected = {"redis": ["store"]}.get(name, ["front"])
@@ -336,7 +336,7 @@ class TestNetworks:
             assert len(ports) == len(set(ports)), case.name
             assert set(ports) == set(case.prepared.plan.ports), case.name
 
-    def test_only_what_clients_reach_is_published_elsewhere(self, cases: list[Case]) -> None:
+    def test_only_the_router_is_published_beyond_loopback(self, cases: list[Case]) -> None:
         for case in cases:
             bind = case.fields.get("bind", "127.0.0.1")
             for name, service in case.services.items():
@@ -370,7 +370,7 @@ def held_secret(case: Case) -> str:
 
 
 class TestSecrets:
-    def test_none_is_in_the_document(self, cases: list[Case]) -> None:
+    def test_the_document_contains_no_secret(self, cases: list[Case]) -> None:
         for case in cases:
             assert TOKEN not in " ".join(texts(case.document)), case.name
 
@@ -384,9 +384,7 @@ class TestSecrets:
                     word,
                 )
 
-    def test_what_is_shown_of_files_has_a_placeholder_for_the_password(
-        self, cases: list[Case]
-    ) -> None:
+    def test_shown_files_have_a_placeholder_for_the_password(self, cases: list[Case]) -> None:
         for case in cases:
             for path, text in case.document["x-pdkit"]["files"].items():
                 if Path(path).parent.name in MONITORING:
@@ -424,7 +422,7 @@ class TestSecrets:
             for path in case.document["x-pdkit"]["files"]:
                 assert path in [s["file"] for s in case.document["secrets"].values()], case.name
 
-    def test_who_gets_which(self, contained: Make) -> None:
+    def test_each_service_gets_only_its_secrets(self, contained: Make) -> None:
         made = contained(model="owner/name", environ={"HF_TOKEN": TOKEN}, api_key_file="/k")
 
         def given(name: str) -> set[str]:
@@ -539,7 +537,9 @@ class TestDocument:
             assert list(case.services) == names
             assert len(set(names)) == len(names)
 
-    def test_it_reads_back_and_holds_no_empty_things(self, cases: list[Case]) -> None:
+    def test_a_document_is_read_as_it_was_written_without_empty_values(
+        self, cases: list[Case]
+    ) -> None:
         for case in cases[::7]:
             text = document_yaml(case.document)
             assert read(text) == case.document, case.name
@@ -549,7 +549,9 @@ class TestDocument:
     @pytest.mark.parametrize(
         ("name", "project"), [("pdkit", "pdkit"), ("demo", "pdkit-demo"), ("a_b", "pdkit-a_b")]
     )
-    def test_project_names(self, contained: Make, name: str, project: str) -> None:
+    def test_the_project_is_named_after_the_stack(
+        self, contained: Make, name: str, project: str
+    ) -> None:
         assert contained(name=name).document["name"] == project
 
     def test_images_by_reference_or_profile(self, contained: Make) -> None:
@@ -577,7 +579,9 @@ class TestDocument:
 
 
 class TestCaches:
-    def test_what_gpu_engines_compile_outlives_their_containers(self, cases: list[Case]) -> None:
+    def test_compiled_code_of_gpu_engines_survives_their_containers(
+        self, cases: list[Case]
+    ) -> None:
         """And no two engines write to the same home: AITER copies itself there."""
         for case in cases:
             names = ("HOME", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
@@ -588,7 +592,7 @@ class TestCaches:
             assert all(path.startswith("/cache/") for one in places for path in one), case.name
             assert len({home for home, *_ in places}) == len(places), case.name
 
-    def test_it_is_the_images_own_and_may_be_written(self, contained: Make) -> None:
+    def test_each_image_has_its_own_writable_cache(self, contained: Make) -> None:
         mounts = [
             {m["target"]: m for m in contained(image=image).services["producer-0"]["volumes"]}
             for image in ("mine/vllm:1", "mine/vllm:2")
@@ -598,7 +602,7 @@ class TestCaches:
 
 
 class TestEngines:
-    def test_all_that_keys_depend_on_is_equal_in_all_engines(self, cases: list[Case]) -> None:
+    def test_settings_that_keys_depend_on_are_equal_in_all_engines(self, cases: list[Case]) -> None:
         for case in cases:
             engines = case.engines.values()
             assert len({engine["environment"]["PYTHONHASHSEED"] for engine in engines}) == 1

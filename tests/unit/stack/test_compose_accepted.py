@@ -102,7 +102,7 @@ class TestSchema:
 
 
 class TestPlugin:
-    def test_it_accepts_each_option_and_topology_on_each_vendor(
+    def test_docker_compose_accepts_each_option_and_topology(
         self, cases: list[Case], config: Callable[..., subprocess.CompletedProcess[str]]
     ) -> None:
         chosen = [case for case in cases if " 1p1d " in case.name or case.name.endswith(" plain")]
@@ -112,7 +112,7 @@ class TestPlugin:
         for case, done in zip(chosen, ended, strict=True):
             assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), case.name
 
-    def test_it_accepts_the_examples_as_they_stand(
+    def test_docker_compose_accepts_the_examples(
         self, repo: Path, plugin: Callable[..., subprocess.CompletedProcess[str]]
     ) -> None:
         files = sorted((repo / "compose").glob("*.yaml"))
@@ -121,7 +121,7 @@ class TestPlugin:
             done = plugin(file.read_text(encoding="utf-8"), "-q")
             assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), file.name
 
-    def test_it_refuses_an_unknown_key(
+    def test_docker_compose_refuses_an_unknown_key(
         self, cases: list[Case], config: Callable[..., subprocess.CompletedProcess[str]]
     ) -> None:
         done = config(spoiled(cases[0].document), "-q")

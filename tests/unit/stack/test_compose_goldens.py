@@ -74,7 +74,7 @@ def test_the_examples_are_what_is_rendered(
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - set(EXAMPLES)))
-def test_render(
+def test_each_document_is_as_in_the_golden(
     case: str, contained: Callable[..., Case], golden: Callable[[str, str], None]
 ) -> None:
     made = contained(case, **CASES[case])

@@ -52,7 +52,7 @@ def test_engines_and_the_server_share_one_memory_and_nobody_else_has_it(made: Ca
     )
 
 
-def test_it_holds_the_kv_of_all_engines_and_of_one_that_restarts(made: Case) -> None:
+def test_shared_memory_holds_the_kv_of_all_engines_and_of_a_restarted_one(made: Case) -> None:
     (volume,) = made.document["volumes"].values()
     (size,) = (part for part in volume["driver_opts"]["o"].split(",") if part.startswith("size="))
     assert mib(size.removeprefix("size=")) >= 5 * 1024 + 4 * 64, "64 MiB are Docker's own default"
@@ -64,13 +64,13 @@ def test_another_size_is_another_memory(made: Case, contained: Make) -> None:
     assert made.document["volumes"].keys() != larger.document["volumes"].keys()
 
 
-def test_without_the_server_each_container_has_its_own(contained: Make) -> None:
+def test_containers_have_their_own_shared_memory_without_the_server(contained: Make) -> None:
     plain = contained(vendor="cpu")
     assert "volumes" not in plain.document
     assert all(service["shm_size"] for service in plain.services.values())
 
 
-def test_only_this_machine_reaches_its_pages(made: Case) -> None:
+def test_only_this_machine_reaches_the_servers_pages(made: Case) -> None:
     server = made.services["kv-server"]
     assert "ports" not in server
     (folder,) = mounted(server, "/run/pdkit-kv")
@@ -119,7 +119,7 @@ def test_only_the_server_gets_the_key_of_a_mac(contained: Make) -> None:
     assert holders == {"kv-server"}
 
 
-def test_its_limit_is_above_what_it_takes(made: Case) -> None:
+def test_the_servers_memory_limit_is_above_its_use(made: Case) -> None:
     limit = made.services["kv-server"]["deploy"]["resources"]["limits"]["memory"]
     assert made.prepared.plan.kv_server
     assert mib(limit) > made.prepared.plan.kv_server.memory_mib
@@ -161,7 +161,7 @@ class TestOnGpus:
         assert sorted(ids.values()) == [["1"], ["2"], ["4"], ["7"]]
         assert {device["driver"] for device in given.values()} == {"nvidia"}
 
-    def test_it_may_pin_its_memory(self, on_gpus: Case, made: Case) -> None:
+    def test_a_gpu_server_may_pin_memory(self, on_gpus: Case, made: Case) -> None:
         assert on_gpus.services["kv-server"]["ulimits"] == {"memlock": {"soft": -1, "hard": -1}}
         assert "ulimits" not in made.services["kv-server"]
 
@@ -180,9 +180,7 @@ class TestOnGpus:
         # Two GiB an engine, as each has without the server; KV is on the GPUs.
         assert f"size={4 * 2048}m" in volume["driver_opts"]["o"].split(",")
 
-    def test_no_two_containers_have_processes_of_one_number(
-        self, on_gpus: Case, made: Case
-    ) -> None:
+    def test_process_numbers_of_containers_do_not_overlap(self, on_gpus: Case, made: Case) -> None:
         numbers = {
             name: tuple(map(int, service["environment"]["PDKIT_PROCESS_NUMBERS"].split("-")))
             for name, service in on_gpus.services.items()
@@ -202,7 +200,7 @@ class TestOnGpus:
             assert engine["networks"] == ["front"]
             assert {one["source"] for one in engine["secrets"]} == {"engine_key"}
 
-    def test_it_has_the_image_whose_pair_works(self, on_gpus: Case) -> None:
+    def test_a_gpu_server_has_the_image_whose_pair_works(self, on_gpus: Case) -> None:
         images = {
             one["image"] for one in (on_gpus.services["kv-server"], *on_gpus.engines.values())
         }

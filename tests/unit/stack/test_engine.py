@@ -37,7 +37,7 @@ def test_further_environment_reaches_engines_only(prepared: Make) -> None:
         ({"args": ["--seed", "1", "--kv-transfer-config", "{}"]}, "--kv-transfer-config"),
     ],
 )
-def test_what_the_plan_sets_cannot_be_changed_past_it(
+def test_settings_of_the_plan_cannot_be_overridden(
     prepared: Make, engine: dict[str, object], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -70,7 +70,7 @@ def test_gpu_engines_are_held_to_the_proved_paths(contained: MakeCase, vendor: s
         assert "--no-async-scheduling" in engine.argv
 
 
-def test_what_takes_a_pin_off_wins_over_it(contained: MakeCase) -> None:
+def test_a_setting_that_lifts_a_pin_wins(contained: MakeCase) -> None:
     first, second = VENDORS["cuda"].pins
     other_runner = contained(vendor="cuda", **yaml.safe_load(first.lift)).prepared.stack
     assert other_runner.service("consumer-0").env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
@@ -81,7 +81,7 @@ def test_what_takes_a_pin_off_wins_over_it(contained: MakeCase) -> None:
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])
-def test_lmcache_file(prepared: Make, role: str) -> None:
+def test_the_lmcache_file_has_the_settings_of_the_plan(prepared: Make, role: str) -> None:
     stack = prepared(lmcache={"staging_gib": 2}, save_decode_cache=True, port=9000).stack
     settings = yaml.safe_load(stack.service(f"{role}-0").files[0].text)
     assert settings["storage_plugins"] == ["pdkit"]

@@ -87,7 +87,7 @@ COMMAND = BASE["services"]["producer-0"]["command"]
         ),
     ],
 )  # fmt: skip
-def test_differences(new: Any, expected: Any) -> None:
+def test_differences_are_found_and_applied(new: Any, expected: Any) -> None:
     assert differences(BASE, new) == expected
     assert applied(BASE, yaml.safe_load(yaml.safe_dump(expected))) == new
 

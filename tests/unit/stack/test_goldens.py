@@ -44,23 +44,24 @@ ON_GPUS: dict[str, dict[str, Any]] = {
         for vendor in GPU_VENDORS
     },
 }  # fmt: skip
-PROCESSES = "tests/golden/process/1p1d.yaml"
-# What the others are compared with is whole.
-WHOLE = ("1p1d", "cuda-1p1d", "rocm-1p1d")
+FOLDER = "tests/golden/process"
+# The one whole document, and the golden that those on GPUs differ from.
+WHOLE, FOR_GPUS = "1p1d", "cuda-1p1d"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_plan(
+def test_each_plan_is_as_in_the_golden(
     case: str, prepared: Callable[..., Prepared], golden: Callable[[str, str], None]
 ) -> None:
     golden(f"plan/{case}.txt", plan_view(prepared(**CASES[case])) + "\n")
 
 
 @pytest.mark.parametrize("case", [*CASES, *ON_GPUS])
-def test_render(
+def test_each_document_is_as_in_the_golden(
     case: str, prepared: Callable[..., Prepared], golden: Callable[[str, str], None]
 ) -> None:
     document = stack_document(prepared(**{**CASES, **ON_GPUS}[case]).stack)
-    base = "tests/golden/process/cuda-1p1d.yaml" if case in ON_GPUS else PROCESSES
-    text = document_yaml(document) if case in WHOLE else golden_text(base, document)
+    base = FOR_GPUS if case in ON_GPUS.keys() - {FOR_GPUS} else WHOLE
+    whole = case == WHOLE
+    text = document_yaml(document) if whole else golden_text(f"{FOLDER}/{base}.yaml", document)
     golden(f"process/{case}.yaml", text)

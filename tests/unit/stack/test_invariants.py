@@ -67,7 +67,7 @@ def lmcache(service: Service) -> dict[str, Any]:
     return dict(read(file.text))
 
 
-def test_all_that_keys_depend_on_is_equal_in_all_engines(made: Prepared) -> None:
+def test_settings_that_keys_depend_on_are_equal_in_all_engines(made: Prepared) -> None:
     engines = engines_of(made.stack)
     assert len({engine.env["PYTHONHASHSEED"] for engine in engines}) == 1
     assert {argument(engine, "--block-size") for engine in engines} == {str(made.plan.block_size)}
@@ -84,7 +84,7 @@ def test_all_that_keys_depend_on_is_equal_in_all_engines(made: Prepared) -> None
         assert len({json.dumps(file[setting]) for file in files}) == 1
 
 
-def test_roles(made: Prepared) -> None:
+def test_engines_have_the_connector_of_their_role(made: Prepared) -> None:
     for engine in engines_of(made.stack):
         config = json.loads(argument(engine, "--kv-transfer-config"))
         assert config["kv_connector"] == "PatchedLMCacheConnector"
@@ -248,7 +248,7 @@ class TestNothingShared:
             assert not made.plan.vendor.pinned_env.keys() & engine.env.keys()
             assert not {"LMCACHE_CONFIG_FILE", "PDKIT_ENGINE_SOCKET"} & engine.env.keys()
 
-    def test_its_memory_has_no_staging(self, prepared: Make) -> None:
+    def test_engines_without_redis_have_no_staging_memory(self, prepared: Make) -> None:
         alone, shared = (prepared(topology=form).plan for form in ("2a", "2a+redis"))
         assert alone.engines[0].memory_mib < shared.engines[0].memory_mib
         assert alone.memory_mib == sum(engine.memory_mib for engine in alone.engines)
@@ -301,7 +301,7 @@ class TestFingerprint:
     ) -> None:
         assert prepared(**fields).stack.fingerprint() != prepared().stack.fingerprint()
 
-    def test_no_two_changes_share_one(self, prepared: Make) -> None:
+    def test_different_specs_have_different_fingerprints(self, prepared: Make) -> None:
         by_meaning = {
             prepared(**fields).stack.fingerprint()
             for fields in self.CHANGES

@@ -47,7 +47,7 @@ def test_there_is_a_file_for_each_client_and_role(repo: Path) -> None:
     assert found == {f"{client}-{role}.yaml" for client in CLIENTS for role in ROLES}
 
 
-def test_with_lmcaches_server_there_is_none_and_each_file_says_why(
+def test_the_server_uses_no_such_file_and_each_file_says_why(
     repo: Path, contained: Callable[..., Case]
 ) -> None:
     made = contained(vendor="cpu", connector="lmcache-mp")
@@ -63,7 +63,7 @@ def test_with_lmcaches_server_there_is_none_and_each_file_says_why(
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("client", CLIENTS)
 class TestFiles:
-    def test_it_is_what_the_smallest_stack_gets(
+    def test_a_shipped_file_is_that_of_the_smallest_stack(
         self, client: str, role: str, contained: Callable[..., Case], shipped: Any
     ) -> None:
         made = rendered(contained(vendor="cpu", redis={"client": client}), f"{role}-0")

@@ -75,7 +75,7 @@ def test_other_kv_has_other_keys(contained: Make, change: str) -> None:
     assert seed(contained(**fields).prepared) != seed(contained(**USUAL).prepared)
 
 
-def test_no_two_of_those_share_their_keys(contained: Make) -> None:
+def test_different_kv_has_different_keys(contained: Make) -> None:
     every = [seed(contained(**{**USUAL, **fields}).prepared) for fields in DIFFERENT.values()]
     assert len(set(every)) == len(DIFFERENT)
 

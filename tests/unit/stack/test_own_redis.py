@@ -25,7 +25,9 @@ def own(prepared: Make) -> Prepared:
     return prepared(topology="2p1d", **OWN)
 
 
-def test_no_service_port_memory_or_password_of_it(own: Prepared, prepared: Make) -> None:
+def test_a_user_supplied_redis_has_no_service_port_memory_or_password(
+    own: Prepared, prepared: Make
+) -> None:
     assert [s.name for s in own.stack.services] == [
         "producer-0", "producer-1", "consumer-0", "router",
     ]  # fmt: skip
@@ -47,7 +49,7 @@ def test_engines_depend_on_nothing_and_get_the_url_by_name(own: Prepared) -> Non
     assert own.stack.front.depends_on == ("producer-0", "producer-1", "consumer-0")
 
 
-def test_lmcaches_own_client(prepared: Make) -> None:
+def test_lmcaches_client_gets_the_users_url(prepared: Make) -> None:
     made = prepared(redis={**OWN["redis"], "client": "lmcache"})
     (file,) = made.stack.service("consumer-0").files
     assert yaml.safe_load(file.text)["remote_url"] == "@{redis_url}"
@@ -78,7 +80,7 @@ def test_plan_and_render_show_the_file_and_no_redis(own: Prepared) -> None:
     assert "redis-url" not in shown, "where the file lies is nobody's business but the spec's"
 
 
-def test_containers(contained: Callable[..., Case]) -> None:
+def test_containers_get_the_users_url_as_a_secret(contained: Callable[..., Case]) -> None:
     case = contained("", topology="1p1d", **OWN)
     assert "redis" not in case.services
     assert set(case.document["networks"]) == {"front"}

@@ -39,7 +39,9 @@ def test_ways_out_of_a_container_are_refused(profile: dict[str, Any]) -> None:
         assert refused(profile)[name] == EPERM, name
 
 
-def test_no_weaker_than_dockers_own_but_for_what_rocm_needs(profile: dict[str, Any]) -> None:
+def test_the_profile_blocks_what_dockers_does_except_what_rocm_needs(
+    profile: dict[str, Any],
+) -> None:
     """What the documentation of Docker's profile names as blocked, on this architecture.
 
     By arguments it blocks clone, and some of what personality sets: the address randomization of
@@ -64,11 +66,11 @@ def test_new_user_namespaces_are_refused_and_threads_are_not(profile: dict[str, 
     ]
 
 
-def test_what_rocm_needs_is_not(profile: dict[str, Any]) -> None:
+def test_calls_that_rocm_needs_are_allowed(profile: dict[str, Any]) -> None:
     assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
     assert not NEEDED & refused(profile).keys()
 
 
-def test_no_other_architecture_is_let_through(profile: dict[str, Any]) -> None:
+def test_other_architectures_are_blocked(profile: dict[str, Any]) -> None:
     """32-bit calls have numbers of their own, which these rules would miss."""
     assert profile["architectures"] == ["SCMP_ARCH_X86_64"]

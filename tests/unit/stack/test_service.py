@@ -28,7 +28,7 @@ def service(name: str, role: ServiceRole, host: str = "127.0.0.1") -> Service:
         ("::1", "http://[::1]:8000"),
     ],
 )
-def test_url(host: str, url: str) -> None:
+def test_a_url_has_a_host_that_can_be_reached(host: str, url: str) -> None:
     assert service("router", "router", host).url == url
 
 
@@ -43,7 +43,7 @@ class SomeLayout:
 
 
 @pytest.mark.parametrize("runtime", ["process", "compose"])
-def test_what_differs_between_runtimes_is_asked_of_the_layout(
+def test_differences_between_runtimes_come_from_the_layout(
     prepared: Callable[..., Prepared], runtime: str
 ) -> None:
     made = prepared(vendor="cuda", runtime=runtime, machine=machine_with("cuda", 0, 1))
@@ -51,7 +51,7 @@ def test_what_differs_between_runtimes_is_asked_of_the_layout(
     assert all((one.container is not None) is (runtime == "compose") for one in made.stack.services)
 
 
-def test_finding_services() -> None:
+def test_services_are_found_by_name_and_role() -> None:
     services = (service("a", "producer"), service("b", "consumer"), service("c", "consumer"))
     stack = Stack("s", "process", services, ())
     assert stack.service("b") is services[1]

@@ -53,7 +53,7 @@ def test_variables_of_the_user_win(prepared: Make) -> None:
     assert stack.service("producer-0").env["OTEL_SERVICE_NAME"] == "theirs"
 
 
-def test_without_a_collector_no_engine_gets_trace_headers(
+def test_engines_get_no_trace_headers_without_a_collector(
     prepared: Make, contained: MakeCase
 ) -> None:
     stack = prepared().stack

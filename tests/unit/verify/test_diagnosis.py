@@ -302,7 +302,7 @@ ALONE = (
 
 
 @pytest.mark.parametrize("case", CAUSE)
-def test_no_cause_where_nothing_failed(case: str) -> None:
+def test_there_is_no_cause_if_nothing_failed(case: str) -> None:
     """Others may flush or evict, answers may leave early: no hit was lost by it."""
     changes, code, _ = CAUSE[case]
     assert codes(**changes) == ([code] if case in ALONE else [])
@@ -337,7 +337,7 @@ def test_a_log_without_its_beginning_is_not_a_missing_report() -> None:
     assert codes(missed=True, **counted) == ["not_found"]
 
 
-def test_what_no_rule_explains_is_quoted() -> None:
+def test_an_unexplained_failure_is_quoted() -> None:
     (cause,) = found(failures=["router was restarted during the check", "and more"])
     assert cause.code == "unexplained"
     assert "router was restarted" in cause.message and "deploy status" in cause.hint
@@ -405,7 +405,7 @@ def test_a_healthy_lmcache_server_is_not_a_cause() -> None:
     assert codes(**server(evictions=9, no_room=9)) == [], "nothing was missed"
 
 
-def test_what_the_server_of_lmcache_does_not_tell_is_not_a_cause() -> None:
+def test_missing_facts_of_lmcaches_server_are_not_a_cause() -> None:
     """An engine of another kit reports no instance, and one that ended is known to nobody."""
     assert codes(missed=True, **server(lmcache="", engines=None)) == ["not_found"]
     kv = {**MP_KV, "lmcache": "unknown"}
@@ -446,7 +446,7 @@ def test_unreported_facts_are_not_a_difference() -> None:
     assert codes(missed=True, **consumer(kv={"chunk_size": 256, "model": None})) == ["not_found"]
 
 
-def test_one_cause_names_all_engines_it_is_seen_in() -> None:
+def test_a_cause_names_all_its_engines() -> None:
     engines = [EngineFacts(name, hash_seed="0", fixes={"B17": "failed"}) for name in ("a", "b")]
     (cause,) = found(missed=True, engines=engines)
     assert "a, b" in cause.message
@@ -510,14 +510,14 @@ class TestTheReference:
         parts = re.split(r"^## `(\w+)`$", self.PAGE, flags=re.MULTILINE)
         return dict(zip(parts[1::2], parts[2::2], strict=True))
 
-    def test_it_has_every_cause_in_the_order_of_the_rules(self) -> None:
+    def test_the_page_has_every_cause_in_order(self) -> None:
         assert tuple(self.sections()) == CODES
 
     @pytest.mark.parametrize("word", ["**Means**", "**Seen by**", "**Fix**"])
-    def test_it_says_all_of_each(self, word: str) -> None:
+    def test_the_page_has_each_label_once_for_each_cause(self, word: str) -> None:
         assert [code for code, text in self.sections().items() if text.count(word) != 1] == []
 
-    def test_it_says_what_hides_behind_what(self) -> None:
+    def test_the_page_says_which_causes_hide_others(self) -> None:
         """The sentence is made from the table of causes, and checked against it."""
         explains: dict[str, tuple[str, ...]] = {}
         for cause in CAUSES:

@@ -28,11 +28,13 @@ from deploy.verify.eligible import eligible_tokens, is_pinned, pinned_range
         (512, 256, 1024, 0),
     ],
 )
-def test_table(prompt: int, chunk: int, local: int, eligible: int) -> None:
+def test_eligible_tokens_are_whole_chunks_that_are_not_local(
+    prompt: int, chunk: int, local: int, eligible: int
+) -> None:
     assert eligible_tokens(prompt, chunk, local) == eligible
 
 
-def test_bounds() -> None:
+def test_eligible_tokens_are_fewer_than_the_prompt() -> None:
     for chunk in (1, 16, 256):
         for prompt in range(1, 600):
             eligible = eligible_tokens(prompt, chunk)

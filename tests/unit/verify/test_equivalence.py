@@ -28,13 +28,13 @@ SURE = {"a": -0.1, "b": -3.0}
 TORN = {"a": -0.69, "b": -0.70}
 
 
-def test_equal_answers() -> None:
+def test_equal_answers_match() -> None:
     same = compare(answer(SURE, SURE), answer(SURE, SURE))
     assert (same.matches, same.max_logprob_diff, same.parted_at) == (True, 0.0, None)
 
 
 @pytest.mark.parametrize(("shift", "matches"), [(0.2, True), (0.25, True), (0.3, False)])
-def test_tolerance(shift: float, matches: bool) -> None:
+def test_answers_within_the_tolerance_match(shift: float, matches: bool) -> None:
     moved = {token: value - shift for token, value in SURE.items()}
     result = compare(answer(SURE, SURE), answer(SURE, moved), tolerance=0.25 + 1e-9)
     assert result.matches is matches
@@ -87,14 +87,14 @@ def test_a_difference_before_the_parting_counts() -> None:
     assert not compare(answer(SURE, TORN), answer(moved, {"b": -0.69, "a": -0.70})).matches
 
 
-def test_no_likely_token_in_common() -> None:
+def test_answers_without_a_common_token_do_not_match() -> None:
     result = compare(answer({"a": -0.1, "b": -3.0}), answer({"y": -0.1, "z": -3.0}))
     assert not result.matches
     assert result.max_logprob_diff == INF
 
 
 @pytest.mark.parametrize("length", [0, 1, 3])
-def test_another_length(length: int) -> None:
+def test_answers_of_different_length_do_not_match(length: int) -> None:
     assert not compare(answer(SURE, SURE), answer(*[SURE] * length)).matches
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_not_the_same_as_nothing() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_not_a_number_is_never_equal(at: int) -> None:
+def test_nan_never_matches(at: int) -> None:
     broken = [SURE, SURE]
     broken[at] = {"a": NAN, "b": NAN}
     assert not compare(answer(SURE, SURE), answer(*broken, tokens="aa")).matches
@@ -125,7 +125,7 @@ def test_parting_to_one_of_many_tokens_that_are_about_as_likely() -> None:
 
 
 class TestNoise:
-    def test_without_noise_the_tolerance_is_the_least(self) -> None:
+    def test_the_tolerance_without_noise_is_the_minimum(self) -> None:
         assert Noise().floor is None
         assert Noise().tolerance == LOGPROB_TOLERANCE
         assert Noise({"p": [0.0, 0.001]}).tolerance == LOGPROB_TOLERANCE
@@ -139,7 +139,7 @@ class TestNoise:
         """One of a thousand shows in no mean."""
         assert Noise({"p": [0.0] * 999 + [0.5]}).tolerance == pytest.approx(0.75)
 
-    def test_it_is_bounded(self) -> None:
+    def test_the_tolerance_is_limited(self) -> None:
         most = Noise({"p": [MOST_NOISE]})
         assert most.contradicting == {}
         for wrong in (10.0, INF):

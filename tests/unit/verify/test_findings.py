@@ -61,7 +61,7 @@ def test_more_than_is_eligible_is_never_good_enough() -> None:
     ("field", "item"),
     [("race", "router, no gap"), ("turns", "several turns"), ("decode_reuse", "decode reuse")],
 )
-def test_what_counters_tell_is_judged_unless_others_moved_them(field: str, item: str) -> None:
+def test_counters_are_not_judged_if_others_used_the_stack(field: str, item: str) -> None:
     phase, found = Phase(Hits(500, 300, 400), 2), sound()
     setattr(found, field, phase)
     assert failed(found) == [item]
@@ -165,7 +165,7 @@ def test_answers_that_are_not_one_computed_and_one_cached_tell_no_noise(
     assert found.equivalence.tolerance == LOGPROB_TOLERANCE
 
 
-def test_a_restarted_engine() -> None:
+def test_a_restarted_engine_fails_the_check() -> None:
     found = sound()
     found.restarted = ["consumer-0"]
     assert failed(found) == ["engines"]

@@ -12,13 +12,13 @@ from deploy.verify.own_prompt import OwnPrompt
 PROMPT = OwnPrompt("producer-0", "consumer-0", tokens=811, chunk_size=256, loaded=768)
 
 
-def test_all_that_can_come_from_the_store_came() -> None:
+def test_a_prompt_loaded_whole_is_a_hit() -> None:
     assert PROMPT.hit and not PROMPT.hidden and not PROMPT.missed and not PROMPT.sentence
     assert (PROMPT.chunks, PROMPT.eligible) == (3, 768)
 
 
 @pytest.mark.parametrize("tokens", [0, 3, 255])
-def test_no_whole_chunk(tokens: int) -> None:
+def test_a_prompt_without_a_whole_chunk_is_named(tokens: int) -> None:
     short = replace(PROMPT, tokens=tokens, loaded=0)
     assert short.under_chunk and not short.hidden and not short.missed and not short.hit
     assert f"{tokens} tokens and no whole chunk of 256" in short.sentence
@@ -40,7 +40,7 @@ def test_a_part_of_each_is_not_a_miss() -> None:
     assert part.hit and not part.missed and not part.hidden
 
 
-def test_from_nowhere() -> None:
+def test_missing_tokens_are_a_miss() -> None:
     lost = replace(PROMPT, loaded=256)
     assert lost.missed and not lost.hidden
 

@@ -76,7 +76,7 @@ class TestContract:
         for each in found if isinstance(found, list) else [found]:
             assert set(each) == CONTRACT[part]
 
-    def test_numbers(self) -> None:
+    def test_the_report_has_the_numbers_of_the_contract(self) -> None:
         data = REPORT.as_dict()
         assert data["passed"] is False
         assert data["hit_rate"] == {
@@ -87,7 +87,7 @@ class TestContract:
         assert data["store_race"]["eligible_rate"] == 0.25
         assert data["engines"][0]["restarts"] == 2
 
-    def test_it_is_json_that_every_reader_accepts(self) -> None:
+    def test_infinite_numbers_are_null_in_json(self) -> None:
         endless = replace(REPORT, equivalence=Equivalence(1, 1, float("inf")))
         text = json.dumps(endless.as_dict(), allow_nan=False)
         assert json.loads(text)["equivalence"]["max_logprob_diff"] is None
@@ -124,7 +124,7 @@ class TestVerdict:
 
 
 class TestHits:
-    def test_sum(self) -> None:
+    def test_hits_are_summed(self) -> None:
         assert Hits(1, 2, 3) + Hits(10, 20, 30) == Hits(11, 22, 33)
         assert REPORT.total == Hits(2000, 1400, 1600)
 

@@ -74,7 +74,7 @@ def test_counts_are_added_and_taken_off() -> None:
     assert total([None]) is None
 
 
-def test_what_moved_is_the_difference_of_two_readings() -> None:
+def test_moved_bytes_are_the_difference_of_two_readings() -> None:
     before, after = {"a": read(), "b": None}, {"a": read() + read(), "b": read()}
     assert moved(before, after) == read() + read()
 
@@ -93,7 +93,7 @@ def test_an_engine_that_was_restarted_counts_from_its_start() -> None:
         (StorePath(left_out=1), True),
     ],
 )
-def test_what_is_refused_or_not_stored_fails_a_check(path: Any, failed: bool) -> None:
+def test_refused_or_lost_chunks_fail_a_check(path: Any, failed: bool) -> None:
     found = Findings(stored_keys=1, path=path)
     assert bool(list(failures(found, (), store_answers=True))) is failed
 
@@ -111,7 +111,7 @@ def test_failed_calls_by_kind() -> None:
     assert failed_calls(page(("oom", 0.0))) == {}, "a difference of two equal readings"
 
 
-def test_who_counts_nothing_has_no_failed_calls_but_may_be_late() -> None:
+def test_a_client_without_counters_has_no_failures_but_may_be_late() -> None:
     """LMCache's own client."""
     waits = [
         Sample(f"{PREFIX}barrier_waits_total", {"result": result}, count)

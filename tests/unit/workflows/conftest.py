@@ -34,7 +34,7 @@ from deploy.workflows.prepare import Prepared
 from deploy.workflows.running import require_stack
 from deploy.workflows.up import UpResult, bring_up, prepare_here
 from tests.ports import free_row
-from tests.unit.conftest import MACHINE
+from tests.unit.conftest import MACHINE, SOUND_HOST
 from tests.unit.hub_stand_in import Hub, open_hub
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -58,7 +58,7 @@ class Lab:
 
     @property
     def home(self) -> Home:
-        return Home(self.folder / "state", self.folder / "cache")
+        return Home(self.folder / "state", self.folder / "cache", host=SOUND_HOST)
 
     @property
     def faults(self) -> Path:
@@ -181,6 +181,6 @@ def planned(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
     def make(**fields: object) -> Prepared:
         asked = {"model": "owner/70b", "vendor": "cpu", "runtime": "process", **fields}
         spec = StackSpec.model_validate(asked)
-        return prepare_here(spec, Home(tmp_path, tmp_path), lambda _: None)
+        return prepare_here(spec, Home(tmp_path, tmp_path, host=SOUND_HOST), lambda _: None)
 
     return make

@@ -92,7 +92,7 @@ class TestResult:
         assert hits is not None
         assert (hits.external, hits.eligible) == (0, 6 * 3 * CHUNK)
 
-    def test_what_engines_hold_themselves_is_not_eligible(self, bench: Bench) -> None:
+    def test_tokens_in_the_prefix_cache_are_not_eligible(self, bench: Bench) -> None:
         workload = WorkloadOptions(
             "shared-prefix", input_tokens=TokenRange(72, 72), prefix_tokens=128, prefixes=1,
             output_tokens=TokenRange(1, 1),
@@ -138,7 +138,7 @@ class TestResult:
         said = "warning: GPU use is partly or wholly unknown: nvidia-smi ended with 9"
         assert served.lines.count(said) == 1
 
-    def test_facts(self, bench: Bench) -> None:
+    def test_a_result_has_the_facts_of_stack_and_machine(self, bench: Bench) -> None:
         result = bench(repeats=1)
         assert result.stack.topology == "1p2d"
         assert (result.stack.engines, result.stack.gpus, result.stack.redis) == (3, 0, True)
@@ -237,7 +237,7 @@ class TestInterrupted:
 
 
 class TestRefused:
-    def test_full_disk(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk_is_refused(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1000))
         with pytest.raises(MachineUnfit, match=r"0 MiB are free in .*the result may take 1 MiB"):
@@ -248,7 +248,7 @@ class TestRefused:
         with pytest.raises(UsageError, match="up to 532 tokens do not fit"):
             bench(workload=workload)
 
-    def test_broken_dataset(self, bench: Bench, tmp_path: Path) -> None:
+    def test_an_invalid_dataset_is_refused(self, bench: Bench, tmp_path: Path) -> None:
         file = tmp_path / "broken.jsonl"
         file.write_text('{"prompt": "ok"}\n{\n')
         workload = WorkloadOptions("dataset", file=file)
@@ -262,7 +262,7 @@ class TestRefused:
         with pytest.raises(StackUnhealthy, match="the warm-up was answered: HTTP 500"):
             bench()
 
-    def test_no_stack(self, served: Lab, tmp_path: Path) -> None:
+    def test_a_missing_stack_is_refused(self, served: Lab, tmp_path: Path) -> None:
         with pytest.raises(StateError, match="no stack 'other'"):
             bench_stack(served.home, "other", OPTIONS, folder=tmp_path, command=[], report=print)
 

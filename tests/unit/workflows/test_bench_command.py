@@ -31,7 +31,7 @@ def run(served: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return bench
 
 
-def test_text_and_progress(run: Run, tmp_path: Path) -> None:
+def test_bench_prints_text_and_progress(run: Run, tmp_path: Path) -> None:
     code, out, err = run("--repeats", "2", "--out", str(tmp_path))
     assert code == 0
     assert f"Result: {tmp_path}" in out
@@ -39,7 +39,7 @@ def test_text_and_progress(run: Run, tmp_path: Path) -> None:
     assert "repeat 2 of 2, about " in err
 
 
-def test_json(run: Run, tmp_path: Path) -> None:
+def test_bench_prints_json(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("--repeats", "1", "--slo", "ttft=9s", "--json", "--out", str(tmp_path))
     envelope = json.loads(out)
     assert (code, envelope["command"], envelope["status"]) == (0, "bench", "ok")
@@ -47,7 +47,9 @@ def test_json(run: Run, tmp_path: Path) -> None:
     assert envelope["data"]["result"]["repeats"][0]["within_slo"] == 1
 
 
-def test_no_answer_fails(run: Run, tmp_path: Path, with_faults: Callable[..., None]) -> None:
+def test_bench_fails_without_answers(
+    run: Run, tmp_path: Path, with_faults: Callable[..., None]
+) -> None:
     with_faults("consumer:fails")
     code, out, err = run("--warmup", "0", "--repeats", "1", "--out", str(tmp_path))
     assert code == 1

@@ -33,7 +33,7 @@ def test_shares_of_the_connector_are_those_of_all_engines_of_a_role() -> None:
     assert connector_shares(running(), before, after) == {"producer": 0.1, "consumer": 0.25}
 
 
-def test_without_a_step_there_is_no_share() -> None:
+def test_engines_without_a_step_have_no_share() -> None:
     before = pages(producer_0=steps(1, 1), consumer_0=steps(1, 1))
     after = pages(producer_0=steps(1, 1), consumer_0=steps(1, 4))
     assert connector_shares(running(), before, after) == {"consumer": 0.0}

@@ -50,7 +50,7 @@ def test_a_healthy_stack_passes(served: Lab) -> None:
     assert [engine.restarts for engine in report.engines] == [0, 0, 0]
 
 
-def test_it_passes_again_and_status_counts_what_it_hit(served: Lab) -> None:
+def test_a_repeated_check_passes_and_status_counts_its_hits(served: Lab) -> None:
     assert check(served).passed, "its prompts are new each time"
     status = stack_status(served.home, "pdkit")
     assert 0 < status.external_hit_rate < 1
@@ -95,7 +95,7 @@ def test_noise_is_measured_and_judged_by(served: Lab, with_faults: Callable[...,
     assert causes(check(served)) == ["kv_differs"]
 
 
-def test_where_nothing_is_loaded_the_rest_is_left_out(
+def test_later_parts_are_skipped_if_nothing_is_loaded(
     served: Lab, with_faults: Callable[..., None]
 ) -> None:
     """Each prompt's KV would be waited for, and the cause is known."""
@@ -224,7 +224,7 @@ def disturbed(lab: Lab, ask: Callable[[httpx.Client], object]) -> Iterator[None]
         yield
 
 
-def test_of_no_stack(lab: Lab) -> None:
+def test_a_check_without_a_stack_is_an_error(lab: Lab) -> None:
     with pytest.raises(StateError, match="no stack 'pdkit'"):
         check(lab)
 
@@ -244,7 +244,7 @@ class TestLayerByLayer:
         yield start
         stop_stack(lab.home, "pdkit", lab.lines.append)
 
-    def test_what_it_stored_is_removed(self, up: Callable[[str], Lab]) -> None:
+    def test_a_layerwise_check_removes_its_keys(self, up: Callable[[str], Lab]) -> None:
         lab = up(self.FIXED)
         for log in lab.home.stack("pdkit").logs_dir.glob("*.log"):
             log.write_bytes(b"")  # as rotation leaves it
@@ -257,7 +257,7 @@ class TestLayerByLayer:
         assert not any(line.startswith("warning") for line in lab.lines)
 
     @pytest.mark.parametrize("state", ["disabled", "not applicable", "failed"])
-    def test_without_the_fix_it_has_no_tags_and_says_so(
+    def test_a_layerwise_check_without_the_fix_warns_that_it_has_no_tags(
         self, up: Callable[[str], Lab], state: str
     ) -> None:
         lab = up(self.FIXED.replace("applied", state))

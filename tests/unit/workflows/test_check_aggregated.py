@@ -115,7 +115,7 @@ class TestWithoutRedis:
             (CheckOptions(prompt="Hello"), "--prompt-file"),
         ],
     )
-    def test_what_is_about_shared_kv_is_refused(
+    def test_options_of_shared_kv_are_refused(
         self, lab: Lab, options: CheckOptions, option: str
     ) -> None:
         with pytest.raises(UsageError, match=f"{option}: the engines of 2a share no KV"):

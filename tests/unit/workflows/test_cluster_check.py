@@ -161,7 +161,7 @@ def test_a_broken_stack_fails_and_the_cause_is_named(
     assert report.diagnosis[0].code == cause
 
 
-def test_it_waits_for_what_is_not_there_yet(cluster: Cluster) -> None:
+def test_the_check_waits_for_missing_services(cluster: Cluster) -> None:
     late, asked = ["consumer", "redis-0.redis", "router"], 0
 
     def look_up(host: str, port: int) -> list[tuple[str, int]]:
@@ -188,7 +188,7 @@ def test_it_waits_for_what_is_not_there_yet(cluster: Cluster) -> None:
         ({"router": [(HOST, 1)]}, "not answering: router"),
     ],
 )
-def test_what_never_comes_is_named(
+def test_missing_services_are_named(
     cluster: Cluster, gone: dict[str, list[tuple[str, int]]], words: str
 ) -> None:
     without = replace(cluster, where={**cluster.where, **gone})

@@ -61,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
          "--repeats", "1"),
     ],
 )  # fmt: skip
-def test_on_a_stack_that_is_up(
+def test_output_of_a_running_stack_matches_its_schema(
     run: Run,
     served: Lab,
     arguments: tuple[str, ...],
@@ -74,13 +74,15 @@ def test_on_a_stack_that_is_up(
     assert found["command"] == arguments[0]
 
 
-def test_of_a_failed_check(run: Run, served: Lab, with_faults: Callable[..., None]) -> None:
+def test_output_of_a_failed_check_matches_its_schema(
+    run: Run, served: Lab, with_faults: Callable[..., None]
+) -> None:
     with_faults("producer:stores-nothing")
     found = run(served.home, "check", "--quick")
     assert found["data"]["diagnosis"] and found["errors"]
 
 
-def test_from_the_start_to_the_end(run: Run, lab: Lab, tmp_path: Path) -> None:
+def test_output_from_up_to_down_matches_its_schema(run: Run, lab: Lab, tmp_path: Path) -> None:
     spec = lab.spec()
     file = tmp_path / "deploy.yaml"
     file.write_text(spec.model_dump_json(exclude_unset=True, exclude={"name"}))
@@ -91,7 +93,7 @@ def test_from_the_start_to_the_end(run: Run, lab: Lab, tmp_path: Path) -> None:
     assert run(lab.home, "status")["data"]["up"] is False
 
 
-def test_of_an_engine_that_is_taken_out_of_use(run: Run, served: Lab) -> None:
+def test_output_of_drain_and_restart_matches_its_schema(run: Run, served: Lab) -> None:
     assert run(served.home, "drain", "consumer-1")["data"]["drained"] is True
     assert run(served.home, "undrain", "consumer-1")["data"]["drained"] is False
     assert list(run(served.home, "restart", "consumer-1")["data"]["seconds"]) == ["consumer-1"]
@@ -107,7 +109,7 @@ def test_of_an_engine_that_is_taken_out_of_use(run: Run, served: Lab) -> None:
         ("images", "build", "router", "--base", "mine:1"),
     ],
 )
-def test_without_a_stack(
+def test_output_without_a_stack_matches_its_schema(
     run: Run, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -119,7 +121,9 @@ def test_without_a_stack(
     assert all(found["data"].values()) or found["command"] == "plan"
 
 
-def test_of_finished_benchmarks(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_benchmarks_matches_its_schema(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = SimpleNamespace(javascript_bundle=str, vegalite_to_png=lambda *_, **__: b"")
     monkeypatch.setattr(files, "_library", lambda: library)
     home = Home(tmp_path, tmp_path)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import filelock
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.config.spec import StackSpec
 from deploy.doctor.finding import Finding
 from deploy.errors import (
@@ -30,7 +32,6 @@ from deploy.errors import (
 )
 from deploy.output.doctor_view import doctor_view
 from deploy.runtime.compose import docker as docker_module
-from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.workflows import doctor as doctor_module
 from deploy.workflows import preflight
@@ -39,7 +40,6 @@ from deploy.workflows.up import prepare_here
 from tests.ports import taken
 from tests.unit.docker_stand_in import hanging_engine
 from tests.unit.hub_stand_in import open_hub
-from tests.unit.redis_server import HOST, redis_server
 from tests.unit.workflows.conftest import Lab
 from tests.unit.workflows.test_fixes import FAILS
 
@@ -65,7 +65,7 @@ def failing(found: Examination) -> dict[str, str]:
     return {one.id: one.message for one in found.failed}
 
 
-def test_a_healthy_machine(lab: Lab) -> None:
+def test_a_healthy_machine_has_no_failures(lab: Lab) -> None:
     found = look(lab)
     assert failing(found) == {}
     assert {one.id for one in found.findings} == ALWAYS
@@ -160,8 +160,10 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 class TestDisks:
-    def test_too_small(self, lab: Lab, small_disk: Callable[[int], Path]) -> None:
-        home = Home(small_disk(8) / "state", lab.home.cache)
+    def test_a_disk_that_is_too_small_fails(
+        self, lab: Lab, small_disk: Callable[[int], Path]
+    ) -> None:
+        home = replace(lab.home, state=small_disk(8) / "state")
         spec = lab.spec()
         found = of(examine(spec, home, lab.lines.append), "disk.state")
         assert (found.status, found.message) == (
@@ -174,8 +176,8 @@ class TestDisks:
         assert found.message in caught.value.message
         assert (caught.value.exit_code, caught.value.hint) == (3, found.fix)
 
-    def test_small(self, lab: Lab, small_disk: Callable[[int], Path]) -> None:
-        home = Home(small_disk(500) / "state", lab.home.cache)
+    def test_a_small_disk_is_a_warning(self, lab: Lab, small_disk: Callable[[int], Path]) -> None:
+        home = replace(lab.home, state=small_disk(500) / "state")
         planned = prepare_here(lab.spec(), home, lab.lines.append)
         preflight.require_fit(planned, home, lab.lines.append)
         (line,) = lab.lines
@@ -184,7 +186,7 @@ class TestDisks:
     def test_up_starts_nothing_on_one_that_is_too_small(
         self, lab: Lab, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        home = Home(small_disk(8) / "state", lab.home.cache)
+        home = replace(lab.home, state=small_disk(8) / "state")
         monkeypatch.setattr(Lab, "home", property(lambda _: home))
         with pytest.raises(MachineUnfit):
             lab.up(lab.spec())
@@ -192,7 +194,7 @@ class TestDisks:
         assert not home.stack("pdkit").root.exists()
 
 
-def test_limits_of_the_shell(tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files_fails_and_up_refuses(tmp_path: Path) -> None:
     """A user's command, in a shell that allows 64 open files: it fails, and `up` refuses it."""
     program = (
         "import sys; from deploy.config.spec import StackSpec\n"
@@ -222,7 +224,9 @@ def test_limits_of_the_shell(tmp_path: Path) -> None:
 
 
 class TestDocker:
-    def test_none_answers(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_docker_engine_that_does_not_answer_fails(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{lab.folder}/dead.sock")
         found = look(lab, runtime="compose")
         assert "dead.sock" in failing(found)["docker.engine"]
@@ -235,7 +239,9 @@ class TestDocker:
         said = of(found, "docker.engine")
         assert said.status in ("ok", "warn") and "starts processes" in said.message
 
-    def test_one_that_hangs(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_docker_engine_that_hangs_fails_in_time(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.3)
         with silent_socket(lab.folder / "s") as address:
             monkeypatch.setenv("DOCKER_HOST", address)
@@ -245,7 +251,7 @@ class TestDocker:
         assert time.monotonic() - began < 10
 
     @pytest.mark.parametrize("runtime", ["auto", "compose"])
-    def test_one_that_hangs_where_it_is_asked_more(
+    def test_a_docker_engine_that_hangs_after_a_ping_fails(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch, runtime: str
     ) -> None:
         """It answers pings, so `up` takes it and ends; then doctor must say so, too."""
@@ -295,38 +301,38 @@ class TestOwnRedis:
         (lab.folder / "url").write_text(url)
         return lab.spec(redis={"url_file": str(lab.folder / "url")})
 
-    def test_one_that_suits(self, lab: Lab) -> None:
+    def test_a_suitable_redis_is_ok(self, lab: Lab) -> None:
         options = ("--maxmemory", "2gb", "--maxmemory-policy", "allkeys-lru")
-        with redis_server(lab.folder, *options) as port:
-            found = look(lab, self.spec(lab, f"redis://{HOST}:{port}"))
+        with RedisServer(lab.folder, *options) as server:
+            found = look(lab, self.spec(lab, server.url))
         statuses = {one.id: one.status for one in found.findings if one.area == "redis"}
         assert statuses == dict.fromkeys(
             ("redis.answers", "redis.policy", "redis.size", "redis.persistence", "redis.version"),
             "ok",
         )
 
-    def test_one_that_does_not(self, lab: Lab) -> None:
+    def test_an_unsuitable_redis_has_warnings(self, lab: Lab) -> None:
         options = ("--maxmemory", "200mb", "--appendonly", "yes", "--save", "3600 1")
-        with redis_server(lab.folder, *options) as port:
-            found = look(lab, self.spec(lab, f"redis://{HOST}:{port}"))
+        with RedisServer(lab.folder, *options) as server:
+            found = look(lab, self.spec(lab, server.url))
         assert failing(found) == {}
         said = {one.id: one.message for one in found.findings if one.status == "warn"}
         assert "noeviction" in said["redis.policy"]
         assert "0.2 GiB" in said["redis.size"]
         assert 'appendonly yes, save "3600 1"' in said["redis.persistence"]
 
-    def test_one_that_refuses(self, lab: Lab) -> None:
-        with redis_server(lab.folder, "--requirepass", "sesame") as port:
-            found = look(lab, self.spec(lab, f"redis://:wrong@{HOST}:{port}"))
+    def test_a_redis_that_refuses_fails(self, lab: Lab) -> None:
+        with RedisServer(lab.folder, "--requirepass", "sesame") as server:
+            found = look(lab, self.spec(lab, f"redis://:wrong@{HOST}:{server.port}"))
         assert "cannot be used" in failing(found)["redis.answers"]
         assert not any("wrong" in str(one) for one in found.findings)
         assert not [one for one in found.findings if one.id == "redis.policy"]
 
-    def test_one_that_tells_its_user_nothing(self, lab: Lab) -> None:
-        with redis_server(lab.folder) as port:
-            with redis.Redis(HOST, port) as client:
+    def test_a_redis_with_limited_rights_is_unknown(self, lab: Lab) -> None:
+        with RedisServer(lab.folder) as server:
+            with redis.Redis(HOST, server.port) as client:
                 client.acl_setuser("kv", enabled=True, passwords="+pw", keys="*", commands=RIGHTS)
-            found = look(lab, self.spec(lab, f"redis://kv:pw@{HOST}:{port}"))
+            found = look(lab, self.spec(lab, f"redis://kv:pw@{HOST}:{server.port}"))
         statuses = {one.id: one.status for one in found.findings if one.area == "redis"}
         assert statuses == {
             "redis.answers": "ok", "redis.policy": "unknown", "redis.persistence": "unknown",
@@ -338,14 +344,16 @@ class TestHub:
     def _cache(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_CACHE", str(lab.folder / "hub"))
 
-    def test_it_has_the_model(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_on_the_hub_is_ok(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         with open_hub() as hub:
             monkeypatch.setenv("HF_ENDPOINT", hub.address)
             found = look(lab, model="owner/70b", engine={"kv_cache_gib": 4})
         assert of(found, "hub.model").message.endswith(f"{hub.address} has it")
         assert of(found, "disk.hub").status == "unknown", "nobody said how large it is"
 
-    def test_it_refuses_and_up_too(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_that_the_hub_refuses_fails_as_in_up(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with open_hub() as hub:
             hub.status = 403
             monkeypatch.setenv("HF_ENDPOINT", hub.address)
@@ -355,7 +363,7 @@ class TestHub:
         assert (found.status, found.message) == ("fail", caught.value.message)
         assert "HF_TOKEN" in found.fix == caught.value.hint
 
-    def test_it_is_not_to_be_asked(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_offline_hub_is_not_asked(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         spec = lab.spec(model="owner/70b")
         with open_hub() as hub:
@@ -375,7 +383,9 @@ class TestHub:
             assert "HF_HUB_OFFLINE" in failing(found)["hub.model"]
             assert hub.asked == []
 
-    def test_it_does_not_answer(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_hub_that_does_not_answer_is_a_warning(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
         found = look(lab, model="owner/70b")
         assert of(found, "hub.model").status == "warn"
@@ -395,7 +405,7 @@ class TestEarlierRuns:
         assert other.failed[0].usage
         assert list(failing(other)) == ["stack.up"], "what it has itself is nobody else's"
 
-    def test_one_whose_containers_nobody_can_ask(
+    def test_an_earlier_run_without_docker_is_unknown(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spec = lab.spec()

@@ -70,7 +70,7 @@ def test_pairs_that_are_known_to_be_bad(
 ) -> None:
     """By the table that is shipped, and the versions that engines report."""
     kv = {"vllm": vllm, "lmcache": lmcache}
-    said = known_against(vendor, kv, layerwise=False, save_decode_cache=False)
+    said = known_against(vendor, kv)
     assert (link in said and vllm in said) if link else said == ""
 
 

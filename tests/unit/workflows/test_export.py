@@ -458,7 +458,7 @@ def test_a_url_that_no_pod_can_use_is_refused(url: str, words: str, tmp_path: Pa
     assert made(vendor="cpu", redis={"url_file": file}).files
 
 
-def test_without_a_key_only_where_that_is_allowed() -> None:
+def test_an_export_has_a_key_unless_keyless_is_allowed() -> None:
     file = "overlays/cpu/router.yaml"
     assert "--key-file" in container_in(made(vendor="cpu"), file)["args"]
     keyless = made(vendor="cpu", allow_keyless=True)
@@ -750,7 +750,7 @@ def test_pods_of_a_set_are_found_as_those_of_the_plain_flavour() -> None:
         assert matches({"matchLabels": service["spec"]["selector"]}, labels)
 
 
-def test_what_waits_for_a_set(tmp_path: Path) -> None:
+def test_pods_of_a_set_are_waited_for(tmp_path: Path) -> None:
     found = made(flavour="disaggregatedset", vendor="cpu")
     wait = next_commands(found, StackSpec(), tmp_path)[3]
     assert "wait pod --for=condition=Ready" in wait
@@ -778,7 +778,7 @@ def test_a_thousand_engines_take_no_more_files_than_two() -> None:
     assert many.files.keys() == few.files.keys()
 
 
-def test_what_the_network_must_carry_is_said(tmp_path: Path) -> None:
+def test_the_needed_network_rate_is_noted(tmp_path: Path) -> None:
     node, spec = machine_with("cuda", *range(8)), {"gpus": 8, "machines": 2}
     assert not [note for note in made(node, gpus=8).notes if "Gbit/s" in note]
     *_, note = made(node, **spec).notes
@@ -889,7 +889,7 @@ def test_the_number_of_engines_is_left_to_the_autoscaler(built: dict[str, list[O
     assert "replicas" in named(with_it, "StatefulSet", "redis")["spec"], "keys lie on all of them"
 
 
-def test_it_asks_for_series_that_monitoring_has(built: dict[str, list[Object]]) -> None:
+def test_autoscaling_uses_series_that_monitoring_has(built: dict[str, list[Object]]) -> None:
     objects = built["components"]
     (endpoint,) = named(objects, "PodMonitor", "engines")["spec"]["podMetricsEndpoints"]
     known = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
@@ -946,7 +946,7 @@ def test_an_export_replaces_its_own_files_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["edited", "foreign", "unmarked"])
-def test_what_is_not_its_own_is_never_replaced(left: str, tmp_path: Path) -> None:
+def test_files_that_the_export_did_not_write_are_never_replaced(left: str, tmp_path: Path) -> None:
     write_export(made(vendor="cpu"), tmp_path)
     file = tmp_path / "overlays" / ("cuda" if left == "foreign" else "cpu") / "router.yaml"
     if left == "unmarked":
@@ -1105,7 +1105,9 @@ def test_the_base_is_the_same_for_all_vendors() -> None:
         ({"name": "a_b"}, "'pdkit-a_b' is not a valid namespace", "--namespace NAME"),
     ],
 )
-def test_refused(fields: dict[str, Any], words: str, hint: str) -> None:
+def test_exports_that_cannot_work_are_refused(
+    fields: dict[str, Any], words: str, hint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         made(**fields)
     assert words in caught.value.message

@@ -66,7 +66,7 @@ def test_the_pod_is_restricted_and_never_tries_twice(together: list[Object]) -> 
     assert "nvidia.com/gpu" not in json.dumps(pod["containers"]), "it takes no GPU from an engine"
 
 
-def test_it_runs_in_the_engines_image(together: list[Object]) -> None:
+def test_the_check_runs_in_the_engines_image(together: list[Object]) -> None:
     found = pods(together)
     (check,), (engine,) = (found[name]["containers"] for name in ("check", "producer"))
     assert check["image"] == engine["image"]
@@ -74,7 +74,7 @@ def test_it_runs_in_the_engines_image(together: list[Object]) -> None:
     assert found["check"].get("tolerations") == found["producer"].get("tolerations")
 
 
-def test_it_reaches_all_that_it_asks(together: list[Object]) -> None:
+def test_the_check_may_reach_every_service(together: list[Object]) -> None:
     for target, port in (("producer", 8000), ("consumer", 8000), ("redis", 6379), ("router", 8000)):
         assert may_reach(together, role("check"), target, port)
     for other in (role("router"), {}, None):
@@ -103,9 +103,7 @@ def test_every_file_that_the_pod_mounts_is_there(together: list[Object]) -> None
         ({"redis": REDIS_OWN}, {"api_key", "engine_key", "redis_url", "ca.pem"}),
     ],
 )
-def test_it_has_the_secrets_by_which_the_stack_is_reached(
-    fields: dict[str, Any], keys: set[str]
-) -> None:
+def test_the_check_has_the_secrets_that_it_needs(fields: dict[str, Any], keys: set[str]) -> None:
     found = made(vendor="cpu", **fields)
     assert set(secret_keys([job_of(found)])) == keys
     assert keys <= set(found.secrets)
@@ -121,7 +119,7 @@ def test_a_redis_of_the_users_own_is_reached_wherever_it_is() -> None:
 
 
 @pytest.mark.parametrize(("vendor", "name"), [("cpu", "cpu"), ("auto", "VENDOR")])
-def test_what_to_type_to_check(vendor: str, name: str) -> None:
+def test_the_next_commands_include_the_check(vendor: str, name: str) -> None:
     found = made(vendor=vendor, space="mine")
     *_, check, status, _ = next_commands(found, StackSpec(), Path("out dir"))
     assert check == f"deploy check --kubernetes 'out dir'/check/{name}"
@@ -162,14 +160,14 @@ def lacking(maps: tuple[CodeMap, ...], repo: Path) -> set[str]:
     return {name for name in asked - files.keys() if (repo / name).is_file()}
 
 
-def test_all_that_it_may_import_is_there(repo: Path) -> None:
+def test_the_check_has_every_module_that_it_imports(repo: Path) -> None:
     maps = check_code("deploy.cli.cluster_check")
     assert lacking(maps, repo) == set()
     first, *rest = maps
     assert lacking(tuple(rest), repo) & first.files.keys(), "the test notices what is left out"
 
 
-def test_it_leaves_out_what_it_does_not_import() -> None:
+def test_the_check_has_no_module_that_it_does_not_import() -> None:
     paths = {path for one in check_code("deploy.cli.cluster_check") for path in one.files}
     assert "deploy/cli/cluster_check.py" in paths
     assert not [path for path in paths if path.startswith(("deploy/benchmark", "deploy/router"))]
@@ -211,7 +209,7 @@ def test_the_stack_is_planned_again_as_it_was(vendor: str, fields: dict[str, Any
     assert again.prepared.spec.engine.env == fields.get("engine", {}).get("env", {})
 
 
-def test_it_contains_nothing_of_the_machine_that_exported(tmp_path: Path) -> None:
+def test_the_check_has_no_data_of_the_exporting_machine(tmp_path: Path) -> None:
     for name in ("key", "url", "token"):
         (tmp_path / name).write_text(f"redis://:{SECRET}@redis.example")
     found = made(

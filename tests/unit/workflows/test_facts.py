@@ -91,20 +91,19 @@ class TestStated:
         assert len(stated_facts(asked, None, runtime="compose").inventory.gpus) == 4
         assert stated_facts(asked, MACHINE, runtime="compose").inventory.gpus == ()
 
-    @pytest.mark.usefixtures("broken_layerwise")
     def test_a_bad_pair_is_refused_before_anything(self, spec: Make) -> None:
-        asked = spec(vendor="rocm", image="rocm-seed", layerwise=True)
+        broken = {"vendor": "cuda", "image": "cuda-mp", "connector": "lmcache"}
         with pytest.raises(ConfigError, match="is broken"):
-            stated_facts(asked, MACHINE, runtime="compose")
-        good = spec(vendor="rocm", image="rocm-seed")
-        assert stated_facts(good, MACHINE, runtime="compose").vendor == "rocm"
-        allowed = spec(vendor="rocm", image="rocm-seed", layerwise=True, allow_untested=True)
-        assert stated_facts(allowed, MACHINE, runtime="compose").vendor == "rocm"
+            stated_facts(spec(**broken), MACHINE, runtime="compose")
+        good = spec(vendor="cuda", image="cuda-mp")
+        assert stated_facts(good, MACHINE, runtime="compose").vendor == "cuda"
+        allowed = spec(**broken, allow_untested=True)
+        assert stated_facts(allowed, MACHINE, runtime="compose").vendor == "cuda"
 
 
 class TestRuntime:
     @pytest.mark.parametrize(("answers", "runtime"), [(True, "compose"), (False, "process")])
-    def test_auto(
+    def test_auto_is_compose_if_docker_answers(
         self, spec: Make, monkeypatch: pytest.MonkeyPatch, answers: bool, runtime: str
     ) -> None:
         monkeypatch.setattr(facts_module, "docker_answers", lambda _: answers)
@@ -140,14 +139,14 @@ class TestHere:
         monkeypatch.setattr(survey_module, "found_programs", lambda *_: Programs("py", "redis"))
         monkeypatch.setattr(survey_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
 
-    def test_containers(self, spec: Make, home: Home) -> None:
+    def test_facts_of_containers_are_found(self, spec: Make, home: Home) -> None:
         found = facts_here(spec(), home, lambda _: None)
         assert (found.vendor, found.runtime) == ("cuda", "compose")
         assert found.inventory.container_gpus == ("nvidia",), "Docker was asked"
         assert isinstance(found.software, Containers)
         assert not found.software.hub_token
 
-    def test_processes(self, spec: Make, home: Home) -> None:
+    def test_facts_of_processes_are_found_without_docker(self, spec: Make, home: Home) -> None:
         found = facts_here(spec(runtime="process", vendor="cpu"), home, lambda _: None)
         assert (found.vendor, found.runtime) == ("cpu", "process")
         assert found.software == Programs("py", "redis")
@@ -264,7 +263,7 @@ class TestHeldGpus:
         assert "GPU 1: in use by the stack 'other'" in left.seen
         assert "GPU 3: in use by the stack 'other'" in left.seen
 
-    def test_its_own_are_free_to_it(
+    def test_gpus_of_the_same_stack_are_free(
         self, prepared: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         own = prepared(vendor="cuda", runtime="compose", machine=machine_with("cuda", 0, 1))
@@ -291,10 +290,10 @@ class TestHeldGpus:
 
 
 class TestHubToken:
-    def test_none(self, spec: Make) -> None:
+    def test_there_is_no_token_by_default(self, spec: Make) -> None:
         assert hub_token(spec()) is None
 
-    def test_of_the_named_file_first(
+    def test_the_token_of_a_named_file_wins(
         self, spec: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HF_TOKEN", "of-the-environment")
@@ -303,7 +302,7 @@ class TestHubToken:
         assert hub_token(spec(hf_token_file=str(file))) == "of-the-file"
         assert hub_token(spec()) == "of-the-environment"
 
-    def test_of_where_the_hubs_client_keeps_it(
+    def test_the_stored_token_of_the_hub_client_is_used(
         self, spec: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -35,7 +35,7 @@ def require(lab: Lab, **fields: object) -> None:
     fixes.require_fixes(prepare_here(spec, lab.home, lambda _: None), lab.home, lab.lines.append)
 
 
-def test_none_is_tried_for_lmcaches_server(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fix_is_tried_for_lmcaches_server(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_TRIED", FAILS)
     require(lab, connector="lmcache-mp", redis={}, lmcache={"chunk_size": 64})
     assert asked(lab) == 0
@@ -102,7 +102,7 @@ def test_other_versions_switches_and_code_are_asked_again(
     assert asked(lab) == 0
 
 
-def test_where_fixes_cannot_be_tried_the_engines_do_it(
+def test_fixes_that_cannot_be_tried_are_left_to_the_engines(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_TRIED", "no JSON")

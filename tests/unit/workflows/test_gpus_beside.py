@@ -59,7 +59,7 @@ def half(lab: Lab, use: Use, eventually: Callable[..., None]) -> StackSpec:
     return spec
 
 
-def test_one_whose_gpu_somebody_took_is_refused(lab: Lab, half: StackSpec, use: Use) -> None:
+def test_an_engine_is_refused_if_its_gpu_is_in_use(lab: Lab, half: StackSpec, use: Use) -> None:
     before = lab.pids()
     use(75000, 60000)
     with pytest.raises(MachineUnfit, match="GPU 1 has 21559 of 81559 MiB free") as caught:
@@ -72,13 +72,15 @@ def test_one_whose_gpu_somebody_took_is_refused(lab: Lab, half: StackSpec, use: 
     assert set(lab.up(half).started) == {"consumer-0"}
 
 
-def test_what_runs_is_not_in_its_own_way(lab: Lab, half: StackSpec, use: Use) -> None:
+def test_running_engines_do_not_count_against_themselves(
+    lab: Lab, half: StackSpec, use: Use
+) -> None:
     assert set(lab.up(half).started) == {"consumer-0"}
     use(75000, 75000)
     assert lab.up(half).started == {}
 
 
-def test_what_a_dead_engine_left_is_ended_before_its_gpu_is_looked_at(
+def test_a_dead_engine_is_cleaned_up_before_its_gpu_is_checked(
     lab: Lab, half: StackSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[object] = []

@@ -64,7 +64,7 @@ def test_containers_have_an_image_and_outlive_a_boot(prepared: Make) -> None:
     assert state.boot == ""
 
 
-def test_all_of_it_can_be_written(state: Callable[..., StackState]) -> None:
+def test_the_history_is_valid_json(state: Callable[..., StackState]) -> None:
     old, new = state(), state("swap", layerwise=True)
     text = json.dumps(asdict(following(old, new)))
     assert json.loads(text)["history"][0]["fingerprint"] == old.fingerprint
@@ -87,7 +87,7 @@ def test_a_failure_is_history_of_what_serves_again(state: Callable[..., StackSta
     assert after.fingerprint == old.fingerprint
 
 
-def test_by_time_where_a_failed_swap_is_among_them(state: Callable[..., StackState]) -> None:
+def test_the_history_is_sorted_by_time(state: Callable[..., StackState]) -> None:
     def at(hour: int, one: StackState) -> StackState:
         when = f"2026-01-01T{hour:02}:00:00+00:00"
         return replace(one, generation={**one.generation, "at": when})
@@ -127,7 +127,7 @@ class TestLastGood:
             last_good(following(state(outcome="good"), state("rollback")))
         assert caught.value.exit_code == 2
 
-    def test_no_history(self, state: Callable[..., StackState]) -> None:
+    def test_a_rollback_without_history_is_an_error(self, state: Callable[..., StackState]) -> None:
         with pytest.raises(StateError):
             last_good(state(outcome="good"))
 

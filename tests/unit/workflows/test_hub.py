@@ -44,7 +44,7 @@ def cached(folder: Path) -> None:
     (snapshot / "config.json").write_text(json.dumps(LLAMA))
 
 
-def test_shape_and_commit(hub: Hub, ask: Asked) -> None:
+def test_shape_and_commit_are_read_from_the_hub(hub: Hub, ask: Asked) -> None:
     model = ask()
     assert model is not None and model.shape is not None
     assert (model.ref, model.source, model.version) == ("owner/70b", "hub", COMMIT)
@@ -52,7 +52,7 @@ def test_shape_and_commit(hub: Hub, ask: Asked) -> None:
     assert ask.lines == [f"config.json of owner/70b fetched from {hub.address}"]
 
 
-def test_as_it_is_after_the_first_download(
+def test_the_model_is_the_same_after_its_download(
     ask: Asked, hub: Hub, tmp_path: Path, spec: Make
 ) -> None:
     before = ask()
@@ -66,12 +66,14 @@ def test_as_it_is_after_the_first_download(
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-0.6B"])
-def test_what_is_known_is_not_asked_for(hub: Hub, ask: Asked, model: str) -> None:
+def test_known_models_are_not_asked_for(hub: Hub, ask: Asked, model: str) -> None:
     assert ask(model=model) is None
     assert (hub.asked, ask.lines) == ([], [])
 
 
-def test_with_the_users_token(hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_token_is_sent_and_not_shown(
+    hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     ask()
     assert hub.asked[0][1] == "Bearer hf_x"
@@ -79,7 +81,7 @@ def test_with_the_users_token(hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("args", [["--revision", "v2"], ["--seed", "1", "--revision=v2"]])
-def test_of_the_users_revision(hub: Hub, ask: Asked, args: list[str]) -> None:
+def test_the_users_revision_is_asked_for(hub: Hub, ask: Asked, args: list[str]) -> None:
     ask(engine={"args": args})
     assert hub.asked[0][0] == "/owner/70b/resolve/v2/config.json"
 
@@ -91,7 +93,9 @@ def test_the_engines_own_hub_is_asked(
     assert ask(engine={"env": {"HF_ENDPOINT": hub.address}}) is not None
 
 
-def test_offline(hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_not_asked_offline(
+    hub: Hub, ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert ask() is None
     assert hub.asked == []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.config.catalog import load_catalog
+from deploy.config.compat import PairRule, load_rules
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
 from deploy.planning.inventory import Inventory
@@ -215,9 +216,15 @@ class TestPairs:
         assert len(lines) == 1
         assert lines[0].startswith("warning: ")
 
+    def test_the_options_of_the_spec_are_judged(self, spec: Make) -> None:
+        slow = PairRule("x", "known_bad", ("cuda",), "", "", "lost", "", ("layerwise",))
+        refuse_bad_pair(spec(), "cuda", *self.GOOD, pytest.fail, (*load_rules(), slow))
+        with pytest.raises(ConfigError, match="is broken: lost"):
+            refuse_bad_pair(spec(layerwise=True), "cuda", *self.GOOD, pytest.fail, (slow,))
+
 
 class TestObtaining:
-    def test_what_is_here_is_taken_as_it_is(self, spec: Make, docker: Docker) -> None:
+    def test_local_images_are_used_as_they_are(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
         docker.have(images.engine.image, images.router.image, images.by_name.redis)
         found = obtain_images(images, spec(), "cuda", pytest.fail)
@@ -291,7 +298,7 @@ class TestObtaining:
         rows = {row.name: row for row in image_rows(TODAY)}
         assert all(rows[name].here for name in pinned)
 
-    def test_what_is_not_is_built_or_pulled(self, spec: Make, docker: Docker) -> None:
+    def test_missing_images_are_built_or_pulled(self, spec: Make, docker: Docker) -> None:
         lines: list[str] = []
         images = stack_images(spec(), "rocm")
         obtain_images(images, spec(), "rocm", lines.append)
@@ -317,7 +324,7 @@ class TestObtaining:
         obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
         assert docker.asked == [("mine/vllm:1", "python3")]
 
-    def test_and_refused_if_that_is_a_bad_pair(self, spec: Make, docker: Docker) -> None:
+    def test_an_image_with_a_bad_pair_is_refused(self, spec: Make, docker: Docker) -> None:
         asked = spec(image="mine/vllm:1")
         docker.have("mine/vllm:1")
         docker.held["mine/vllm:1"] = ImageVersions(*TestPairs.BAD)
@@ -338,7 +345,7 @@ class TestObtaining:
         found = obtain_images(stack_images(asked, vendor), asked, vendor, lambda _: None)
         assert found.engine_program == python
 
-    def test_without_any_vllm_is_refused_with_what_was_tried(
+    def test_an_image_without_vllm_is_refused_with_the_tried_interpreters(
         self, spec: Make, docker: Docker
     ) -> None:
         asked = spec(image="mine/vllm:1")
@@ -352,7 +359,9 @@ class TestObtaining:
         found = obtain_images(stack_images(allowed, "cpu"), allowed, "cpu", lambda _: None)
         assert found.engine_program == "/opt/venv/bin/python"
 
-    def test_one_of_the_catalogue_is_asked_once(self, spec: Make, docker: Docker) -> None:
+    def test_a_catalogue_image_is_asked_by_one_interpreter(
+        self, spec: Make, docker: Docker
+    ) -> None:
         images = stack_images(spec(), "cpu")
         docker.only_by = "none"
         with pytest.raises(ConfigError, match="is untested"):
@@ -375,14 +384,18 @@ class TestObtaining:
         assert "redis: {image: redis-local}" in caught.value.hint
         assert stack_images(spec(redis={"image": "redis-local"}), "cuda").redis.build
 
-    def test_what_is_in_an_image_counts_and_not_its_name(self, spec: Make, docker: Docker) -> None:
+    def test_the_contents_of_an_image_count_and_not_its_name(
+        self, spec: Make, docker: Docker
+    ) -> None:
         images = stack_images(spec(), "cuda")
         docker.held[images.engine.image] = ImageVersions(*TestPairs.BAD)
         with pytest.raises(ConfigError, match="is broken"):
             obtain_images(images, spec(), "cuda", lambda _: None)
 
     @pytest.mark.usefixtures("docker")
-    def test_one_that_cannot_be_had(self, spec: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_image_that_cannot_be_pulled_is_an_error(
+        self, spec: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(reference: str, **_: str) -> None:
             raise MissingImage(f"{reference} cannot be pulled", hint="load it")
 
@@ -409,18 +422,18 @@ class TestLooking:
         assert found.engine_id == f"sha256:{images.engine.image}"
         assert docker.done == []
 
-    @pytest.mark.usefixtures("docker", "broken_layerwise")
+    @pytest.mark.usefixtures("docker")
     def test_a_bad_pair_is_refused_before_images_are_looked_for(
         self, spec: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(images_module, "find_image", lambda _: pytest.fail("looked"))
-        asked = spec(image="rocm-seed", layerwise=True)
-        with pytest.raises(ConfigError, match="single layers"):
-            found_images(stack_images(asked, "rocm"), asked, "rocm")
+        asked = spec(image="cuda-mp", connector="lmcache")
+        with pytest.raises(ConfigError, match="is broken"):
+            found_images(stack_images(asked, "cuda"), asked, "cuda")
 
 
 class TestCatalogue:
-    def test_rows(self, docker: Docker, spec: Make) -> None:
+    def test_the_list_has_every_image(self, docker: Docker, spec: Make) -> None:
         docker.have(stack_images(spec(), "cpu").engine.image)
         rows = {row.name: row for row in image_rows(TODAY)}
         assert {"cuda", "rocm", "cpu", "router", "redis"} <= rows.keys()
@@ -436,12 +449,12 @@ class TestCatalogue:
         assert json.loads(json.dumps([asdict(row) for row in rows.values()]))
 
     @pytest.mark.usefixtures("docker")
-    def test_without_an_engine_none_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_image_is_local_without_docker(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(catalog_images, "engine_answers", lambda: False)
         monkeypatch.setattr(catalog_images, "find_any", lambda _: pytest.fail("looked"))
         assert not any(row.here for row in image_rows(TODAY))
 
-    def test_building(self, docker: Docker) -> None:
+    def test_images_are_built_by_name(self, docker: Docker) -> None:
         built = build_images(
             ("cpu", "router"), {"BASE": "mine:1"}, wheelhouse=Path("/w"), report=lambda _: None
         )
@@ -535,14 +548,14 @@ class TestCatalogue:
             build_images(("cpu",), {}, wheelhouse=None, report=lambda _: None, attest=asked)
             assert docker.attested is asked
 
-    def test_what_is_pulled_is_not_built(self, docker: Docker) -> None:
+    def test_an_image_that_is_pulled_cannot_be_built(self, docker: Docker) -> None:
         with pytest.raises(ConfigError, match="'redis' is not built here") as caught:
             build_images(("cpu", "redis"), {}, wheelhouse=None, report=lambda _: None)
         assert caught.value.hint == "deploy images pull redis"
         assert docker.done == [], "nothing was begun"
 
     @pytest.mark.usefixtures("docker")
-    def test_unknown_names(self) -> None:
+    def test_unknown_image_names_are_refused(self) -> None:
         for work in (
             lambda: build_images(("cpus",), {}, wheelhouse=None, report=lambda _: None),
             lambda: pull_images(("cpus",), report=lambda _: None),
@@ -551,7 +564,7 @@ class TestCatalogue:
                 work()
 
     @pytest.mark.usefixtures("docker")
-    def test_pulling(self) -> None:
+    def test_images_are_pulled_by_digest(self) -> None:
         assert pull_images((), report=lambda _: None) == [f"{REDIS.image}@{REDIS.digest}"]
         (base,) = pull_images(("cuda",), report=lambda _: None)
         assert base.startswith("vllm/vllm-openai:"), "of what is built here, its base"

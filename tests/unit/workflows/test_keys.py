@@ -28,7 +28,7 @@ def test_a_tag_is_counted_at_any_position(form: str, behind: str) -> None:
     assert [own.count(store, tag) for tag in tags] == [1] * 12  # type: ignore[arg-type]
 
 
-def test_without_tags_nobody_counts() -> None:
+def test_nothing_is_counted_without_tags() -> None:
     own = CheckKeys(tagged=False)
     assert own.new_tag() == ""
     assert own.new_salt() != own.new_salt()

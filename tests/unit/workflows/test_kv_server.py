@@ -176,7 +176,7 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
 
 
-def test_it_is_watched(shared: Lab) -> None:
+def test_status_watch_shows_the_server(shared: Lab) -> None:
     watch = StackWatch(shared.home, "pdkit")
     watch.frame()
     check_stack(shared.home, "pdkit", shared.lines.append, CheckOptions(quick=True))
@@ -194,7 +194,7 @@ def test_it_is_watched(shared: Lab) -> None:
     watch_view(frame, ())
 
 
-def test_it_can_be_measured(shared: Lab, tmp_path: Path) -> None:
+def test_bench_measures_a_stack_with_the_server(shared: Lab, tmp_path: Path) -> None:
     sizes = WorkloadOptions(input_tokens=TokenRange(200, 200), output_tokens=TokenRange(4, 4))
     options = BenchOptions(workload=sizes, requests=4, repeats=1, warmup=1, hop_requests=1)
     result = bench_stack(
@@ -204,7 +204,7 @@ def test_it_can_be_measured(shared: Lab, tmp_path: Path) -> None:
     assert all(record.error is None for record in read_requests(tmp_path))
 
 
-def test_one_that_died_is_named_and_started_again(shared: Lab) -> None:
+def test_a_dead_server_is_named_and_started_again(shared: Lab) -> None:
     kill(shared, "kv-server")
     with pytest.raises(StackUnhealthy, match="not running: kv-server"):
         check_stack(shared.home, "pdkit", shared.lines.append)

@@ -31,7 +31,7 @@ def ran(**changed: Any) -> Result:
     return result(repeats=[measured(**changed)])
 
 
-def test_of_the_same_model(plan: Make, home: Home) -> None:
+def test_the_last_result_of_the_same_model_is_used(plan: Make, home: Home) -> None:
     made = plan()
     assert last_measured(home, made) is None
     keep_break_even(home, named(ran(), made), home.bench / "a-run")
@@ -61,7 +61,9 @@ def test_a_run_that_loaded_nothing_leaves_it(plan: Make, home: Home) -> None:
     assert str(last_measured(home, made)).endswith("first)")
 
 
-def test_not_of_another_machine(plan: Make, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_of_another_machine_is_not_used(
+    plan: Make, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = plan()
     keep_break_even(home, named(ran(), made), home.bench / "first")
     on_a_gpu = plan(vendor="cuda", machine=machine_with("cuda", 0, 1))
@@ -70,7 +72,7 @@ def test_not_of_another_machine(plan: Make, home: Home, monkeypatch: pytest.Monk
     assert last_measured(home, made) is None
 
 
-def test_not_where_nothing_is_loaded(plan: Make, home: Home) -> None:
+def test_a_plan_that_loads_nothing_has_no_result(plan: Make, home: Home) -> None:
     keep_break_even(home, named(ran(), plan()), home.bench / "first")
     assert last_measured(home, plan(topology="2a")) is None
 

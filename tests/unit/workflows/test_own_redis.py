@@ -15,6 +15,7 @@ import psutil
 import pytest
 import redis
 
+from bench.redis_server import HOST, RedisServer
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, RedisUnreachable, StateError
 from deploy.output.check_view import check_view
@@ -34,7 +35,6 @@ from deploy.workflows.survey import facts_here
 from deploy.workflows.swap import SwapTo, roll_back, swap_stack
 from deploy.workflows.user_redis import redis_url
 from tests.conftest import unused_port
-from tests.unit.redis_server import HOST, redis_server
 from tests.unit.stack.cases import machine_with
 from tests.unit.workflows.conftest import Lab
 
@@ -63,12 +63,9 @@ class Own:
         return redis.Redis(HOST, self.port, password=PASSWORD)
 
     def start(self, *options: str) -> None:
-        one = self.servers.enter_context(ExitStack())
-        folder = self.lab.folder
-        self.port = one.enter_context(
-            redis_server(folder, "--requirepass", PASSWORD, *options, port=unused_port())
-        )
-        self.stops = one.close
+        folder, self.port = self.lab.folder, unused_port()
+        one = RedisServer(folder, "--requirepass", PASSWORD, *options, port=self.port)
+        self.stops = self.servers.enter_context(one).kill
         self.file.write_text(f"redis://:{WRITTEN}@{HOST}:{self.port}\n")
 
     def pids(self) -> dict[str, int]:
@@ -88,7 +85,7 @@ def shows_no_password(text: str) -> bool:
     return not [word for word in (PASSWORD, WRITTEN, "sesame") if word in text]
 
 
-def test_a_whole_life(own: Own) -> None:
+def test_a_stack_with_a_users_redis_starts_is_checked_and_ends(own: Own) -> None:
     own.client().mset({"other": b"x", "pdkit:pdkit-2:1": b"x"})
     lab, spec = own.lab, own.spec()
     up = lab.up(spec, check=True)
@@ -206,7 +203,7 @@ def test_a_redis_that_dies_later(own: Own) -> None:
     assert own.pids() == pids
 
 
-def test_what_its_user_may_not_ask_fails_no_check(own: Own) -> None:
+def test_limited_rights_of_the_redis_user_do_not_fail_a_check(own: Own) -> None:
     own.client().acl_setuser("kv", enabled=True, passwords=["+word"], keys=["pdkit:*"],
                              commands=["+getrange", "+set", "+strlen", "+exists"])  # fmt: skip
     own.file.write_text(f"redis://kv:word@{HOST}:{own.port}")
@@ -330,7 +327,7 @@ class TestWhatTheFileHolds:
             ("redis-sentinel://:my-password@cache", "is invalid"),
         ],
     )
-    def test_no_url(
+    def test_an_invalid_url_file_is_refused(
         self, prepared: Callable[..., Prepared], file: Path, text: str, words: str
     ) -> None:
         file.write_text(text)
@@ -342,7 +339,7 @@ class TestWhatTheFileHolds:
         assert "my" not in said.replace(str(file), "")
 
     @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-    def test_what_lmcaches_client_does_not_take(
+    def test_urls_that_lmcaches_client_does_not_support_are_refused(
         self, prepared: Callable[..., Prepared], file: Path, kind: str
     ) -> None:
         file.write_text(f"redis-{kind}://one/main")
@@ -375,14 +372,18 @@ class TestContainers:
             ("rediss://cache?ssl_ca_certs=/etc/ca.pem", "its URL names /etc/ca.pem"),
         ],
     )
-    def test_refused(self, make: Callable[..., Prepared], url: str, words: str) -> None:
+    def test_urls_that_containers_cannot_reach_are_refused(
+        self, make: Callable[..., Prepared], url: str, words: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
             redis_url(make(url))
         assert words in caught.value.message
         assert "secret" not in caught.value.message
         assert "--runtime process" in caught.value.hint or "tls_files" in caught.value.hint
 
-    def test_taken(self, make: Callable[..., Prepared], tmp_path: Path) -> None:
+    def test_urls_that_containers_can_reach_are_accepted(
+        self, make: Callable[..., Prepared], tmp_path: Path
+    ) -> None:
         file = tmp_path / "ca.pem"
         file.write_text("-")
         file.chmod(0o644)

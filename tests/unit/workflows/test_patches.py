@@ -45,7 +45,7 @@ def test_a_stack_tells_of_its_own_fixes(lab: Lab, monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_status_warns(
+def test_status_warns_of_missing_fixes(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, metrics: tuple[str, ...], words: str
 ) -> None:
     up(lab, monkeypatch, *metrics)

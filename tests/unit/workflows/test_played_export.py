@@ -63,7 +63,9 @@ def test_a_new_field_is_in_no_table(path: str) -> None:
 
 
 @pytest.mark.parametrize("row", IGNORED)
-def test_what_podman_leaves_out_is_right_in_the_export(row: str, objects: list[Object]) -> None:
+def test_fields_that_podman_ignores_are_correct_in_the_export(
+    row: str, objects: list[Object]
+) -> None:
     for name, values in SAID[row].items():
         found = {
             value

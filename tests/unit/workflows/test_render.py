@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from deploy.workflows import prepare as prepare_module
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.render import rendered
 from deploy.workflows.render_folder import write_rendered
-from tests.conftest import Ended, plain_environ
+from tests.conftest import Ended, plain_environ, run_python
 from tests.unit.conftest import HOME
 from tests.unit.stack.cases import TOKEN, VENDORS
 
@@ -64,21 +62,14 @@ def guarded(guard: Path, *arguments: str) -> Ended:
     environ = plain_environ(
         settled=False, PYTHONPATH=str(guard), PATH="/nonexistent", PDKIT_HOME="/nonexistent/home"
     )
-    done = subprocess.run(
-        (sys.executable, *arguments),
-        env=environ,
-        cwd=guard,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return run_python(*arguments, cwd=guard, env=environ)
 
 
 class TestNothingIsTouched:
     @pytest.mark.parametrize("vendor", VENDORS)
-    def test_render(self, documents: dict[str, tuple[str, str]], vendor: str) -> None:
+    def test_render_is_reproducible_and_touches_nothing(
+        self, documents: dict[str, tuple[str, str]], vendor: str
+    ) -> None:
         first, second = documents[vendor]
         assert first == second, "byte for byte, in another process too"
         document = yaml.safe_load(first)
@@ -101,14 +92,8 @@ class TestNothingIsTouched:
     def test_the_guard_guards(self, guard: Path) -> None:
         """`--runtime auto` of a plan asks for a Docker engine; with one named it asks nobody."""
         program = "import socket; socket.create_connection(('127.0.0.1', 9))"
-        done = subprocess.run(
-            (sys.executable, "-c", program),
-            env=plain_environ(PYTHONPATH=str(guard)),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "touches the machine" in done.stderr
+        ended = run_python("-c", program, cwd=guard, env=plain_environ(PYTHONPATH=str(guard)))
+        assert "touches the machine" in ended.stderr
 
 
 def test_the_same_bytes_each_time(prepared: Callable[..., Prepared]) -> None:
@@ -134,7 +119,7 @@ class TestIntoAFolder:
 
         return prepare
 
-    def test_all_that_compose_needs_is_there_and_private(
+    def test_a_rendered_folder_is_complete_and_private(
         self, make: Callable[..., Prepared], home: Home, tmp_path: Path
     ) -> None:
         written, then = write_rendered(make(), home, tmp_path / "out")

@@ -110,7 +110,7 @@ def events(lab: Lab) -> list[tuple[str, str]]:
 
 
 class TestRestart:
-    def test_all_engines_in_turn_without_a_lost_request(self, stack: Lab) -> None:
+    def test_engines_restart_in_turn_without_a_lost_request(self, stack: Lab) -> None:
         before, noted = pids(stack), len(events(stack))
         with Load(require_stack(stack.home, "pdkit").stack.front.url) as load:
             result = restart_services(stack.home, "pdkit", None, stack.lines.append, AT_ONCE)
@@ -137,12 +137,12 @@ class TestRestart:
         assert {n for n, pid in pids(stack).items() if pid != before[n]} == {"redis"}
         stack.ask()
 
-    def test_one_that_was_drained_stays_so(self, stack: Lab) -> None:
+    def test_a_drained_engine_stays_drained_after_a_restart(self, stack: Lab) -> None:
         drain(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
         restart_services(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
         assert drained(stack) == {"consumer-1"}
 
-    def test_one_that_is_killed_drains_nothing_forever(
+    def test_a_killed_restart_leaves_no_engine_drained(
         self, stack: Lab, eventually: Eventually
     ) -> None:
         drain(stack.home, "pdkit", "consumer-1", stack.lines.append, AT_ONCE)
@@ -256,7 +256,7 @@ class TestDrain:
         undrain(stack.home, "pdkit", "consumer-0")
         assert events(stack)[noted:] == [("consumer-0", "drained"), ("consumer-0", "undrained")]
 
-    def test_one_whose_requests_do_not_end_stays_drained(
+    def test_an_engine_whose_requests_do_not_end_stays_drained(
         self, stack: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from deploy.metrics.router import EngineView
@@ -275,7 +275,7 @@ class TestDrain:
         assert [view.name for view in engine_views(running) or () if view.drained] == ["producer-0"]
 
     @pytest.mark.parametrize("engine", ["router", "redis", "consumer-9"])
-    def test_invalid_engines(self, stack: Lab, engine: str) -> None:
+    def test_services_that_are_no_engines_cannot_be_drained(self, stack: Lab, engine: str) -> None:
         for work in (
             lambda: drain(stack.home, "pdkit", engine, stack.lines.append, AT_ONCE),
             lambda: undrain(stack.home, "pdkit", engine),

@@ -147,7 +147,7 @@ def test_a_quiet_stack_is_judged(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("hits", [0, 100, 5 * CHUNK], ids=["lost", "partly", "too many"])
-def test_what_a_quiet_stack_counts_wrongly_is_found(stack: Stack, hits: int) -> None:
+def test_wrong_hit_counts_of_an_idle_stack_fail(stack: Stack, hits: int) -> None:
     stack.consumer.loads = lambda _: hits
     check_router(stack.session)
     assert not stack.session.found.race.blurred
@@ -203,7 +203,9 @@ def test_a_request_that_failed_may_have_been_admitted_or_not(stack: Stack) -> No
 
 class TestSilence:
     @pytest.mark.parametrize(("name", "times"), [("consumer-0", 1), ("router", 2)])
-    def test_who_lets_time_run_out_is_given_up(self, stack: Stack, name: str, times: int) -> None:
+    def test_a_service_that_times_out_is_not_asked_again(
+        self, stack: Stack, name: str, times: int
+    ) -> None:
         api = {"consumer-0": stack.consumer, "router": stack.router}[name]
         api.fault = TimedOut(0, "no answer from http://there (ReadTimeout)")
         for _ in range(5):
@@ -217,7 +219,7 @@ class TestSilence:
         stack.session.ask("producer-0", [1, 2, 3])
 
     @pytest.mark.parametrize("status", [0, 500])
-    def test_who_refuses_at_once_is_asked_again(self, stack: Stack, status: int) -> None:
+    def test_a_service_that_refuses_at_once_is_asked_again(self, stack: Stack, status: int) -> None:
         """It costs no time, and an engine that was restarted may answer the next time."""
         stack.consumer.fault = ApiError(status, "ConnectError")
         for _ in range(3):

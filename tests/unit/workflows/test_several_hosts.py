@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.redis_server import HOST, RedisServer
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, EngineUnreachable, StateError
 from deploy.output.plan_view import plan_view
@@ -26,7 +27,6 @@ from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from deploy.workflows.up import UpResult, bring_up
-from tests.unit.redis_server import HOST, redis_server
 from tests.unit.workflows.conftest import Lab, opened
 
 
@@ -73,17 +73,12 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setenv("STAND_IN_REPORT", reporting(**facts))
     with ExitStack() as opening:
         labs = [opening.enter_context(opened(tmp_path / name)) for name in ("a", "b")]
-        port = opening.enter_context(redis_server(_made(tmp_path / "redis")))
+        server = opening.enter_context(RedisServer(tmp_path))
         url, key = tmp_path / "redis-url", tmp_path / "engine-key"
-        url.write_text(f"redis://{HOST}:{port}\n")
+        url.write_text(f"{server.url}\n")
         key.write_text("0123456789abcdef\n")
         # A model in a folder has the same path on all hosts, which the keys of KV carry.
         yield Hosts(*labs, url, key, ensure_tiny_model(tmp_path / "models"))
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def test_a_router_uses_the_engines_of_another_host(hosts: Hosts) -> None:
@@ -138,7 +133,7 @@ def _assert_the_other_hosts_end_is_seen(hosts: Hosts) -> None:
     hosts.front.ask()  # computed by the consumer
 
 
-def test_what_does_not_fit_is_said_before_anything_starts(hosts: Hosts) -> None:
+def test_parts_that_do_not_fit_are_refused_before_anything_starts(hosts: Hosts) -> None:
     hosts.worker.up(hosts.worker_spec())
     other = hosts.key.with_name("other-key")
     other.write_text("another")

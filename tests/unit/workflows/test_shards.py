@@ -65,7 +65,7 @@ def test_status_counts_what_lies_on_both(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("name", SHARDS)
-def test_one_that_died_is_named_and_started_again(lab: Lab, name: str) -> None:
+def test_a_dead_shard_is_named_and_started_again(lab: Lab, name: str) -> None:
     watch = StackWatch(lab.home, "pdkit")
     assert watch.frame().sick == []
     kill(lab, name)

@@ -248,7 +248,7 @@ def test_up_does_not_wait_for_a_router_that_lacks_an_engine(
     assert not [line for line in watched.lab.lines if line.endswith("waiting")]
 
 
-def test_one_that_others_need_comes_back_first(
+def test_a_service_that_others_need_is_restarted_first(
     watched: Watched, held_back: Callable[[str], threading.Event], eventually: Eventually
 ) -> None:
     """An engine is not started before its Redis serves."""
@@ -353,7 +353,7 @@ class TestTheSupervisorItself:
 
         eventually(back, 30.0)
 
-    def test_of_another_version_hands_its_socket_to_one_of_this(
+    def test_a_supervisor_of_another_version_hands_over_its_socket(
         self, supervised: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old, spec = self.keeper(supervised), require_stack(supervised.home, "pdkit").prepared.spec
@@ -414,7 +414,7 @@ class TestAnEngineThatHangs:
         running = require_stack(quick.lab.home, "pdkit")
         assert running.launcher.restarts(running.state.services["consumer-0"]) == 1
 
-    def test_that_cannot_be_ended_keeps_nothing_else_from_coming_back(
+    def test_an_engine_that_cannot_be_ended_does_not_block_other_restarts(
         self, quick: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
     ) -> None:
         real = ProcessLauncher.stop
@@ -512,7 +512,7 @@ class TestLiveness:
     def test_silence_is_counted_after_an_answer(self, answers: str, silent_s: float) -> None:
         assert self.seen(answers) == silent_s
 
-    def test_one_that_has_loaded_for_certain_needs_no_answer_first(self) -> None:
+    def test_a_loaded_engine_needs_no_first_answer_to_be_judged(self) -> None:
         """As when the supervisor is the one that was restarted."""
         assert self.seen("---", loaded=True) == 15
 
@@ -580,7 +580,7 @@ class TestWork:
             (((), (), ()), 0),
         ],
     )
-    def test_it_is_the_time_without_a_change(
+    def test_an_engine_is_still_for_the_time_without_a_change(
         self, seen: tuple[tuple[float, ...], ...], still_s: float
     ) -> None:
         assert self.still(*seen) == still_s
@@ -632,7 +632,7 @@ class TestWork:
             "its API server's count, not its core's"
         )
 
-    def test_without_requests_or_counts_nothing_is_seen(
+    def test_nothing_is_judged_without_requests_or_counters(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert self.counts(monkeypatch, awaited=0) == ()
@@ -661,7 +661,7 @@ class TestWork:
         hung = read_events(stuck.lab.home.stack("pdkit").events_file)[0]
         assert hung.text.startswith("has requests and has computed nothing for 0.")
 
-    def test_one_that_computes_is_left_alone(
+    def test_an_engine_that_computes_is_not_restarted(
         self, stuck: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
     ) -> None:
         looks: list[float] = []

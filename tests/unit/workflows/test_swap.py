@@ -27,10 +27,11 @@ from deploy.errors import (
 )
 from deploy.planning import kv_server
 from deploy.planning.inventory import Inventory
+from deploy.runtime.home import Home
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
 from deploy.runtime.state import write_state
-from deploy.workflows import preflight, swap
+from deploy.workflows import swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
 from deploy.workflows.exchange import PlanExchange
@@ -94,6 +95,11 @@ def seed(lab: Lab) -> str:
     return running.launcher.environment(running.state.services["consumer-0"])["PYTHONHASHSEED"]
 
 
+def little_shared_memory(lab: Lab) -> Home:
+    """The lab's home on a machine with 100 MiB of shared memory."""
+    return replace(lab.home, host=replace(SOUND_HOST, shm_free_mib=100))
+
+
 def keys(lab: Lab) -> set[bytes]:
     files = lab.home.stack("pdkit")
     password = (files.secrets_dir / "redis_password").read_text().strip()
@@ -118,7 +124,7 @@ def serves(lab: Lab, vendor: str) -> StackStatus:
     return status
 
 
-def test_to_another_vendor_and_back_and_forth(up: Lab) -> None:
+def test_a_swap_to_another_vendor_and_back_keeps_redis_and_router(up: Lab) -> None:
     up.ask()
     before, first_seed, first_keys = pids(up), seed(up), keys(up)
     assert first_keys
@@ -199,7 +205,7 @@ def test_a_check_that_fails_puts_the_old_stack_back(lasting: Lab) -> None:
     assert went(lasting)[0] == ("swap", "cuda", "failed"), "the latest, though not the present"
 
 
-def test_where_the_old_one_does_not_come_back_either(
+def test_a_failed_swap_whose_old_stack_fails_too_says_so(
     up: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_DIES", "consumer")
@@ -324,7 +330,7 @@ class TestKilledInTheMiddle:
             roll_back(lasting.home, "pdkit", report=lasting.lines.append)  # it was never checked
 
 
-def test_what_cannot_be_is_refused_before_anything_is_stopped(
+def test_an_impossible_swap_is_refused_before_anything_is_stopped(
     lasting: Lab, machine: Callable[..., None]
 ) -> None:
     before, past = pids(lasting), went(lasting)
@@ -343,7 +349,7 @@ def test_what_cannot_be_is_refused_before_anything_is_stopped(
 MP = SwapTo(connector="lmcache-mp")
 
 
-def test_to_another_connector_and_back(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swap_to_another_connector_and_back_keeps_redis(lab: Lab) -> None:
     lab.up(lab.spec(model="tiny"), check=True)
     before, first_seed = pids(lab), seed(lab)
     result = swap_stack(lab.home, "pdkit", MP, lab.lines.append)
@@ -365,10 +371,9 @@ def test_to_another_connector_and_back(lab: Lab, monkeypatch: pytest.MonkeyPatch
     assert pids(lab).keys() == before.keys(), "the server has gone"
     assert seed(lab) == first_seed
     assert pids(lab)["redis"] == before["redis"]
-    back_again, small = pids(lab), replace(SOUND_HOST, shm_free_mib=100)
-    with monkeypatch.context() as patched, pytest.raises(MachineUnfit, match="/dev/shm has 100"):
-        patched.setattr(preflight, "see_host", lambda: small)
-        roll_back(lab.home, "pdkit", report=lab.lines.append)
+    back_again = pids(lab)
+    with pytest.raises(MachineUnfit, match="/dev/shm has 100"):
+        roll_back(little_shared_memory(lab), "pdkit", report=lab.lines.append)
     assert pids(lab) == back_again, "refused before anything is stopped"
     roll_back(lab.home, "pdkit", report=lab.lines.append)
     assert "kv-server" in pids(lab)
@@ -405,15 +410,13 @@ def test_a_connector_that_cannot_be_is_refused_before_anything_is_stopped(
         with pytest.raises(ConfigError, match="does not work with lmcache-mp") as refused:
             swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
     assert refused.value.hint == "deploy status --name pdkit: the stack keeps running unchanged"
-    small = replace(SOUND_HOST, shm_free_mib=100)
-    monkeypatch.setattr(preflight, "see_host", lambda: small)
     with pytest.raises(MachineUnfit, match="/dev/shm has 100 MiB free"):
-        swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
+        swap_stack(little_shared_memory(lasting), "pdkit", MP, lasting.lines.append)
     assert pids(lasting) == before
     assert went(lasting) == past
 
 
-def test_of_no_stack(lab: Lab) -> None:
+def test_a_swap_without_a_stack_is_an_error(lab: Lab) -> None:
     with pytest.raises(StateError, match="no stack 'pdkit'"):
         swapped(lab)
     with pytest.raises(StateError, match="no stack 'pdkit'"):

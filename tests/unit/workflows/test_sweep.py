@@ -129,7 +129,7 @@ class TestRuns:
         assert second[1].pass_s == 6.0
         assert {options.seed for _, options in stacks.loads} == {0}, "the same requests for all"
 
-    def test_without_an_slo_all_have_the_same_users(self, home: Home) -> None:
+    def test_topologies_get_the_same_load_without_an_slo(self, home: Home) -> None:
         stacks = Stacks()
         _, sweep = swept(home, stacks, BenchOptions())
         assert {options.concurrency for _, options in stacks.loads} == {8}
@@ -170,7 +170,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         "end", [KeyboardInterrupt(), NotEnoughMemory("little is left"), UsageError("no room")]
     )
-    def test_what_ends_a_sweep_leaves_nothing_up_and_it_goes_on(
+    def test_an_interrupted_sweep_leaves_no_stack_and_can_continue(
         self, home: Home, end: BaseException
     ) -> None:
         stacks = Stacks(faults={"load 1p1d": end})
@@ -205,7 +205,7 @@ class TestFolder:
         with pytest.raises(MachineUnfit, match="file cannot be written"):
             run_sweep(folder, sweep, Stacks(), planned().stacks, OPTIONS, lambda _: None)
 
-    def test_one_that_was_killed_before_its_verdict_goes_on(self, home: Home) -> None:
+    def test_a_sweep_killed_before_its_verdict_continues(self, home: Home) -> None:
         folder, sweep = swept(home, Stacks())
         write_sweep(folder, sweep.model_copy(update={"verdict": None}))
         again = Stacks()
@@ -249,7 +249,7 @@ class TestPlan:
             "2a": False, "2a+redis": True, "1p1d": True,
         }  # fmt: skip
 
-    def test_what_cannot_be_planned_is_left_out_with_its_reason(self) -> None:
+    def test_topologies_that_cannot_be_planned_are_left_out_with_the_reason(self) -> None:
         def require(spec: StackSpec) -> None:
             if spec.topology == "1p1d":
                 raise ConfigError("--tp: 3 does not divide")
@@ -317,12 +317,12 @@ class TestPortTakenMeanwhile:
         assert ports == [18000, 18100, 18200, 18300]
         assert lines[0] == "port 18000 (for router) is taken: trying again with port 18100"
 
-    def test_but_not_for_ever(self, home: Home, ports: list[int]) -> None:
+    def test_a_taken_port_is_retried_five_times(self, home: Home, ports: list[int]) -> None:
         with pytest.raises(PortTaken):
             LiveStacks(home, "s", [], print).up(SPEC.model_copy(update={"port": 20000}))
         assert len(ports) == 5
 
-    def test_nor_where_the_user_chose_it(self, home: Home, ports: list[int]) -> None:
+    def test_a_port_chosen_by_the_user_is_not_replaced(self, home: Home, ports: list[int]) -> None:
         with pytest.raises(PortTaken):
             LiveStacks(home, "s", [], print, own_port=True).up(SPEC)
         assert len(ports) == 1
@@ -350,7 +350,7 @@ class TestLive:
             assert lab.pids() == []
         assert not list(lab.home.bench.iterdir())
 
-    def test_what_a_killed_sweep_left_is_taken_down_and_nothing_else(self, lab: Lab) -> None:
+    def test_a_killed_sweeps_stack_is_taken_down_and_no_other(self, lab: Lab) -> None:
         lab.up(lab.spec(topology="1p1d"))
         mine = set(lab.pids())
         lab.home.bench.mkdir()

@@ -60,7 +60,7 @@ def test_a_fresh_start_plans_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(plans) == 2
 
 
-def test_a_whole_life(lab: Lab) -> None:
+def test_a_stack_starts_serves_and_ends(lab: Lab) -> None:
     spec = lab.spec()
     began = time.monotonic()
     first = lab.up(spec)
@@ -163,9 +163,7 @@ def test_an_interrupted_start_leaves_nothing(lab: Lab, interrupt: type[BaseExcep
     assert not stack_status(lab.home, "pdkit").up
 
 
-def test_what_died_is_started_again_and_only_that(
-    lab: Lab, eventually: Callable[..., None]
-) -> None:
+def test_only_dead_services_are_started_again(lab: Lab, eventually: Callable[..., None]) -> None:
     spec = lab.spec()
     lab.up(spec)
     before = require_stack(lab.home, "pdkit").state.services
@@ -185,7 +183,7 @@ def test_what_died_is_started_again_and_only_that(
     assert restarts == {"redis": 0, "producer-0": 0, "consumer-0": 1, "router": 0}
 
 
-def test_what_up_took_beyond_the_slowest_engine_is_kept(lab: Lab) -> None:
+def test_the_extra_time_of_up_is_recorded(lab: Lab) -> None:
     """Of the start of all engines: another `up` that finds them changes nothing."""
     spec, began = lab.spec(), time.monotonic()
     first = lab.up(spec, check=True)

@@ -50,7 +50,7 @@ def kill(lab: Lab, name: str, eventually: Callable[..., None]) -> None:
     eventually(lambda: has_ended(psutil.Process(pid)))
 
 
-def test_from_before_the_start_to_after_the_end(lab: Lab, eventually: Callable[..., None]) -> None:
+def test_a_watch_shows_a_stack_from_start_to_end(lab: Lab, eventually: Callable[..., None]) -> None:
     watch = StackWatch(lab.home, "pdkit")
     assert not watch.frame().up
 
@@ -92,7 +92,7 @@ def test_from_before_the_start_to_after_the_end(lab: Lab, eventually: Callable[.
     assert not frame.up
 
 
-def test_redis(lab: Lab, eventually: Callable[..., None]) -> None:
+def test_a_watch_shows_redis(lab: Lab, eventually: Callable[..., None]) -> None:
     spec = lab.spec()
     running = lab.up(spec).running
     watch = StackWatch(lab.home, "pdkit")
@@ -172,7 +172,7 @@ def test_a_service_has_longer_for_status(served: Lab, monkeypatch: pytest.Monkey
 
 
 class TestTrouble:
-    def test_at_first_is_raised(self, lab: Lab) -> None:
+    def test_an_error_in_the_first_frame_is_raised(self, lab: Lab) -> None:
         files = lab.home.stack("pdkit")
         files.root.mkdir(parents=True)
         files.state_file.write_text("{")

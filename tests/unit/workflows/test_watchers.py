@@ -73,7 +73,7 @@ def monitored(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Moni
     return Monitored(lab, how)
 
 
-def test_one_that_dies_is_a_warning_and_can_be_tried_again(monitored: Monitored) -> None:
+def test_a_prometheus_that_dies_is_a_warning_and_can_be_started_again(monitored: Monitored) -> None:
     result = monitored.up("dies")
     monitored.lab.ask()
     assert "prometheus" not in result.started
@@ -88,7 +88,7 @@ def test_one_that_dies_is_a_warning_and_can_be_tried_again(monitored: Monitored)
     assert monitored.condition() == "ready"
 
 
-def test_one_that_is_slow_is_a_warning(
+def test_a_slow_prometheus_is_a_warning(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitoring, "_PROMETHEUS_READY_S", 0.2)
@@ -99,7 +99,7 @@ def test_one_that_is_slow_is_a_warning(
     assert monitored.condition() == "not ready"
 
 
-def test_one_that_serves_is_none(monitored: Monitored) -> None:
+def test_a_prometheus_that_serves_is_no_warning(monitored: Monitored) -> None:
     result = monitored.up("serves")
     assert result.warnings == ()
     assert list(result.started)[-1] == "prometheus"

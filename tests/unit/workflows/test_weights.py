@@ -35,7 +35,7 @@ def snapshot(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "models--owner--70b" / "snapshots" / COMMIT
 
 
-def test_all_that_engines_read_is_fetched_once(
+def test_files_that_engines_read_are_fetched_once(
     hub: Hub, planned: Callable[..., Prepared], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
@@ -70,7 +70,7 @@ def test_a_download_that_was_cut_off_goes_on(
     assert all((snapshot(tmp_path) / name).read_bytes() == SHARDS[name] for name in SHARDS)
 
 
-def test_what_is_here_in_part_is_not_here(tmp_path: Path) -> None:
+def test_a_partial_download_is_not_complete(tmp_path: Path) -> None:
     wanted = WantedModel("owner/70b", "main", tmp_path / "cache")
     assert not wanted.is_here()
     folder = snapshot(tmp_path)
@@ -90,7 +90,7 @@ def test_what_is_here_in_part_is_not_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "index", ["[" * 100_000, "[]", '{"weight_map": 5}'], ids=["levels", "list", "number"]
 )
-def test_an_invalid_index(tmp_path: Path, index: str) -> None:
+def test_an_invalid_index_is_not_complete(tmp_path: Path, index: str) -> None:
     wanted = WantedModel("owner/70b", snapshot(tmp_path).name, tmp_path / "cache")
     snapshot(tmp_path).mkdir(parents=True)
     (snapshot(tmp_path) / "model.safetensors.index.json").write_text(index)
@@ -113,7 +113,7 @@ def test_the_users_token_is_sent_and_only_that(
         ({}, {"engine": {"env": {"HF_HOME": "/elsewhere"}}}),
     ],
 )
-def test_what_engines_do_not_fetch_there_is_not_fetched(
+def test_files_that_engines_do_not_fetch_are_not_fetched(
     hub: Hub,
     planned: Callable[..., Prepared],
     monkeypatch: pytest.MonkeyPatch,

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import redis
 from lmcache_objects import chunk, config, key, metadata, remote_backend
 from redis_path import client, fill_of, on_loop
-from redis_server import redis_server
+
+from bench.redis_server import HOST, RedisServer
 
 SERVICE = "pdkit"
 
@@ -39,9 +39,7 @@ def cell() -> None:
 def sentinel() -> Iterator[int]:
     """Run a Sentinel that watches the trial's Redis; give its port."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder, "sentinel.conf")
-        settings.write_text(f"sentinel monitor {SERVICE} 127.0.0.1 {os.environ['REDIS_PORT']} 1\n")
-        with redis_server(str(settings), "--sentinel") as port:
-            with redis.Redis(port=port) as client:
-                assert client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
-            yield port
+        settings = f"sentinel monitor {SERVICE} {HOST} {os.environ['REDIS_PORT']} 1\n"
+        with RedisServer(Path(folder), "--sentinel", config=settings) as server:
+            assert SERVICE in server.ask("SENTINEL MASTERS")
+            yield server.port

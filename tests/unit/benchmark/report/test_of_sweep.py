@@ -31,7 +31,9 @@ def folders(place: Path, rates: dict[str, Sequence[float | None]]) -> list[Path]
         (times(14, 2), "cannot tell"),
     ],
 )
-def test_it_is_the_sweeps_own(tmp_path: Path, split: list[float], kind: str) -> None:
+def test_the_report_has_the_verdict_of_the_sweep(
+    tmp_path: Path, split: list[float], kind: str
+) -> None:
     found = of_sweep(folders(tmp_path, {"4a": times(10), "1p3d": split}))
     assert found is not None
     assert found.kind == kind
@@ -51,7 +53,7 @@ def test_the_page_has_every_topology_the_best_first_and_why_one_has_no_rate(tmp_
     assert "The highest rate that holds ttft=1s" in text
 
 
-def test_other_runs_have_none(tmp_path: Path) -> None:
+def test_other_runs_have_no_sweep_verdict(tmp_path: Path) -> None:
     assert of_sweep([tmp_path / "one", tmp_path / "two"]) is None
     runs = folders(tmp_path, {"4a": times(10), "1p3d": times(9)})
     assert of_sweep([*runs, tmp_path / "other" / "one"]) is None

@@ -117,7 +117,7 @@ class TestPage:
         assert "<tr><td>1p1d</td><td>1</td><td>-</td><td>-</td></tr>" in text
         assert "<h2>GPUs</h2>" not in drawn(runs(measured()))
 
-    def test_loads_nothing(self) -> None:
+    def test_the_page_loads_nothing_from_elsewhere(self) -> None:
         text = drawn(runs(measured()))
         assert not re.findall(r'(?:src|href)\s*=\s*"(?!data:)', text)
         assert not re.findall(r"url\(|@import|fetch\(", text)
@@ -133,13 +133,13 @@ class TestPage:
         charts_json = re.findall(r'type="application/json">(.*?)</script>', text)[0]
         assert evil in json.dumps(json.loads(charts_json))
 
-    def test_of_many_loads_the_ones_that_matter_are_in_the_table(self) -> None:
+    def test_the_table_has_the_first_and_the_best_of_many_loads(self) -> None:
         many = [repeat(at, rate=float(at), goodput_per_s=20.0 - at) for at in range(1, 40)]
         text = drawn(runs(measured(repeats=many), measured("2a", repeats=[repeat(0, rate=9.0)])))
         rows = re.findall(r"<td>([\d.]+)/s offered</td>", text.partition("<h2>Break")[0])
         assert rows == ["1", "9"]
 
-    def test_what_differs_between_runs_is_shown_separately(self) -> None:
+    def test_settings_that_differ_between_runs_are_shown_separately(self) -> None:
         text = drawn(runs(measured(), measured("2a")))
         differs, same = re.findall(r'<table class="words">(.*?)</table>', text, re.DOTALL)
         assert "stack: topology" in differs
@@ -151,7 +151,7 @@ class TestCharts:
     def names(self, *results: Result) -> list[str]:
         return [chart.name for chart in charts(runs(*results))]
 
-    def test_only_of_what_was_measured(self) -> None:
+    def test_charts_show_only_what_was_measured(self) -> None:
         bare = [repeat(0, goodput_per_s=None, within_slo=None, hits=None, itl_s=None)]
         assert self.names(measured(repeats=bare, slo=None)) == [
             "ttft",
@@ -309,7 +309,9 @@ class TestFiles:
             file.write('{"repeat": 5, "ind')
         return tmp_path / "sweep"
 
-    def test_of_a_sweep(self, sweep: Path, tmp_path: Path) -> None:
+    def test_a_report_of_a_sweep_has_page_table_and_pictures(
+        self, sweep: Path, tmp_path: Path
+    ) -> None:
         folders = result_folders(sweep)
         assert [folder.name for folder in folders] == ["1p1d", "2a"]
         written = write_report(folders, tmp_path / "out")
@@ -319,7 +321,7 @@ class TestFiles:
         assert len(pictures) == 7
         assert all(one.read_bytes().startswith(b"\x89PNG") for one in pictures)
 
-    def test_of_a_sweep_that_is_not_finished(
+    def test_an_unfinished_sweep_is_judged_by_its_finished_runs(
         self, sweep: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its finished runs are judged, and each of them is one value of an interval."""
@@ -329,22 +331,24 @@ class TestFiles:
         assert written.verdict.sentence.startswith("Too few rounds to tell 1p1d from 2a")
         assert "starts at each load: 1 " in written.files[0].read_text()
 
-    def test_a_result_itself_is_one(self, sweep: Path) -> None:
+    def test_a_single_result_is_reported(self, sweep: Path) -> None:
         assert result_folders(sweep / "2a") == [sweep / "2a"]
 
-    def test_without_the_library(self, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_library_is_an_error_with_its_package(
+        self, sweep: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "vl_convert", None)
         with pytest.raises(MissingTool, match="vl-convert-python") as found:
             write_report(result_folders(sweep), sweep)
         assert "pip install" in found.value.hint
         assert not list(sweep.glob("report.*"))
 
-    def test_without_a_finished_repeat(self, tmp_path: Path) -> None:
+    def test_a_result_without_a_finished_repeat_is_refused(self, tmp_path: Path) -> None:
         write_result(tmp_path, measured(repeats=[]))
         with pytest.raises(UsageError, match="no finished repeat"):
             write_report([tmp_path], tmp_path)
 
-    def test_where_nothing_can_be_written(self, sweep: Path) -> None:
+    def test_an_output_that_cannot_be_written_is_an_error(self, sweep: Path) -> None:
         taken = sweep / "file"
         taken.touch()
         with pytest.raises(UsageError, match="file") as found:

@@ -26,7 +26,7 @@ def run(topology: str, goodput: float, count: int = 6, **changed: Any) -> Result
 
 
 class TestVerdict:
-    def test_a_split_that_wins(self) -> None:
+    def test_a_faster_split_is_recommended(self) -> None:
         found = verdict([run("4a", 2.0), run("1p3d", 2.8), run("2p2d", 2.4)])
         assert found.kind == "disaggregate"
         assert found.ratio is not None
@@ -36,18 +36,18 @@ class TestVerdict:
         assert found.sentence.startswith("1p3d holds 1.40 times (1.3")
         assert found.sentence.endswith("the rate of 4a within TTFT 1 s.")
 
-    def test_a_split_that_loses(self) -> None:
+    def test_a_slower_split_is_not_recommended(self) -> None:
         found = verdict([run("4a", 2.0), run("1p3d", 1.4), run("2p2d", 1.2)])
         assert found.kind == "do not"
         assert found.sentence.startswith("Do not disaggregate this workload here: 1p3d")
         assert "0.70 times" in found.sentence
 
-    def test_no_difference(self) -> None:
+    def test_equal_rates_are_no_significant_difference(self) -> None:
         found = verdict([run("4a", 2.0), run("1p3d", 2.01)])
         assert found.kind == "no difference"
         assert found.sentence.startswith("No significant difference in this many runs: 1p3d holds")
 
-    def test_too_few_repeats(self) -> None:
+    def test_too_few_repeats_have_no_verdict(self) -> None:
         found = verdict([run("2a", 2.0, count=3), run("1p1d", 4.0, count=3)])
         assert found.kind == "cannot tell"
         assert "an interval needs at least 5" in found.sentence
@@ -58,14 +58,14 @@ class TestVerdict:
         assert "0.70 times" in found.sentence
         assert "for each engine" in found.sentence
 
-    def test_unlike_runs_have_none(self) -> None:
+    def test_unlike_runs_have_no_verdict(self) -> None:
         found = verdict([run("2a", 2.0), run("1p1d", 4.0, seed=1)])
         assert (found.kind, found.sentence) == (
             "cannot tell",
             "No verdict: the runs differ (seed).",
         )
 
-    def test_no_baseline(self) -> None:
+    def test_a_split_without_a_baseline_has_no_verdict(self) -> None:
         found = verdict([run("1p2d", 3.0), run("2p1d", 6.0)])
         assert found.kind == "cannot tell"
         assert "2p1d 2.01, 1p2d 1.01" in found.sentence
@@ -74,7 +74,7 @@ class TestVerdict:
         ("split", "baseline", "kind"),
         [(1.0, 0.0, "disaggregate"), (0.0, 1.0, "do not"), (0.0, 0.0, "cannot tell")],
     )
-    def test_one_that_answers_nothing_in_time(
+    def test_a_stack_that_answers_nothing_in_time_loses(
         self, split: float, baseline: float, kind: str
     ) -> None:
         assert verdict([run("1p1d", split), run("2a", baseline)]).kind == kind
@@ -87,12 +87,12 @@ class TestVerdict:
         assert found.ratio is not None
         assert found.ratio.repeats == 6
 
-    def test_one_run(self) -> None:
+    def test_a_single_run_has_no_comparison(self) -> None:
         found = verdict([run("1p1d", 2.0)])
         assert found.kind == "one run"
         assert found.sentence.startswith("1p1d holds 2.01 requests/s (1.9")
 
-    def test_the_rate_that_was_searched_for_counts(self) -> None:
+    def test_the_searched_rate_decides(self) -> None:
         def searched(topology: str, rate: float) -> Result:
             search = {
                 "required_share": 0.9, "highest_rate": rate, "low": 0.95 * rate,

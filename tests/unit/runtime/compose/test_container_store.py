@@ -48,7 +48,7 @@ def store() -> Make:
     return make
 
 
-def test_ping(store: Make) -> None:
+def test_a_pong_is_an_answer(store: Make) -> None:
     assert store("OK\nPONG\n").ping()
 
 
@@ -72,13 +72,13 @@ def test_an_engine_that_fails_is_not_an_answer(store: Make, error: BaseException
     assert store(error).stats() is None
 
 
-def test_stats(store: Make) -> None:
+def test_stats_are_read(store: Make) -> None:
     assert store(ANSWER).stats() == StoreStats(
         42, 1048576, 1073741824, 7, 2, "abc123", version="6.2.14"
     )
 
 
-def test_traffic(store: Make) -> None:
+def test_traffic_is_read(store: Make) -> None:
     told = "total_commands_processed:9\r\ntotal_net_input_bytes:20\r\nconnected_clients:3\r\n"
     stats = store(ANSWER.replace("# Stats\r\n", f"# Stats\r\n{told}")).stats()
     assert stats is not None
@@ -104,7 +104,7 @@ def test_an_incomplete_answer_gives_no_stats(store: Make, answer: str) -> None:
     ("answer", "count"),
     [("OK\n3\n", 3), ("OK\nERR unknown command\n", None), ("NOAUTH\n", None), ("", None)],
 )
-def test_marked_keys(store: Make, answer: str, count: int | None) -> None:
+def test_marked_keys_are_counted_and_removed(store: Make, answer: str, count: int | None) -> None:
     assert store(answer).count_marked("@pdkit%check-1") == count
     assert store(answer).remove_marked("@pdkit%check-1") == count
 
@@ -115,7 +115,7 @@ def test_a_redis_that_does_not_run(store: Make) -> None:
         assert none.stats() is None
 
 
-def test_what_is_asked_and_that_no_argument_holds_the_password(tmp_path: Path) -> None:
+def test_the_password_is_in_no_argument(tmp_path: Path) -> None:
     """By a real shell, with a program in the place of redis-cli that repeats all it is told."""
     done: list[Sequence[str]] = []
     ContainerStore(lambda command: done.append(command) or b"").stats()
@@ -145,7 +145,7 @@ def test_what_is_asked_and_that_no_argument_holds_the_password(tmp_path: Path) -
         ("OK\nMISCONF it cannot save\n", "MISCONF it cannot save", False),
     ],
 )
-def test_what_it_says_instead_of_serving(store: Make, answer: str, said: str, denied: bool) -> None:
+def test_refusals_are_read(store: Make, answer: str, said: str, denied: bool) -> None:
     assert store(answer).refusal() == Refusal(said, denied)
 
 

@@ -47,7 +47,7 @@ class TestCompose:
             ("2.21", (2, 21, 0)),
         ],
     )
-    def test_new_enough(
+    def test_a_new_enough_compose_plugin_is_accepted(
         self, docker_command: Install, kept: Path, said: str, version: tuple[int, ...]
     ) -> None:
         docker_command(f"echo {said}")
@@ -55,7 +55,9 @@ class TestCompose:
         assert docker_answers(kept)
 
     @pytest.mark.parametrize("said", ["2.19.9", "v2.0.0", "1.29.2"])
-    def test_too_old(self, docker_command: Install, kept: Path, said: str) -> None:
+    def test_an_old_compose_plugin_is_refused(
+        self, docker_command: Install, kept: Path, said: str
+    ) -> None:
         docker_command(f"echo {said}")
         with pytest.raises(DockerUnavailable) as caught:
             require_compose()
@@ -69,7 +71,9 @@ class TestCompose:
         "script",
         ["echo \"docker: 'compose' is not a docker command.\" >&2; exit 1", "exit 0", "echo soon"],
     )
-    def test_missing(self, docker_command: Install, script: str) -> None:
+    def test_a_missing_compose_plugin_is_an_error(
+        self, docker_command: Install, script: str
+    ) -> None:
         docker_command(script)
         with pytest.raises(DockerUnavailable, match="plugin is not installed") as caught:
             require_compose()
@@ -106,7 +110,7 @@ class TestKept:
 
         return asked_twice
 
-    def test_it_is_asked_once(self, answers: Callable[..., str]) -> None:
+    def test_the_plugin_is_asked_once(self, answers: Callable[..., str]) -> None:
         assert answers() == "yes yes 1"
         assert answers("") == "yes yes 0"
 
@@ -115,7 +119,7 @@ class TestKept:
         assert answers("2.9.1") == "no no 2"
 
     @pytest.mark.parametrize("by_configuration", [True, False])
-    def test_another_plugin(
+    def test_another_plugin_is_asked_again(
         self,
         answers: Callable[..., str],
         plugin: Path,
@@ -164,7 +168,7 @@ class TestKept:
 
 class TestEngine:
     @pytest.mark.usefixtures("docker_command")
-    def test_without_the_command(self, kept: Path) -> None:
+    def test_a_missing_docker_command_is_an_error(self, kept: Path) -> None:
         with pytest.raises(DockerUnavailable, match="docker is not installed") as caught:
             docker_client()
         assert "--runtime process" in caught.value.hint
@@ -172,7 +176,7 @@ class TestEngine:
         assert not engine_answers()
 
     @pytest.mark.parametrize("host", ["tcp://192.0.2.1:2376", "ssh://box", "http://127.0.0.1:2375"])
-    def test_of_another_machine_by_variable(
+    def test_a_remote_docker_host_is_refused(
         self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, host: str
     ) -> None:
         docker_command("exit 1")
@@ -182,12 +186,14 @@ class TestEngine:
         assert host in caught.value.message
         assert "unset DOCKER_HOST" in caught.value.hint
 
-    def test_of_another_machine_by_context(self, docker_command: Install) -> None:
+    def test_a_remote_docker_context_is_refused(self, docker_command: Install) -> None:
         docker_command("echo ssh://box")
         with pytest.raises(DockerUnavailable, match="ssh://box is on another machine"):
             docker_client()
 
-    def test_that_does_not_run(self, docker_command: Install, kept: Path, tmp_path: Path) -> None:
+    def test_an_engine_that_does_not_run_is_an_error(
+        self, docker_command: Install, kept: Path, tmp_path: Path
+    ) -> None:
         docker_command(f"echo unix://{tmp_path}/no.sock")
         with pytest.raises(DockerUnavailable, match="it does not run") as caught:
             docker_client()
@@ -199,7 +205,7 @@ class TestEngine:
         docker_command("exit 1")
         assert docker_module._engine_address() == "unix:///var/run/docker.sock"
 
-    def test_without_a_context_the_slow_command_is_not_asked(
+    def test_the_context_is_not_asked_for_without_one(
         self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         docker_command("echo ssh://box")
@@ -241,10 +247,10 @@ class TestEngine:
             ("Read timed out. (read timeout=5)", "no answer in 5 s"),
         ],
     )
-    def test_reasons(self, said: str, reason: str) -> None:
+    def test_errors_of_docker_have_a_readable_reason(self, said: str, reason: str) -> None:
         assert reason in docker_module._reason(Exception(said), 5.0)
 
-    def test_one_that_hangs_where_it_is_asked_more(
+    def test_an_engine_that_hangs_after_a_ping_is_an_error(
         self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.3)
@@ -285,12 +291,12 @@ class TestEngine:
             (None, False),
         ],
     )
-    def test_without_root(self, options: list[str] | None, expected: bool) -> None:
+    def test_rootless_docker_is_recognized(self, options: list[str] | None, expected: bool) -> None:
         assert is_rootless({"SecurityOptions": options}) is expected
 
 
 class TestRunning:
-    def test_what_is_printed_is_returned(self, docker_command: Install) -> None:
+    def test_output_is_returned(self, docker_command: Install) -> None:
         docker_command('echo "out $1"; echo "err $2" >&2')
         done = run_docker(("one", "two"), timeout_s=5)
         assert (done.stdout, done.stderr) == ("out one\n", "err two\n")
@@ -302,7 +308,7 @@ class TestRunning:
         assert caught.value.details == ("first", "last words")
         assert run_docker(("image",), timeout_s=5, check=False).returncode == 3
 
-    def test_one_that_hangs_is_ended(self, docker_command: Install) -> None:
+    def test_a_command_that_hangs_is_ended(self, docker_command: Install) -> None:
         docker_command("exec /bin/sleep 60")
         with pytest.raises(MachineError, match=r"did not finish within 0\.2 s"):
             run_docker(("info",), timeout_s=0.2)

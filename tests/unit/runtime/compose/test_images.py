@@ -23,7 +23,7 @@ Install = Callable[[str], Path]
 
 
 class TestFinding:
-    def test_there(self, engine: FakeDocker) -> None:
+    def test_a_local_image_is_found(self, engine: FakeDocker) -> None:
         engine.all_images["a:1"] = {
             "Id": "sha256:x", "Size": 3 << 20, "Config": {"Labels": {"k": "v"}},
         }  # fmt: skip
@@ -34,12 +34,12 @@ class TestFinding:
         assert found.digests_in("a:2") == ("sha256:1",)
         assert found.digests_in("c/a:1") == ()
 
-    def test_without_labels(self, engine: FakeDocker) -> None:
+    def test_an_image_without_labels_is_found(self, engine: FakeDocker) -> None:
         engine.all_images["a:1"] = {"Id": "sha256:x", "Config": {"Labels": None}}
         assert find_image("a:1") == FoundImage("a:1", "sha256:x", {}, 0)
 
     @pytest.mark.usefixtures("engine")
-    def test_not_there(self) -> None:
+    def test_a_missing_image_is_none(self) -> None:
         assert find_image("a:1") is None
 
 
@@ -59,18 +59,18 @@ class TestFinding:
         ("<none>@<none>", "docker.io/library/<none>"),
     ],
 )
-def test_repositories_in_full(reference: str, repository: str) -> None:
+def test_repository_names_are_completed(reference: str, repository: str) -> None:
     assert repository_of(reference) == repository
 
 
 class TestVersions:
-    def test_by_its_labels(self, docker_command: Install) -> None:
+    def test_versions_are_read_from_labels(self, docker_command: Install) -> None:
         docker_command("echo called >&2; exit 1")
         labels = {"dev.pdkit.vllm": "0.25.1", "dev.pdkit.lmcache": "0.5.3"}
         image = FoundImage("a:1", "sha256:x", labels, 1)
         assert probe_versions(image, "python3") == ImageVersions("0.25.1", "0.5.3")
 
-    def test_by_asking_the_packages_in_it(self, docker_command: Install) -> None:
+    def test_versions_are_read_from_the_packages(self, docker_command: Install) -> None:
         docker_command(
             'case "$*" in *"--entrypoint py sha256:x -c"*) echo \'["1.0", null]\';; esac'
         )
@@ -78,7 +78,7 @@ class TestVersions:
             "1.0", None
         )
 
-    def test_without_a_network(self, docker_command: Install) -> None:
+    def test_versions_are_read_without_a_network(self, docker_command: Install) -> None:
         docker_command('case "$*" in *"--rm --network none "*) echo \'["1.0", "2.0"]\';; esac')
         found = probe_versions(FoundImage("a:1", "sha256:x", {}, 1), "py")
         assert found == ImageVersions("1.0", "2.0")
@@ -100,14 +100,16 @@ class TestVersions:
 
 
 class TestPulling:
-    def test_done(self, docker_command: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_pulling_prints_nothing_on_stdout(
+        self, docker_command: Install, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         docker_command('echo "$*"')
         pull_image("a:1")
         captured = capfd.readouterr()
         assert captured.out == "", "stdout is the command's answer"
         assert captured.err == "pull a:1\n"
 
-    def test_one_by_its_digest_gets_its_tag_too(
+    def test_an_image_pulled_by_digest_gets_its_tag(
         self, docker_command: Install, tmp_path: Path
     ) -> None:
         docker_command(f'echo "$*" >> {tmp_path}/asked')
@@ -117,7 +119,7 @@ class TestPulling:
             "pull a/b:1@sha256:0a", "tag a/b:1@sha256:0a a/b:1", "pull a:5000/b@sha256:0a",
         ]  # fmt: skip
 
-    def test_refused(self, docker_command: Install) -> None:
+    def test_a_failed_pull_is_an_error(self, docker_command: Install) -> None:
         docker_command("echo 'Error response from daemon: no such host' >&2; exit 1")
         with pytest.raises(
             MissingImage, match=r"a:1 is not on this machine.*no such host"
@@ -155,7 +157,7 @@ class TestBuilding:
         'cd "$last" && /usr/bin/find . -type f | /usr/bin/sort'
     )
 
-    def test_from_a_folder_and_the_network(
+    def test_an_image_is_built_from_a_folder_with_network(
         self, docker_command: Install, folder: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         docker_command(self.SHOW)
@@ -167,7 +169,7 @@ class TestBuilding:
         assert buildkit == "buildkit 1"
         assert files == ["./Dockerfile"]
 
-    def test_with_attestations(
+    def test_an_image_is_built_with_attestations(
         self, docker_command: Install, folder: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         docker_command(self.SHOW)
@@ -181,7 +183,7 @@ class TestBuilding:
             build_image("a:1", folder, {}, wheelhouse=None, attest=True)
         assert "containerd image store" in caught.value.hint
 
-    def test_from_wheels_without_a_network(
+    def test_an_image_is_built_from_wheels_without_network(
         self,
         docker_command: Install,
         folder: Path,
@@ -210,7 +212,7 @@ class TestBuilding:
         with pytest.raises(ConfigError, match="holds no wheels"):
             build_image("a:1", folder, {}, wheelhouse=tmp_path)
 
-    def test_refused(self, docker_command: Install, folder: Path) -> None:
+    def test_a_failed_build_is_an_error(self, docker_command: Install, folder: Path) -> None:
         docker_command("exit 17")
         with pytest.raises(MissingImage, match=r"a:1 could not be built.*17") as caught:
             build_image("a:1", folder, {}, wheelhouse=None)

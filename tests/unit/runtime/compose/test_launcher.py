@@ -150,7 +150,7 @@ class TestEnd:
             ),
         ],
     )
-    def test_in_words(self, state: Mapping[str, Any], words: str) -> None:
+    def test_an_end_is_described_in_words(self, state: Mapping[str, Any], words: str) -> None:
         assert words in describe_end(state)
 
     @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ class TestEnd:
             ({"Running": False, "Status": "exited", "ExitCode": 1}, "exit code 1"),
         ],
     )
-    def test_of_a_container(self, state: dict[str, Any], ended: str | None) -> None:
+    def test_the_end_of_a_container_is_read(self, state: dict[str, Any], ended: str | None) -> None:
         container = FakeContainer("x", {}, state=state)
         assert StartedContainer(ServiceRecord("x"), 0.0, container).ended == ended
 
-    def test_of_one_that_somebody_removed(self) -> None:
+    def test_a_removed_container_has_ended(self) -> None:
         container = FakeContainer("x", {}, removed=True)
         ended = StartedContainer(ServiceRecord("x"), 0.0, container).ended
         assert ended is not None
@@ -235,7 +235,7 @@ def secrets(files: StackHome) -> Mapping[str, Secret]:
 
 
 class TestProject:
-    def test_all_is_written_and_private(
+    def test_project_files_are_written_for_the_owner_only(
         self, stack: Stack, files: StackHome, secrets: Mapping[str, Secret]
     ) -> None:
         old = os.umask(0)
@@ -323,7 +323,7 @@ class TestProject:
         with pytest.raises(MachineError, match="something other than pdkit"):
             launcher.prepare(stack, secrets, stop_s=15)
 
-    def test_its_own_is_not(
+    def test_its_own_containers_are_no_conflict(
         self,
         launcher: ComposeLauncher,
         engine: FakeDocker,
@@ -404,7 +404,7 @@ class TestStart:
             launcher.start(stack.services[1], SECRETS)
         assert engine.all_containers[0].removed
 
-    def test_none_was_made(
+    def test_a_start_without_a_container_is_an_error(
         self, launcher: ComposeLauncher, stack: Stack, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done = subprocess.CompletedProcess((), 0, "", "")
@@ -467,7 +467,7 @@ class TestLooking:
             ({"Running": False, "Status": "created"}, "exited"),
         ],
     )
-    def test_state(
+    def test_the_state_of_a_container_is_read(
         self,
         launcher: ComposeLauncher,
         engine: FakeDocker,
@@ -478,7 +478,7 @@ class TestLooking:
         engine.add("redis", root=root, state=state)
         assert launcher.state(self.RECORD) == expected
 
-    def test_what_is_not_there(self, launcher: ComposeLauncher) -> None:
+    def test_a_missing_container_is_not_started(self, launcher: ComposeLauncher) -> None:
         assert launcher.state(self.RECORD) == "not started"
         assert launcher.state(None) == "not started"
         assert launcher.pid(self.RECORD) == 0
@@ -489,7 +489,7 @@ class TestLooking:
         assert launcher.logs() == ()
         assert launcher.log_lines("redis") == ()
 
-    def test_at_once_is_as_it_was_then(
+    def test_a_snapshot_does_not_change(
         self, launcher: ComposeLauncher, engine: FakeDocker, root: str
     ) -> None:
         redis = engine.add("redis", root=root, memory={"usage": 3 << 20})
@@ -510,7 +510,7 @@ class TestLooking:
         assert launcher.stop_marked(grace_s=1) == 0
 
     @pytest.mark.parametrize("form", ["%fZ", "%f123Z", "%f789000Z"])
-    def test_uptime(
+    def test_uptime_is_since_the_start(
         self, launcher: ComposeLauncher, engine: FakeDocker, root: str, form: str
     ) -> None:
         began = datetime.now(timezone.utc) - timedelta(seconds=90)
@@ -526,7 +526,7 @@ class TestLooking:
         engine.add("redis", root=root, state={"StartedAt": began.strftime("%Y-%m-%dT%H:%M:%SZ")})
         assert launcher.uptime_s(self.RECORD) == pytest.approx(90, abs=5)
 
-    def test_one_that_ended_is_not_up(
+    def test_an_ended_container_has_no_uptime(
         self, launcher: ComposeLauncher, engine: FakeDocker, root: str
     ) -> None:
         engine.add("redis", root=root, state={"Running": False, "Status": "exited"}, env=["A=1"])
@@ -559,7 +559,9 @@ class TestLooking:
         engine.add("redis", root=root, memory=memory)
         assert launcher.resident_mib(self.RECORD) == mib
 
-    def test_environment(self, launcher: ComposeLauncher, engine: FakeDocker, root: str) -> None:
+    def test_the_environment_of_a_container_is_read(
+        self, launcher: ComposeLauncher, engine: FakeDocker, root: str
+    ) -> None:
         engine.add("redis", root=root, env=["PYTHONHASHSEED=7", "A=b=c", "EMPTY="])
         assert launcher.environment(self.RECORD) == {
             "PYTHONHASHSEED": "7", "A": "b=c", "EMPTY": "",
@@ -567,12 +569,16 @@ class TestLooking:
 
 
 class TestLogs:
-    def test_of_a_container(self, launcher: ComposeLauncher, engine: FakeDocker, root: str) -> None:
+    def test_logs_of_a_container_are_read(
+        self, launcher: ComposeLauncher, engine: FakeDocker, root: str
+    ) -> None:
         engine.add("redis", root=root, log=b"\x1b[31mone\x1b[0m\ntwo \xff\n")
         assert launcher.log_lines("redis") == ("one", "two \N{REPLACEMENT CHARACTER}")
         assert launcher.where_log("redis") == "docker logs pdkit-redis-1"
 
-    def test_of_one_that_was_removed(self, launcher: ComposeLauncher, files: StackHome) -> None:
+    def test_logs_of_a_removed_container_are_read_from_the_file(
+        self, launcher: ComposeLauncher, files: StackHome
+    ) -> None:
         files.logs_dir.mkdir(parents=True)
         (files.logs_dir / "router.log").write_text("last words\n")
         assert launcher.log_lines("router", 1) == ("last words",)
@@ -621,7 +627,7 @@ class TestStop:
         assert (files.logs_dir / "redis.log").read_text() == "bye\n"
         assert router.done == []
 
-    def test_without_grace_there_is_still_a_second(
+    def test_a_stop_waits_at_least_a_second(
         self, launcher: ComposeLauncher, engine: FakeDocker, root: str
     ) -> None:
         redis = engine.add("redis", root=root)
@@ -631,7 +637,7 @@ class TestStop:
     def test_a_missing_container_is_not_an_error(self, launcher: ComposeLauncher) -> None:
         launcher.stop({"redis": ServiceRecord("redis")}, grace_s=1)
 
-    def test_all_that_carries_the_mark(
+    def test_everything_with_the_stacks_label_is_removed(
         self, launcher: ComposeLauncher, engine: FakeDocker, root: str
     ) -> None:
         own = [engine.add(name, root=root) for name in ("redis", "consumer-7")]

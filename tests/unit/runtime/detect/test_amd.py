@@ -32,10 +32,10 @@ class TestKernelsList:
             (0, ""),
         ],
     )  # fmt: skip
-    def test_targets(self, version: int, target: str) -> None:
+    def test_gpu_targets_are_read_from_their_version(self, version: int, target: str) -> None:
         assert gfx_target(version) == target
 
-    def test_properties(self) -> None:
+    def test_properties_are_parsed(self) -> None:
         values = parse_properties(recorded("kfd/mi300x.properties"))
         assert (values["simd_count"], values["gfx_target_version"]) == (1216, 90402)
         assert values["hive_id"] == 11638818706288400384
@@ -60,7 +60,7 @@ class TestKernelsList:
         machine.kernel_lists(*[MI300X] * 3, processors=9)
         assert [gpu.node for gpu in read_kfd(machine.root)] == [9, 10, 11]
 
-    def test_what_a_container_was_not_given_is_not_there(self, machine: Machine) -> None:
+    def test_gpus_hidden_from_a_container_are_not_listed(self, machine: Machine) -> None:
         machine.kernel_lists(*[MI300X] * 4)
         (machine.root / "dev/dri/renderD129").unlink()
         # The kernel refuses to show a GPU to a container that may not open it.
@@ -72,11 +72,11 @@ class TestKernelsList:
         assert nodes == ["/dev/dri/renderD128", "/dev/dri/renderD131"]
         assert [gpu.index for gpu in found.gpus] == [0, 1]
 
-    def test_no_driver(self, machine: Machine) -> None:
+    def test_no_gpus_are_found_without_a_driver(self, machine: Machine) -> None:
         assert read_kfd(machine.root) == ()
         assert find_amd(machine.tools, machine.root).seen == ("/dev/kfd does not exist",)
 
-    def test_no_device(self, machine: Machine) -> None:
+    def test_no_gpus_are_found_without_the_device(self, machine: Machine) -> None:
         machine.kernel_lists(MI300X)
         (machine.root / "dev/kfd").unlink()
         found = find_amd(machine.tools, machine.root)
@@ -111,12 +111,12 @@ class TestGroups:
         assert device_groups(nodes, machine.root) == (44,)
         assert device_groups(nodes[:1], machine.root) == (0,)
 
-    def test_of_this_machines_files(self, machine: Machine) -> None:
+    def test_groups_are_read_from_the_device_files(self, machine: Machine) -> None:
         machine.kernel_lists(MI300X)
         group = (machine.root / "dev/kfd").stat().st_gid
         assert find_amd(machine.tools, machine.root).groups == (group,)
 
-    def test_none_without_gpus(self, machine: Machine) -> None:
+    def test_there_are_no_groups_without_gpus(self, machine: Machine) -> None:
         assert device_groups([], machine.root) == ()
 
 
@@ -130,7 +130,9 @@ class TestAmdSmi:
             ("mi355x_x8", 8, "AMD Instinct MI355X", 294896),
         ],
     )
-    def test_formats(self, file: str, count: int, name: str, memory_mib: int) -> None:
+    def test_each_format_of_amd_smi_is_read(
+        self, file: str, count: int, name: str, memory_mib: int
+    ) -> None:
         cards = parse_amd_smi(recorded(f"amd/{file}.amd-smi.json"))
         assert {(card.name, card.memory_mib) for card in cards} == {(name, memory_mib)}
         assert len({card.pci for card in cards}) == count
@@ -138,14 +140,14 @@ class TestAmdSmi:
     @pytest.mark.parametrize(
         "size", ["24560", '"24560 MB"', '{"value": 24560, "unit": "MB"}', '"24560"']
     )
-    def test_sizes(self, size: str) -> None:
+    def test_each_format_of_a_memory_size_is_read(self, size: str) -> None:
         (card,) = parse_amd_smi(f'[{{"gpu": 0, "vram": {{"size": {size}}}}}]')
         assert card.memory_mib == 24560
 
     @pytest.mark.parametrize(
         "size", ['"N/A"', "null", '{"value": "N/A", "unit": "MB"}', "[]", '""']
     )
-    def test_no_size(self, size: str) -> None:
+    def test_an_unknown_memory_size_is_zero(self, size: str) -> None:
         (card,) = parse_amd_smi(f'[{{"gpu": 0, "vram": {{"size": {size}}}}}]')
         assert (card.memory_mib, card.name) == (0, "")
 
@@ -206,16 +208,16 @@ class TestMatching:
         assert matching(self.GPU, 0, cards[:2], 3) == exact
         assert matching(self.GPU, 0, cards[:1], 3) == partition
 
-    def test_one_that_is_elsewhere_is_another(self) -> None:
+    def test_a_card_with_another_address_does_not_match(self) -> None:
         assert matching(self.GPU, 0, [Card("other", 1, pci="0000:46:00.0")], 1) is None
 
-    def test_without_addresses_as_many_must_be_listed(self) -> None:
+    def test_cards_without_addresses_match_only_if_all_are_listed(self) -> None:
         assert matching(self.GPU, 0, [Card("a", 1)], 1) == Card("a", 1)
         assert matching(self.GPU, 0, [Card("a", 1)], 2) is None
 
 
 class TestMachines:
-    def test_mi300x(self, machine: Machine) -> None:
+    def test_an_mi300x_machine_is_detected(self, machine: Machine) -> None:
         machine.kernel_lists(*[MI300X] * 8)
         machine.prints("amd-smi", recorded("amd/mi300x_x8.amd-smi.json"))
         found = find_amd(machine.tools, machine.root)
@@ -270,7 +272,7 @@ class TestMachines:
         assert len(found.gpus) == 1
         assert "amd-smi: no answer in 0.2 s" in found.seen
 
-    def test_without_addresses_the_tools_order_is_the_kernels(self, machine: Machine) -> None:
+    def test_cards_without_addresses_are_in_the_kernels_order(self, machine: Machine) -> None:
         machine.kernel_lists(*[("mi210", 65520)] * 4)
         machine.prints("rocm-smi", recorded("amd/mi210_x4.rocm5-smi.json"))
         names = [gpu.name for gpu in find_amd(machine.tools, machine.root).gpus]
@@ -291,7 +293,7 @@ class TestMachines:
         machine.prints("amd-smi", recorded("amd/mi300x_x8.amd-smi.json"))
         assert find_amd(machine.tools, machine.root).gpus[0].memory_mib == 196592
 
-    def test_without_memory_it_cannot_be_planned_for(self, machine: Machine) -> None:
+    def test_a_gpu_of_unknown_memory_is_left_out(self, machine: Machine) -> None:
         machine.kernel_lists(("mi300x", 0))
         found = find_amd(machine.tools, machine.root)
         assert (found.gpus, found.groups) == ((), ())
@@ -310,20 +312,22 @@ class TestMachines:
 
 class TestProcessorsOwnGraphics:
     @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-    def test_it_is_left_out_beside_a_larger_one(self, machine: Machine, order: list[int]) -> None:
+    def test_an_integrated_gpu_is_left_out_beside_a_larger_one(
+        self, machine: Machine, order: list[int]
+    ) -> None:
         kinds = [("rx7900xtx", 24560), ("igpu", 512)]
         machine.kernel_lists(*[kinds[at] for at in order])
         found = find_amd(machine.tools, machine.root)
         assert [(gpu.index, gpu.arch) for gpu in found.gpus] == [(order.index(0), "gfx1100")]
         assert "it has only 512 MiB" in about(found.seen, "left out")
 
-    def test_names(self, machine: Machine) -> None:
+    def test_a_discrete_gpu_keeps_its_name_beside_an_integrated_one(self, machine: Machine) -> None:
         machine.kernel_lists(("rx7900xtx", 24560))
         text = recorded("amd/rx7900xtx_igpu.amd-smi.json").replace("0000:03", "0000:05")
         machine.prints("amd-smi", text)
         assert find_amd(machine.tools, machine.root).gpus[0].name == "Radeon RX 7900 XTX"
 
-    def test_it_stays_where_it_is_the_only_one(self, machine: Machine) -> None:
+    def test_an_integrated_gpu_is_used_if_it_is_the_only_one(self, machine: Machine) -> None:
         machine.kernel_lists(("igpu", 512))
         gpus = find_amd(machine.tools, machine.root).gpus
         assert [(gpu.name, gpu.memory_mib) for gpu in gpus] == [("AMD gfx1036", 512)]
@@ -345,7 +349,7 @@ class TestVisibleDevices:
             ({"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "2"}, [2]),
         ],
     )
-    def test_they_count(
+    def test_only_visible_devices_are_listed(
         self, machine: Machine, settings: dict[str, str], indices: list[int]
     ) -> None:
         machine.kernel_lists(*[MI300X] * 4)

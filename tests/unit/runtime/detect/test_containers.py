@@ -26,7 +26,9 @@ class TestDaemon:
             ("plain", ()),
         ],
     )
-    def test_what_it_says(self, name: str, ways: tuple[str, ...]) -> None:
+    def test_ways_to_pass_gpus_are_read_from_docker_info(
+        self, name: str, ways: tuple[str, ...]
+    ) -> None:
         kinds = ["nvidia.com/gpu", "amd.com/gpu", "vendor.com/nic"]
         assert container_gpus(info(name), kinds) == ways
 
@@ -60,14 +62,14 @@ class TestSpecFiles:
             ("broken.json", ""),
         ],
     )
-    def test_kinds(self, name: str, kind: str) -> None:
+    def test_the_kind_of_a_cdi_file_is_read(self, name: str, kind: str) -> None:
         assert parse_spec(recorded(f"cdi/{name}")) == kind
 
     @pytest.mark.parametrize("text", ["", "null", "[]", "- a", "kind: x", "!!python/name:os.x ''"])
     def test_other_text_has_no_kind(self, text: str) -> None:
         assert parse_spec(text) == ""
 
-    def test_folders(self, machine: Machine) -> None:
+    def test_all_cdi_folders_are_read(self, machine: Machine) -> None:
         for name, folder in (("nvidia.yaml", "etc/cdi"), ("amd.json", "var/run/cdi")):
             (machine.root / folder).mkdir(parents=True)
             (machine.root / folder / name).write_text(recorded(f"cdi/{name}"))
@@ -78,5 +80,5 @@ class TestSpecFiles:
         only = {"CDISpecDirs": ["/etc/cdi"]}
         assert read_cdi_kinds(only, machine.root) == ("nvidia.com/gpu",)
 
-    def test_no_folders(self, machine: Machine) -> None:
+    def test_missing_cdi_folders_have_no_kinds(self, machine: Machine) -> None:
         assert read_cdi_kinds(None, machine.root) == ()

@@ -28,11 +28,11 @@ def read(file: Path, text: str) -> Inventory:
 
 
 class TestForms:
-    def test_no_gpus(self, file: Path) -> None:
+    def test_a_machine_without_gpus_is_read(self, file: Path) -> None:
         assert read(file, HOST) == Inventory(cpus=64, memory_mib=262144)
         assert read(file, HOST + "gpus:\nseen: null\n") == Inventory(cpus=64, memory_mib=262144)
 
-    def test_equal_gpus(self, file: Path) -> None:
+    def test_equal_gpus_are_read_from_a_count(self, file: Path) -> None:
         found = read(
             file, HOST + "gpus: {vendor: rocm, count: 8, memory_mib: 196608, name: MI300X}"
         )
@@ -45,7 +45,7 @@ class TestForms:
         assert found.gpus[1] == Gpu(1, "cuda", "", 81559, arch="9.0")
         assert found.gpu_groups == ()
 
-    def test_a_list(self, file: Path) -> None:
+    def test_a_list_of_gpus_is_read(self, file: Path) -> None:
         found = read(
             file,
             HOST
@@ -67,7 +67,7 @@ class TestForms:
 class TestRecords:
     @pytest.mark.parametrize("write", [yaml.safe_dump, json.dumps])
     @pytest.mark.parametrize("vendor", ["cuda", "rocm", "both", "none"])
-    def test_what_was_detected_is_read_back(
+    def test_a_detected_inventory_is_read_back(
         self, machine: Machine, file: Path, write: object, vendor: str
     ) -> None:
         if vendor in ("cuda", "both"):
@@ -81,7 +81,7 @@ class TestRecords:
         assert callable(write)
         assert read(file, write(plain)) == found
 
-    def test_of_a_rocm_machine_without_groups_or_render_nodes(self, file: Path) -> None:
+    def test_a_rocm_inventory_without_groups_or_render_nodes_is_read(self, file: Path) -> None:
         bare = Inventory(1, 1, gpus=(Gpu(0, "rocm", "", 1),))
         assert read(file, json.dumps(asdict(bare))) == bare
 
@@ -149,11 +149,11 @@ class TestRefusals:
         assert caught.value.hint
         assert caught.value.exit_code == 2
 
-    def test_no_such_file(self, file: Path) -> None:
+    def test_a_missing_file_is_refused(self, file: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be read"):
             read_inventory(file)
 
-    def test_no_text(self, file: Path) -> None:
+    def test_a_file_that_is_not_text_is_refused(self, file: Path) -> None:
         file.write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ConfigError, match="not valid YAML"):
             read_inventory(file)

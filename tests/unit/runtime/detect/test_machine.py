@@ -17,7 +17,7 @@ def gpus(vendor: GpuVendor, count: int, memory_mib: int) -> tuple[Gpu, ...]:
     return tuple(Gpu(index, vendor, "a GPU", memory_mib) for index in range(count))
 
 
-def test_it_is_of_what_this_process_may_use(machine: Machine) -> None:
+def test_the_inventory_is_limited_to_this_process(machine: Machine) -> None:
     found = machine.detect()
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_mib > 100
@@ -38,7 +38,7 @@ def test_processors_without_avx512_are_slow_at_bfloat16(
     assert machine.detect().fast_bfloat16 is fast
 
 
-def test_it_takes_no_time_if_there_is_no_tool(machine: Machine) -> None:
+def test_detection_without_tools_is_fast(machine: Machine) -> None:
     times = []
     for _ in range(3):
         begin = time.perf_counter()
@@ -47,11 +47,11 @@ def test_it_takes_no_time_if_there_is_no_tool(machine: Machine) -> None:
     assert min(times) < 0.05
 
 
-def test_it_works_on_any_machine() -> None:
+def test_detection_works_on_this_machine() -> None:
     assert detect_inventory(timeout_s=10).seen
 
 
-def test_what_docker_offers(machine: Machine) -> None:
+def test_gpu_access_of_docker_is_detected(machine: Machine) -> None:
     machine.prints("nvidia-smi", recorded("nvidia/h100x8.csv"))
     found = machine.detect(json.loads(recorded("docker/runtime.json")))
     assert found.container_gpus == ("nvidia",)
@@ -74,7 +74,7 @@ def test_tools_in_folders_that_are_not_on_path(machine: Machine) -> None:
     assert "rocm-smi: 4 \xd7 AMD INSTINCT MI210, 65520 MiB" in machine.detect().seen
 
 
-def test_both_vendors(machine: Machine) -> None:
+def test_gpus_of_both_vendors_are_detected(machine: Machine) -> None:
     machine.prints("nvidia-smi", recorded("nvidia/rtx4090x2.csv"))
     machine.kernel_lists(("igpu", 512))
     found = machine.detect()

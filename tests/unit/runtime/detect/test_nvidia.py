@@ -22,7 +22,7 @@ class TestParser:
         }
         assert len({gpu.uuid for gpu in gpus}) == 8
 
-    def test_mig(self) -> None:
+    def test_mig_mode_is_read(self) -> None:
         gpus = parse_gpus(recorded("nvidia/a100x4_mig.csv"))
         assert [one.mig for one in gpus] == [False, True, False, False]
 
@@ -36,7 +36,7 @@ class TestParser:
         assert one.gpu.name == "Quadro RTX 8000, passive, 48 GB"
         assert (one.gpu.memory_mib, one.gpu.arch) == (46080, "7.5")
 
-    def test_fewer_fields(self) -> None:
+    def test_fewer_fields_of_an_old_driver_are_read(self) -> None:
         gpus = parse_gpus(recorded("nvidia/old_driver_v100x2.csv"), FIELDS[:4])
         assert [(g.gpu.memory_mib, g.gpu.arch, g.mig) for g in gpus] == [(32510, "", False)] * 2
 
@@ -52,11 +52,11 @@ class TestParser:
 
 
 class TestOutcomes:
-    def test_not_installed(self, machine: Machine) -> None:
+    def test_a_missing_nvidia_smi_is_reported(self, machine: Machine) -> None:
         found = find_nvidia(machine.tools, HOST_MIB)
         assert (found.gpus, found.seen) == ((), ("nvidia-smi: not installed",))
 
-    def test_it_works(self, machine: Machine) -> None:
+    def test_gpus_are_found_by_nvidia_smi(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/rtx4090x2.csv"))
         found = find_nvidia(machine.tools, HOST_MIB)
         assert len(found.gpus) == 2
@@ -75,25 +75,27 @@ class TestOutcomes:
             ("no_devices", 0, "no devices were found"),
         ],
     )
-    def test_it_finds_nothing(self, machine: Machine, text: str, code: int, says: str) -> None:
+    def test_a_failure_of_nvidia_smi_is_reported(
+        self, machine: Machine, text: str, code: int, says: str
+    ) -> None:
         machine.prints("nvidia-smi", recorded(f"nvidia/{text}.txt"), code=code)
         found = find_nvidia(machine.tools, HOST_MIB)
         assert found.gpus == ()
         assert f"nvidia-smi: {says}" in about(found.seen, "nvidia-smi")
 
     @pytest.mark.parametrize("text", ["\x07what?\n", ""])
-    def test_garbage(self, machine: Machine, text: str) -> None:
+    def test_invalid_output_of_nvidia_smi_is_reported(self, machine: Machine, text: str) -> None:
         machine.prints("nvidia-smi", text)
         assert "no GPU in its answer" in about(find_nvidia(machine.tools, 1).seen, "nvidia-smi")
 
-    def test_it_hangs(self, machine: Machine) -> None:
+    def test_an_nvidia_smi_that_hangs_is_reported(self, machine: Machine) -> None:
         machine.install("nvidia-smi", "/bin/sleep 60")
         begin = time.monotonic()
         found = machine.detect(timeout_s=0.2)
         assert "nvidia-smi: no answer in 0.2 s" in found.seen
         assert time.monotonic() - begin < 3
 
-    def test_one_that_hangs_is_ended_with_its_helpers(self, machine: Machine) -> None:
+    def test_an_nvidia_smi_that_hangs_is_ended_with_its_children(self, machine: Machine) -> None:
         pid_file = machine.root / "helper"
         machine.install("nvidia-smi", f'/bin/sleep 60 &\necho $! > "{pid_file}"\nwait')
         machine.detect(timeout_s=0.3)
@@ -107,7 +109,7 @@ class TestOutcomes:
         machine.prints("nvidia-smi", recorded("nvidia/h100x8.csv") + "WARNING: infoROM\n", code=14)
         assert len(find_nvidia(machine.tools, HOST_MIB).gpus) == 8
 
-    def test_it_is_not_a_program(self, machine: Machine) -> None:
+    def test_an_nvidia_smi_that_does_not_start_is_reported(self, machine: Machine) -> None:
         machine.install("nvidia-smi", "")
         (machine.root / "bin/nvidia-smi").write_bytes(b"\x7fELF no program")
         assert "does not start" in about(machine.detect().seen, "nvidia-smi")
@@ -138,13 +140,13 @@ class TestOutcomes:
 
 
 class TestWhatCanBeUsed:
-    def test_one_that_is_cut_into_instances_cannot(self, machine: Machine) -> None:
+    def test_a_gpu_in_mig_mode_is_left_out(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/a100x4_mig.csv"))
         found = find_nvidia(machine.tools, HOST_MIB)
         assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
         assert "GPU 1 is left out: MIG is enabled" in about(found.seen, "MIG")
 
-    def test_without_memory_of_its_own_it_has_the_hosts(self, machine: Machine) -> None:
+    def test_a_gpu_without_memory_has_the_hosts(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/gb10.csv"))
         found = find_nvidia(machine.tools, HOST_MIB)
         assert [gpu.memory_mib for gpu in found.gpus] == [HOST_MIB]
@@ -156,7 +158,7 @@ class TestWhatCanBeUsed:
         found = find_nvidia(machine.tools, HOST_MIB)
         assert [gpu.memory_mib for gpu in found.gpus] == [HOST_MIB // 2] * 2
 
-    def test_one_that_is_lost_is_left_out(self, machine: Machine) -> None:
+    def test_a_lost_gpu_is_left_out(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/one_gpu_lost.csv"))
         found = find_nvidia(machine.tools, HOST_MIB)
         assert [gpu.index for gpu in found.gpus] == [0]
@@ -178,7 +180,9 @@ class TestVisibleDevices:
             ("all", []),
         ],
     )
-    def test_indices(self, machine: Machine, setting: str, indices: list[int]) -> None:
+    def test_visible_devices_are_chosen_by_index(
+        self, machine: Machine, setting: str, indices: list[int]
+    ) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/h100x8.csv"))
         machine.environ["CUDA_VISIBLE_DEVICES"] = setting
         found = find_nvidia(machine.tools, HOST_MIB)
@@ -204,7 +208,7 @@ class TestVisibleDevices:
         assert found.gpus == ()
         assert "MIG instances are not used" in about(found.seen, "CUDA_VISIBLE_DEVICES")
 
-    def test_one_that_is_named_but_cut_stays_out(self, machine: Machine) -> None:
+    def test_a_visible_gpu_in_mig_mode_is_left_out(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/a100x4_mig.csv"))
         machine.environ["CUDA_VISIBLE_DEVICES"] = "1,2"
         assert [gpu.index for gpu in find_nvidia(machine.tools, 1).gpus] == [2]

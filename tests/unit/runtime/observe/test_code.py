@@ -98,6 +98,6 @@ def test_an_interpreter_that_does_not_answer(tmp_path: Path, script: str) -> Non
     assert code_of_interpreter(str(tmp_path / "python"), {}, gpus=False).trouble
 
 
-def test_no_interpreter() -> None:
+def test_a_missing_interpreter_is_reported() -> None:
     found = code_of_interpreter("/no/python", {}, gpus=True)
     assert found.trouble == "it does not run (FileNotFoundError)"

@@ -45,7 +45,7 @@ def nvidia_smi(machine: Machine, *, page: str = PAGE, code: int = 0) -> None:
     )
 
 
-def test_nvidia(machine: Machine) -> None:
+def test_memory_use_and_numa_of_nvidia_gpus_are_read(machine: Machine) -> None:
     nvidia_smi(machine)
     for bus, node in (("0000:3b:00.0", "0"), ("0000:af:00.0", "1")):
         card = machine.root / "sys/bus/pci/devices" / bus
@@ -72,13 +72,13 @@ def test_nvidia_smi_is_not_there(machine: Machine) -> None:
     assert (seen.uses, seen.cuda, seen.trouble) == ((), "", "not installed")
 
 
-def test_nvidia_smi_fails(machine: Machine) -> None:
+def test_a_failure_of_nvidia_smi_is_reported(machine: Machine) -> None:
     machine.prints("nvidia-smi", "Failed to initialize NVML", code=18)
     seen = see_gpus(CUDA, machine.tools, machine.root)
     assert seen.uses == () and "Failed to initialize NVML" in seen.trouble
 
 
-def test_no_gpus_ask_nobody(machine: Machine) -> None:
+def test_no_tool_is_asked_without_gpus(machine: Machine) -> None:
     nvidia_smi(machine)
     see_gpus((), machine.tools, machine.root)
     assert machine.calls("nvidia-smi") == []
@@ -98,7 +98,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_amd(machine: Machine) -> None:
+def test_memory_use_and_numa_of_amd_gpus_are_read(machine: Machine) -> None:
     gpus = amd(machine)
     root = machine.root
     for at, gpu in enumerate(gpus):

@@ -27,7 +27,7 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def test_from_files(tmp_path: Path) -> None:
+def test_kernel_settings_are_read_from_files(tmp_path: Path) -> None:
     root = write(
         tmp_path,
         sys__kernel__mm__transparent_hugepage__enabled="[always] madvise never\n",
@@ -54,7 +54,7 @@ def test_a_kernel_that_says_nothing(tmp_path: Path) -> None:
     assert (seen.cpu_flags, dict(seen.numa), seen.numa_balancing) == (frozenset(), {}, False)
 
 
-def test_of_this_machine() -> None:
+def test_this_machine_can_be_read() -> None:
     seen = see_host()
     assert seen.cpus == len(os.sched_getaffinity(0))
     assert seen.numa and seen.overcommit is not None
@@ -78,17 +78,17 @@ def test_limits_of_the_shell_it_is_called_from(limit: str, attribute: str, seen:
 
 class TestClock:
     @pytest.mark.parametrize(("said", "synced"), [("yes", True), ("no", False), ("", None)])
-    def test_reported(self, tmp_path: Path, said: str, synced: bool | None) -> None:
+    def test_the_clock_state_is_read(self, tmp_path: Path, said: str, synced: bool | None) -> None:
         self.tool(tmp_path, f"echo {said}")
         assert clock_is_synced(Tools({"PATH": str(tmp_path)}, tmp_path)) is synced
 
-    def test_one_that_hangs_is_not_waited_for(self, tmp_path: Path) -> None:
+    def test_a_timedatectl_that_hangs_is_not_waited_for(self, tmp_path: Path) -> None:
         self.tool(tmp_path, "exec /bin/sleep 60")
         began = time.monotonic()
         assert clock_is_synced(Tools({"PATH": str(tmp_path)}, tmp_path, 0.2)) is None
         assert time.monotonic() - began < 5
 
-    def test_none(self, tmp_path: Path) -> None:
+    def test_the_clock_state_is_unknown_without_timedatectl(self, tmp_path: Path) -> None:
         assert clock_is_synced(Tools({"PATH": str(tmp_path)}, tmp_path)) is None
 
     @staticmethod
@@ -104,7 +104,7 @@ class TestPlace:
         assert later.free_mib and there.free_mib and abs(later.free_mib - there.free_mib) < 1024
         assert later.writable is True
 
-    def test_another_users(self, tmp_path: Path) -> None:
+    def test_another_users_folder_is_not_checked_for_writing(self, tmp_path: Path) -> None:
         assert place(tmp_path, ours=False).writable is None
 
     def test_below_a_file(self, tmp_path: Path) -> None:

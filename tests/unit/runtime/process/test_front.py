@@ -32,18 +32,18 @@ def test_a_supervisor_gives_its_process_and_the_routers_socket(path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o710])
-def test_one_in_a_folder_that_others_may_use_is_not_asked(path: Path, mode: int) -> None:
+def test_a_socket_in_a_shared_folder_is_not_used(path: Path, mode: int) -> None:
     """Another user would name the process to end, and the socket to serve clients on."""
     path.parent.chmod(mode)
     assert ask(path) is None
     assert not is_there(path)
 
 
-def test_one_behind_a_link_is_not_asked(path: Path, tmp_path: Path) -> None:
+def test_a_socket_behind_a_link_is_not_used(path: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(path.parent)
     assert ask(tmp_path / "link" / "s") is None
 
 
-def test_one_of_another_user_is_not_asked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_of_another_user_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: path.stat().st_uid + 1)
     assert ask(path) is None

@@ -71,7 +71,7 @@ def start(launcher: ProcessLauncher) -> Iterator[Start]:
 
 
 class TestStart:
-    def test_record(self, start: Start, launcher: ProcessLauncher) -> None:
+    def test_a_record_has_pid_and_start_time(self, start: Start, launcher: ProcessLauncher) -> None:
         _, launched = start(SLEEPER)
         record = launched.record
         assert record.pid == launched.process.pid
@@ -90,7 +90,7 @@ class TestStart:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
-    def test_environment(
+    def test_a_service_gets_its_environment_and_the_mark(
         self, start: Start, home: StackHome, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("INHERITED", "yes")
@@ -148,7 +148,7 @@ class TestStart:
 
 
 class TestAfterwards:
-    def test_states(self, start: Start, launcher: ProcessLauncher) -> None:
+    def test_states_of_a_process_are_read(self, start: Start, launcher: ProcessLauncher) -> None:
         assert launcher.state(None) == "not started"
         _, launched = start("pass")
         launched.process.wait()
@@ -162,7 +162,7 @@ class TestAfterwards:
         launcher.stop({"engine": launched.record}, grace_s=5)
         assert launcher.environment(launched.record) == {}
 
-    def test_resident_memory(
+    def test_resident_memory_is_read(
         self, start: Start, launcher: ProcessLauncher, eventually: Callable[..., None]
     ) -> None:
         _, launched = start(SLEEPER)
@@ -189,7 +189,7 @@ class TestAfterwards:
         assert launcher.state(launched.record) == "running"
 
     @pytest.mark.parametrize("keep_logs", [True, False])
-    def test_clear(
+    def test_clear_removes_files_and_keeps_logs_if_asked(
         self, start: Start, launcher: ProcessLauncher, home: StackHome, keep_logs: bool
     ) -> None:
         ensure_secrets(home.secrets_dir, ("word",))
@@ -268,7 +268,7 @@ class TestWaiting:
         assert all(0.1 <= seconds < 5 for seconds in took.values())
         assert sorted(line.split(" after")[0] for line in lines) == ["one is ready", "two is ready"]
 
-    def test_only_those_it_is_asked_for(
+    def test_only_the_wanted_services_are_waited_for(
         self, start: Start, wait: Callable[..., dict[str, float]], tmp_path: Path
     ) -> None:
         never, one = start(SLEEPER, name="never"), start(self.ready(tmp_path, "one"), name="one")
@@ -297,7 +297,7 @@ class TestWaiting:
         assert error.details[-1] == "RuntimeError: weights are corrupt"
         assert error.details[0] == f"line {40 - LOG_TAIL + 1}"
 
-    def test_what_an_earlier_start_said_is_not_the_cause(
+    def test_the_log_of_an_earlier_start_is_not_the_cause(
         self, start: Start, wait: Callable[..., dict[str, float]]
     ) -> None:
         start("print('OSError: of the first')")[1].process.wait(10)
@@ -306,14 +306,14 @@ class TestWaiting:
             wait(second)
         assert caught.value.details == ("ValueError: of the second",)
 
-    def test_one_that_served_and_then_died(
+    def test_a_service_that_dies_after_it_served_is_named(
         self, start: Start, wait: Callable[..., dict[str, float]], tmp_path: Path
     ) -> None:
         dying = self.ready(tmp_path, "dying", then="time.sleep(0.4); raise SystemExit(5)")
         with pytest.raises(StackUnhealthy, match=r"dying died.*exit code 5"):
             wait(start(dying, name="dying"), start(SLEEPER, name="slow"))
 
-    def test_one_that_is_not_asked_for_and_dies(
+    def test_any_service_that_dies_is_named(
         self, start: Start, wait: Callable[..., dict[str, float]]
     ) -> None:
         with pytest.raises(StackUnhealthy, match="redis died"):

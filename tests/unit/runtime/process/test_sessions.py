@@ -72,13 +72,13 @@ def pids(members: list[psutil.Process]) -> set[int]:
 
 
 class TestWaitForAnEnd:
-    def test_one_that_ends_is_noticed_at_once(self, spawn: Spawn) -> None:
+    def test_a_process_that_ends_is_noticed_at_once(self, spawn: Spawn) -> None:
         stays, goes = spawn(SLEEPER), spawn(SLEEPER)
         assert not sessions.wait_for_an_end([stays.pid, goes.pid], 0.05)
         threading.Timer(0.1, goes.kill).start()
         assert sessions.wait_for_an_end([stays.pid, goes.pid], 60)
 
-    def test_one_that_is_gone_counts(self, spawn: Spawn) -> None:
+    def test_a_process_that_is_gone_has_ended(self, spawn: Spawn) -> None:
         gone = spawn("pass")
         gone.wait()
         assert sessions.wait_for_an_end([gone.pid], 60)
@@ -89,13 +89,13 @@ class TestSpawn:
         process = spawn(SLEEPER)
         assert os.getsid(process.pid) == process.pid != os.getsid(0)
 
-    def test_its_output_is_appended_to_the_log(self, spawn: Spawn, log: Callable[[], str]) -> None:
+    def test_output_is_appended_to_the_log(self, spawn: Spawn, log: Callable[[], str]) -> None:
         text = "import sys; print('out', flush=True); print('err', file=sys.stderr)"
         for _ in range(2):
             assert spawn(text).wait() == 0
         assert log() == "out\nerr\n" * 2
 
-    def test_reads_nothing(self, spawn: Spawn, log: Callable[[], str]) -> None:
+    def test_stdin_is_empty(self, spawn: Spawn, log: Callable[[], str]) -> None:
         spawn("import sys; print(repr(sys.stdin.read()))").wait()
         assert log() == "''\n"
 
@@ -111,7 +111,7 @@ class TestSpawn:
 
 
 class TestIsRunning:
-    def test_that_very_process(self, spawn: Spawn) -> None:
+    def test_the_same_process_is_running(self, spawn: Spawn) -> None:
         process = spawn(SLEEPER)
         assert sessions.is_running(process.pid, started(process))
 
@@ -128,7 +128,7 @@ class TestIsRunning:
         assert not sessions.is_running(process.pid, start)
         assert sessions.session_members(process.pid, start) == []
 
-    def test_one_that_is_gone(self, spawn: Spawn) -> None:
+    def test_a_process_that_is_gone_is_not_running(self, spawn: Spawn) -> None:
         process = spawn("pass")
         start, seen = started(process), psutil.Process(process.pid)
         process.wait()
@@ -178,7 +178,7 @@ class TestMembers:
         assert grandchild in members
         assert len(members) == 2
 
-    def test_none_of_a_session_that_only_has_the_same_number(self, spawn: Spawn) -> None:
+    def test_a_later_session_with_the_same_id_has_no_members(self, spawn: Spawn) -> None:
         process = spawn(SLEEPER)
         assert sessions.session_members(process.pid, started(process) - 10) == []
 
@@ -292,7 +292,7 @@ class TestSharedMemory:
         yield path
         path.unlink(missing_ok=True)
 
-    def test_of_a_killed_process_is_removed(
+    def test_shared_memory_of_a_killed_process_is_removed(
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually, shared: Path
     ) -> None:
         process = spawn(MAPPING, SHARED=str(shared))
@@ -300,7 +300,7 @@ class TestSharedMemory:
         sessions.end_sessions({process.pid: started(process)}, grace_s=0.1)
         assert not shared.exists()
 
-    def test_that_another_process_maps_stays(
+    def test_shared_memory_mapped_by_another_process_stays(
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually, shared: Path
     ) -> None:
         process, _other = (spawn(MAPPING, SHARED=str(shared)) for _ in range(2))
@@ -308,7 +308,7 @@ class TestSharedMemory:
         sessions.end_sessions({process.pid: started(process)}, grace_s=0.1)
         assert shared.exists()
 
-    def test_where_nothing_was_shared_no_other_process_is_looked_at(
+    def test_no_other_process_is_examined_if_nothing_was_shared(
         self, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The maps of a machine's processes are megabytes to read."""
