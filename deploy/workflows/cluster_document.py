@@ -22,7 +22,7 @@ from deploy.stack.cluster.layout import ClusterLayout
 from deploy.stack.container_layout import ContainerImages
 from deploy.stack.layout import REDIS_URL, SECRETS
 from deploy.workflows.prepare import Containers, Facts, Prepared
-from deploy.workflows.running import restored_facts, restored_model
+from deploy.workflows.saved_state import restored_facts, restored_model
 
 FORMAT = 1
 # Who only asks a stack gives it no files.

@@ -30,9 +30,9 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         if model.ref == was.model.ref and not _other_files(model, was.model):
             model = was.model
         asked = prepare(spec, home, was.facts, model=model)
-        if existing.state.fingerprint == asked.stack.fingerprint() and _unseen(spec) == _unseen(
-            was.spec
-        ):
+        if existing.state.plan.fingerprint == asked.stack.fingerprint() and _unseen(
+            spec
+        ) == _unseen(was.spec):
             return was
     name = existing.stack.name
     changed = list(_changed(was.spec.model_dump(), spec.model_dump()))

@@ -15,11 +15,12 @@ from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
 from deploy.workflows.exchange import PlanExchange, vendor_and_image
 from deploy.workflows.facts import without_held_gpus
-from deploy.workflows.history import label, last_good
+from deploy.workflows.history import last_good
 from deploy.workflows.hub import described_model
 from deploy.workflows.preflight import require_shared_memory
 from deploy.workflows.prepare import Containers, Prepared, Report, engine_image, prepare
-from deploy.workflows.running import RunningStack, require_stack, restored_facts, restored_model
+from deploy.workflows.running import RunningStack, require_stack
+from deploy.workflows.saved_state import label
 from deploy.workflows.survey import facts_here
 from deploy.workflows.up import provided
 from deploy.workflows.user_files import require_user_files
@@ -138,8 +139,8 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
         SwapFailed: it does not serve any more; the present stack serves again.
     """
     running = require_stack(home, name)
-    spec, facts, model = last_good(running.state)
-    target = prepare(spec, home, restored_facts(facts), model=restored_model(model))
+    past = last_good(running.state)
+    target = prepare(past.spec, home, past.machine, model=past.model)
     _require_still_there(target, home)
     require_user_files(target, home.stack(name).secrets_dir)
     if not running.prepared.plan.kv_server:
@@ -181,7 +182,7 @@ def _exchange(
     old = running.prepared
     names = (vendor_and_image(old), vendor_and_image(target))
     connectors = (old.plan.connector, target.plan.connector)
-    if target.stack.fingerprint() == running.state.fingerprint and not running.stopped():
+    if target.stack.fingerprint() == running.state.plan.fingerprint and not running.stopped():
         kept = tuple(service.name for service in old.stack.services)
         seconds = time.monotonic() - began
         return SwapResult(old.stack.name, *names, connectors, kept, 0.0, seconds, None)

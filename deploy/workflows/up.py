@@ -9,7 +9,7 @@ from deploy.config.spec import StackSpec
 from deploy.runtime.boot import require_systemd, starts_without_login, write_unit
 from deploy.runtime.home import Home
 from deploy.runtime.lock import planning_lock
-from deploy.runtime.state import StackState, boot_id
+from deploy.runtime.state import boot_id
 from deploy.stack.service import Service
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import (
@@ -27,6 +27,7 @@ from deploy.workflows.preflight import require_code, require_fit, require_gpus_b
 from deploy.workflows.prepare import Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
 from deploy.workflows.same_plan import same_plan
+from deploy.workflows.saved_state import StackState
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 from deploy.workflows.survey import facts_here
 from deploy.workflows.user_files import outdated_services, require_user_files
@@ -217,7 +218,7 @@ def _first_state(prepared: Prepared, before: StackState | None) -> StackState:
     fresh = new_state(prepared, "up", boot=boot_id())
     if before is None:
         return fresh
-    if before.fingerprint == fresh.fingerprint:
+    if before.plan.fingerprint == fresh.plan.fingerprint:
         return replace(before, services={}, boot=fresh.boot, up_extra_s=None)
     return following(before, fresh)
 

@@ -14,10 +14,11 @@ from deploy.config import compat
 from deploy.errors import StackUnhealthy
 from deploy.runtime import home as home_module
 from deploy.runtime.home import Home
-from deploy.runtime.state import ServiceRecord, write_state
+from deploy.runtime.state import ServiceRecord
 from deploy.workflows.history import new_state
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.running import find_stack
+from deploy.workflows.saved_state import write_state
 from tests.conftest import plain_environ
 from tests.ports import free_row
 from tests.unit.docker_stand_in import hanging_engine
@@ -99,7 +100,7 @@ def test_a_stack_keeps_the_connector_that_it_was_started_with(
     """Even if a later table of versions would choose another; so nobody reads the table."""
     home = Home(tmp_path, tmp_path)
     state = new_state(prepared(vendor="cuda", machine=None, runtime="compose"), "up", boot="")
-    assert state.spec["connector"] is None, "the versions decided"
+    assert state.plan.spec.connector is None, "the versions decided"
     write_state(home.stack("pdkit").state_file, state)
     monkeypatch.setattr(compat, "load_rules", lambda: pytest.fail("the table is read"))
     found = find_stack(home, "pdkit")
