@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.errors import StateError
 from deploy.workflows.prepare import Prepared, engine_image
 from deploy.workflows.saved_state import HistoryEntry, PlanOutcome, SavedPlan, StackState
@@ -17,7 +18,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
     return StackState(
         name=prepared.stack.name,
         plan=saved_plan(prepared, action, fingerprint=prepared.stack.fingerprint()),
-        boot="" if prepared.facts.software.survive_reboot else boot,
+        boot="" if RUNTIMES[prepared.plan.runtime].survives_reboot else boot,
     )
 
 

@@ -10,8 +10,9 @@ from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
 from deploy.runtime.home import Home
-from deploy.workflows.prepare import Containers, Facts, Prepared, find_model, prepare
+from deploy.workflows.prepare import Facts, Prepared, find_model, prepare
 from deploy.workflows.running import RunningStack
+from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import stack_images
 
 

@@ -15,7 +15,8 @@ from deploy.config.spec import StackSpec
 from deploy.planning.inventory import inventory_from
 from deploy.runtime.state import ServiceRecord, StateFile, write_state_file
 from deploy.stack.container_layout import ContainerImages
-from deploy.workflows.prepare import Containers, Facts, Programs
+from deploy.workflows.prepare import Facts
+from deploy.workflows.software import Containers, Programs
 
 PlanOutcome = Literal["good", "unchecked", "failed"]
 # What reading another version's values can raise; pydantic's error is a ValueError.

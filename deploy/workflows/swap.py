@@ -18,7 +18,7 @@ from deploy.workflows.facts import without_held_gpus
 from deploy.workflows.history import last_good
 from deploy.workflows.hub import described_model
 from deploy.workflows.preflight import require_shared_memory
-from deploy.workflows.prepare import Containers, Prepared, Report, engine_image, prepare
+from deploy.workflows.prepare import Prepared, Report, engine_image, prepare
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.saved_state import label
 from deploy.workflows.survey import facts_here
@@ -155,16 +155,13 @@ def _require_still_there(target: Prepared, home: Home) -> None:
         MissingImage, MissingGpus: naming what is gone.
     """
     software, name = target.facts.software, target.stack.name
-    if isinstance(software, Containers):
-        images = software.images
-        redis = () if target.plan.user_redis else (images.redis,)
-        watching = filter(None, (images.prometheus, images.grafana))
-        for reference in (images.engine_id or images.engine, images.router, *redis, *watching):
-            if find_image(reference) is None:
-                raise MissingImage(
-                    f"the image {reference} of the last good plan is not on this machine any more",
-                    hint=f"deploy swap --image {images.engine} --name {name} pulls or builds it",
-                )
+    for reference in software.needed_images(user_redis=target.plan.user_redis):
+        if find_image(reference) is None:
+            raise MissingImage(
+                f"the image {reference} of the last good plan is not on this machine any more",
+                hint=f"deploy swap --image {software.engine_image} --name {name} pulls or "
+                "builds it",
+            )
     left = {gpu.index for gpu in without_held_gpus(target.inventory, home, name).gpus}
     gone = {index for engine in target.plan.engines for index in engine.devices} - left
     if gone:

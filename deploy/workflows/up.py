@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
 from deploy.runtime.boot import require_systemd, starts_without_login, write_unit
 from deploy.runtime.home import Home
@@ -164,7 +165,7 @@ def come_back_on_boot(running: RunningStack, home: Home, report: Report) -> None
     Raises:
         MachineError: it has processes, and systemd does not manage this machine.
     """
-    if running.prepared.facts.software.survive_reboot:
+    if RUNTIMES[running.prepared.plan.runtime].survives_reboot:
         report("--on-boot: Docker restarts containers after a reboot; there is nothing to set up")
         return
     require_systemd()

@@ -23,8 +23,9 @@ from deploy.workflows.images import (
     found_images,
     obtain_images,
 )
-from deploy.workflows.prepare import Containers, Facts
+from deploy.workflows.prepare import Facts
 from deploy.workflows.same_plan import _same_software
+from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
 Make = Callable[..., StackSpec]
