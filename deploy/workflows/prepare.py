@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,6 +91,11 @@ class Prepared:
 
         asked = self.spec.connector is not None
         return chosen_connector(self.plan.connector, asked=asked) if self.plan.shares_kv else ""
+
+    def with_facts(self, facts: Facts, home: Home) -> Prepared:
+        """Return the same plan with other contents of its images, on which no number depends."""
+        layout = facts.software.layout(self.plan.spec, home, self.model, installed_kit())
+        return replace(self, facts=facts, layout=layout)
 
     @property
     def inventory(self) -> Inventory:
