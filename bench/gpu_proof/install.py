@@ -18,7 +18,7 @@ _INSTALL_S = 460
 # What must be importable before anything is started, and the wheel that brings it.
 NEEDED = {
     "torch": "torch", "vllm": "vllm", "lmcache": "lmcache", "httptools": "httptools",
-    "uvloop": "uvloop", "xxhash": "xxhash", "redis": "redis", "docker": "docker",
+    "uvloop": "uvloop", "xxhash": "xxhash", "redis": "redis",
     "filelock": "filelock", "httpx": "httpx", "packaging": "packaging",
     "psutil": "psutil", "pydantic": "pydantic", "yaml": "pyyaml", "typer": "typer",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.doctor.finding import Rule, Verdict, fail, ok, unknown, warn
 from deploy.doctor.seen import Seen
 from deploy.planning.plan import Plan
@@ -32,7 +33,8 @@ def _files(seen: Seen) -> Verdict | None:
 
 def _of_processes(seen: Seen) -> Plan | None:
     """Return the plan if this shell's limits are those of the engines."""
-    return seen.plan if seen.plan is not None and seen.plan.runtime == "process" else None
+    plan = seen.plan
+    return plan if plan is not None and RUNTIMES[plan.runtime].as_user else None
 
 
 def _locks(seen: Seen) -> Verdict | None:

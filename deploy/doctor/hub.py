@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.doctor.finding import Rule, Verdict, fail, ok, warn
 from deploy.doctor.seen import HubSeen, Seen
 
@@ -50,7 +51,7 @@ def _proxies(seen: Seen) -> Verdict | None:
     if hub is None or plan is None or hub.cached or hub.offline or not hub.proxies:
         return None
     named = ", ".join(hub.proxies)
-    if plan.runtime != "compose":
+    if RUNTIMES[plan.runtime].as_user:
         return ok(f"engines download the model through {named}")
     return warn(
         f"{named} is set here but not in the engines' containers",

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # each command imports its own workflow alone
     from deploy.metrics.kv_server import KvServerUse
     from deploy.workflows.catalog_images import ImageRow
     from deploy.workflows.down import DownResult
-    from deploy.workflows.history import HistoryEntry
     from deploy.workflows.running import RunningStack
+    from deploy.workflows.saved_state import HistoryEntry
     from deploy.workflows.stack_patches import Patches
     from deploy.workflows.status import StackStatus
     from deploy.workflows.swap import SwapResult

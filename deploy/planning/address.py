@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 
@@ -21,7 +22,7 @@ def check_collector(spec: SettledSpec) -> None:
         ConfigError: it is on a loopback address.
     """
     endpoint = spec.tracing.otlp_endpoint
-    if spec.runtime != "compose" or not endpoint:
+    if not RUNTIMES[spec.runtime].own_network or not endpoint:
         return
     host = urlsplit(endpoint).hostname or ""
     if is_loopback(host):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deploy.config.choices import IN_ENGINES, MP
 from deploy.config.compat import image_for, judge, require_compatible
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.errors import PdkitError
 from deploy.planning.inventory import Inventory
@@ -70,7 +71,7 @@ def connector_choice(
 
 def _bad_pair(plan: Plan, versions: tuple[str | None, str | None], connector: str) -> str:
     """Return why the engines' versions do not work with a connector; "" if they do."""
-    if plan.runtime == "compose" and not plan.spec.image:
+    if RUNTIMES[plan.runtime].own_images and not plan.spec.image:
         image = image_for(plan.vendor.name, connector)
         versions = (image.vllm, image.lmcache)
     if None in versions:

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from deploy.config.choices import MP
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 from deploy.planning.address import is_loopback
@@ -59,7 +60,7 @@ def _check_other_role(spec: SettledSpec, topology: Topology) -> None:
 def _problems(spec: SettledSpec, topology: Topology) -> Iterator[tuple[str, str, str]]:
     """Yield what several hosts lack or cannot have: setting, message and hint."""
     shared = "a stack on several hosts"
-    if spec.runtime != "process":
+    if not RUNTIMES[spec.runtime].several_hosts:
         yield ("runtime", f"{spec.runtime}: {shared} runs as processes so far",
                "add --runtime process")  # fmt: skip
     if topology.aggregated:

@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from deploy.config.choices import MP
 from deploy.config.model import Model
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
@@ -50,7 +51,7 @@ def kv_server(spec: SettledSpec, topology: Topology, default_mib: int) -> KvServ
     if spec.connector != MP or not topology.redis:
         return None
     asked = spec.lmcache.server_gib
-    scraped = spec.monitoring and spec.runtime == "process"
+    scraped = spec.monitoring and not RUNTIMES[spec.runtime].own_network
     return KvServerPlan(
         "kv-server",
         round(asked * 1024) if asked else default_mib,

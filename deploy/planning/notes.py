@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
 from deploy.planning.rates import rate_note
@@ -113,7 +114,7 @@ def _too_big(plan: Plan, inventory: Inventory) -> list[str]:
 def _low_limit(plan: Plan) -> list[str]:
     """Warn of a container's memory limit that its engine will probably exceed."""
     limit, expected = plan.spec.engine.memory_gib, plan.engines[0].memory_mib / 1024
-    if limit is None or plan.runtime != "compose" or limit >= expected:
+    if limit is None or not RUNTIMES[plan.runtime].limits_memory or limit >= expected:
         return []
     return [
         f"engine.memory_gib: an engine is expected to hold {expected:.1f} GiB, and is killed "

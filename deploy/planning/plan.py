@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.model import Model
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.planning.address import host_port
@@ -294,5 +295,5 @@ def _redis_port(spec: SettledSpec) -> int:
     Processes reach it by a Unix socket, except LMCache's own client, which cannot. On a port, other
     users of the machine could take all of its connections.
     """
-    by_port = spec.runtime == "process" and spec.redis.client == "lmcache"
+    by_port = not RUNTIMES[spec.runtime].own_network and spec.redis.client == "lmcache"
     return spec.port + 1 if by_port else 0

@@ -1,9 +1,10 @@
-"""What is remembered of a running stack: its spec, and each service's process."""
+"""The state file of a stack: what it says of its services, and how it is replaced."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,36 +35,23 @@ class ServiceRecord:
 
 
 @dataclass(frozen=True)
-class StackState:
-    """The whole state file.
+class StateFile:
+    """A state file, as far as a stack of any version has to be found and stopped.
 
     Attributes:
-        spec: the spec as plain values, so that the plan can be made again.
-        machine: what was detected when the stack was planned, for the same reason.
-        model: what `--model` meant then: reference, name, source, shape.
-        fingerprint: of the stack as it was started.
-        boot: the boot id for which pids and start times are valid; "" for containers, which survive
-            a reboot.
-        generation: what was started, when, and how that went.
-        history: the plans before this one, the newest first.
-        up_extra_s: what the `up` that started all engines took beyond the slowest one's own start,
-            its check included; None if no `up` did.
+        runtime, stop_s, redis_client: as the stack was planned; "" and None if the file does not
+            say it.
+        services: empty if they were processes of another boot.
+        values: the whole file.
     """
 
     name: str
-    fingerprint: str
-    spec: dict[str, Any]
-    machine: dict[str, Any]
-    model: dict[str, Any]
     boot: str
-    services: dict[str, ServiceRecord] = field(default_factory=dict)
-    generation: dict[str, Any] = field(default_factory=dict)
-    history: tuple[dict[str, Any], ...] = ()
-    up_extra_s: float | None = None
-
-    def with_service(self, record: ServiceRecord) -> StackState:
-        """Return the state with this service's record, in place of an older one."""
-        return replace(self, services={**self.services, record.name: record})
+    runtime: str
+    stop_s: float | None
+    redis_client: str
+    services: Mapping[str, ServiceRecord]
+    values: Mapping[str, Any]
 
 
 def boot_id() -> str:
@@ -71,8 +59,8 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def read_state(path: Path, name: str) -> StackState | None:
-    """Return the state, or None if the stack has none.
+def read_state_file(path: Path, name: str) -> StateFile | None:
+    """Return what a stack's state file says, or None if the stack has none.
 
     Raises:
         StateError: the file is there and cannot be understood.
@@ -84,28 +72,16 @@ def read_state(path: Path, name: str) -> StackState | None:
                 f"the state of stack '{name}' was written by a newer pdkit ({path})",
                 hint="use that version of pdkit",
             )
-        services = {
-            key: ServiceRecord(
-                name=key,
-                pid=int(value["pid"]),
-                start_time=float(value["start_time"]),
-                log=str(value["log"]),
-                starts=int(value.get("starts", 1)),
-                version=str(value.get("version", "")),
-            )
-            for key, value in raw["services"].items()
-        }
-        return StackState(
+        services = {key: _record(key, value) for key, value in raw["services"].items()}
+        stop_s = raw["spec"].get("timeouts", {}).get("stop_s")
+        return StateFile(
             name=raw["name"],
-            fingerprint=raw["fingerprint"],
-            spec=dict(raw["spec"]),
-            machine=dict(raw["machine"]),
-            model=dict(raw["model"]),
             boot=raw["boot"],
+            runtime=str(raw["machine"].get("runtime", "")),
+            stop_s=None if stop_s is None else float(stop_s),
+            redis_client=str(raw["spec"].get("redis", {}).get("client", "")),
             services=services if raw["boot"] in ("", boot_id()) else {},
-            generation=dict(raw["generation"]),
-            history=tuple(dict(past) for past in raw.get("history", ())),
-            up_extra_s=None if raw.get("up_extra_s") is None else float(raw["up_extra_s"]),
+            values=raw,
         )
     except FileNotFoundError:
         return None
@@ -116,9 +92,20 @@ def read_state(path: Path, name: str) -> StackState | None:
         ) from exc
 
 
-def write_state(path: Path, state: StackState) -> None:
+def _record(name: str, value: Mapping[str, Any]) -> ServiceRecord:
+    return ServiceRecord(
+        name=name,
+        pid=int(value["pid"]),
+        start_time=float(value["start_time"]),
+        log=str(value["log"]),
+        starts=int(value.get("starts", 1)),
+        version=str(value.get("version", "")),
+    )
+
+
+def write_state_file(path: Path, values: Mapping[str, Any]) -> None:
     """Replace the state file in one step, so that a crash leaves the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = json.dumps({"format": FORMAT, **asdict(state)}, indent=1, sort_keys=True)
+    text = json.dumps({"format": FORMAT, **values}, indent=1, sort_keys=True)
     write_private(path.with_suffix(".tmp"), text)
     path.with_suffix(".tmp").replace(path)

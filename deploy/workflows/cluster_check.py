@@ -15,15 +15,16 @@ from deploy.runtime.home import StackHome
 from deploy.runtime.names import addresses
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.secrets import Secret, read_secrets
-from deploy.runtime.state import StackState
 from deploy.stack.cluster.layout import workload
 from deploy.stack.layout import API_KEY, ENGINE_KEY, ENGINE_PORT, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.service import HealthCheck, Service, ServiceRole, Stack
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import CheckOptions, check_running
 from deploy.workflows.cluster_document import ExportedStack, read_document
+from deploy.workflows.history import saved_plan
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
+from deploy.workflows.saved_state import StackState
 
 _SECRETS = (API_KEY, ENGINE_KEY, REDIS_PASSWORD, REDIS_URL)
 _EVERY_S = 2.0
@@ -130,7 +131,7 @@ def _found(exported: ExportedStack, secrets: dict[str, Secret], look_up: LookUp)
     ]
     return ClusterStack(
         replace(prepared, plan=replace(plan, engines=(), remote=engines)),
-        StackState(plan.name, "", {}, {}, {}, ""),
+        StackState(plan.name, saved_plan(prepared, "export", fingerprint=""), boot=""),
         # It finds no process of the stack here, and connects to its Redis.
         ProcessLauncher(StackHome(Path())),
         secrets,

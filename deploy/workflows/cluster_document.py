@@ -21,8 +21,9 @@ from deploy.planning.plan import Plan, make_plan
 from deploy.stack.cluster.layout import ClusterLayout
 from deploy.stack.container_layout import ContainerImages
 from deploy.stack.layout import REDIS_URL, SECRETS
-from deploy.workflows.prepare import Containers, Facts, Prepared
-from deploy.workflows.running import restored_facts, restored_model
+from deploy.workflows.prepare import Facts, Prepared
+from deploy.workflows.saved_state import restored_facts, restored_model
+from deploy.workflows.software import Containers
 
 FORMAT = 1
 # Who only asks a stack gives it no files.

@@ -36,9 +36,10 @@ from deploy.workflows.fixes import require_fixes
 from deploy.workflows.hub import ask_about_model
 from deploy.workflows.images import looked_into
 from deploy.workflows.preflight import quick_look, see_code
-from deploy.workflows.prepare import Containers, Facts, Prepared, Report, prepare
+from deploy.workflows.prepare import Facts, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, launcher_for
 from deploy.workflows.same_plan import same_plan
+from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import stack_images
 from deploy.workflows.start import require_host_memory, require_ports
 from deploy.workflows.survey import NotedSteps, Survey, survey
@@ -150,10 +151,7 @@ def _seen(
     report: Report,
 ) -> Seen:
     """Return all that can be seen; slow probes run in parallel."""
-    software = prepared.facts.software
-    has_code = steps.well("versions") and (
-        not isinstance(software, Containers) or bool(software.images.engine_id)
-    )
+    has_code = steps.well("versions") and prepared.facts.software.has_code
     with ThreadPoolExecutor(3) as pool:
         trial = pool.submit(_try_fixes, prepared, home, steps, report) if has_code else None
         code = pool.submit(_see_code, prepared, home) if has_code else None

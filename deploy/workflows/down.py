@@ -10,7 +10,7 @@ from deploy.errors import StateError
 from deploy.runtime.boot import remove_unit
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
-from deploy.runtime.state import StackState, read_state
+from deploy.runtime.state import StateFile, read_state_file
 from deploy.runtime.supervisor import end_supervisor
 from deploy.workflows.prepare import Report
 from deploy.workflows.remaining_keys import RemainingKeys, remaining_keys, remaining_keys_url
@@ -49,12 +49,12 @@ def stop_stack(
     """
     files = home.stack(name)
     try:
-        state = read_state(files.state_file, name)
+        state = read_state_file(files.state_file, name)
     except StateError as exc:
         report(f"{exc.message}; looking for its services by their labels")
         state = None
     records = state.services if state else {}
-    grace_s = float(state.spec.get("timeouts", {}).get("stop_s", _STOP_S)) if state else _STOP_S
+    grace_s = _STOP_S if state is None or state.stop_s is None else state.stop_s
     alive: tuple[str, ...] = ()
     others = 0
     url = remaining_keys_url(files.secrets_dir, url_file if volumes else None)
@@ -69,18 +69,18 @@ def stop_stack(
         launcher.stop(records, grace_s=grace_s)
         others += launcher.stop_marked(grace_s=grace_s)
         launcher.clear(keep_logs=False)
-    client = str(state.spec.get("redis", {}).get("client", "")) if state else ""
+    client = state.redis_client if state else ""
     left = remaining_keys(url, name, client=client, remove=volumes) if url else None
     return DownResult(
         name, bool(alive or others or was_there), alive, home.stacks_beside(name), left
     )
 
 
-def _launchers(state: StackState | None, home: Home, name: str) -> Iterator[Launcher]:
+def _launchers(state: StateFile | None, home: Home, name: str) -> Iterator[Launcher]:
     """Yield the launcher of the stack's runtime; all that are available if it is unknown."""
     files = home.stack(name)
-    if state is not None and "runtime" in state.machine:
-        yield launcher_for(str(state.machine["runtime"]), name, files)
+    if state is not None and state.runtime:
+        yield launcher_for(state.runtime, name, files)
         return
     from deploy.runtime.compose.docker import engine_answers
 

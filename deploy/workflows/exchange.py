@@ -9,7 +9,7 @@ from dataclasses import replace
 from deploy.errors import CheckFailed, Interrupted, PdkitError, SwapFailed
 from deploy.runtime.home import Home
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
-from deploy.runtime.state import StackState, boot_id
+from deploy.runtime.state import boot_id
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import (
     CheckOptions,
@@ -17,9 +17,10 @@ from deploy.workflows.check import (
     renew_store_connections,
     require_answers,
 )
-from deploy.workflows.history import following, label, new_state, with_failure, with_outcome
+from deploy.workflows.history import following, new_state, with_failure, with_outcome
 from deploy.workflows.prepare import Prepared, Report, engine_image
 from deploy.workflows.running import RunningStack
+from deploy.workflows.saved_state import StackState, label
 from deploy.workflows.start import StackStart
 from deploy.workflows.user_files import outdated_services
 

@@ -27,7 +27,8 @@ from deploy.runtime.host import (
     find_redis_server,
     require_libraries,
 )
-from deploy.workflows.prepare import Containers, Facts, Programs, Report
+from deploy.workflows.prepare import Facts, Report
+from deploy.workflows.software import Containers, Programs
 from deploy.workflows.user_secrets import hub_token
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from deploy.runtime.fixes import FixReport, FixReports, fixes_of_image, fixes_of
 from deploy.runtime.home import Home
 from deploy.runtime.host import engine_versions
 from deploy.stack.service import DeviceAccess
-from deploy.workflows.prepare import Containers, Prepared, Report
+from deploy.workflows.prepare import Prepared, Report
+from deploy.workflows.software import Containers
 
 DISABLE = "PDKIT_DISABLE_FIXES"
 # Variables that decide which code an engine imports, and which fixes are switched off.

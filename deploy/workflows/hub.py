@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deploy.config.model import Model, with_config
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
 from deploy.doctor.hub import refused
 from deploy.doctor.seen import HubSeen
@@ -14,8 +15,8 @@ from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
 from deploy.runtime.weights import WantedModel, fetch, give_to
-from deploy.workflows.prepare import Containers, Prepared, Report, find_model
-from deploy.workflows.user_files import owner, provide_caches
+from deploy.workflows.prepare import Prepared, Report, find_model
+from deploy.workflows.user_files import provide_caches
 from deploy.workflows.user_secrets import hub_token
 
 _UNKNOWN = (
@@ -87,9 +88,7 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
     spec, wanted = prepared.spec, _wanted(prepared)
     if wanted is None or wanted.is_here() or not may_ask(spec):
         return
-    software = prepared.facts.software
-    if isinstance(software, Containers):
-        provide_caches(prepared)
+    provide_caches(prepared)
     report(f"fetching {wanted.model} from {hub_of(spec)} into {wanted.cache}")
     try:
         fetch(wanted, hub_of(spec), hub_token(spec))
@@ -98,8 +97,8 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
             f"{wanted.model} could not be downloaded: {exc}",
             hint="deploy up, which resumes the download; or --model FOLDER",
         ) from exc
-    if isinstance(software, Containers) and os.getuid() == 0:
-        give_to(wanted, *owner(software))
+    if os.getuid() == 0 and not RUNTIMES[prepared.plan.runtime].as_user:
+        give_to(wanted, *prepared.facts.software.owner)
 
 
 def _wanted(prepared: Prepared) -> WantedModel | None:

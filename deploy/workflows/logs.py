@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.errors import PdkitError, StateError
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
-from deploy.runtime.state import read_state
+from deploy.runtime.state import read_state_file
 from deploy.workflows.running import launcher_for
 
 
@@ -17,12 +17,11 @@ def log_source(home: Home, name: str) -> Launcher:
     """
     files = home.stack(name)
     try:
-        state = read_state(files.state_file, name)
+        state = read_state_file(files.state_file, name)
     except PdkitError:
         state = None
     # Logs of a failed start are files, on both runtimes.
-    runtime = state.machine.get("runtime", "process") if state else "process"
-    source = launcher_for(runtime, name, files)
+    source = launcher_for((state and state.runtime) or "process", name, files)
     if not source.logs():
         raise StateError(f"the stack '{name}' has no logs", hint=f"deploy up --name {name}")
     return source

@@ -10,12 +10,11 @@ from pathlib import Path
 from deploy.errors import ConfigError, EngineUnreachable, PdkitError
 from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import ApiError, EngineApi
-from deploy.runtime.host import engine_versions
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.namespace import key_prefix
 from deploy.stack.service import Service
-from deploy.workflows.prepare import Prepared, Programs, Report
+from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import RunningStack
 
 _ANSWER_S = 5.0
@@ -123,11 +122,8 @@ def _differences(
 
 def _versions(prepared: Prepared) -> dict[str, str]:
     """Return this host's versions, as far as they are known."""
-    software = prepared.facts.software
-    if not isinstance(software, Programs):
-        return {}
-    vllm, lmcache = engine_versions(software.engine_python)
-    return {name: here for name, here in (("vLLM", vllm), ("LMCache", lmcache)) if here}
+    found = zip(("vLLM", "LMCache"), prepared.facts.versions, strict=True)
+    return {name: here for name, here in found if here}
 
 
 def _release(version: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from deploy.assets import connector_path
 from deploy.config.catalog import EngineImage, ServiceImage, load_catalog, reference
+from deploy.config.runtimes import RUNTIMES
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
@@ -32,7 +33,8 @@ from deploy.runtime.observe import (
 )
 from deploy.workflows.fixes import place_of, remember
 from deploy.workflows.images import find_any
-from deploy.workflows.prepare import Containers, Prepared, Report, find_model
+from deploy.workflows.prepare import Prepared, Report, find_model
+from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import stack_images
 
 # Rules that need the contents of the image or interpreter.
@@ -182,14 +184,13 @@ def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksS
     Args:
         info: `docker info`, which names the folder for images.
     """
-    software = prepared.facts.software
-    containers = isinstance(software, Containers)
+    as_user = RUNTIMES[prepared.plan.runtime].as_user
     root = info.get("DockerRootDir")
     return DisksSeen(
         state=place(home.state),
         images=place(str(root), ours=False) if root else None,
-        # Containers write there as another user; `up` looks at that folder's owner itself.
-        hub=place(str(prepared.hub_cache), ours=not containers)
+        # Where another user writes, `up` looks at that folder's owner itself.
+        hub=place(str(prepared.hub_cache), ours=as_user)
         if prepared.model.source == "hub"
         else None,
     )
@@ -202,7 +203,7 @@ def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
         return None
     here = find_model(spec, home, prepared.facts.vendor)
     told = dict(spec.engine.env)
-    if not isinstance(prepared.facts.software, Containers):
+    if RUNTIMES[prepared.plan.runtime].as_user:
         told = {**os.environ, **told}
     named = [name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())]
     return HubSeen(

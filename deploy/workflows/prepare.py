@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,67 +14,21 @@ from deploy.config.compat import connector_of
 from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
-from deploy.errors import ConfigError
 from deploy.home_folder import default_hub_cache
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import last_measured
 from deploy.tiny_model import config_json, model_folder_name
+from deploy.workflows.software import Containers, Programs
 
 if TYPE_CHECKING:
     from deploy.planning.break_even import LastBenchmark
     from deploy.planning.connector import ConnectorChoice
-    from deploy.stack.container_layout import ContainerImages
     from deploy.stack.layout import Layout
     from deploy.stack.service import Stack
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Programs:
-    """The programs that services are run with, where they are processes.
-
-    Attributes:
-        redis_server: "" if the user has a Redis of their own.
-        prometheus, grafana: "" if they are not wanted, or Grafana is not installed.
-    """
-
-    engine_python: str
-    redis_server: str
-    prometheus: str = ""
-    grafana: str = ""
-
-    survive_reboot = False
-
-    @property
-    def engine_image(self) -> str:
-        """Nothing: engines are processes."""
-        return ""
-
-
-@dataclass(frozen=True)
-class Containers:
-    """What containers are run with.
-
-    Attributes:
-        user: 'uid:gid' that they run as.
-        hub_cache: folder of this machine that holds models of the hub.
-        hub_token: whether the user has a token of the hub.
-    """
-
-    images: ContainerImages
-    user: str
-    hub_cache: str
-    hub_token: bool = False
-
-    survive_reboot = True  # Docker starts them again
-
-    @property
-    def engine_image(self) -> str:
-        """The engines' image as it was named."""
-        return self.images.engine
 
 
 @dataclass(frozen=True)
@@ -138,6 +92,11 @@ class Prepared:
         asked = self.spec.connector is not None
         return chosen_connector(self.plan.connector, asked=asked) if self.plan.shares_kv else ""
 
+    def with_facts(self, facts: Facts, home: Home) -> Prepared:
+        """Return the same plan with other contents of its images, on which no number depends."""
+        layout = facts.software.layout(self.plan.spec, home, self.model, installed_kit())
+        return replace(self, facts=facts, layout=layout)
+
     @property
     def inventory(self) -> Inventory:
         """The machine that the plan is for."""
@@ -146,9 +105,7 @@ class Prepared:
     @property
     def hub_cache(self) -> Path:
         """The folder of this machine that holds models of the hub, or will."""
-        software = self.facts.software
-        named = software.hub_cache if isinstance(software, Containers) else self.spec.hub_cache
-        return Path(named or default_hub_cache())
+        return self.facts.software.hub_folder(self.spec) or Path(default_hub_cache())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -192,14 +149,13 @@ def prepare(
     settled = settle(spec, vendor=facts.vendor, runtime=facts.runtime, connector=chosen)
     if model is None:
         model = find_model(spec, home, facts.vendor)
-        if isinstance(facts.software, Containers):
-            _require_mountable(model)
+        facts.software.require_visible(model)
         if model.source == "folder":
             spec = spec.model_copy(
                 update={"model": model.ref}
             )  # an absolute path, valid from any folder
     plan = make_plan(settled, model, facts.inventory)
-    layout = _layout(settled, home, facts.software, model, kit or installed_kit())
+    layout = facts.software.layout(settled, home, model, kit or installed_kit())
     return Prepared(spec, facts, model, plan, layout, last_measured(home, plan))
 
 
@@ -208,79 +164,6 @@ def _connector(spec: StackSpec, facts: Facts) -> Connector:
     if (spec.topology or "").endswith("a"):
         return spec.connector or IN_ENGINES
     return connector_of(spec, facts.vendor, *facts.versions)
-
-
-def _layout(
-    spec: StackSpec, home: Home, software: Programs | Containers, model: Model, kit: Kit
-) -> Layout:
-    if isinstance(software, Programs):
-        return _process_layout(spec, home, software, kit)
-    return _container_layout(spec, home, software, model, kit)
-
-
-def _process_layout(spec: StackSpec, home: Home, software: Programs, kit: Kit) -> Layout:
-    from deploy.stack.process_layout import ProcessLayout
-
-    if spec.image is not None:
-        raise ConfigError(
-            f"'{spec.image}' is for containers, and the stack would run as processes",
-            setting="image",
-            retry=({"--runtime": "compose"},),
-            hint="set engine.python instead of an image",
-        )
-    files = home.stack(spec.name)
-    return ProcessLayout(
-        run_dir=files.run_dir,
-        secrets_dir=files.secrets_dir,
-        temp_dir=files.temp_dir,
-        engine_program=software.engine_python,
-        router_program=software.engine_python,
-        redis_program=software.redis_server,
-        kit=kit,
-        hub_cache=spec.hub_cache,
-        hub_token=spec.hf_token_file,
-        prometheus_program=software.prometheus,
-        grafana_program=software.grafana,
-    )
-
-
-def _container_layout(
-    spec: StackSpec, home: Home, software: Containers, model: Model, kit: Kit
-) -> Layout:
-    from deploy.stack.container_layout import ContainerLayout
-    from deploy.stack.visible_secrets import refuse_visible_secrets
-
-    refuse_visible_secrets(spec)
-    from_hub = model.source == "hub"
-    return ContainerLayout(
-        run_dir=home.stack(spec.name).run_dir,
-        images=software.images,
-        user=software.user,
-        kit=kit,
-        engine_cache=home.engine_cache(software.images.engine_id or software.images.engine),
-        hub_cache=Path(software.hub_cache) if from_hub else None,
-        hub_token=software.hub_token and from_hub,
-        sees_all_gpus=spec.gpu_access == "all",
-    )
-
-
-def _require_mountable(model: Model) -> None:
-    """Refuse a model folder with links to files outside it, which do not exist in a container.
-
-    Raises:
-        ConfigError: it is such a folder, as those of the hub's cache are.
-    """
-    if model.source != "folder":
-        return
-    folder = Path(model.ref)
-    for file in sorted(folder.iterdir()):
-        if file.is_symlink() and not file.resolve().is_relative_to(folder):
-            raise ConfigError(
-                f"{file} is a link out of its folder, and containers see only the folder",
-                setting="model",
-                retry=({"--model": "OWNER/NAME"},),
-                note="to use a model in the Hugging Face cache",
-            )
 
 
 def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:

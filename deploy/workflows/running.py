@@ -7,13 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from pydantic import ValidationError
-
-from deploy.config.kinds import Kind
-from deploy.config.model import Model, ModelShape
-from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import PdkitError, StackUnhealthy, StateError
 from deploy.metrics.kv_server import KvServerUse
@@ -21,7 +15,6 @@ from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.address import host_port
 from deploy.planning.engines import ENGINE_ROLES
-from deploy.planning.inventory import inventory_from
 from deploy.planning.memory import MIB
 from deploy.planning.plan import Plan
 from deploy.runtime.engine_api import ApiError, EngineApi
@@ -29,13 +22,13 @@ from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.shard_stores import open_shards
-from deploy.runtime.state import StackState, read_state
+from deploy.runtime.state import read_state_file
 from deploy.runtime.store import Store
 from deploy.runtime.url_store import open_url_store
-from deploy.stack.container_layout import ContainerImages
 from deploy.stack.layout import API_KEY, ENGINE_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.service import Service, Stack
-from deploy.workflows.prepare import Containers, Facts, Prepared, Programs, prepare
+from deploy.workflows.prepare import Prepared, prepare
+from deploy.workflows.saved_state import UNFIT, StackState, restored_state
 
 _PROBE_TIMEOUT_S = 2.0
 PAGE_TIMEOUT_S = 10.0
@@ -202,28 +195,6 @@ def _user_store(running: RunningStack) -> AbstractContextManager[Store]:
         ) from None
 
 
-def restored_facts(stored: Mapping[str, Any]) -> Facts:
-    """Return the facts that `asdict` wrote into a state file.
-
-    Raises:
-        KeyError, TypeError, ValueError: another version of the kit wrote them.
-    """
-    software = stored["software"] if "software" in stored else stored["means"]  # its old name
-    if stored["runtime"] == "process":
-        found: Programs | Containers = Programs(**software)
-    else:
-        found = Containers(**{**software, "images": ContainerImages(**software["images"])})
-    inventory = inventory_from(stored["inventory"])
-    vllm, lmcache = stored.get("versions", (None, None))
-    return Facts(inventory, stored["vendor"], stored["runtime"], found, (vllm, lmcache))
-
-
-def restored_model(stored: Mapping[str, Any]) -> Model:
-    """Return the model that `asdict` wrote into a state file."""
-    shape, kind = stored["shape"], Kind(**stored.get("kind", {}))
-    return Model(**{**stored, "shape": ModelShape(**shape) if shape else None, "kind": kind})
-
-
 def find_stack(home: Home, name: str) -> RunningStack | None:
     """Return the stack of that name, or None if there is no state of one.
 
@@ -232,21 +203,22 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
         DockerUnavailable: its services are containers, and no Docker engine answers.
     """
     files = home.stack(name)
-    state = read_state(files.state_file, name)
-    if state is None:
+    found = read_state_file(files.state_file, name)
+    if found is None:
         return None
     try:
-        spec = StackSpec.model_validate(state.spec)
-        facts = restored_facts(state.machine)
-        model = restored_model(state.model)
-    except (ValidationError, KeyError, TypeError, ValueError) as exc:
+        state = restored_state(found)
+    except UNFIT as exc:
         raise StateError(
             f"the state of stack '{name}' does not fit this version of pdkit: {files.state_file}",
             hint=f"deploy down --name {name}, which removes it and finds the stack's services "
             "without it",
         ) from exc
-    prepared = prepare(spec, home, facts, model=model, connector=state.generation.get("connector"))
-    return stack_as_planned(prepared, state, home, launcher_for(facts.runtime, name, files))
+    was = state.plan
+    prepared = prepare(
+        was.spec, home, was.machine, model=was.model, connector=was.generation.connector
+    )
+    return stack_as_planned(prepared, state, home, launcher_for(was.machine.runtime, name, files))
 
 
 def stack_as_planned(

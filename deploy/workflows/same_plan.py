@@ -10,8 +10,9 @@ from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
 from deploy.runtime.home import Home
-from deploy.workflows.prepare import Containers, Facts, Prepared, find_model, prepare
+from deploy.workflows.prepare import Facts, Prepared, find_model, prepare
 from deploy.workflows.running import RunningStack
+from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import stack_images
 
 
@@ -30,9 +31,9 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         if model.ref == was.model.ref and not _other_files(model, was.model):
             model = was.model
         asked = prepare(spec, home, was.facts, model=model)
-        if existing.state.fingerprint == asked.stack.fingerprint() and _unseen(spec) == _unseen(
-            was.spec
-        ):
+        if existing.state.plan.fingerprint == asked.stack.fingerprint() and _unseen(
+            spec
+        ) == _unseen(was.spec):
             return was
     name = existing.stack.name
     changed = list(_changed(was.spec.model_dump(), spec.model_dump()))

@@ -16,7 +16,6 @@ from deploy.runtime.launcher import Started
 from deploy.runtime.ports import require_free
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
-from deploy.runtime.state import StackState, write_state
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.layout import REDIS_PASSWORD
 from deploy.stack.service import MONITORING_ROLES, HealthCheck, Service
@@ -29,6 +28,7 @@ from deploy.workflows.running import (
     service_is_ready,
     stack_as_planned,
 )
+from deploy.workflows.saved_state import StackState, write_state
 from deploy.workflows.user_files import provide_caches, stack_secrets
 from deploy.workflows.user_redis import require_redis
 

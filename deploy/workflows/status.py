@@ -20,7 +20,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
-from deploy.workflows.history import HistoryEntry, stack_history
+from deploy.workflows.history import stack_history
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import (
     RunningStack,
@@ -30,6 +30,7 @@ from deploy.workflows.running import (
     kv_server_use,
     store_of,
 )
+from deploy.workflows.saved_state import HistoryEntry
 from deploy.workflows.stack_patches import stack_warnings
 
 

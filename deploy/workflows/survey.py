@@ -28,7 +28,8 @@ from deploy.workflows.facts import (
     stated_facts,
     without_held_gpus,
 )
-from deploy.workflows.prepare import Facts, Programs, Report
+from deploy.workflows.prepare import Facts, Report
+from deploy.workflows.software import Programs
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 
 _DETAIL_LINES = 6
@@ -122,16 +123,16 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
         PdkitError: something is missing, and the policy does not go on without it.
     """
     docker, info = _see_docker(spec, policy)
-    runtime = "compose" if docker and docker.chosen else "process"
     there = detect_inventory(info)
     vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
     machine = _machine(spec, vendor, without_held_gpus(there, home, spec.name), policy)
-    if runtime == "process":
-        facts = Facts(machine, vendor, runtime, *_programs(spec, vendor, policy, report))
-    else:  # as in a plan for another machine
-        named = spec.model_copy(update={"vendor": vendor, "runtime": runtime})
-        facts = stated_facts(named, machine, runtime=runtime)
-    if runtime == "compose" and info is not None:
+    if not (docker and docker.chosen):
+        facts = Facts(machine, vendor, "process", *_programs(spec, vendor, policy, report))
+        return Survey(facts, docker, info)
+    # As in a plan for another machine.
+    named = spec.model_copy(update={"vendor": vendor, "runtime": "compose"})
+    facts = stated_facts(named, machine, runtime="compose")
+    if info is not None:
         images = containers_here(spec, stack_images(spec, vendor), vendor, info)
         facts = replace(facts, software=images)
     return Survey(facts, docker, info)

@@ -15,11 +15,12 @@ from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
 from deploy.workflows.exchange import PlanExchange, vendor_and_image
 from deploy.workflows.facts import without_held_gpus
-from deploy.workflows.history import label, last_good
+from deploy.workflows.history import last_good
 from deploy.workflows.hub import described_model
 from deploy.workflows.preflight import require_shared_memory
-from deploy.workflows.prepare import Containers, Prepared, Report, engine_image, prepare
-from deploy.workflows.running import RunningStack, require_stack, restored_facts, restored_model
+from deploy.workflows.prepare import Prepared, Report, engine_image, prepare
+from deploy.workflows.running import RunningStack, require_stack
+from deploy.workflows.saved_state import label
 from deploy.workflows.survey import facts_here
 from deploy.workflows.up import provided
 from deploy.workflows.user_files import require_user_files
@@ -138,8 +139,8 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
         SwapFailed: it does not serve any more; the present stack serves again.
     """
     running = require_stack(home, name)
-    spec, facts, model = last_good(running.state)
-    target = prepare(spec, home, restored_facts(facts), model=restored_model(model))
+    past = last_good(running.state)
+    target = prepare(past.spec, home, past.machine, model=past.model)
     _require_still_there(target, home)
     require_user_files(target, home.stack(name).secrets_dir)
     if not running.prepared.plan.kv_server:
@@ -154,16 +155,13 @@ def _require_still_there(target: Prepared, home: Home) -> None:
         MissingImage, MissingGpus: naming what is gone.
     """
     software, name = target.facts.software, target.stack.name
-    if isinstance(software, Containers):
-        images = software.images
-        redis = () if target.plan.user_redis else (images.redis,)
-        watching = filter(None, (images.prometheus, images.grafana))
-        for reference in (images.engine_id or images.engine, images.router, *redis, *watching):
-            if find_image(reference) is None:
-                raise MissingImage(
-                    f"the image {reference} of the last good plan is not on this machine any more",
-                    hint=f"deploy swap --image {images.engine} --name {name} pulls or builds it",
-                )
+    for reference in software.needed_images(user_redis=target.plan.user_redis):
+        if find_image(reference) is None:
+            raise MissingImage(
+                f"the image {reference} of the last good plan is not on this machine any more",
+                hint=f"deploy swap --image {software.engine_image} --name {name} pulls or "
+                "builds it",
+            )
     left = {gpu.index for gpu in without_held_gpus(target.inventory, home, name).gpus}
     gone = {index for engine in target.plan.engines for index in engine.devices} - left
     if gone:
@@ -181,7 +179,7 @@ def _exchange(
     old = running.prepared
     names = (vendor_and_image(old), vendor_and_image(target))
     connectors = (old.plan.connector, target.plan.connector)
-    if target.stack.fingerprint() == running.state.fingerprint and not running.stopped():
+    if target.stack.fingerprint() == running.state.plan.fingerprint and not running.stopped():
         kept = tuple(service.name for service in old.stack.services)
         seconds = time.monotonic() - began
         return SwapResult(old.stack.name, *names, connectors, kept, 0.0, seconds, None)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
 from deploy.runtime.boot import require_systemd, starts_without_login, write_unit
 from deploy.runtime.home import Home
 from deploy.runtime.lock import planning_lock
-from deploy.runtime.state import StackState, boot_id
+from deploy.runtime.state import boot_id
 from deploy.stack.service import Service
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import (
@@ -27,6 +28,7 @@ from deploy.workflows.preflight import require_code, require_fit, require_gpus_b
 from deploy.workflows.prepare import Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, find_stack, require_stack
 from deploy.workflows.same_plan import same_plan
+from deploy.workflows.saved_state import StackState
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
 from deploy.workflows.survey import facts_here
 from deploy.workflows.user_files import outdated_services, require_user_files
@@ -88,10 +90,7 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
         MachineUnfit: what the engines would import does not run on these GPUs.
         FixFailed: a fix of the connector does not apply to it.
     """
-    facts = with_images(planned.facts, planned.spec, report)
-    complete = planned
-    if facts != planned.facts:
-        complete = prepare(planned.spec, home, facts, model=planned.model)
+    complete = planned.with_facts(with_images(planned.facts, planned.spec, report), home)
     # First, since without a suitable driver all fixes fail.
     require_code(complete, home, report)
     require_fixes(complete, home, report)
@@ -163,7 +162,7 @@ def come_back_on_boot(running: RunningStack, home: Home, report: Report) -> None
     Raises:
         MachineError: it has processes, and systemd does not manage this machine.
     """
-    if running.prepared.facts.software.survive_reboot:
+    if RUNTIMES[running.prepared.plan.runtime].survives_reboot:
         report("--on-boot: Docker restarts containers after a reboot; there is nothing to set up")
         return
     require_systemd()
@@ -217,7 +216,7 @@ def _first_state(prepared: Prepared, before: StackState | None) -> StackState:
     fresh = new_state(prepared, "up", boot=boot_id())
     if before is None:
         return fresh
-    if before.fingerprint == fresh.fingerprint:
+    if before.plan.fingerprint == fresh.plan.fingerprint:
         return replace(before, services={}, boot=fresh.boot, up_extra_s=None)
     return following(before, fresh)
 

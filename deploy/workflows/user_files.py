@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MachineError
 from deploy.runtime.secrets import (
@@ -16,7 +17,7 @@ from deploy.runtime.secrets import (
     read_secrets,
 )
 from deploy.stack.layout import API_KEY, ENGINE_KEY, HUB_TOKEN, REDIS_URL
-from deploy.workflows.prepare import Containers, Prepared, Report
+from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
 from deploy.workflows.user_secrets import api_key, engine_key, hub_token
 
@@ -32,8 +33,7 @@ def provide_secrets(prepared: Prepared, folder: Path) -> None:
     _provide(folder / API_KEY, api_key, prepared.spec)
     _provide(folder / ENGINE_KEY, engine_key, prepared.spec)
     provide_redis_url(prepared, folder)
-    software = prepared.facts.software
-    if prepared.model.source == "hub" and isinstance(software, Containers) and software.hub_token:
+    if prepared.model.source == "hub" and prepared.facts.software.hub_token:
         _provide(folder / HUB_TOKEN, _required_hub_token, prepared.spec)
 
 
@@ -106,13 +106,11 @@ def provide_caches(prepared: Prepared) -> None:
     Raises:
         MachineError: the models' folder belongs to another user than the one they run as.
     """
-    software = prepared.facts.software
-    if isinstance(software, Containers):
-        for folder in _written_by_containers(prepared):
-            if not folder.exists():
-                folder.mkdir(parents=True)
-                if os.getuid() == 0:
-                    os.chown(folder, *owner(software))
+    for folder in _written_by_containers(prepared):
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            if os.getuid() == 0:
+                os.chown(folder, *prepared.facts.software.owner)
     _require_own_hub_cache(prepared)
 
 
@@ -123,23 +121,16 @@ def _written_by_containers(prepared: Prepared) -> set[Path]:
 
 
 def _require_own_hub_cache(prepared: Prepared) -> None:
-    software = prepared.facts.software
-    if not isinstance(software, Containers) or prepared.model.source != "hub":
+    if RUNTIMES[prepared.plan.runtime].as_user or prepared.model.source != "hub":
         return
-    folder, (uid, _) = Path(software.hub_cache), owner(software)
+    folder, (uid, gid) = prepared.hub_cache, prepared.facts.software.owner
     if folder.exists() and uid not in (0, folder.stat().st_uid):
         raise MachineError(
             f"{folder} belongs to user {folder.stat().st_uid}, and containers run as "
             f"user {uid}, who must write there",
             setting="hub_cache",
-            hint=f"sudo chown -R {software.user} {folder}, or hub_cache: ANOTHER in deploy.yaml",
+            hint=f"sudo chown -R {uid}:{gid} {folder}, or hub_cache: ANOTHER in deploy.yaml",
         )
-
-
-def owner(software: Containers) -> tuple[int, int]:
-    """Return the numbers of the user and the group that containers run as."""
-    uid, _, gid = software.user.partition(":")
-    return int(uid), int(gid or uid)
 
 
 def _provide(target: Path, read: Callable[[StackSpec], str | None], spec: StackSpec) -> None:

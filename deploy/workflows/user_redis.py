@@ -19,7 +19,8 @@ from deploy.connector.pdkit_connector.redis_url import (
 from deploy.errors import Changes, ConfigError, RedisUnreachable
 from deploy.runtime.secrets import Secret, keep_secret, read_secret_file, read_secrets
 from deploy.stack.layout import REDIS_URL
-from deploy.workflows.prepare import Containers, Prepared
+from deploy.workflows.prepare import Prepared
+from deploy.workflows.software import Containers
 
 if TYPE_CHECKING:
     from deploy.runtime.url_store import UrlStore

@@ -19,11 +19,11 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import Launched
 from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.readiness import wait_ready
-from deploy.runtime.state import write_state
 from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import require_stack
+from deploy.workflows.saved_state import write_state
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.traffic import MODEL
 

@@ -22,7 +22,8 @@ from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home
 from deploy.tiny_model import config_json
 from deploy.workflows.facts import stated_facts, with_needed_gpus
-from deploy.workflows.prepare import Containers, Prepared, Programs, prepare
+from deploy.workflows.prepare import Prepared, prepare
+from deploy.workflows.software import Containers, Programs
 from tests.conftest import NO_DOCKER, NO_HOME
 
 MACHINE = Inventory(cpus=16, memory_mib=65536)

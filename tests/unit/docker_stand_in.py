@@ -13,9 +13,8 @@ _ANSWERS = {"/_ping": b"OK", "/version": b'{"ApiVersion": "1.44", "Version": "28
 
 
 @contextmanager
-def hanging_engine(path: Path, **more: bytes) -> Iterator[str]:
-    """Serve at a path, `more` pages too; return the address, as DOCKER_HOST names it."""
-    answers = _ANSWERS | {f"/{name}": body for name, body in more.items()}
+def hanging_engine(path: Path, status: int = 200, **more: bytes) -> Iterator[str]:
+    """Serve at a path, `more` pages too, with a status; return the address for DOCKER_HOST."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -23,15 +22,19 @@ def hanging_engine(path: Path, **more: bytes) -> Iterator[str]:
             if "/" in self.headers["Host"]:
                 self.send_error(400, "malformed Host header")
                 return
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
             path, _, _ = self.path.partition("?")
-            known = [body for end, body in answers.items() if path.endswith(end)]
-            if not known:
+            known = [body for end, body in _ANSWERS.items() if path.endswith(end)]
+            told = [body for end, body in more.items() if path.endswith(f"/{end}")]
+            if not known + told:
                 over.wait(30)
                 return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(known[0])))
+            self.send_response(200 if known else status)
+            self.send_header("Content-Length", str(len((known + told)[0])))
             self.end_headers()
-            self.wfile.write(known[0])
+            self.wfile.write((known + told)[0])
+
+        do_POST = do_GET
 
         def address_string(self) -> str:
             return "the client"

@@ -76,6 +76,7 @@ ONE_THING = {
     "Plan": ["output", "planning"],
     "RemoteEngine": ["config", "output"],
     "ServiceRecord": ["output", "runtime"],
+    "StateFile": ["output", "runtime"],
     "Totals": ["metrics", "output"],
 }
 

@@ -13,6 +13,7 @@ from deploy.cli.options import File, Json, Name, takes_stack_options
 from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
 from deploy.cli.shared import check_errors, load_source, named_spec, plan_answer
+from deploy.config.runtimes import RUNTIMES
 from deploy.errors import RedisUnreachable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     report = progress()
     source = load_source(flags, file)
     home, name = Home.from_environ(), source.spec.name
-    if on_boot and runtime_here(source.spec, home) == "process":
+    if on_boot and not RUNTIMES[runtime_here(source.spec, home)].survives_reboot:
         require_systemd()
     if dry_run:
         with naming_origins(source.origins):

@@ -29,6 +29,7 @@ from deploy.output.contract.stack import (
 from deploy.output.contract.watch import Frame
 from deploy.workflows.catalog_images import ImageRow
 from deploy.workflows.down import DownResult
+from deploy.workflows.saved_state import HistoryEntry
 
 
 class Problem(TypedDict):
@@ -198,6 +199,24 @@ class ServiceRecord(TypedDict):
     version: str
 
 
+class EarlierPlan(TypedDict):
+    """A plan that was started before.
+
+    Attributes:
+        fingerprint: digest of the stack as it was started.
+        spec: the settings.
+        machine: what was found when the stack was planned.
+        model: what was served.
+        generation: what was started, when, and with which outcome.
+    """
+
+    fingerprint: str
+    spec: dict[str, Any]
+    machine: dict[str, Any]
+    model: dict[str, Any]
+    generation: HistoryEntry
+
+
 class StateFile(TypedDict):
     """The state file of a stack. Only the same version of pdkit promises to read it.
 
@@ -221,8 +240,8 @@ class StateFile(TypedDict):
     model: dict[str, Any]
     boot: str
     services: dict[str, ServiceRecord]
-    generation: dict[str, Any]
-    history: list[dict[str, Any]]
+    generation: HistoryEntry
+    history: list[EarlierPlan]
     up_extra_s: float | None
 
 

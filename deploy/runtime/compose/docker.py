@@ -18,7 +18,6 @@ from deploy.runtime.host import text_of
 
 DOCKER = "docker"  # wherever PATH has it
 MIN_COMPOSE = (2, 20)
-_API_TIMEOUT_S = 60
 _ASK_TIMEOUT_S = 30
 # Where Docker looks for plugins, after the folder of its configuration.
 _PLUGIN_FOLDERS = (
@@ -84,28 +83,8 @@ def engine_answers() -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def docker_client() -> Any:
-    """Return a client of the engine that the `docker` command would talk to.
-
-    Raises:
-        DockerUnavailable: there is none, it does not answer, or it is another machine's.
-    """
-    host = answering_engine()
-    import docker
-    from docker.errors import DockerException
-    from requests import RequestException
-
-    try:
-        client = docker.DockerClient(base_url=host, timeout=_ASK_TIMEOUT_S)
-        client.api.timeout = _API_TIMEOUT_S
-    except (DockerException, RequestException) as exc:
-        raise _no_answer(host, _reason(exc, _ASK_TIMEOUT_S)) from exc
-    return client
-
-
-@functools.lru_cache(maxsize=1)
 def answering_engine() -> str:
-    """Return the address of an engine that answers, without importing Docker's slow client.
+    """Return the address of an engine that answers.
 
     Raises:
         DockerUnavailable: there is none, it does not answer, or it is another machine's.
@@ -124,7 +103,7 @@ def answering_engine() -> str:
     try:
         page = get(host, "/_ping", timeout_s=_ASK_TIMEOUT_S)
     except (OSError, HTTPException) as exc:
-        raise _no_answer(host, _reason(exc, _ASK_TIMEOUT_S)) from exc
+        raise _no_answer(host, reason_of(exc, _ASK_TIMEOUT_S)) from exc
     if page.status != _OK:
         raise _no_answer(host, f"HTTP {page.status}: {page.text[:200]}")
     return host
@@ -153,7 +132,7 @@ def docker_info() -> Mapping[str, Any]:
         info: Mapping[str, Any] = json.loads(page.text)
     except (OSError, HTTPException, ValueError) as exc:
         raise DockerUnavailable(
-            f"docker info failed ({_reason(exc, _ASK_TIMEOUT_S)})",
+            f"docker info failed ({reason_of(exc, _ASK_TIMEOUT_S)})",
             hint=f"sudo systemctl restart docker, {_WITHOUT}",
         ) from exc
     return info
@@ -258,7 +237,8 @@ def last_line(text: str) -> str:
     return lines[-1].strip() if lines else "no output"
 
 
-def _reason(exc: Exception, waited_s: float) -> str:
+def reason_of(exc: Exception, waited_s: float) -> str:
+    """Return in words why an engine did not answer."""
     text = str(exc)
     if "timed out" in text:
         return f"no answer in {waited_s:g} s"

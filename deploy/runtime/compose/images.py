@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deploy.errors import ConfigError, MissingImage
-from deploy.runtime.compose.docker import DOCKER, docker_client, run_docker
+from deploy.runtime.compose.api import inspect
+from deploy.runtime.compose.docker import DOCKER, run_docker
 from deploy.runtime.host import FIND_VERSIONS
 
 # Labels of images that the kit builds.
@@ -65,13 +65,9 @@ def find_image(reference: str) -> FoundImage | None:
     Raises:
         DockerUnavailable: no Docker engine answers.
     """
-    from docker.errors import ImageNotFound
-
-    try:
-        found = docker_client().images.get(reference)
-    except ImageNotFound:
+    attrs = inspect(f"/images/{reference}")
+    if attrs is None:
         return None
-    attrs: Mapping[str, Any] = found.attrs
     labels = attrs.get("Config", {}).get("Labels") or {}
     size_mib = int(attrs.get("Size", 0)) // 2**20
     digests = tuple(attrs.get("RepoDigests") or ())

@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import MachineError, OutOfMemory, StackUnhealthy
+from deploy.runtime.compose.api import DockerRefused
 from deploy.runtime.compose.container_store import ContainerStore, open_container_store
-from deploy.runtime.compose.containers import LET_DIE, docker_error, end_containers, reloaded
-from deploy.runtime.compose.docker import docker_client, run_docker
+from deploy.runtime.compose.containers import (
+    FoundContainer,
+    end_containers,
+    find_containers,
+    remove_networks_and_volumes,
+)
+from deploy.runtime.compose.docker import run_docker
 from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.project import COMPOSE_FILE, write_project
 from deploy.runtime.compose.refusals import describe_end, refusal
@@ -29,7 +35,6 @@ from deploy.stack.service import Service, Stack
 
 _CREATE_TIMEOUT_S = 300
 _NO_MEMORY = "Available memory on node"
-_KEEP_UP = {"Name": "unless-stopped"}
 
 
 @dataclass(frozen=True)
@@ -38,17 +43,16 @@ class StartedContainer:
 
     record: ServiceRecord
     started_monotonic: float
-    container: Any
+    container: FoundContainer
 
     @property
     def ended(self) -> str | None:
-        found = reloaded(self.container)
+        found = self.container.now()
         if found is None:
             return "removed by another program"
-        state = found.attrs["State"]
-        if state["Running"] or state["Status"] == "created":
+        if found.running or found.state["Status"] == "created":
             return None
-        return describe_end(state)
+        return describe_end(found.state)
 
 
 class ComposeLauncher:
@@ -56,7 +60,9 @@ class ComposeLauncher:
 
     poll_s = 2.0  # Docker is asked by HTTP
 
-    def __init__(self, name: str, home: StackHome, seen: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, name: str, home: StackHome, seen: Mapping[str, FoundContainer] | None = None
+    ) -> None:
         self._name = name
         self._home = home
         self._file = home.root / COMPOSE_FILE
@@ -65,7 +71,7 @@ class ComposeLauncher:
 
     def at_once(self) -> ComposeLauncher:
         """Return a launcher that knows of containers what Docker says now, asked once for all."""
-        seen = {_service_of(one): one for one in self._containers()}
+        seen = {one.service: one for one in self._containers()}
         return ComposeLauncher(self._name, self._home, seen)
 
     def prepare(self, stack: Stack, secrets: Mapping[str, Secret], *, stop_s: float) -> None:
@@ -92,7 +98,7 @@ class ComposeLauncher:
         self._compose("up", "--no-start", "--no-deps", "--no-build", service.name)
         container = self._require(service.name)
         # A container that dies while it starts must stay dead, so that its exit code can be read.
-        container.update(restart_policy=LET_DIE)
+        container.set_restart("no")
         began = time.monotonic()
         self._run(service, container)
         record = ServiceRecord(service.name, starts=starts)
@@ -102,7 +108,7 @@ class ComposeLauncher:
         for name in records:
             container = self._find(name)
             if container is not None:
-                container.update(restart_policy=_KEEP_UP)
+                container.set_restart("unless-stopped")
 
     def take_front(self) -> None:
         """Return nothing: Docker's own proxy holds the port."""
@@ -117,7 +123,7 @@ class ComposeLauncher:
         self._keep_log(name)
         lines = self.log_lines(name)
         cause = first_error(lines)
-        killed = container is not None and container.attrs["State"]["OOMKilled"]
+        killed = container is not None and container.state["OOMKilled"]
         # vLLM checks the free memory first, and exits by itself.
         short = killed or _NO_MEMORY in cause
         kind = OutOfMemory if short else StackUnhealthy
@@ -133,17 +139,17 @@ class ComposeLauncher:
     def state(self, record: ServiceRecord | None) -> ServiceState:
         if (container := self._find(record.name) if record else None) is None:
             return "not started"
-        return "running" if container.attrs["State"]["Running"] else "exited"
+        return "running" if container.running else "exited"
 
     def pid(self, record: ServiceRecord) -> int:
         container = self._find(record.name)
-        return int(container.attrs["State"]["Pid"]) if container else 0
+        return int(container.state["Pid"]) if container else 0
 
     def uptime_s(self, record: ServiceRecord) -> float:
         if (container := self._running(record.name)) is None:
             return 0.0
         # Docker writes up to nine decimals, which older Pythons cannot parse.
-        text = container.attrs["State"]["StartedAt"].partition(".")[0].rstrip("Z")
+        text = container.state["StartedAt"].partition(".")[0].rstrip("Z")
         started = datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
         return (datetime.now(timezone.utc) - started).total_seconds()
 
@@ -155,9 +161,9 @@ class ComposeLauncher:
         """Return the memory of the container's processes, without droppable file pages."""
         if (container := self._find(record.name)) is None:
             return 0
-        memory: dict[str, Any] = {}
-        with contextlib.suppress(docker_error()):  # it went meanwhile
-            memory = container.stats(stream=False, one_shot=True).get("memory_stats", {})
+        memory: Mapping[str, Any] = {}
+        with contextlib.suppress(OSError):  # it went meanwhile
+            memory = container.memory()
         details = memory.get("stats", {})
         droppable = details.get("total_inactive_file", details.get("inactive_file", 0))
         return int(memory.get("usage", 0) - droppable) // 2**20
@@ -189,7 +195,7 @@ class ComposeLauncher:
         return f"docker logs {container.name}" if container else str(self.log_path(name))
 
     def logs(self) -> tuple[str, ...]:
-        running = {_service_of(container) for container in self._containers()}
+        running = {container.service for container in self._containers()}
         kept = {path.stem for path in self._home.logs_dir.glob("*.log")}
         return tuple(sorted(running | kept))
 
@@ -197,7 +203,7 @@ class ComposeLauncher:
         container = self._find(name)
         if container is None:
             return last_lines(self.log_path(name), count)
-        text = container.logs(tail="all" if count is None else count).decode("utf-8", "replace")
+        text = container.log(tail="all" if count is None else count)
         return tuple(plain(line) for line in text.splitlines())
 
     def log_reader(self, names: tuple[str, ...]) -> ContainerReader:
@@ -207,7 +213,7 @@ class ComposeLauncher:
         """Stop and remove the services' containers; the log of each is kept till `clear`."""
         found = [container for name in records if (container := self._find(name))]
         for container in found:
-            self._keep_log(_service_of(container))
+            self._keep_log(container.service)
         end_containers(found, grace_s)
 
     def marked(self) -> int:
@@ -218,11 +224,8 @@ class ComposeLauncher:
         """End the stack's containers and remove its networks and volumes, by their marks."""
         found = self._containers()
         end_containers(found, grace_s)
-        if not self._listed(self._project):  # no stack of that name from another folder
-            for kind in (docker_client().networks, docker_client().volumes):
-                for one in kind.list(filters={"label": self._project}):
-                    with contextlib.suppress(docker_error()):
-                        one.remove()
+        if not find_containers(self._project):  # no stack of that name from another folder
+            remove_networks_and_volumes(self._project)
         return len(found)
 
     def clear(self, *, keep_logs: bool) -> None:
@@ -236,7 +239,7 @@ class ComposeLauncher:
             MachineError: it is another folder's, or of something else.
         """
         project = project_name(self._name)
-        for container in self._listed(self._project):
+        for container in find_containers(self._project):
             root = container.labels.get(f"{LABEL}.root", "")
             if root != self._root:
                 whose = f"the stack in {root}" if root else "something other than pdkit"
@@ -256,44 +259,36 @@ class ComposeLauncher:
         if done.returncode:
             raise refusal(done.stderr, arguments[-1])
 
-    def _run(self, service: Service, container: Any) -> None:
+    def _run(self, service: Service, container: FoundContainer) -> None:
         try:
             container.start()
-        except docker_error() as exc:
-            error = refusal(str(getattr(exc, "explanation", exc)), service.name)
-            with contextlib.suppress(docker_error()):
-                container.remove(force=True)
-            raise error from exc
+        except OSError as exc:
+            said = exc.reason if isinstance(exc, DockerRefused) else str(exc)
+            with contextlib.suppress(OSError):
+                container.remove()
+            raise refusal(said, service.name) from exc
 
-    def _require(self, name: str) -> Any:
+    def _require(self, name: str) -> FoundContainer:
         container = self._find(name)
         if container is None:
             raise MachineError(f"Docker created no container for {name}", hint="docker ps -a")
         return container
 
-    def _find(self, name: str) -> Any | None:
+    def _find(self, name: str) -> FoundContainer | None:
         """Return the service's container as it is now, or was `at_once`; whoever made it."""
         if self._seen is not None:
             return self._seen.get(name)
         found = self._containers(f"com.docker.compose.service={name}")
         return found[0] if found else None
 
-    def _running(self, name: str) -> Any | None:
+    def _running(self, name: str) -> FoundContainer | None:
         container = self._find(name)
-        return container if container and container.attrs["State"]["Running"] else None
+        return container if container and container.running else None
 
-    def _containers(self, *labels: str) -> list[Any]:
+    def _containers(self, *labels: str) -> list[FoundContainer]:
         """Return the stack's containers that have all of the labels."""
-        return self._listed(self._project, f"{LABEL}.root={self._root}", *labels)
-
-    def _listed(self, *labels: str) -> list[Any]:
-        containers = docker_client().containers
-        return list(containers.list(all=True, filters={"label": list(labels)}, ignore_removed=True))
+        return find_containers(self._project, f"{LABEL}.root={self._root}", *labels)
 
     def _keep_log(self, name: str) -> None:
         if (container := self._find(name)) is not None:
-            write_private(self.log_path(name), container.logs().decode("utf-8", "replace"))
-
-
-def _service_of(container: Any) -> str:
-    return str(container.labels["com.docker.compose.service"])
+            write_private(self.log_path(name), container.log(tail="all"))

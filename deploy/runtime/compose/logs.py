@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
+from deploy.runtime.compose.containers import FoundContainer
 from deploy.runtime.logs import plain
 
 
@@ -14,7 +14,9 @@ class ContainerReader:
 
     poll_s = 0.5
 
-    def __init__(self, find: Callable[[str], Any | None], names: tuple[str, ...]) -> None:
+    def __init__(
+        self, find: Callable[[str], FoundContainer | None], names: tuple[str, ...]
+    ) -> None:
         self._find = find
         self._since = dict.fromkeys(names, time.time())
 
@@ -25,6 +27,6 @@ class ContainerReader:
         container, now = self._find(name), time.time()
         if container is None:
             return []
-        text = container.logs(since=self._since[name], until=now).decode("utf-8", "replace")
+        text = container.log(since=self._since[name], until=now)
         self._since[name] = now
         return [plain(line) for line in text.splitlines()]

@@ -21,8 +21,8 @@ from deploy.verify.hits import Hits, PairResult, Phase
 from deploy.verify.report import CheckReport, Diagnosis, Equivalence, Failure, StoreUse
 from deploy.verify.store_path import StorePath
 from deploy.workflows.catalog_images import ImageRow
-from deploy.workflows.history import HistoryEntry
 from deploy.workflows.prepare import Prepared
+from deploy.workflows.saved_state import HistoryEntry
 from deploy.workflows.status import ServiceStatus, StackStatus
 from deploy.workflows.swap import SwapResult
 

@@ -12,7 +12,8 @@ from deploy.planning.inventory import Inventory
 from deploy.stack.container_layout import ContainerLayout
 from deploy.stack.layout import Layout
 from deploy.stack.namespace import hash_seed
-from deploy.workflows.prepare import Containers, Prepared
+from deploy.workflows.prepare import Prepared
+from deploy.workflows.software import Containers
 from tests.unit.conftest import HOME, KIT
 from tests.unit.stack.cases import FOLDER_MODEL, machine_with
 from tests.unit.stack.conftest import Case

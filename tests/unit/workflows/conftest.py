@@ -26,7 +26,7 @@ from deploy.runtime import home, host, readiness
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 from deploy.tiny_model import model_folder
-from deploy.workflows import fixes, other_hosts, prepare, survey, up
+from deploy.workflows import fixes, prepare, survey, up
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.facts import stated_facts
@@ -117,7 +117,6 @@ def opened(folder: Path) -> Iterator[Lab]:
         mock.patch.object(prepare, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
-        mock.patch.object(other_hosts, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
         mock.patch.object(home, "_TEMP", Path(temp)),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
         mock.patch.object(survey, "engine_versions", lambda _: ("0.32.0", "0.5.6")),

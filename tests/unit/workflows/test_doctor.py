@@ -260,7 +260,6 @@ class TestDocker:
         command.chmod(0o755)
         monkeypatch.setenv("PATH", os.pathsep.join((str(lab.folder), os.environ["PATH"])))
         monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 1.0)
-        docker_module.docker_client.cache_clear()
         docker_module.answering_engine.cache_clear()
         spec = lab.spec(runtime=runtime)
         with hanging_engine(lab.folder / "s") as address:
@@ -268,7 +267,6 @@ class TestDocker:
             found = look(lab, spec)
             with pytest.raises(DockerUnavailable) as caught:
                 prepare_here(spec, lab.home, lab.lines.append)
-        docker_module.docker_client.cache_clear()
         docker_module.answering_engine.cache_clear()
         assert failing(found)["docker.engine"] == caught.value.message
         assert "no answer in 1 s" in caught.value.message

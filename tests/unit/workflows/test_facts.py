@@ -27,7 +27,8 @@ from deploy.workflows.facts import (
     stated_facts,
     without_held_gpus,
 )
-from deploy.workflows.prepare import Containers, Prepared, Programs
+from deploy.workflows.prepare import Prepared
+from deploy.workflows.software import Containers, Programs
 from deploy.workflows.survey import NotedSteps, facts_here, survey
 from deploy.workflows.user_secrets import hub_token
 from tests.unit.conftest import MACHINE

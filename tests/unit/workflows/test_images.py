@@ -19,14 +19,17 @@ from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.images import FoundImage, ImageVersions
 from deploy.workflows import catalog_images, image_builds, image_pins
 from deploy.workflows import images as images_module
+from deploy.workflows import prepare as prepare_module
 from deploy.workflows.catalog_images import build_images, image_rows, pull_images
 from deploy.workflows.images import (
     found_images,
     obtain_images,
 )
-from deploy.workflows.prepare import Containers, Facts
+from deploy.workflows.prepare import Facts, Prepared, prepare
 from deploy.workflows.same_plan import _same_software
+from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
+from tests.unit.conftest import HOME
 
 Make = Callable[..., StackSpec]
 TODAY = date(2026, 12, 31)
@@ -411,6 +414,21 @@ def test_a_redis_from_a_file_is_the_one_that_is_asked_for(spec: Make) -> None:
         software = Containers(replace(images, redis=redis), "1000:1000", "/hub", hub_token=False)
         facts = Facts(Inventory(cpus=1, memory_mib=1), "cpu", "compose", software)
         assert _same_software(spec(), facts) is same
+
+
+def test_contents_of_images_need_no_other_plan(
+    prepared: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` gets images after it has planned, and then knows what is in them."""
+    planned = prepared(vendor="cuda", machine=None, runtime="compose")
+    assert isinstance(planned.facts.software, Containers)
+    images = replace(planned.facts.software.images, engine_id="sha256:1")
+    facts = replace(planned.facts, software=replace(planned.facts.software, images=images))
+    wanted = prepare(planned.spec, HOME, facts, model=planned.model)
+    monkeypatch.setattr(prepare_module, "make_plan", lambda *_: pytest.fail("it plans again"))
+    complete = planned.with_facts(facts, HOME)
+    assert complete == wanted
+    assert complete.stack.fingerprint() != planned.stack.fingerprint()
 
 
 class TestLooking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from deploy.config import compat
 from deploy.errors import StackUnhealthy
 from deploy.runtime import home as home_module
 from deploy.runtime.home import Home
-from deploy.runtime.state import write_state
+from deploy.runtime.state import ServiceRecord
 from deploy.workflows.history import new_state
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.running import find_stack
+from deploy.workflows.saved_state import write_state
 from tests.conftest import plain_environ
 from tests.ports import free_row
 from tests.unit.docker_stand_in import hanging_engine
@@ -68,18 +70,28 @@ def test_nothing_heavy_is_imported(served: Lab) -> None:
     assert "deploy.workflows.watch" not in loaded, "that is for --watch"
 
 
-def test_containers_cost_only_the_import_of_docker(
-    prepared: Callable[..., Prepared], tmp_path: Path
-) -> None:
-    """Of a stack whose containers are all gone."""
+def test_containers_cost_no_other_import(prepared: Callable[..., Prepared], tmp_path: Path) -> None:
+    """Of a stack of which Redis runs, and takes no command, and the other containers are gone."""
+    redis = {
+        "Id": "x", "Name": "/pdkit-redis-1", "RestartCount": 0,
+        "Config": {"Env": [], "Labels": {"com.docker.compose.service": "redis"}},
+        "State": {"Running": True, "Pid": 4711, "StartedAt": "2026-01-01T00:00:00.1Z"},
+    }  # fmt: skip
+    pages: dict[str, object] = {
+        "containers/json": [redis], "x/json": redis, "x/exec": {"Id": "e"}, "e/start": "",
+        "x/stats": {"memory_stats": {"usage": 3 << 20}},
+    }  # fmt: skip
     state = new_state(prepared(runtime="compose", port=free_row()), "up", boot="")
+    state = state.with_service(ServiceRecord("redis"))
     write_state(Home(tmp_path, tmp_path).stack("pdkit").state_file, state)
-    with hanging_engine(tmp_path / "s", **{"containers/json": b"[]"}) as address:
+    answers = {path: json.dumps(page).encode() for path, page in pages.items()}
+    with hanging_engine(tmp_path / "s", **answers) as address:
         environ = {"PDKIT_HOME": str(tmp_path), "DOCKER_HOST": address}
         done = run(tmp_path, "status", code=StackUnhealthy.exit_code, **environ)
     assert "not started" in done.stdout
+    assert "4711" in done.stdout
     loaded = {name.split(".")[0] for name in done.stderr.split()}
-    assert loaded & (HEAVY | {"psutil"}) == {"docker", "requests"}
+    assert loaded & (HEAVY | {"psutil"}) == set()
 
 
 def test_a_stack_keeps_the_connector_that_it_was_started_with(
@@ -88,7 +100,7 @@ def test_a_stack_keeps_the_connector_that_it_was_started_with(
     """Even if a later table of versions would choose another; so nobody reads the table."""
     home = Home(tmp_path, tmp_path)
     state = new_state(prepared(vendor="cuda", machine=None, runtime="compose"), "up", boot="")
-    assert state.spec["connector"] is None, "the versions decided"
+    assert state.plan.spec.connector is None, "the versions decided"
     write_state(home.stack("pdkit").state_file, state)
     monkeypatch.setattr(compat, "load_rules", lambda: pytest.fail("the table is read"))
     found = find_stack(home, "pdkit")

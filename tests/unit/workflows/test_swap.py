@@ -30,13 +30,14 @@ from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
-from deploy.runtime.state import write_state
 from deploy.workflows import swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
 from deploy.workflows.exchange import PlanExchange
-from deploy.workflows.prepare import Facts, Programs, prepare
+from deploy.workflows.prepare import Facts, prepare
 from deploy.workflows.running import require_stack
+from deploy.workflows.saved_state import write_state
+from deploy.workflows.software import Programs
 from deploy.workflows.status import StackStatus, stack_status
 from deploy.workflows.survey import facts_here
 from deploy.workflows.swap import SwapResult, SwapTo, roll_back, swap_stack

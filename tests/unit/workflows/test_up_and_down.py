@@ -27,7 +27,7 @@ from deploy.runtime import host
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
 from deploy.runtime.process.sessions import has_ended
-from deploy.runtime.state import read_state
+from deploy.runtime.state import read_state_file
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows import up
 from deploy.workflows.bench.facts import up_extra_s
@@ -252,7 +252,7 @@ def test_state_is_written_while_services_start(lab: Lab) -> None:
     seen: list[int] = []
 
     def report(line: str) -> None:
-        state = read_state(lab.home.stack("pdkit").state_file, "pdkit")
+        state = read_state_file(lab.home.stack("pdkit").state_file, "pdkit")
         seen.append(len(state.services) if state else 0)
 
     lab.up(lab.spec(), report)

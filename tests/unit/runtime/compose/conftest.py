@@ -1,25 +1,33 @@
-"""A Docker engine of pretence: its containers, networks and images, as the client shows them."""
+"""A Docker engine of pretence: its containers, networks and images, as its API shows them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from docker.errors import APIError, ImageNotFound, NotFound
 
+from deploy.runtime import http_get
+from deploy.runtime.compose import api as api_module
 from deploy.runtime.compose import docker as docker_module
-from deploy.runtime.compose import images as images_module
-from deploy.runtime.compose import launcher as launcher_module
 
-_REAL = (docker_module.docker_client, docker_module.answering_engine)
+_REAL = docker_module.answering_engine
+Answer = tuple[int, Any]
+GONE: Answer = (404, {"message": "no such thing"})
+
+
+def frame(stream: int, payload: bytes) -> bytes:
+    """Return what a container wrote, as the engine sends it."""
+    return bytes((stream, 0, 0, 0)) + len(payload).to_bytes(4, "big") + payload
 
 
 @dataclass
 class FakeContainer:
-    """One container; what is done to it is noted in `done`."""
+    """One container; what is done to it is noted in `done`, how its log is read in `asked`."""
 
     name: str
     labels: dict[str, str]
@@ -31,6 +39,7 @@ class FakeContainer:
     restarts: int = 0
     removed: bool = False
     done: list[Any] = field(default_factory=list)
+    asked: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -39,36 +48,32 @@ class FakeContainer:
             "Pid": 4711, "StartedAt": "2026-01-01T00:00:00.123456789Z",
         }  # fmt: skip
         return {
+            "Id": self.name,
+            "Name": f"/{self.name}",
             "State": {**usual, **self.state},
-            "Config": {"Env": self.env},
+            "Config": {"Env": self.env, "Labels": self.labels},
             "RestartCount": self.restarts,
         }
 
-    def reload(self) -> None:
+    def answer(self, request: str, query: dict[str, str], body: Any) -> Answer:
+        """Do what is asked of it."""
         if self.removed:
-            raise NotFound("no such container")
-
-    def start(self) -> None:
-        self.done.append("start")
-        if self.refuses:
-            raise APIError("500 Server Error", explanation=self.refuses)
-
-    def stop(self, timeout: int) -> None:
-        self.done.append(("stop", timeout))
-
-    def remove(self, **options: Any) -> None:
-        self.done.append(("remove", options))
-        self.removed = True
-
-    def update(self, restart_policy: dict[str, str]) -> None:
-        self.done.append(("restart", restart_policy["Name"]))
-
-    def logs(self, **_: Any) -> bytes:
-        return self.log
-
-    def stats(self, **_: Any) -> dict[str, Any]:
-        self.reload()
-        return {"memory_stats": self.memory}
+            return GONE
+        if request == "POST start":
+            self.done.append("start")
+            return (500, {"message": self.refuses}) if self.refuses else (204, b"")
+        if request == "POST stop":
+            self.done.append(("stop", int(query["t"])))
+        elif request == "POST update":
+            self.done.append(("restart", body["RestartPolicy"]["Name"]))
+        elif request == "DELETE":
+            self.done.append(("remove", query))
+            self.removed = True
+        elif request == "GET logs":
+            self.asked.append(query)
+            return 200, frame(1, self.log)
+        answers = {"GET json": self.attrs, "GET stats": {"memory_stats": self.memory}}
+        return 200, answers.get(request, b"")
 
 
 @dataclass
@@ -79,48 +84,54 @@ class FakeNetwork:
     labels: dict[str, str]
     removed: bool = False
 
-    def remove(self) -> None:
-        self.removed = True
-
-
-@dataclass
-class FakeImage:
-    attrs: dict[str, Any]
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {"Id": self.name, "Name": self.name}
 
 
 @dataclass
 class FakeDocker:
-    """The client, and the engine behind it."""
+    """The engine."""
 
     all_containers: list[FakeContainer] = field(default_factory=list)
     all_networks: list[FakeNetwork] = field(default_factory=list)
     all_volumes: list[FakeNetwork] = field(default_factory=list)
     all_images: dict[str, dict[str, Any]] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def containers(self) -> _Listing:
-        return _Listing([one for one in self.all_containers if not one.removed])
+    def ask(
+        self, method: str, url: str, path: str, *, body: bytes | None = None, **_: Any
+    ) -> tuple[int, bytes]:
+        """Answer a request, in place of `http_get.ask`."""
+        assert url == "unix:///fake"
+        parts = urlsplit(path)
+        kind, _, rest = parts.path.lstrip("/").partition("/")
+        query = dict(parse_qsl(parts.query))
+        status, answer = self._answer(method, kind, rest, query, json.loads(body or b"null"))
+        return status, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
-    @property
-    def networks(self) -> _Listing:
-        return _Listing([one for one in self.all_networks if not one.removed])
-
-    @property
-    def volumes(self) -> _Listing:
-        return _Listing([one for one in self.all_volumes if not one.removed])
-
-    @property
-    def images(self) -> FakeDocker:
-        return self
-
-    def get(self, reference: str) -> FakeImage:
-        if reference not in self.all_images:
-            raise ImageNotFound(f"no such image: {reference}")
-        return FakeImage(self.all_images[reference])
-
-    def info(self) -> dict[str, Any]:
-        return self.told
+    def _answer(
+        self, method: str, kind: str, rest: str, query: dict[str, str], body: Any
+    ) -> Answer:
+        if kind == "images":
+            found = self.all_images.get(rest.removesuffix("/json"))
+            return (200, found) if found else GONE
+        things = {
+            "containers": self.all_containers, "networks": self.all_networks,
+            "volumes": self.all_volumes,
+        }[kind]  # fmt: skip
+        there: list[Any] = [one for one in things if not one.removed]
+        if "filters" in query:
+            wanted = dict(text.split("=", 1) for text in json.loads(query["filters"])["label"])
+            listed = [one.attrs for one in there if wanted.items() <= one.labels.items()]
+            return 200, {"Volumes": listed or None} if kind == "volumes" else listed
+        name, _, action = rest.partition("/")
+        one = next((one for one in there if one.name == name), None)
+        if one is None:
+            return GONE
+        if isinstance(one, FakeContainer):
+            return one.answer(f"{method} {action}".strip(), query, body)
+        one.removed = method == "DELETE"
+        return 204, b""
 
     def add(self, service: str, *, root: str, project: str = "pdkit", **more: Any) -> FakeContainer:
         labels = {
@@ -133,23 +144,13 @@ class FakeDocker:
         return made
 
 
-@dataclass
-class _Listing:
-    found: list[Any]
-
-    def list(self, *, filters: dict[str, Any], **_: Any) -> list[Any]:
-        wanted = filters["label"]
-        pairs = [text.split("=", 1) for text in ([wanted] if isinstance(wanted, str) else wanted)]
-        return [one for one in self.found if all(one.labels.get(k) == v for k, v in pairs)]
-
-
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     """An engine that answers, in place of any that is here."""
     fake = FakeDocker()
-    for module in (docker_module, images_module, launcher_module):
-        monkeypatch.setattr(module, "docker_client", lambda: fake)
-    monkeypatch.setattr(docker_module, "answering_engine", lambda: "unix:///fake")
+    monkeypatch.setattr(http_get, "ask", fake.ask)
+    for module in (docker_module, api_module):
+        monkeypatch.setattr(module, "answering_engine", lambda: "unix:///fake")
     return fake
 
 
@@ -168,8 +169,7 @@ def docker_command(
     monkeypatch.delenv("DOCKER_CONFIG", raising=False)
     monkeypatch.setenv("DOCKER_CONTEXT", "box")
     monkeypatch.setattr(docker_module, "_PLUGIN_FOLDERS", ())
-    for remembered in _REAL:
-        remembered.cache_clear()
+    _REAL.cache_clear()
 
     def install(script: str) -> Path:
         file = folder / "docker"

@@ -14,7 +14,6 @@ from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.compose.docker import (
     answering_engine,
     docker_answers,
-    docker_client,
     docker_info,
     engine_answers,
     is_rootless,
@@ -170,7 +169,7 @@ class TestEngine:
     @pytest.mark.usefixtures("docker_command")
     def test_a_missing_docker_command_is_an_error(self, kept: Path) -> None:
         with pytest.raises(DockerUnavailable, match="docker is not installed") as caught:
-            docker_client()
+            answering_engine()
         assert "--runtime process" in caught.value.hint
         assert not docker_answers(kept)
         assert not engine_answers()
@@ -182,21 +181,21 @@ class TestEngine:
         docker_command("exit 1")
         monkeypatch.setenv("DOCKER_HOST", host)
         with pytest.raises(DockerUnavailable, match="is on another machine") as caught:
-            docker_client()
+            answering_engine()
         assert host in caught.value.message
         assert "unset DOCKER_HOST" in caught.value.hint
 
     def test_a_remote_docker_context_is_refused(self, docker_command: Install) -> None:
         docker_command("echo ssh://box")
         with pytest.raises(DockerUnavailable, match="ssh://box is on another machine"):
-            docker_client()
+            answering_engine()
 
     def test_an_engine_that_does_not_run_is_an_error(
         self, docker_command: Install, kept: Path, tmp_path: Path
     ) -> None:
         docker_command(f"echo unix://{tmp_path}/no.sock")
         with pytest.raises(DockerUnavailable, match="it does not run") as caught:
-            docker_client()
+            answering_engine()
         assert f"{tmp_path}/no.sock" in caught.value.message
         assert "systemctl start docker" in caught.value.hint
         assert not docker_answers(kept)
@@ -236,7 +235,7 @@ class TestEngine:
         docker_command(f"echo unix://{tmp_path}/no.sock")
         for _ in range(2):
             with pytest.raises(DockerUnavailable):
-                docker_client()
+                answering_engine()
 
     @pytest.mark.parametrize(
         ("said", "reason"),
@@ -248,7 +247,7 @@ class TestEngine:
         ],
     )
     def test_errors_of_docker_have_a_readable_reason(self, said: str, reason: str) -> None:
-        assert reason in docker_module._reason(Exception(said), 5.0)
+        assert reason in docker_module.reason_of(Exception(said), 5.0)
 
     def test_an_engine_that_hangs_after_a_ping_is_an_error(
         self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -259,9 +258,7 @@ class TestEngine:
             assert engine_answers()
             with pytest.raises(DockerUnavailable, match=r"no answer in 0\.3 s") as caught:
                 docker_info()
-            assert docker_client().api.timeout == docker_module._API_TIMEOUT_S
         assert "--runtime process" in caught.value.hint
-        docker_client.cache_clear()
         answering_engine.cache_clear()
 
     def test_info_is_read_without_the_slow_client(self, monkeypatch: pytest.MonkeyPatch) -> None:

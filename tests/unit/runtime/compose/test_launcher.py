@@ -27,6 +27,7 @@ from deploy.errors import (
     StackUnhealthy,
 )
 from deploy.runtime.compose import launcher as launcher_module
+from deploy.runtime.compose.containers import FoundContainer
 from deploy.runtime.compose.launcher import ComposeLauncher, StartedContainer
 from deploy.runtime.compose.project import write_project
 from deploy.runtime.compose.refusals import describe_end, refusal
@@ -43,7 +44,7 @@ from deploy.stack.service import (
     Service,
     Stack,
 )
-from tests.unit.runtime.compose.conftest import FakeContainer, FakeDocker, FakeNetwork
+from tests.unit.runtime.compose.conftest import FakeDocker, FakeNetwork
 
 SAID = {
     "no image": (
@@ -162,12 +163,14 @@ class TestEnd:
             ({"Running": False, "Status": "exited", "ExitCode": 1}, "exit code 1"),
         ],
     )
-    def test_the_end_of_a_container_is_read(self, state: dict[str, Any], ended: str | None) -> None:
-        container = FakeContainer("x", {}, state=state)
+    def test_the_end_of_a_container_is_read(
+        self, engine: FakeDocker, state: dict[str, Any], ended: str | None
+    ) -> None:
+        container = FoundContainer(engine.add("x", root="/r", state=state).attrs)
         assert StartedContainer(ServiceRecord("x"), 0.0, container).ended == ended
 
-    def test_a_removed_container_has_ended(self) -> None:
-        container = FakeContainer("x", {}, removed=True)
+    def test_a_removed_container_has_ended(self, engine: FakeDocker) -> None:
+        container = FoundContainer(engine.add("x", root="/r", removed=True).attrs)
         ended = StartedContainer(ServiceRecord("x"), 0.0, container).ended
         assert ended is not None
         assert "removed" in ended
@@ -359,7 +362,12 @@ def compose(monkeypatch: pytest.MonkeyPatch, engine: FakeDocker, root: str) -> C
 
 class TestStart:
     def test_created_alone_and_left_dead_if_it_dies(
-        self, launcher: ComposeLauncher, stack: Stack, compose: Callable[..., Any], root: str
+        self,
+        launcher: ComposeLauncher,
+        engine: FakeDocker,
+        stack: Stack,
+        compose: Callable[..., Any],
+        root: str,
     ) -> None:
         commands = compose()
         started = launcher.start(stack.services[1], SECRETS, starts=3)
@@ -367,7 +375,7 @@ class TestStart:
             ("compose", "-p", "pdkit", "-f", f"{root}/compose.yaml", "up", "--no-start",
              "--no-deps", "--no-build", "producer-0"),
         ]  # fmt: skip
-        assert started.container.done == [("restart", "no"), "start"]
+        assert engine.all_containers[0].done == [("restart", "no"), "start"]
         assert (started.record.name, started.record.starts) == ("producer-0", 3)
         assert started.ended is None
 
@@ -429,7 +437,10 @@ class TestDied:
             ended = {"Running": False, "Status": "exited", **state}
             log = b"loading\n(EngineCore pid=3) ERROR 07-27 [core.py:8] ValueError: too big\nbye\n"
             container = engine.add("producer-0", root=root, state=ended, log=log)
-            return launcher.died(StartedContainer(ServiceRecord("producer-0"), 0.0, container))
+            began = StartedContainer(
+                ServiceRecord("producer-0"), 0.0, FoundContainer(container.attrs)
+            )
+            return launcher.died(began)
 
         return make
 
@@ -494,12 +505,11 @@ class TestLooking:
     ) -> None:
         redis = engine.add("redis", root=root, memory={"usage": 3 << 20})
         looked = launcher.at_once()
-        engine.all_containers.clear()
+        assert looked.resident_mib(self.RECORD) == 3
+        redis.removed = True
         assert launcher.state(self.RECORD) == "not started"
         assert (looked.state(self.RECORD), looked.pid(self.RECORD)) == ("running", 4711)
         assert looked.state(ServiceRecord("router")) == "not started"
-        assert looked.resident_mib(self.RECORD) == 3
-        redis.removed = True
         assert looked.resident_mib(self.RECORD) == 0
 
     def test_another_folders_stack_is_not_this_one(
@@ -593,25 +603,15 @@ class TestLogs:
         assert launcher.logs() == ("redis", "router")
 
     def test_following_asks_again_for_what_is_new(
-        self,
-        launcher: ComposeLauncher,
-        engine: FakeDocker,
-        root: str,
-        monkeypatch: pytest.MonkeyPatch,
+        self, launcher: ComposeLauncher, engine: FakeDocker, root: str
     ) -> None:
-        container = engine.add("redis", root=root, log=b"one\n")
-        asked: list[dict[str, Any]] = []
-
-        def logs(**options: Any) -> bytes:
-            asked.append(options)
-            return f"line {len(asked)}\n".encode()
-
-        monkeypatch.setattr(container, "logs", logs)
+        container = engine.add("redis", root=root)
         reader = launcher.log_reader(("redis", "gone"))
-        assert [line for _ in range(3) for line in reader.read()] == [
-            ("redis", f"line {n}") for n in (1, 2, 3)
-        ]
-        assert asked[1]["since"] == asked[0]["until"], "no gap, and nothing twice"
+        for written in ("one", "two"):
+            container.log = f"{written}\n".encode()
+            assert reader.read() == [("redis", written)]
+        first, second = container.asked
+        assert second["since"] == first["until"], "no gap, and nothing twice"
 
 
 class TestStop:
@@ -622,7 +622,7 @@ class TestStop:
         router = engine.add("router", root=root)
         launcher.stop({"redis": ServiceRecord("redis")}, grace_s=4)
         assert redis.done == [
-            ("restart", "no"), ("stop", 4), ("remove", {"force": True, "v": True}),
+            ("restart", "no"), ("stop", 4), ("remove", {"force": "1", "v": "1"}),
         ]  # fmt: skip
         assert (files.logs_dir / "redis.log").read_text() == "bye\n"
         assert router.done == []

@@ -27,7 +27,7 @@ from deploy.runtime.process.launcher import (
 )
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret, ensure_secrets
-from deploy.runtime.state import StackState, write_state
+from deploy.runtime.state import write_state_file
 from deploy.stack.service import ConfigFile, HealthCheck, Service
 from tests.unit.runtime.conftest import kill_session, program, wait_until_executed
 
@@ -193,7 +193,7 @@ class TestAfterwards:
         self, start: Start, launcher: ProcessLauncher, home: StackHome, keep_logs: bool
     ) -> None:
         ensure_secrets(home.secrets_dir, ("word",))
-        write_state(home.state_file, StackState("demo", "0", {}, {}, {}, ""))
+        write_state_file(home.state_file, {})
         start("pass")[1].process.wait()
         assert home.temp_dir.is_dir()
         launcher.clear(keep_logs=keep_logs)

@@ -1,0 +1,177 @@
+"""What is saved of a stack: the plan that it was started by, its services, and earlier plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from deploy.config.choices import IN_ENGINES, Connector
+from deploy.config.kinds import Kind
+from deploy.config.model import Model, ModelShape
+from deploy.config.spec import StackSpec
+from deploy.planning.inventory import inventory_from
+from deploy.runtime.state import ServiceRecord, StateFile, write_state_file
+from deploy.stack.container_layout import ContainerImages
+from deploy.workflows.prepare import Facts
+from deploy.workflows.software import Containers, Programs
+
+PlanOutcome = Literal["good", "unchecked", "failed"]
+# What reading another version's values can raise; pydantic's error is a ValueError.
+UNFIT = (KeyError, TypeError, ValueError, AttributeError)
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One plan that was started.
+
+    Attributes:
+        action: what started it: 'up', 'swap' or 'rollback'.
+        at: when, in UTC.
+        reason: why it failed; "" if it did not.
+        connector: how engines shared KV.
+    """
+
+    action: str
+    at: str
+    outcome: PlanOutcome
+    vendor: str
+    image: str
+    topology: str
+    reason: str = ""
+    connector: Connector = IN_ENGINES
+
+    @property
+    def ran_on(self) -> str:
+        """The vendor, and the connector where it is not the default."""
+        return label(self.vendor, "", self.connector)
+
+
+def label(vendor: str, image: str, connector: str) -> str:
+    """Return in words what engines run on; the default connector is not named."""
+    named = "" if connector == IN_ENGINES else connector
+    return ", ".join(filter(None, (vendor, image, named)))
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan that was started, and what it was made from, so that it can be made again.
+
+    Attributes:
+        machine: what was found when it was planned.
+        model: what `--model` meant then.
+        fingerprint: of the stack as it was started.
+        generation: what started it, when, and how that went.
+    """
+
+    spec: StackSpec
+    machine: Facts
+    model: Model
+    fingerprint: str
+    generation: HistoryEntry
+
+    def with_outcome(self, outcome: PlanOutcome, reason: str = "") -> SavedPlan:
+        """Return the plan with how it went."""
+        return replace(self, generation=replace(self.generation, outcome=outcome, reason=reason))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as the state file has it."""
+        return {
+            "spec": self.spec.model_dump(mode="json"),
+            "machine": asdict(self.machine),
+            "model": asdict(self.model),
+            "fingerprint": self.fingerprint,
+            "generation": asdict(self.generation),
+        }
+
+
+@dataclass(frozen=True)
+class StackState:
+    """The state of a stack.
+
+    Attributes:
+        plan: the present one.
+        boot: the boot id for which pids and start times are valid; "" for containers, which survive
+            a reboot.
+        history: the plans before this one, the newest first.
+        up_extra_s: what the `up` that started all engines took beyond the slowest one's own start,
+            its check included; None if no `up` did.
+    """
+
+    name: str
+    plan: SavedPlan
+    boot: str
+    services: Mapping[str, ServiceRecord] = field(default_factory=dict)
+    history: tuple[SavedPlan, ...] = ()
+    up_extra_s: float | None = None
+
+    def with_service(self, record: ServiceRecord) -> StackState:
+        """Return the state with this service's record, in place of an older one."""
+        return replace(self, services={**self.services, record.name: record})
+
+
+def write_state(path: Path, state: StackState) -> None:
+    """Replace the state file in one step."""
+    services = {name: asdict(record) for name, record in state.services.items()}
+    write_state_file(path, {
+        "name": state.name, **state.plan.as_dict(), "boot": state.boot, "services": services,
+        "history": [past.as_dict() for past in state.history], "up_extra_s": state.up_extra_s,
+    })  # fmt: skip
+
+
+def restored_state(file: StateFile) -> StackState:
+    """Return the state that a file holds, without earlier plans that do not fit this version.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: another version of the kit wrote it.
+    """
+    history = []
+    for past in file.values.get("history", ()):
+        with suppress(*UNFIT):
+            history.append(_restored_plan(past))
+    extra_s = file.values.get("up_extra_s")
+    return StackState(
+        name=file.name,
+        plan=_restored_plan(file.values),
+        boot=file.boot,
+        services=file.services,
+        history=tuple(history),
+        up_extra_s=None if extra_s is None else float(extra_s),
+    )
+
+
+def _restored_plan(stored: Mapping[str, Any]) -> SavedPlan:
+    spec = StackSpec.model_validate(stored["spec"])
+    # Earlier versions did not write the connector there.
+    entry = {"connector": spec.connector or IN_ENGINES, **stored["generation"]}
+    return SavedPlan(
+        spec,
+        restored_facts(stored["machine"]),
+        restored_model(stored["model"]),
+        str(stored["fingerprint"]),
+        HistoryEntry(**entry),
+    )
+
+
+def restored_facts(stored: Mapping[str, Any]) -> Facts:
+    """Return the facts that `asdict` wrote into a state file.
+
+    Raises:
+        KeyError, TypeError, ValueError: another version of the kit wrote them.
+    """
+    software = stored["software"] if "software" in stored else stored["means"]  # its old name
+    if stored["runtime"] == "process":
+        found: Programs | Containers = Programs(**software)
+    else:
+        found = Containers(**{**software, "images": ContainerImages(**software["images"])})
+    inventory = inventory_from(stored["inventory"])
+    vllm, lmcache = stored.get("versions", (None, None))
+    return Facts(inventory, stored["vendor"], stored["runtime"], found, (vllm, lmcache))
+
+
+def restored_model(stored: Mapping[str, Any]) -> Model:
+    """Return the model that `asdict` wrote into a state file."""
+    shape, kind = stored["shape"], Kind(**stored.get("kind", {}))
+    return Model(**{**stored, "shape": ModelShape(**shape) if shape else None, "kind": kind})

@@ -1,0 +1,167 @@
+"""The saved state of a stack: what is written is read, also what earlier versions wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.config.kinds import Kind
+from deploy.errors import StateError
+from deploy.runtime.home import Home
+from deploy.runtime.state import ServiceRecord, read_state_file
+from deploy.workflows.history import following, new_state, with_failure
+from deploy.workflows.prepare import Prepared
+from deploy.workflows.running import find_stack
+from deploy.workflows.saved_state import (
+    StackState,
+    restored_facts,
+    restored_model,
+    restored_state,
+    write_state,
+)
+from tests.unit.stack.cases import FOLDER_MODEL
+
+Make = Callable[..., Prepared]
+# Written by the version before plans were saved as values of their own types.
+EARLIER = Path(__file__).parents[2] / "fixtures" / "state" / "earlier.json"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return Home(tmp_path, tmp_path).stack("pdkit").state_file
+
+
+@pytest.fixture
+def state(prepared: Make) -> Callable[..., StackState]:
+    return lambda **fields: new_state(prepared(**fields), "up", boot="")
+
+
+def read(file: Path) -> StackState:
+    found = read_state_file(file, "pdkit")
+    assert found is not None
+    return restored_state(found)
+
+
+def changed(file: Path, change: Callable[[Any], object]) -> None:
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("runtime", ["process", "compose"])
+def test_what_is_written_is_read(
+    file: Path, state: Callable[..., StackState], runtime: str
+) -> None:
+    old = state(runtime=runtime, topology="1p1d")
+    new = following(old, state(runtime=runtime, topology="1p2d"))
+    new = with_failure(new, state(runtime=runtime, topology="2p1d"), "it died")
+    new = replace(new, up_extra_s=2.5).with_service(ServiceRecord("redis", 1, 2.0, "/log"))
+    write_state(file, new)
+    assert read(file) == new
+
+
+def test_a_record_is_added_without_changing_the_old_state(
+    state: Callable[..., StackState],
+) -> None:
+    old = state().with_service(ServiceRecord("redis"))
+    more = old.with_service(ServiceRecord("router", 1, 2.0, "/logs/router.log"))
+    assert set(more.services) == {"redis", "router"}
+    assert set(old.services) == {"redis"}
+
+
+def test_a_file_of_the_version_before_is_read_and_written_the_same(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text(EARLIER.read_text())
+    found = read(file)
+    assert [past.generation.outcome for past in found.history] == ["failed", "good"]
+    write_state(file, found)
+    assert json.loads(file.read_text()) == json.loads(EARLIER.read_text())
+
+
+def test_the_connector_of_a_state_that_does_not_name_it_is_the_specs(
+    file: Path, state: Callable[..., StackState]
+) -> None:
+    write_state(file, following(state(), state(connector="lmcache-mp")))
+
+    def forget(values: Any) -> None:
+        for plan in (values, *values["history"]):
+            del plan["generation"]["connector"]
+
+    changed(file, forget)
+    found = read(file)
+    assert found.plan.generation.connector == "lmcache-mp"
+    assert found.history[0].generation.connector == "lmcache"
+
+
+def test_an_earlier_plan_that_does_not_fit_is_left_out(
+    file: Path, state: Callable[..., StackState]
+) -> None:
+    first, second = state(topology="1p1d"), state(topology="1p2d")
+    write_state(file, following(following(first, second), state()))
+    changed(file, lambda values: values["history"][0]["spec"].update(unknown=1))
+    assert read(file).history == (first.plan,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values["spec"].update(unknown=1),
+        lambda values: values["machine"].pop("inventory"),
+        lambda values: values.update(model=5),
+        lambda values: values["model"].update(unknown=1),
+        lambda values: values.update(generation=None),
+        lambda values: values.pop("generation"),  # as in files of the first format
+        lambda values: values["generation"].update(unknown=1),
+        lambda values: values.update(history=5),
+        lambda values: values.update(up_extra_s="soon"),
+        lambda values: values.update(up_extra_s=[]),
+    ],
+)
+def test_one_that_does_not_fit_says_how_to_go_on(
+    file: Path, state: Callable[..., StackState], change: Callable[[Any], object]
+) -> None:
+    write_state(file, state())
+    home = Home(file.parents[2], file.parents[2])
+    assert find_stack(home, "pdkit")
+    changed(file, change)
+    with pytest.raises(StateError, match="does not fit this version") as caught:
+        find_stack(home, "pdkit")
+    assert str(file) in caught.value.message
+    assert "deploy down --name pdkit" in caught.value.hint
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm", "cpu"])
+@pytest.mark.parametrize("runtime", ["process", "compose"])
+def test_facts_and_model_survive_their_file(prepared: Make, vendor: str, runtime: str) -> None:
+    made = prepared(vendor=vendor, runtime=runtime, machine=None, given=FOLDER_MODEL)
+    facts = json.loads(json.dumps(asdict(made.facts)))
+    assert restored_facts(facts) == made.facts
+    assert restored_model(json.loads(json.dumps(asdict(made.model)))) == made.model
+
+
+@pytest.mark.parametrize("runtime", ["process", "compose"])
+def test_facts_of_an_older_file_had_another_key(prepared: Make, runtime: str) -> None:
+    made = prepared(runtime=runtime)
+    older = json.loads(json.dumps(asdict(made.facts)))
+    older["means"] = older.pop("software")
+    assert restored_facts(older) == made.facts
+    del older["means"]
+    with pytest.raises(KeyError):
+        restored_facts(older)
+
+
+def test_kinds_survive_their_file_and_older_files_have_none() -> None:
+    made = replace(FOLDER_MODEL, kind=Kind(window=256, mla=True))
+    assert restored_model(json.loads(json.dumps(asdict(made)))) == made
+    older = {key: value for key, value in asdict(FOLDER_MODEL).items() if key != "kind"}
+    assert restored_model(json.loads(json.dumps(older))) == FOLDER_MODEL
+
+
+def test_an_older_models_state_lacks_nothing_that_is_needed(prepared: Make) -> None:
+    made = replace(prepared().model, shape=None)
+    assert restored_model(json.loads(json.dumps(asdict(made)))) == made
