@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from deploy.benchmark.compare import by_load
@@ -42,7 +42,7 @@ def _speeds(result: Result, repeats: Sequence[Repeat]) -> Speeds | None:
         return None
     return Speeds(
         prefill_tokens_s=median(prefill),
-        load_gb_s=median(path.load_gb_s for path in paths),
+        load_gb_s=median(path.load_gb_s * path.ranks for path in paths),
         lookup_s=median(path.lookup_ms for path in paths) / 1e3,
         token_bytes=token_bytes,
         chunk=result.stack.chunk_size,
@@ -54,9 +54,18 @@ def _prefill_tokens_s(repeat: Repeat) -> float | None:
 
     Tokens that consumers compute, less than a chunk of each prompt, are among them.
     """
-    seconds = next(
-        (repeat.stages[role].get("prefill") for role in PREFILL if role in repeat.stages), None
-    )
+    stages = next((repeat.stages[role] for role in PREFILL if role in repeat.stages), {})
+    seconds = prefill_s(stages)
     if not (seconds and repeat.hits and repeat.completed):
         return None
     return repeat.hits.computed / repeat.completed / seconds
+
+
+def prefill_s(stages: Mapping[str, float]) -> float:
+    """Return the seconds of prefill itself.
+
+    For vLLM it begins with the step that schedules a request, in which the connector looks the
+    prompt up and loads it.
+    """
+    waits_s = stages.get("lookup", 0.0) + stages.get("load", 0.0)
+    return max(0.0, stages.get("prefill", 0.0) - waits_s)

@@ -73,6 +73,9 @@ class StackFacts(StrictModel):
 
 
 class Workload(BaseModel):
+    ranks: int = Field(
+        1, description="ranks of an engine that store and load side by side, each at these speeds"
+    )
     """What was sent: a workload's name and its parameters."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -148,7 +151,9 @@ class Repeat(StrictModel):
     Attributes:
         rate: requests offered per second; null in a closed loop.
         concurrency: requests in flight; null in an open loop.
-        stages: mean seconds of a request by the engines' role and stage (queue, prefill, decode).
+        stages: mean seconds of a request by the engines' role and stage. The engines count queue,
+            prefill and decode. What a request waits for Redis, lookup and load, lies within
+            prefill. store is how long the store barrier holds its answer back afterwards.
         connector: the share of the time of engines' steps that the connector took, by role.
     """
 

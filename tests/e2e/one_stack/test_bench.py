@@ -61,7 +61,12 @@ def test_hits_and_requests_of_new_prompts(kit: Deploy, bench: Bench, tmp_path: P
     assert repeat.redis_path.store_cpu_s and repeat.redis_path.load_cpu_s
     assert repeat.connector.keys() == {"producer", "consumer"}
     assert all(0 < share < 1 for share in repeat.connector.values()), repeat.connector
-    assert repeat.stages["producer"].keys() == {"queue", "prefill", "decode"}
+    of_engine, of_path = {"queue", "prefill", "decode"}, {"lookup", "load"}
+    assert repeat.stages["producer"].keys() - {"load"} == of_engine | {"lookup", "store"}
+    assert repeat.stages["consumer"].keys() == of_engine | of_path
+    loading = repeat.stages["consumer"]
+    assert loading["load"] > 0 and loading["lookup"] > 0
+    assert loading["load"] + loading["lookup"] < loading["prefill"]
     lines = list(read_requests(tmp_path))
     assert {(one.input_tokens, one.output_tokens) for one in lines} == {(600, 9)}
     assert result.versions.vllm and result.versions.redis and result.versions.router

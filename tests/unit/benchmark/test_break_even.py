@@ -33,12 +33,25 @@ def test_speeds_are_the_medians_of_each_load_the_lowest_first() -> None:
     assert (one.load_gb_s, one.lookup_s, one.chunk, one.token_bytes) == (0.8, 0.002, 256, 4096)
 
 
+def test_ranks_of_an_engine_load_side_by_side() -> None:
+    """`load_gb_s` of a path is that of one rank; a token's bytes are those of all."""
+    (found,) = measured_speeds(result(repeats=[measured(redis_path=PATH | {"ranks": 4})])).values()
+    assert found.load_gb_s == 3.2
+
+
+def test_time_in_which_a_producer_looks_up_and_loads_is_not_prefill() -> None:
+    stages = {"producer": {"prefill": 0.1, "load": 0.035, "lookup": 0.01, "store": 0.5}}
+    (found,) = measured_speeds(result(repeats=[measured(stages=stages)])).values()
+    assert found.prefill_tokens_s == pytest.approx(1000)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
         {"redis_path": None},
         {"redis_path": PATH | {"load_gb_s": 0.0}},
         {"stages": {}},
+        {"stages": {"producer": {"prefill": 0.05, "load": 0.05}}},
         {"hits": None},
         {"completed": 0},
     ],

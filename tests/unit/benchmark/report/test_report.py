@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import vl_convert
 
-from deploy.benchmark.report import files, points
+from deploy.benchmark.report import files, parts, points
 from deploy.benchmark.report.charts import charts
 from deploy.benchmark.report.files import result_folders, table, write_report
 from deploy.benchmark.report.page import page
@@ -36,8 +36,8 @@ from tests.unit.benchmark.test_break_even import PATH
 from tests.unit.benchmark.test_sweep import sweep as a_sweep
 
 STAGES = {
-    "producer": {"queue": 0.01, "prefill": 0.1},
-    "consumer": {"queue": 0.0, "prefill": 0.02, "decode": 0.3},
+    "producer": {"queue": 0.01, "prefill": 0.109, "lookup": 0.002, "load": 0.007, "store": 0.03},
+    "consumer": {"queue": 0.004, "prefill": 0.021, "decode": 0.3, "lookup": 0.001, "load": 0.015},
 }
 
 
@@ -260,16 +260,44 @@ class TestPoints:
         exact = named([(measured(repeats=[repeat(0, rate=8.0)]), [])] * 2)
         assert points.points(exact)[0].load == "8 requests/s offered"
 
-    def test_time_and_tokens_by_kind(self) -> None:
+    def test_no_part_of_a_requests_time_is_in_two_stages(self) -> None:
+        """Lookups and loads are within what engines count as prefill; stores follow."""
         found = points.points(runs(measured()))[:1]
-        assert [(one["stage"], round(one["ms"])) for one in points.stages(found)] == [
+        assert [(one["stage"], round(one["ms"], 6)) for one in parts.stages(found)] == [
             ("queue before prefill", 10),
             ("prefill", 100),
-            ("queue before decode", 0),
-            ("KV load and first token", 20),
+            ("KV store", 30),
+            ("queue before decode", 4),
+            ("KV load", 22),
+            ("first token after load", 5),
             ("decode", 300),
         ]
-        assert [one["share"] for one in points.sources(found)] == [0.45, 0.0, 0.55]
+        counted = sum(sum(of_role.values()) for of_role in STAGES.values())
+        within = sum(STAGES[role][one] for role in STAGES for one in ("lookup", "load"))
+        assert sum(one["ms"] for one in parts.stages(found)) == pytest.approx(
+            1e3 * (counted - within)
+        )
+
+    def test_stages_of_an_earlier_version(self) -> None:
+        """It counted neither lookups nor stores, so that loads are in a consumer's prefill."""
+        old = {"producer": {"prefill": 0.1}, "consumer": {"prefill": 0.02}}
+        found = points.points(runs(measured(repeats=[repeat(0, stages=old)])))
+        assert [(one["stage"], one["ms"]) for one in parts.stages(found)] == [
+            ("prefill", 100),
+            ("KV load and first token", 20),
+        ]
+
+    def test_tokens_by_kind(self) -> None:
+        found = points.points(runs(measured()))[:1]
+        assert [one["share"] for one in parts.sources(found)] == [0.45, 0.0, 0.55]
+
+
+def csv_rows(found: Sequence[StackRuns]) -> dict[tuple[str, str], tuple[str, float]]:
+    """Return load and metric → unit and median."""
+    rows = list(csv.DictReader(io.StringIO(table(found))))
+    made = {(row["load"], row["metric"]): (row["unit"], float(row["median"])) for row in rows}
+    assert len(made) == len(rows), "a metric has two rows"
+    return made
 
 
 def test_csv_has_every_metric_of_every_load() -> None:
@@ -328,6 +356,7 @@ class TestFiles:
         written = write_report(result_folders(sweep), sweep)
         assert written.verdict.sentence.startswith("Too few rounds to tell 1p1d from 2a")
         assert "starts at each load: 1 " in written.files[0].read_text()
+            ("lookup", 3),
 
     def test_a_result_itself_is_one(self, sweep: Path) -> None:
         assert result_folders(sweep / "2a") == [sweep / "2a"]
