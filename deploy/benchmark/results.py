@@ -1,6 +1,6 @@
 """The result of a benchmark run: one folder with `result.json` and `requests.jsonl`.
 
-Numbers per GPU or per engine are not stored: divide by `stack.gpus` or `stack.engines`.
+Numbers per GPU or per engine are not stored: divide by `stack.units`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deploy.benchmark.facts import Machine, ModelFacts, StackFacts, StrictModel, Versions
 from deploy.errors import UsageError
 
 FORMAT: Literal[1] = 1
@@ -19,63 +20,7 @@ RESULT_FILE = "result.json"
 REQUESTS_FILE = "requests.jsonl"
 
 
-class StrictModel(BaseModel):
-    """A model that refuses fields it does not know."""
-
-    # A field that nobody knows is a mistake.
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Machine(StrictModel):
-    """The machine that the stack ran on."""
-
-    processor: str
-    cores: int
-    memory_gib: float
-    gpus: list[str]
-    load_1m: float = Field(description="the load average when the run started")
-    os: str
-    python: str
-
-
-class Versions(StrictModel):
-    """The software that was measured; null if unknown."""
-
-    pdkit: str
-    vllm: str | None
-    lmcache: str | None
-    redis: str | None
-    router: str | None
-    generator: str
-
-
-class ModelFacts(StrictModel):
-    """The model that the stack serves."""
-
-    name: str
-    dtype: str
-    kv_bytes_a_token: int | None
-    context: int = Field(description="tokens of prompt and answer together")
-
-
-class StackFacts(StrictModel):
-    """The stack that was loaded."""
-
-    vendor: str
-    runtime: str
-    topology: str = Field(description="1p2d is one producer, two consumers; 3a is aggregated")
-    tp: int
-    engines: int
-    gpus: int = Field(description="GPUs of all engines; 0 on CPUs")
-    redis: bool
-    shards: int
-    chunk_size: int
-
-
 class Workload(BaseModel):
-    ranks: int = Field(
-        1, description="ranks of an engine that store and load side by side, each at these speeds"
-    )
     """What was sent: a workload's name and its parameters."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -128,6 +73,9 @@ class RedisPathUse(StrictModel):
     late: int = Field(description="answers sent before their KV was stored")
     store_cpu_s: float | None = Field(None, description="CPU time of the threads that store values")
     load_cpu_s: float | None = Field(None, description="CPU time of the threads that load values")
+    ranks: int = Field(
+        1, description="ranks of an engine that store and load side by side, each at these speeds"
+    )
 
 
 class GpuUse(StrictModel):

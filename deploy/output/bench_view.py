@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from deploy.benchmark.break_even import speeds_at_first
-from deploy.benchmark.gpu_use import gpu_use
+from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.own_cost import OwnCost, own_cost
-from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, Slo
+from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result
+from deploy.benchmark.usage import gpu_use, service_use
 from deploy.output.table import percent, table
 from deploy.planning.break_even import break_even_tokens
 
@@ -32,7 +33,7 @@ def bench_view(result: Result, folder: str) -> str:
             *_gpus(repeats),
             *_own_cost(own_cost(result)),
             *_break_even(result),
-            *(_search(result.rate_search) if result.rate_search else _slo(result.slo, repeats)),
+            *(_search(result.rate_search, stack) if result.rate_search else _slo(result)),
             *_errors(repeats),
             "",
             f"Result: {folder}",
@@ -64,7 +65,7 @@ def _milliseconds(values: Percentiles | None) -> tuple[str, ...]:
 
 def _throughput(result: Result) -> Iterator[str]:
     repeats, stack = result.repeats, result.stack
-    each, units = ("GPU", stack.gpus) if stack.gpus else ("engine", stack.engines)
+    units = stack.units
     requests, prompt, answer = (
         median(values)
         for values in (
@@ -75,7 +76,7 @@ def _throughput(result: Result) -> Iterator[str]:
     )
     yield (
         f"Throughput (median): {requests:.2f} requests/s, {prompt:.0f} input and {answer:.0f} "
-        f"output tokens/s; for each of {units} {each}s {requests / units:.2f}, "
+        f"output tokens/s; for each of {units} {stack.unit}s {requests / units:.2f}, "
         f"{prompt / units:.0f} and {answer / units:.0f}"
     )
 
@@ -118,20 +119,15 @@ def _path(repeats: Sequence[Repeat]) -> Iterator[str]:
 
 
 def _usage(repeats: Sequence[Repeat]) -> Iterator[str]:
-    used = [(one.usage, one.duration_s) for one in repeats if one.usage]
+    used = service_use(repeats)
     if not used:
         return
-    seconds = sum(duration for _, duration in used)
-    names = used[0][0].cpu_s
-    cores = (
-        f"{name} {sum(usage.cpu_s.get(name, 0) for usage, _ in used) / seconds:.2f}"
-        for name in names
-    )
+    cores = (f"{name} {one.cores:.2f}" for name, one in used.items())
     yield f"CPU cores in use: {', '.join(cores)}"
     held = (
-        f"{name} {max(usage.peak_rss_bytes.get(name, 0) for usage, _ in used) / 2**30:.2f}"
-        for name in names
-        if any(usage.peak_rss_bytes.get(name) for usage, _ in used)
+        f"{name} {one.peak_rss_bytes / 2**30:.2f}"
+        for name, one in used.items()
+        if one.peak_rss_bytes
     )
     yield f"Peak memory in GiB: {', '.join(held)}"
 
@@ -189,7 +185,8 @@ def _break_even(result: Result) -> Iterator[str]:
         )
 
 
-def _slo(slo: Slo | None, repeats: Sequence[Repeat]) -> Iterator[str]:
+def _slo(result: Result) -> Iterator[str]:
+    slo, repeats = result.slo, result.repeats
     if slo is None:
         return
     limits = ", ".join(
@@ -201,11 +198,15 @@ def _slo(slo: Slo | None, repeats: Sequence[Repeat]) -> Iterator[str]:
     goodput = [one.goodput_per_s for one in repeats if one.goodput_per_s is not None]
     yield (
         f"SLO {limits}: {percent(min(shares))} to {percent(max(shares))} of requests within it; "
-        f"goodput {median(goodput):.2f} requests/s"
+        f"goodput {median(goodput):.2f} requests/s, {_each(median(goodput), result.stack)}"
     )
 
 
-def _search(search: RateSearch) -> Iterator[str]:
+def _each(rate: float, stack: StackFacts) -> str:
+    return f"{rate / stack.units:.2f} for each of {stack.units} {stack.unit}s"
+
+
+def _search(search: RateSearch, stack: StackFacts) -> Iterator[str]:
     share = percent(search.required_share)
     if search.highest_rate is None:
         yield f"No rate that was tried holds the SLO for {share} of requests"
@@ -214,7 +215,7 @@ def _search(search: RateSearch) -> Iterator[str]:
     high = "?" if search.high is None else f"{search.high:.2f}"
     yield (
         f"Highest rate that holds the SLO for {share} of requests: {search.highest_rate:.2f} "
-        f"requests/s (95 % interval {low} to {high})"
+        f"requests/s (95 % interval {low} to {high}), {_each(search.highest_rate, stack)}"
     )
 
 

@@ -37,6 +37,11 @@ def percent(value: Estimate | None) -> str:
     return "-" if value is None else f"{100 * value.value:.1f} %"
 
 
+def short(load: str) -> str:
+    """Return a load as a cell has it."""
+    return load.replace(" requests/s", "/s")
+
+
 def tokens(count: int | None) -> str:
     """Return a break-even in tokens; None means that loading is never faster."""
     return "never: computing is faster" if count is None else f"{count:,} tokens"

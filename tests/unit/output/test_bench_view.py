@@ -99,10 +99,14 @@ def test_slo_and_search() -> None:
         "steps": [{"rate": 4.0, "within_slo": 0.95, "held": True}],
     }  # fmt: skip
     repeats = [repeat(0), repeat(1, within_slo=0.5)]
-    assert "SLO ttft 1000 ms: 50.0 % to 100.0 % of requests within it" in shown(repeats=repeats)
+    said = "SLO ttft 1000 ms: 50.0 % to 100.0 % of requests within it; goodput 2.00 requests/s, "
+    assert f"{said}1.00 for each of 2 engines\n" in shown(repeats=repeats)
+    on_gpus = {**result().stack.model_dump(), "gpus": 8}
+    assert f"{said}0.25 for each of 8 GPUs\n" in shown(repeats=repeats, stack=on_gpus)
     text = shown(repeats=repeats, rate_search=search)
     assert "Throughput" not in text  # of rates that differ there is no median
-    assert "for 90.0 % of requests: 4.00 requests/s (95 % interval 3.50 to ?)" in text
+    found = "4.00 requests/s (95 % interval 3.50 to ?), 2.00 for each of 2 engines"
+    assert f"for 90.0 % of requests: {found}" in text
     assert "No rate that was tried holds" in shown(
         rate_search={**search, "highest_rate": None, "low": None}
     )
